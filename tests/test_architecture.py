@@ -1,0 +1,259 @@
+"""The rules of `docs/architecture.md` that a program can check, found with `ast`."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "invert"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# Modules that move or vanish between releases.
+PRIVATE = (
+    "jax._src",
+    "jax.extend.mlir",
+    "jax.interpreters.mlir",
+    "jaxlib",
+    "tensorflow.core",
+    "tensorflow.compiler",
+    "tensorflow.python",
+)
+
+# Parts of the package in the order of the flow. A module may import from its own part and from
+# parts with a smaller number; whatever is not listed here fails the test.
+RANK = {
+    "_errors": 0,
+    "_config": 0,
+    "_compat": 0,
+    "_entry": 1,
+    "_jaxpr": 1,
+    "_raise": 2,
+    "primitives": 3,
+    "frontends": 4,
+    "_rewrite": 5,
+    "patterns": 6,
+    "_verify": 7,
+    "emit": 8,
+    "_module": 8,
+    "_api": 9,
+    "__init__": 10,
+    "cli": 11,
+    "__main__": 12,
+}
+
+
+def _module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    """Yield `(line, absolute module)` for everything `tree` imports, wherever it stands.
+
+    `from a import b` counts as `a.b`: `b` may be a module, and an attribute does no harm, since
+    every question asked here is about prefixes.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                kept = parents[: len(parents) - (node.level - 1)]
+                base = ".".join([*kept, base] if base else kept)
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            first = node.args[0] if node.args else None
+            if (
+                name in ("import_module", "__import__")
+                and isinstance(first, ast.Constant)
+                and isinstance(first.value, str)
+            ):
+                yield node.lineno, first.value
+
+
+def _imports_of(path: Path) -> list[tuple[int, str]]:
+    name = _module_name(path)
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return list(imports(ast.parse(path.read_text(encoding="utf-8")), package))
+
+
+def _within(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def _part(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def _relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_import_finder_sees_every_form() -> None:
+    code = (
+        "import jax._src.core\n"
+        "from jax._src import core\n"
+        "from ..emit import source\n"
+        "from . import _near\n"
+        "def f():\n"
+        "    import tensorflow as tf\n"
+        "    importlib.import_module('tensorflow.python.eager')\n"
+    )
+    found = [module for _, module in imports(ast.parse(code), "invert.primitives")]
+    assert sorted(found) == [
+        "invert.emit.source",
+        "invert.primitives._near",
+        "jax._src.core",
+        "jax._src.core",
+        "tensorflow",
+        "tensorflow.python.eager",
+    ]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_relative)
+def test_imports_point_one_way(path: Path) -> None:
+    part = _part(path)
+    assert part in RANK, f"{_relative(path)}: give `{part}` its place in RANK and in the docs"
+    wrong = []
+    for line, module in _imports_of(path):
+        if not _within(module, "invert") or module == "invert":
+            continue
+        target = module.split(".")[1]
+        # `from invert import name` outside `__init__` goes through the public face, which is last.
+        rank = RANK.get(target, RANK["__init__"])
+        if target != part and rank > RANK[part]:
+            wrong.append(f"{_relative(path)}:{line}: {part} imports {module}")
+        elif target != part and rank == RANK[part] and rank > RANK["_config"]:
+            wrong.append(f"{_relative(path)}:{line}: {part} imports its neighbour {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_relative)
+def test_private_modules_only_in_compat(path: Path) -> None:
+    if path == PACKAGE / "_compat.py":
+        pytest.skip("the one place for them")
+    wrong = [
+        f"{_relative(path)}:{line}: {module}"
+        for line, module in _imports_of(path)
+        if any(_within(module, p) for p in PRIVATE)
+    ]
+    assert not wrong, "move these to invert/_compat.py:\n" + "\n".join(wrong)
+
+
+def test_compat_uses_private_modules() -> None:
+    # Guards the test above: were PRIVATE misspelled, it would pass on anything.
+    used = [module for _, module in _imports_of(PACKAGE / "_compat.py")]
+    assert any(_within(m, "jax._src") for m in used)
+    assert any(_within(m, "jaxlib") for m in used)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_relative)
+def test_tensorflow_only_in_front_ends_and_never_at_import(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    lazy = {
+        id(node)
+        for scope in ast.walk(tree)
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(scope)
+    }
+    guarded = {
+        id(node)
+        for scope in ast.walk(tree)
+        if isinstance(scope, ast.If) and ast.unparse(scope.test).endswith("TYPE_CHECKING")
+        for node in ast.walk(scope)
+    }
+    early = [
+        f"{_relative(path)}:{node.lineno}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and id(node) not in lazy | guarded
+        and any(_within(module, "tensorflow") for _, module in imports(node, "invert"))
+    ]
+    assert not early, f"import TensorFlow inside the function that needs it: {early}"
+    if any(_within(module, "tensorflow") for _, module in _imports_of(path)):
+        allowed = _part(path) in ("frontends", "_compat") or "tf" in path.parts
+        assert allowed, f"{_relative(path)}: only front ends and primitives/tf know TensorFlow"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_relative)
+def test_no_code_execution_from_files(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    calls = [
+        f"{_relative(path)}:{node.lineno}: {node.func.id}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("eval", "exec")
+    ]
+    pickles = [m for _, m in _imports_of(path) if m.split(".")[0] in ("pickle", "marshal", "dill")]
+    assert not calls
+    assert not pickles
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_relative)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert doc, f"{_relative(path)} has no docstring"
+
+
+def test_front_face_only_re_exports() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    body = [n for n in tree.body if not (isinstance(n, ast.Expr) and n is tree.body[0])]
+    assert all(isinstance(n, ast.Import | ast.ImportFrom | ast.Assign) for n in body)
+
+
+# Paths that exist on one machine only, and files beside the checkout. Written as classes of
+# characters so that this file does not match itself.
+_NOT_OURS = re.compile(
+    r"(?<![\w.:/])/(?:work|root|home|opt|Users)/\w|\.\./shared|\bissues[ ]show\b"
+)
+
+
+def _tracked() -> list[Path]:
+    """Files of the tree that git does not ignore; all source files where there is no git."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        ).stdout.decode()
+        files = [ROOT / name for name in listed.split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):
+        suffixes = (".py", ".md", ".toml", ".yml")
+        files = [p for p in ROOT.rglob("*") if p.suffix in suffixes and ".venv" not in p.parts]
+    return [p for p in files if p.is_file()]
+
+
+def test_no_path_of_one_machine() -> None:
+    assert _NOT_OURS.search("see " + "/".join(["", "home", "someone", "x"]))
+    found = []
+    for path in _tracked():
+        data = path.read_bytes()
+        if b"\0" in data:  # fixtures in binary form
+            continue
+        for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+            if _NOT_OURS.search(line):
+                found.append(f"{_relative(path)}:{number}: {line.strip()[:100]}")
+    assert not found, "\n".join(found)
+
+
+def test_files_stay_short() -> None:
+    # A rule file is a table first; one that outgrows this wants to be two.
+    limit = 450
+    long = {
+        _relative(p): n for p in SOURCES if (n := len(p.read_text("utf-8").splitlines())) > limit
+    }
+    assert not long

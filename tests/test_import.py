@@ -1,0 +1,65 @@
+"""What importing `invert` costs, and what happens where TensorFlow is not installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def _run(code: str) -> str:
+    """Run `code` in a fresh interpreter and return what it printed."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_leaves_tensorflow_alone() -> None:
+    out = _run(
+        "import sys, invert\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'keras')])\n"
+    )
+    assert out == "[]"
+
+
+def test_import_starts_no_backend() -> None:
+    # A library that touches a device at import takes the choice of platform, and on an
+    # accelerator its memory, from the program that imports it.
+    out = _run(
+        "import jax, invert\n"
+        "jax.config.update('jax_num_cpu_devices', 2)\n"  # refused once a backend is up
+        "print(jax.local_device_count())\n"
+    )
+    assert out == "2"
+
+
+_WITHOUT_TENSORFLOW = "import sys\nsys.modules['tensorflow'] = None\nimport invert\n"
+
+
+def test_load_without_tensorflow_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    out = _run(
+        _WITHOUT_TENSORFLOW
+        + "try:\n"
+        + f"    invert.load({str(tmp_path)!r})\n"
+        + "except invert.MissingDependencyError as e:\n"
+        + "    assert isinstance(e, ImportError)\n"
+        + "    print(e)\n"
+    )
+    assert "pip install invert[tensorflow]" in out.replace("'", "").replace('"', "")
+
+
+def test_stablehlo_needs_no_tensorflow() -> None:
+    out = _run(
+        _WITHOUT_TENSORFLOW
+        + "import jax\n"
+        + "text = jax.jit(lambda x: x + 1).lower(1.0).as_text()\n"
+        + "print(float(jax.tree.leaves(invert.from_stablehlo(text)(jax.numpy.float32(2)))[0]))\n"
+    )
+    assert out == "3.0"
