@@ -215,6 +215,20 @@ def test_front_face_only_re_exports() -> None:
     assert all(isinstance(n, ast.Import | ast.ImportFrom | ast.Assign) for n in body)
 
 
+def test_every_public_name_is_in_the_docs() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    public = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if not (alias.asname or alias.name).startswith("_")
+    } - {"annotations"}
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^::: invert\.(\w+)$", page, re.MULTILINE))
+    assert public == documented
+
+
 # Paths that exist on one machine only, and files beside the checkout. Written as classes of
 # characters so that this file does not match itself.
 _NOT_OURS = re.compile(
