@@ -1,0 +1,153 @@
+"""The only importer of private JAX, jaxlib, MLIR and TensorFlow names.
+
+One place to fix for a new release. Everything here exists in jax 0.10.2 and jax 0.12.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+from jax._src import core as core
+from jax._src import dispatch as dispatch
+from jax._src import source_info_util as source_info_util
+from jax._src.interpreters import mlir as jax_mlir
+from jax._src.interpreters import partial_eval as partial_eval
+from jax._src.lax import lax as lax_internal
+from jaxlib import xla_client as xla_client
+from jaxlib.mlir import ir as ir
+from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
+
+make_ir_context = jax_mlir.make_ir_context
+
+
+def attribute_names(op: ir.Operation) -> list[str]:
+    """Names of the attributes of `op`; their values are not touched."""
+    return list(op.attributes)
+
+
+def name_stack(scope: str) -> contextlib.AbstractContextManager[None]:
+    """Sets the name scopes of what is traced inside to `scope` (`"a/b"`)."""
+    stack = source_info_util.NameStack()
+    for part in scope.split("/") if scope else ():
+        stack = stack.extend(part)
+    return source_info_util.set_name_stack(stack)
+
+
+def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[core.Jaxpr, list[Any]]:
+    """Traces `fn` into a jaxpr without constants and the values of its constant variables."""
+    closed = jax.make_jaxpr(fn)(*avals)
+    return partial_eval.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)
+
+
+def trace_closed(fn: Callable[..., Any], *avals: Any) -> Any:
+    """Traces `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`."""
+    return jax.make_jaxpr(fn)(*avals)
+
+
+def apply_primitive(primitive: core.Primitive) -> Callable[..., Any]:
+    """The implementation of a primitive outside of tracing: compile and run it."""
+    return functools.partial(dispatch.apply_primitive, primitive)
+
+
+# XLA's registry calls the platforms by other names than JAX does.
+_REGISTRY_NAMES = {"cpu": "Host", "cuda": "CUDA", "rocm": "ROCM"}
+
+
+def custom_call_is_registered(target: str, platform: str) -> bool:
+    """Whether this process has an implementation of the custom call for `platform`."""
+    name = _REGISTRY_NAMES.get(platform)
+    return name is not None and target in xla_client.custom_call_targets(name)
+
+
+# jax 0.12 asks for the result types of a function, which jax 0.10 derives.
+_WANTS_OUT_AVALS = "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_fun).parameters
+
+
+def emit_custom_call(
+    ctx: Any,
+    operands: Sequence[ir.Value],
+    attributes: Sequence[tuple[str, str]],
+    computations: Sequence[Any],
+) -> Sequence[ir.Value]:
+    """Emits `stablehlo.custom_call` with attributes given as MLIR text."""
+    named = {name: ir.Attribute.parse(text) for name, text in attributes}
+    if computations:
+        symbols = []
+        for i, computation in enumerate(computations):
+            function = jax_mlir.lower_jaxpr_to_fun(
+                ctx.module_context,
+                f"{named['call_target_name'].value}_{i}",
+                computation,
+                [],
+                num_const_args=0,
+                in_avals=computation.in_avals,
+                **({"out_avals": computation.out_avals} if _WANTS_OUT_AVALS else {}),
+            )
+            symbols.append(ir.FlatSymbolRefAttr.get(function.name.value))
+        named["called_computations"] = ir.ArrayAttr.get(symbols)
+    types = [jax_mlir.aval_to_ir_type(ctx.module_context, a) for a in ctx.avals_out]
+    return list(
+        ir.Operation.create(
+            "stablehlo.custom_call", results=types, operands=list(operands), attributes=named
+        ).results
+    )
+
+
+def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
+    """The StableHLO module that JAX serializes for `fn` at these types.
+
+    Serialization expands some ops, so the module is taken through it, as the modules that are
+    raised were.
+    """
+    exported = jax.export.export(
+        jax.jit(fn),
+        platforms=[platform],
+        disabled_checks=[jax.export.DisabledSafetyCheck.platform()],
+    )(*avals)
+    return stablehlo_dialect.deserialize_portable_artifact(
+        make_ir_context(), exported.mlir_module_serialized
+    )
+
+
+def tf_concrete_functions(fn: Any) -> list[Any]:
+    """Concrete functions that a `tf.function` has so far; none is traced for it."""
+    if hasattr(fn, "concrete_functions"):  # restored from a SavedModel
+        return list(fn.concrete_functions)
+    return list(fn._list_all_concrete_functions())
+
+
+def tf_saved_model_proto() -> Any:
+    """A new, empty `SavedModel` proto message."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    return saved_model_pb2.SavedModel()
+
+# Source that a bare child process runs to get `ir`, `stablehlo_dialect` and `make_ir_context`
+# (see frontends/_parse.py) in a quarter of the time that importing JAX takes. The dialects are
+# those of jax/_src/interpreters/mlir.py `make_ir_context`, jax 0.10.2 and 0.12.
+READER_PRELUDE = """
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy
+from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
+
+def make_ir_context():
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context = ir.Context()
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    context.enable_multithreading(False)
+    sdy.register_dialect(context)
+    mpmd.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    chlo.register_dialect(context)
+    stablehlo_dialect.register_dialect(context)
+    return context
+"""

@@ -1,0 +1,263 @@
+"""Reads SavedModel directories."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .._compat import tf_concrete_functions, tf_saved_model_proto
+from .._config import Config
+from .._entry import EntryPoint
+from .._errors import MalformedModelError, SignatureError
+from ..primitives.tf import import_tensorflow
+from .tf_function import Variables, entry_point
+from .tf_signature import describe, same_signature
+
+# The name TensorFlow gives a variable that was not given one.
+_GENERIC = re.compile(r"Variable(_\d+)?")
+
+
+class EntryPoints(Mapping[str, EntryPoint]):
+    """The functions of a SavedModel by name; each is read when it is first asked for.
+
+    So a model of which one function can be converted and another cannot is still of use.
+
+    **Attributes:**
+
+    - `functions`: names of the functions attached to the object.
+    - `signatures`: names of the signatures that are no such function.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, Any],
+        signatures: Mapping[str, Any],
+        *,
+        path: Path,
+        variables: Variables,
+        config: Config,
+        owner: Any,
+    ):
+        self.functions = tuple(functions)
+        self.signatures = tuple(name for name in signatures if name not in functions)
+        self._concrete = {**{n: signatures[n] for n in self.signatures}, **functions}
+        self._path = path
+        self._variables = variables
+        self._config = config
+        self._owner = owner  # variables live as long as the object that was loaded
+        self._read: dict[str, EntryPoint] = {}
+
+    def __getitem__(self, name: str) -> EntryPoint:
+        if name not in self._read:
+            kind = "signature" if name in self.signatures else "function"
+            self._read[name] = entry_point(
+                self._concrete[name],
+                config=self._config,
+                name=name,
+                source=f"SavedModel {self._path.name}, {kind} {name}",
+                variables=self._variables,
+            )
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self.functions, *self.signatures))
+
+    def __len__(self) -> int:
+        return len(self._concrete)
+
+
+def entry_points(
+    path: str | os.PathLike[str], *, signature: str | None = None, config: Config
+) -> EntryPoints:
+    """Reads the functions of a SavedModel.
+
+    **Arguments:**
+
+    - `path`: the directory that holds `saved_model.pb`.
+    - `signature`: name of the one function or signature wanted; `None` for all.
+    - `config`: options.
+
+    **Returns:**
+
+    A mapping from names to entry points: the functions attached to the saved object, by their
+    attribute path (`"encoder.__call__"`), then its signatures. A function with several concrete
+    functions appears once for each, its arguments appended to the name.
+
+    **Raises:**
+
+    - `MalformedModelError`: the directory holds no SavedModel that can be read.
+    - `SignatureError`: there is no function of the name wanted.
+    - `MissingDependencyError`: TensorFlow is not installed.
+    """
+    tf = import_tensorflow()
+    directory = Path(path)
+    proto = _read_proto(directory)
+    tags = _tags(proto, directory)
+    try:
+        root = tf.saved_model.load(os.fspath(directory), tags=tags)
+    # What TensorFlow raises on an inconsistent object graph or a damaged checkpoint.
+    except (
+        ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError,
+        TypeError, ValueError, tf.errors.OpError,
+    ) as e:  # fmt: skip
+        raise MalformedModelError(
+            f"{directory}: TensorFlow cannot load the SavedModel: {type(e).__name__}: {e}"
+        ) from e
+    meta = next(
+        m for m in proto.meta_graphs if tags is None or set(m.meta_info_def.tags) == set(tags)
+    )
+    objects = _objects(root, meta.object_graph_def)
+    functions = _functions(objects)
+    signatures = dict(getattr(root, "signatures", {}))
+    points = EntryPoints(
+        functions,
+        {name: signatures[name] for name in sorted(signatures)},
+        path=directory,
+        variables=Variables(_variable_names(objects)),
+        config=config,
+        owner=root,
+    )
+    if signature is None:
+        return points
+    if signature not in points:
+        raise SignatureError(
+            f"{directory} has no function {signature!r}. It has:\n{_listing(points)}"
+        )
+    wanted = points._concrete[signature]
+    is_function = signature in points.functions
+    return EntryPoints(
+        {signature: wanted} if is_function else {},
+        {} if is_function else {signature: wanted},
+        path=directory,
+        variables=points._variables,
+        config=config,
+        owner=root,
+    )
+
+
+def default_name(points: Mapping[str, EntryPoint]) -> str:
+    """The entry point that is meant when none is named.
+
+    The only function; otherwise `__call__`, otherwise `serving_default`.
+
+    **Raises:**
+
+    - `SignatureError`: none of these exists; lists the names.
+    """
+    functions = points.functions if isinstance(points, EntryPoints) else tuple(points)
+    if len(functions) == 1:
+        return functions[0]
+    for name in ("__call__", "serving_default"):
+        if name in points:
+            return name
+    if len(points) == 1:
+        return next(iter(points))
+    if not points:
+        raise SignatureError("the SavedModel has neither functions nor signatures")
+    raise SignatureError(f"say which function is meant, one of:\n{_listing(points)}")
+
+
+def _listing(points: Mapping[str, EntryPoint]) -> str:
+    return "\n".join(f"  - {name}" for name in points)
+
+
+def _read_proto(directory: Path) -> Any:
+    """The `SavedModel` proto, checked before TensorFlow touches the directory."""
+    from google.protobuf.message import DecodeError
+
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise MalformedModelError(f"{directory} {what}; expected a SavedModel directory")
+    file = directory / "saved_model.pb"
+    if not file.is_file():
+        raise MalformedModelError(f"{file} does not exist, so {directory} is not a SavedModel")
+    proto = tf_saved_model_proto()
+    try:
+        data = file.read_bytes()
+        proto.ParseFromString(data)
+    except (DecodeError, OSError) as e:
+        raise MalformedModelError(f"{file} cannot be read as a SavedModel: {e}") from e
+    if not proto.meta_graphs:
+        reason = "is empty" if not data else "holds no graph"
+        raise MalformedModelError(f"{file} {reason}; it is truncated or not a SavedModel")
+    return proto
+
+
+def _tags(proto: Any, directory: Path) -> list[str] | None:
+    """Tags of the graph to load; `None` where there is only one."""
+    if len(proto.meta_graphs) == 1:
+        return None
+    choices = [sorted(m.meta_info_def.tags) for m in proto.meta_graphs]
+    if ["serve"] in choices:
+        return ["serve"]
+    raise SignatureError(f"{directory} holds graphs tagged {choices}, none of them ['serve']")
+
+
+def _objects(root: Any, graph: Any) -> list[tuple[str, Any]]:
+    """Functions and variables by attribute path, breadth first; an object may have many paths."""
+    found: list[tuple[str, Any]] = []
+    level: list[tuple[tuple[str, ...], int, Any]] = [((), 0, root)] if graph.nodes else []
+    expanded: set[int] = set()
+    while level:
+        following: list[tuple[tuple[str, ...], int, Any]] = []
+        for path, index, obj in level:
+            kind = graph.nodes[index].WhichOneof("kind")
+            if kind in ("function", "variable"):
+                found.append((".".join(path), obj))
+            if index in expanded:
+                continue
+            expanded.add(index)
+            for child in graph.nodes[index].children:
+                if path or child.local_name != "signatures":
+                    value = _child(obj, child.local_name)
+                    if value is not None:
+                        following.append(((*path, child.local_name), child.node_id, value))
+        level = following
+    return found
+
+
+def _child(obj: Any, name: str) -> Any:
+    """The child of a restored object that the object graph calls `name`."""
+    if isinstance(obj, list | tuple):
+        # A namedtuple lists its items by number as well as by field.
+        if name.isdigit() and int(name) < len(obj):
+            return obj[int(name)]
+    elif isinstance(obj, Mapping) and name in obj:
+        return obj[name]
+    return getattr(obj, name, None)
+
+
+def _functions(objects: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Concrete functions by name. Copies of one signature, which saving makes, count once."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for path, obj in objects:
+        if id(obj) in seen or not hasattr(obj, "get_concrete_function"):
+            continue
+        seen.add(id(obj))
+        distinct: list[Any] = []
+        for concrete in tf_concrete_functions(obj):
+            if not any(same_signature(concrete, other) for other in distinct):
+                distinct.append(concrete)
+        for concrete in distinct:
+            found[path if len(distinct) == 1 else f"{path}{describe(concrete)}"] = concrete
+    return found
+
+
+def _variable_names(objects: list[tuple[str, Any]]) -> dict[int, str]:
+    """Attribute paths of the variables that were not given a name."""
+    best: dict[int, tuple[tuple[int, int, str], str]] = {}
+    for path, obj in objects:
+        name = getattr(obj, "name", None)
+        if not hasattr(obj, "handle") or not isinstance(name, str):
+            continue
+        if _GENERIC.fullmatch(name.partition(":")[0]) is None:
+            continue
+        parts = path.split(".")
+        rank = (sum(p.isdigit() or p.startswith("_") for p in parts), len(parts), path)
+        if id(obj) not in best or rank < best[id(obj)][0]:
+            best[id(obj)] = (rank, path)
+    return {key: path for key, (_, path) in best.items()}

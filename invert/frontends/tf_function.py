@@ -1,0 +1,360 @@
+"""Reads TensorFlow functions: `tf.function`, `ConcreteFunction`, and results of `jax2tf.convert`.
+
+The signature is kept as the user wrote it. Inside, a graph has a flat list of inputs (the tensors
+of the arguments in the order of `tf.nest.flatten`, then what it captures) and of outputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._compat import tf_concrete_functions
+from .._config import Config
+from .._entry import ArgSpec, EntryPoint, Param
+from .._errors import Problem, SignatureError, UnsupportedOpError
+from ..primitives.tf import import_tensorflow
+from ..primitives.tf._static import array
+from .tf_graph import Graph
+from .tf_signature import (
+    Signature,
+    describe,
+    flat_specs,
+    matches,
+    read_outputs,
+    read_signature,
+    tensor_spec,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variables:
+    """Names that the container knows for variables, by `id(variable)`, and values read so far.
+
+    `keep` holds the variables, so that no `id` is used twice.
+    """
+
+    names: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    values: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
+    keep: list[Any] = dataclasses.field(default_factory=list)
+
+    def param(self, variable: Any, taken: set[str]) -> Param:
+        """The `Param` of `variable` with a name that is not in `taken`."""
+        key = id(variable)
+        if key not in self.values:
+            self.values[key] = np.asarray(variable.numpy())
+            self.keep.append(variable)
+        name = self.names.get(key) or variable.name.partition(":")[0]
+        return Param(_unique(name, taken), self.values[key], bool(variable.trainable))
+
+
+def entry_point(
+    tf_fn: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    config: Config,
+    name: str | None = None,
+    source: str = "",
+    variables: Variables | None = None,
+) -> EntryPoint:
+    """Reads a TensorFlow function.
+
+    **Arguments:**
+
+    - `tf_fn`: a `tf.function`, a `ConcreteFunction`, a function of a restored SavedModel, or the
+        callable that `jax2tf.convert` returns.
+    - `args`, `kwargs`: arrays (NumPy, JAX or TensorFlow), `jax.ShapeDtypeStruct` or
+        `tf.TensorSpec` in any pytree, which select the concrete function. Without them, the
+        input signature or the only concrete function is taken.
+    - `config`: options.
+    - `name`: name of the entry point; by default the name of the function.
+    - `source`: says where the function came from.
+    - `variables`: names and values of the variables, shared by the functions of a container.
+
+    **Returns:**
+
+    An `EntryPoint` whose `fn` evaluates the graph on JAX values.
+
+    **Raises:**
+
+    - `SignatureError`: no concrete function or more than one fits, or `tf_fn` is not a function.
+    - `UnsupportedOpError`: lists all ops that cannot be raised.
+    - `MissingDependencyError`: TensorFlow is not installed.
+    """
+    import_tensorflow()
+    kwargs = dict(kwargs or {})
+    if hasattr(tf_fn, "structured_input_signature"):
+        concrete = tf_fn
+        if (args or kwargs) and not matches(concrete, args, kwargs):
+            raise SignatureError(_no_match([concrete], args, kwargs))
+    elif hasattr(tf_fn, "get_concrete_function"):
+        concrete = _select(tf_fn, args, kwargs)
+    elif callable(tf_fn):
+        return _from_callable(tf_fn, args, kwargs, config, name)
+    else:
+        raise SignatureError(
+            f"expected a tf.function, a ConcreteFunction or the result of jax2tf.convert, got "
+            f"{type(tf_fn).__name__}"
+        )
+    signature = read_signature(concrete, _jax_signature(getattr(tf_fn, "python_function", None)))
+    order, out_tree = read_outputs(concrete)
+    name = name or _name_of(tf_fn)
+    return _build(
+        concrete, signature, order, out_tree, config, name, variables or Variables(), source
+    )
+
+
+def _name_of(tf_fn: Any) -> str:
+    """Name of the Python function; the library adds a prefix and a number to it."""
+    name = getattr(tf_fn, "name", None) or getattr(tf_fn, "__name__", None) or "function"
+    text = name.decode() if isinstance(name, bytes) else str(name)
+    match = re.fullmatch(r"__inference_(?:signature_wrapper_)?(.+?)(?:_\d+)?", text)
+    return match.group(1) if match else text
+
+
+def _select(tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The concrete function of `tf_fn` that the arguments pick."""
+    existing = tf_concrete_functions(tf_fn)
+    if args or kwargs:
+        for concrete in existing:
+            if matches(concrete, args, kwargs, exact=True):
+                return concrete
+        fitting = [c for c in existing if matches(c, args, kwargs)]
+        if fitting:
+            return fitting[0]
+        if hasattr(tf_fn, "concrete_functions"):  # restored: there is nothing to trace
+            raise SignatureError(_no_match(existing, args, kwargs))
+        if tf_fn.input_signature is not None:
+            concrete = tf_fn.get_concrete_function()
+            if matches(concrete, args, kwargs):
+                return concrete
+            raise SignatureError(_no_match([concrete], args, kwargs))
+        specs_args, specs_kwargs = jax.tree_util.tree_map(
+            lambda x: tensor_spec(x, scalars=False), (tuple(args), dict(kwargs))
+        )
+        return tf_fn.get_concrete_function(*specs_args, **specs_kwargs)
+    if len(existing) == 1:
+        return existing[0]
+    if not existing and getattr(tf_fn, "input_signature", None) is not None:
+        return tf_fn.get_concrete_function()
+    if not existing:
+        python_function = getattr(tf_fn, "python_function", None)
+        if python_function is not None and not _needs_arguments(python_function):
+            return tf_fn.get_concrete_function()
+        raise SignatureError(
+            "the function was never traced and has no input_signature; pass example arguments "
+            "or tf.TensorSpec"
+        )
+    choices = "\n".join(f"  - {describe(c)}" for c in existing)
+    raise SignatureError(f"pass arguments that pick one of these signatures:\n{choices}")
+
+
+def _needs_arguments(fn: Callable[..., Any]) -> bool:
+    original = _jax_signature(fn) or inspect.signature(fn)
+    empty = inspect.Parameter.empty
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(p.default is empty and p.kind not in variadic for p in original.parameters.values())
+
+
+def _no_match(concretes: Sequence[Any], args: Any, kwargs: Any) -> str:
+    given = jax.tree_util.tree_map(_short, (tuple(args), dict(kwargs)))
+    choices = "\n".join(f"  - {describe(c)}" for c in concretes)
+    return f"the arguments {given} fit none of these signatures:\n{choices}"
+
+
+def _short(x: Any) -> Any:
+    return f"{x.dtype}{tuple(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else x
+
+
+def _jax_signature(fn: Any) -> inspect.Signature | None:
+    """Signature of the JAX function in the closure of what `jax2tf.convert` returned.
+
+    The function it returns is `(*args_tf, **kwargs_tf)` and does not say what it wraps, but keeps
+    it as `fun_jax` (jax/experimental/jax2tf/jax2tf.py, jax 0.10 to 0.12).
+    """
+    if not inspect.isfunction(fn) or fn.__name__ != "converted_fun_tf":
+        return None
+    wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax")
+    try:
+        return inspect.signature(wrapped) if callable(wrapped) else None
+    except ValueError:  # a builtin without a signature
+        return None
+
+
+def _from_callable(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    config: Config,
+    name: str | None,
+) -> EntryPoint:
+    """Traces a Python callable at the types of the arguments, whatever pytrees they are in."""
+    tf = import_tensorflow()
+    if not (args or kwargs) and _needs_arguments(fn):
+        raise SignatureError("a Python callable has no signature of its own; pass its arguments")
+    leaves, in_tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
+    specs = [tensor_spec(x, scalars=True) for x in leaves]
+    out_trees: list[jax.tree_util.PyTreeDef] = []
+
+    @tf.function(autograph=False)
+    def flat_function(*flat: Any) -> list[Any]:
+        call_args, call_kwargs = jax.tree_util.tree_unflatten(in_tree, flat)
+        out_leaves, out_tree = jax.tree_util.tree_flatten(fn(*call_args, **call_kwargs))
+        out_trees.append(out_tree)
+        return [tf.convert_to_tensor(x) for x in out_leaves]
+
+    concrete = flat_function.get_concrete_function(*specs)
+    original = _jax_signature(fn) or inspect.signature(fn)
+    signature = flat_specs(in_tree, specs, original)
+    order = tuple(range(out_trees[-1].num_leaves))
+    if name is None:
+        wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax") if _jax_signature(fn) else fn
+        name = getattr(wrapped, "__name__", "function")
+    return _build(concrete, signature, order, out_trees[-1], config, name, Variables())
+
+
+def _build(
+    concrete: Any,
+    signature: Signature,
+    out_order: tuple[int, ...],
+    out_tree: jax.tree_util.PyTreeDef,
+    config: Config,
+    name: str,
+    variables: Variables,
+    source: str = "",
+) -> EntryPoint:
+    graph = concrete.graph
+    graph_inputs = [t.name for t in graph.inputs]
+    count = len(graph_inputs) - len(concrete.captured_inputs)
+    if count != len(signature.order):
+        raise SignatureError(
+            f"{name}: the graph has {count} inputs, but its signature has {len(signature.order)} "
+            "tensors; call it through the function that owns it"
+        )
+    program = Graph(
+        graph.as_graph_def(),
+        graph_inputs,
+        [t.name for t in graph.outputs],
+        config=config,
+        op_def=_op_def_lookup(graph),
+        control_outputs=[op.name for op in getattr(graph, "control_outputs", ())],
+        source_line=lambda node: _source_line(graph, node),
+    )
+    needed = set(program.main.order)
+    params, feeds, problems = _captures(concrete, count, needed, variables)
+    problems += program.problems()
+    if problems:
+        raise UnsupportedOpError(problems)
+    leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
+
+    def fn(param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
+        _check_arguments(name, leaves, flat_args)
+        values: list[Any] = [None] * count
+        for position, value in zip(signature.order, flat_args, strict=True):
+            values[position] = value
+        values += [param_values[f] if isinstance(f, int) else f for f in feeds]
+        results = program.run(program.main, values)
+        return [array(results[i]) for i in out_order]
+
+    return EntryPoint(
+        name=name,
+        fn=fn,
+        args=signature.args,
+        kwargs=signature.kwargs,
+        arg_names=signature.arg_names,
+        out_tree=out_tree,
+        params=tuple(params),
+        source=source or f"TensorFlow function {name}",
+    )
+
+
+def _captures(
+    concrete: Any, count: int, needed: set[int], variables: Variables
+) -> tuple[list[Param], list[Any], list[Problem]]:
+    """Variables, what feeds each captured input (their index or a constant), problems."""
+    tf = import_tensorflow()
+    owners = {id(v.handle): v for v in concrete.graph.variables}
+    params: list[Param] = []
+    index: dict[int, int] = {}
+    feeds: list[Any] = []
+    problems: list[Problem] = []
+    names: set[str] = set()
+    for i, captured in enumerate(concrete.captured_inputs):
+        variable = owners.get(id(captured))
+        if count + i not in needed:
+            feeds.append(None)
+        elif variable is not None:
+            if id(variable) not in index:
+                index[id(variable)] = len(params)
+                params.append(variables.param(variable, names))
+            feeds.append(index[id(variable)])
+        elif captured.dtype in (tf.resource, tf.variant, tf.string):
+            feeds.append(None)
+            problems.append(
+                Problem(
+                    "tf.Placeholder",
+                    f"captures a {captured.dtype.name} that is not a variable",
+                    f"input {concrete.graph.inputs[count + i].name!r}",
+                    "Move the table or string out of the function.",
+                )
+            )
+        else:
+            feeds.append(np.asarray(captured.numpy()))
+    return params, feeds, problems
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    candidate, k = name, 0
+    while candidate in taken:
+        k += 1
+        candidate = f"{name}_{k}"
+    taken.add(candidate)
+    return candidate
+
+
+def _check_arguments(name: str, specs: Sequence[ArgSpec], values: Sequence[Any]) -> None:
+    if len(specs) != len(values):
+        raise SignatureError(f"{name} takes {len(specs)} arrays, got {len(values)}")
+    for spec, value in zip(specs, values, strict=True):
+        shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value))
+        fits = len(shape) == len(spec.shape) and all(
+            not isinstance(want, int) or not isinstance(have, int) or want == have
+            for want, have in zip(spec.shape, shape, strict=True)
+        )
+        if not fits or dtype != jax.dtypes.canonicalize_dtype(spec.dtype):
+            raise SignatureError(
+                f"{name}: argument {spec.name!r} must be {spec.dtype.name}{spec.shape}, "
+                f"got {dtype.name}{shape}"
+            )
+
+
+def _op_def_lookup(graph: Any) -> Callable[[str], Any]:
+    tf = import_tensorflow()
+    cache: dict[str, Any] = {}
+
+    def lookup(op: str) -> Any:
+        if op not in cache:
+            try:
+                cache[op] = graph.op_def_for_type(op)
+            except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
+                cache[op] = None
+        return cache[op]
+
+    return lookup
+
+
+def _source_line(graph: Any, node: str) -> str:
+    """Where the user's code made `node`; empty for graphs that were read from a file."""
+    try:
+        frames = graph.get_operation_by_name(node).traceback
+    except (KeyError, ValueError):
+        return ""
+    own = [f for f in frames or () if "site-packages" not in f.filename]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

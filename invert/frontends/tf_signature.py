@@ -1,0 +1,304 @@
+"""Signatures of concrete functions as plain pytrees."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._entry import ArgSpec
+from .._errors import SignatureError
+from ..primitives.tf import import_tensorflow
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Arguments as pytrees of `ArgSpec`.
+
+    `order[i]` is the graph input that leaf `i` of `(args, kwargs)` feeds.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    arg_names: tuple[str, ...]
+    order: tuple[int, ...]
+
+
+class _Leaf:
+    """A tensor of a signature; an object that JAX takes for a leaf."""
+
+    def __init__(self, position: int, spec: Any):
+        self.position = position
+        self.spec = spec
+
+
+def _is_tensor(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _mark(structure: Any) -> Any:
+    """`structure` in plain containers, its tensors as `_Leaf` numbered as `tf.nest` orders them.
+
+    What is not a tensor stays as it is.
+    """
+    tf = import_tensorflow()
+    leaves = tf.nest.flatten(structure)
+    marked, position = [], 0
+    for leaf in leaves:
+        if _is_tensor(leaf) and not _is_composite(leaf):
+            leaf = _Leaf(position, leaf)
+            position += 1
+        elif isinstance(leaf, tf.TypeSpec) or _is_composite(leaf):
+            raise SignatureError(
+                f"the signature holds a {type(leaf).__name__}, which is not a dense tensor; pass "
+                "its components instead"
+            )
+        marked.append(leaf)
+    return plain(tf.nest.pack_sequence_as(structure, marked))
+
+
+def _is_composite(leaf: Any) -> bool:
+    tf = import_tensorflow()
+    return isinstance(
+        leaf,
+        tf.RaggedTensorSpec | tf.SparseTensorSpec | tf.IndexedSlicesSpec
+        | tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices,
+    )  # fmt: skip
+
+
+def plain(x: Any) -> Any:
+    """`x` with TensorFlow's own containers (`ListWrapper`, `_DictWrapper`) made plain ones."""
+    if isinstance(x, Mapping):
+        return {k: plain(v) for k, v in x.items()}
+    if isinstance(x, tuple):
+        kind = x.__class__  # the proxies of TensorFlow answer with the class they wrap
+        items = [plain(v) for v in x]
+        return kind(*items) if hasattr(kind, "_fields") else tuple(items)
+    if isinstance(x, list):
+        return [plain(v) for v in x]
+    return x
+
+
+def _without_static(x: Any) -> Any:
+    """Static Python values, bound when the function was traced, take no place in a pytree."""
+    return jax.tree_util.tree_map(lambda leaf: leaf if isinstance(leaf, _Leaf) else None, x)
+
+
+def _has_tensor(x: Any) -> bool:
+    return any(isinstance(leaf, _Leaf) for leaf in jax.tree_util.tree_leaves(x))
+
+
+def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+    """Marked arguments, marked keyword arguments, and the parameters of the arguments."""
+    structured = concrete.structured_input_signature
+    if structured is None:
+        raise SignatureError("the concrete function does not know the structure of its arguments")
+    args, kwargs = _mark(structured)
+    positional = [p for p in concrete.function_type.parameters.values() if p.kind in _POSITIONAL]
+    return tuple(args), kwargs, positional
+
+
+def read_signature(concrete: Any, original: inspect.Signature | None = None) -> Signature:
+    """The signature of a concrete function.
+
+    **Arguments:**
+
+    - `concrete`: the `ConcreteFunction`.
+    - `original`: the signature of the function that was wrapped, where that is known; it
+        names the arguments.
+
+    **Raises:**
+
+    - `SignatureError`: an argument is no dense tensor.
+    """
+    args, kwargs, parameters = _structured(concrete)
+    tf_names = _argument_names(len(args), parameters)
+    names = tf_names if original is None else positional_names(original, len(args))
+    kept = [
+        i
+        for i, x in enumerate(args)
+        if _has_tensor(x) or not (_is_static(x) or (i < len(parameters) and parameters[i].optional))
+    ]
+    trees = tuple(_without_static(args[i]) for i in kept)
+    keywords = {k: _without_static(v) for k, v in kwargs.items() if _has_tensor(v)}
+    leaves = [
+        leaf for leaf in jax.tree_util.tree_leaves((trees, keywords)) if isinstance(leaf, _Leaf)
+    ]
+    spec_args = tuple(
+        _specs(tree, names[i], tf_names[i]) for i, tree in zip(kept, trees, strict=True)
+    )
+    spec_kwargs = {k: _specs(v, k, k) for k, v in keywords.items()}
+    return Signature(
+        spec_args,
+        spec_kwargs,
+        tuple(names[i] for i in kept),
+        tuple(leaf.position for leaf in leaves),
+    )
+
+
+def _is_static(x: Any) -> bool:
+    """Whether an argument is a Python value; an empty container or None is a pytree instead."""
+    leaves = jax.tree_util.tree_leaves(x)
+    return bool(leaves) and not _has_tensor(x)
+
+
+def _argument_names(count: int, parameters: Sequence[Any]) -> list[str]:
+    names = [p.name for p in parameters[:count]]
+    return names + [f"args_{i}" for i in range(len(names), count)]
+
+
+def positional_names(signature: inspect.Signature, count: int) -> list[str]:
+    """Names of the first `count` positional arguments of a Python signature."""
+    names = [p.name for p in signature.parameters.values() if p.kind in _POSITIONAL][:count]
+    rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL]
+    base = rest[0] if rest else "args"
+    return names + [f"{base}_{i}" for i in range(count - len(names))]
+
+
+def _specs(tree: Any, name: str, tf_name: str) -> Any:
+    paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    specs = [_arg_spec(leaf.spec, _path_name(name, p), _path_name(tf_name, p)) for p, leaf in paths]
+    return jax.tree_util.tree_unflatten(treedef, specs)
+
+
+def _path_name(name: str, path: Sequence[Any]) -> str:
+    return ".".join([name, *(jax.tree_util.keystr((k,), simple=True) for k in path)])
+
+
+def _arg_spec(spec: Any, name: str, tf_path: str) -> ArgSpec:
+    """`name` unless the user gave the `TensorSpec` a name of its own."""
+    given = getattr(spec, "name", None)
+    generated = tf_path.replace(".", "_")
+    if given and given not in (generated, tf_path) and not given.startswith("args_"):
+        name = given
+    shape = spec.shape
+    if shape.rank is None:
+        raise SignatureError(f"argument {name!r} has no fixed rank; give it one when exporting")
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if dtype.kind == "O":
+        raise SignatureError(
+            f"argument {name!r} is of type {spec.dtype.name}, which is not numeric"
+        )
+    return ArgSpec(name, tuple(shape.as_list()), dtype)
+
+
+def flat_specs(
+    in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any], original: inspect.Signature
+) -> Signature:
+    """The signature of a function that takes its leaves one by one, for pytrees of any kind."""
+    args, kwargs = jax.tree_util.tree_unflatten(in_tree, [_Leaf(i, s) for i, s in enumerate(specs)])
+    names = positional_names(original, len(args))
+    spec_args = tuple(_specs(x, n, n) for x, n in zip(args, names, strict=True))
+    spec_kwargs = {k: _specs(v, k, k) for k, v in kwargs.items()}
+    return Signature(spec_args, spec_kwargs, tuple(names), tuple(range(len(specs))))
+
+
+def read_outputs(concrete: Any) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef]:
+    """Which graph output each leaf of the result is, and the structure of the result."""
+    marked = _mark(concrete.structured_outputs)
+    leaves, treedef = jax.tree_util.tree_flatten(marked)
+    if not all(isinstance(leaf, _Leaf) for leaf in leaves):
+        strange = next(x for x in leaves if not isinstance(x, _Leaf))
+        raise SignatureError(f"the function returns a {type(strange).__name__}, not an array")
+    return tuple(leaf.position for leaf in leaves), treedef
+
+
+def tensor_spec(x: Any, *, scalars: bool) -> Any:
+    """The `tf.TensorSpec` of an example argument; a Python scalar only if `scalars`."""
+    tf = import_tensorflow()
+    if isinstance(x, tf.TensorSpec):
+        return x
+    if _is_tensor(x):
+        shape = [d if isinstance(d, int) else None for d in x.shape]
+        return tf.TensorSpec(shape, tf.as_dtype(x.dtype))
+    if isinstance(x, bool | int | float | complex):
+        if not scalars:
+            return x
+        return tf.TensorSpec((), tf.as_dtype(jax.dtypes.canonicalize_dtype(type(x))))
+    if not scalars:
+        return x
+    raise SignatureError(f"expected an array or a TensorSpec, got a {type(x).__name__}")
+
+
+def matches(
+    concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, exact: bool = False
+) -> bool:
+    """Whether `concrete` can be called with the arguments; `exact`: at the very same shapes."""
+    want_args, want_kwargs, parameters = _structured(concrete)
+    names = _argument_names(len(want_args), parameters)
+    want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
+    if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
+        return False
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return all(
+        _fits(tree, given[key], exact) if key in given else not _has_tensor(tree)
+        for key, tree in want.items()
+    )
+
+
+def _fits(want: Any, given: Any, exact: bool) -> bool:
+    want_leaves, want_tree = jax.tree_util.tree_flatten(want)
+    leaves, tree = jax.tree_util.tree_flatten(plain(given))
+    return want_tree == tree and all(
+        _leaf_fits(w, g, exact) for w, g in zip(want_leaves, leaves, strict=True)
+    )
+
+
+def _leaf_fits(want: Any, given: Any, exact: bool) -> bool:
+    if not isinstance(want, _Leaf):
+        return not _is_tensor(given) and bool(want == given)
+    if isinstance(given, str | bytes):
+        return False
+    spec = tensor_spec(given, scalars=True)
+    want_dtype = np.dtype(want.spec.dtype.as_numpy_dtype)
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if want_dtype != dtype and (
+        exact
+        or "O" in (want_dtype.kind, dtype.kind)
+        or jax.dtypes.canonicalize_dtype(want_dtype) != jax.dtypes.canonicalize_dtype(dtype)
+    ):
+        return False
+    shape = want.spec.shape
+    if exact or shape.rank is None or spec.shape.rank is None:
+        return (shape.rank is None and not exact) or shape.as_list() == spec.shape.as_list()
+    return shape.rank == spec.shape.rank and all(
+        w is None or w == g for w, g in zip(shape.as_list(), spec.shape.as_list(), strict=True)
+    )
+
+
+def describe(concrete: Any) -> str:
+    """One line that shows the arguments of a concrete function."""
+    args, kwargs = concrete.structured_input_signature
+    parts = [_describe(plain(a)) for a in args]
+    parts += [f"{k}={_describe(plain(v))}" for k, v in kwargs.items()]
+    return f"({', '.join(parts)})"
+
+
+def _describe(x: Any) -> str:
+    if _is_tensor(x):
+        return f"{x.dtype.name}{tuple(x.shape) if x.shape.rank is not None else '(...)'}"
+    if isinstance(x, dict):
+        return "{" + ", ".join(f"{k}: {_describe(v)}" for k, v in x.items()) + "}"
+    if isinstance(x, tuple | list):
+        return "(" + ", ".join(_describe(v) for v in x) + ")"
+    return repr(x)
+
+
+def same_signature(one: Any, other: Any) -> bool:
+    """Whether two concrete functions take the same arguments, whatever their tensors are called."""
+    trees = [jax.tree_util.tree_flatten(_structured(c)[:2]) for c in (one, other)]
+    return trees[0][1] == trees[1][1] and all(
+        (a.spec.shape, a.spec.dtype) == (b.spec.shape, b.spec.dtype)
+        if isinstance(a, _Leaf) and isinstance(b, _Leaf)
+        else type(a) is type(b) and a == b
+        for a, b in zip(trees[0][0], trees[1][0], strict=True)
+    )

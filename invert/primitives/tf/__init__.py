@@ -1,0 +1,14 @@
+"""Rules for TensorFlow ops, one table row or short function each."""
+
+from . import _array as _array
+from . import _call as _call
+from . import _elementwise as _elementwise
+from . import _linalg as _linalg
+from . import _reduce as _reduce
+from ._node import Node as Node
+from ._node import import_tensorflow as import_tensorflow
+from ._registry import REGISTRY as REGISTRY
+from ._registry import Context as Context
+from ._registry import raises_tf as raises_tf
+
+REGISTRY.freeze()

@@ -1,0 +1,109 @@
+"""Identities, calls, variables, and the module that jax2tf wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from ..._errors import Problem
+from ._node import Node
+from ._registry import Context, raises_tf
+from ._static import array
+
+# The newest version of XlaCallModule this was written for (TensorFlow 2.21, jax 0.12).
+_MAX_VERSION = 10
+# Serialization before version 5 is not a portable artifact with a promise of compatibility
+# (tensorflow/compiler/tf2xla/kernels/xla_call_module_loader.cc, TensorFlow 2.21).
+_MIN_VERSION = 5
+
+
+@raises_tf(
+    "Identity",
+    "ReadVariableOp",  # a variable is represented by the array it holds
+    "Snapshot",
+    "PlaceholderWithDefault",
+)
+def _identity(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [values[0]]
+
+
+@raises_tf("IdentityN")
+def _identity_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    # tf.custom_gradient wraps its results and its arguments in one IdentityN whose
+    # `_gradient_op_type` names the author's rule. The values pass through unchanged.
+    return list(values)
+
+
+@raises_tf("NoOp")
+def _no_op(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return []
+
+
+@raises_tf("PartitionedCall", "StatefulPartitionedCall")
+def _partitioned_call(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return ctx.call(node.attr("f"), values)
+
+
+@raises_tf("StopGradient")
+def _stop_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [lax.stop_gradient(array(values[0]))]
+
+
+@raises_tf("PreventGradient")
+def _prevent_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [_no_gradient(node.location, node.attr("message", ""))(array(values[0]))]
+
+
+def _no_gradient(location: str, message: str) -> Callable[[Any], Any]:
+    """An identity whose derivative is a `LookupError`, as it is in TensorFlow."""
+
+    @jax.custom_jvp
+    def prevent_gradient(x: Any) -> Any:
+        return x
+
+    def jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        (x,), (t,) = primals, tangents
+        if isinstance(t, SymbolicZero) or jax.dtypes.issubdtype(x.dtype, np.integer):
+            return x, t
+        raise LookupError(
+            f"tf.PreventGradient ({location}) forbids the derivative: {message or 'no message'}"
+        )
+
+    prevent_gradient.defjvp(jvp, symbolic_zeros=True)
+    return prevent_gradient
+
+
+def _check_module(ctx: Context, node: Node) -> Iterable[Problem]:
+    version = node.attr("version", 0)
+    op = "tf.XlaCallModule"
+    if not _MIN_VERSION <= version <= _MAX_VERSION:
+        remedy = (
+            "Export the model again with an older jax or a newer invert."
+            if version > _MAX_VERSION
+            else "Export the model again with a jax from 2023-06 or later."
+        )
+        reason = f"version {version} is not among those known ({_MIN_VERSION} to {_MAX_VERSION})"
+        yield Problem(op, reason, node.location, remedy)
+        return
+    for attr, reason, remedy in (
+        ("dim_args_spec", "passes dimensions as arguments", "Export it again with a newer jax."),
+        ("has_token_input_output", "has ordered side effects", "Remove them before exporting."),
+        (
+            "function_list",
+            "calls back into TensorFlow functions (jax2tf.call_tf with call_tf_graph=True)",
+            "Convert the TensorFlow function on its own.",
+        ),
+    ):
+        if node.attr(attr):
+            yield Problem(op, f"{reason} (attribute {attr})", node.location, remedy)
+    yield from ctx.program(node).problems
+
+
+@raises_tf("XlaCallModule", check=_check_module)
+def _xla_call_module(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return list(ctx.program(node)(*(array(v) for v in values)))
