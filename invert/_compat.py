@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,11 +20,13 @@ from jax._src import source_info_util as source_info_util
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval as partial_eval
 from jax._src.lax import lax as lax_internal
+from jax._src.lib import _jax as _jaxlib
 from jaxlib import xla_client as xla_client
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
 make_ir_context = jax_mlir.make_ir_context
+mlir_bindings = _jaxlib.mlir
 
 
 def attribute_names(op: ir.Operation) -> list[str]:
@@ -151,3 +154,81 @@ def make_ir_context():
     stablehlo_dialect.register_dialect(context)
     return context
 """
+
+
+def refine(
+    module: ir.Module,
+    entry: str,
+    constants: Sequence[int],
+    types: Sequence[tuple[tuple[int, ...], Any]],
+) -> ir.Module:
+    """A copy of `module` whose entry point has static shapes.
+
+    **Arguments:**
+
+    - `entry`: name of the function that becomes the body of the new one.
+    - `constants`: values of its leading scalar arguments (`i32` or `i64`).
+    - `types`: the MLIR texts of the element types and the shapes of the other arguments.
+
+    **Raises:** `ValueError` with MLIR's own message where sizes contradict the shape constraints.
+    """
+    with module.context, ir.Location.unknown():
+        copy = ir.Module.parse(module_bytecode(module))
+        functions = {
+            v.operation.attributes["sym_name"].value: v.operation
+            for v in copy.body.operations
+            if v.operation.name == "func.func"
+        }
+        inner = functions[entry]
+        name = f"invert_inner_{entry}"
+        inner.attributes["sym_name"] = ir.StringAttr.get(name)
+        inner.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        block = inner.regions[0].blocks[0]
+        declared = [a.type for a in block.arguments]
+        static = [
+            ir.RankedTensorType.get(shape, ir.RankedTensorType(t).element_type)
+            for (shape, _), t in zip(types, declared[len(constants) :], strict=True)
+        ]
+        results = list(inner.attributes["function_type"].value.results)
+        with ir.InsertionPoint.at_block_begin(copy.body):
+            outer = ir.Operation.create(
+                "func.func",
+                attributes={
+                    "sym_name": ir.StringAttr.get(entry),
+                    "function_type": ir.TypeAttr.get(ir.FunctionType.get(static, results)),
+                },
+                regions=1,
+            )
+        body = outer.regions[0].blocks.append(*static)
+        with ir.InsertionPoint(body):
+            operands = [
+                stablehlo_dialect.constant(
+                    ir.DenseElementsAttr.get_splat(
+                        t, ir.IntegerAttr.get(ir.RankedTensorType(t).element_type, value)
+                    )
+                )
+                for value, t in zip(constants, declared, strict=False)
+            ]
+            for argument, t in zip(body.arguments, declared[len(constants) :], strict=True):
+                convert = ir.Operation.create(
+                    "stablehlo.convert", results=[t], operands=[argument]
+                )
+                operands.append(convert.results[0])
+            call = ir.Operation.create(
+                "func.call",
+                results=results,
+                operands=operands,
+                attributes={"callee": ir.FlatSymbolRefAttr.get(name)},
+            )
+            ir.Operation.create("func.return", operands=list(call.results))
+        refined = mlir_bindings.refine_polymorphic_shapes(
+            module_bytecode(copy), enable_shape_assertions=True, validate_static_shapes=True
+        )
+        return ir.Module.parse(refined, make_ir_context())
+
+
+def module_bytecode(module: ir.Module) -> bytes:
+    """The module as MLIR bytecode."""
+    out = io.BytesIO()
+    module.operation.write_bytecode(file=out)
+    return out.getvalue()

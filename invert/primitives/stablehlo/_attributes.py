@@ -15,7 +15,7 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import ml_dtypes
@@ -454,6 +454,10 @@ def output_alias(attr: ir.Attribute) -> OutputAlias:
 
 # --- Locations ------------------------------------------------------------------------------------
 
+# What the bindings raise where a string of a location is not UTF-8. Locations are hints: such a
+# one counts as empty rather than as an error.
+_NOT_UTF8 = (UnicodeDecodeError, RuntimeError)
+
 
 def location_name(loc: ir.Location) -> str:
     """The name stack, such as `jit(f)/Dense_0/dot_general`; `""` where there is none.
@@ -463,33 +467,39 @@ def location_name(loc: ir.Location) -> str:
     stack frame and holds the name of a Python function instead.
     """
     frame = False
-    while True:
-        if isinstance(loc, ir.NameLoc):
-            name = loc.name_str
-            if frame and "/" not in name and isinstance(loc.child_loc, ir.FileLineColLoc):
-                return ""
-            return name
+    while not isinstance(loc, ir.NameLoc):
         if isinstance(loc, ir.CallSiteLoc):
             frame = True
             loc = loc.callee
         elif isinstance(loc, ir.FusedLoc):
-            names = (location_name(part) for part in loc.locations)  # pyright: ignore[reportArgumentType]
-            return next(filter(None, names), "")
+            return _first(map(location_name, cast("list[ir.Location]", loc.locations)))
         else:
             return ""
+    try:
+        name = loc.name_str
+    except _NOT_UTF8:
+        return ""
+    if frame and "/" not in name and isinstance(loc.child_loc, ir.FileLineColLoc):
+        return ""
+    return name
 
 
 def location_text(loc: ir.Location) -> str:
     """`file:line` of the innermost frame; `""` where there is none."""
-    while True:
-        if isinstance(loc, ir.FileLineColLoc):
-            return f"{loc.filename}:{loc.start_line}"
+    while not isinstance(loc, ir.FileLineColLoc):
         if isinstance(loc, ir.NameLoc):
             loc = loc.child_loc
         elif isinstance(loc, ir.CallSiteLoc):
             loc = loc.callee
         elif isinstance(loc, ir.FusedLoc):
-            texts = (location_text(part) for part in loc.locations)  # pyright: ignore[reportArgumentType]
-            return next(filter(None, texts), "")
+            return _first(map(location_text, cast("list[ir.Location]", loc.locations)))
         else:
             return ""
+    try:
+        return f"{loc.filename}:{loc.start_line}"
+    except _NOT_UTF8:
+        return ""
+
+
+def _first(texts: Iterable[str]) -> str:
+    return next(filter(None, texts), "")
