@@ -12,9 +12,10 @@ starts once (0.4 s), is kept, and costs one more read for each module after that
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from invert._compat import ir, make_ir_context, stablehlo_dialect
-from invert._errors import MalformedModelError
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert.frontends._parse_check import check_in_child
 from invert.frontends._parse_worker import read
 
@@ -39,7 +40,7 @@ def parse_module(
     `main`, or a single public function of another name (see `entry_function`).
 
     **Raises:** `MalformedModelError` where the bytes are not such a module, where the module
-    does not verify, or where it needs a newer jaxlib.
+    does not verify, or where it needs a newer jaxlib; `UnsupportedOpError` for quantized types.
     """
     if isinstance(blob, (bytearray, memoryview)):
         blob = bytes(blob)
@@ -54,6 +55,18 @@ def parse_module(
     if not data.strip():
         raise MalformedModelError(f"The {what} is empty. {_AGAIN}")
     kind = _kind(data, what)
+    if kind == "text" and b"!quant." in data:
+        # jaxlib 0.10.2 does not know the dialect, and says so in terms of MLIR only.
+        raise UnsupportedOpError(
+            [
+                Problem(
+                    op="!quant",
+                    reason="quantized types have no JAX dtype",
+                    location=what,
+                    remedy="Dequantize the model before you export it.",
+                )
+            ]
+        )
     if not trusted:
         check_in_child(kind, data, what)
     module = read(ir, stablehlo_dialect, make_ir_context, kind, data)
@@ -66,13 +79,15 @@ def parse_module(
 def entry_function(module: ir.Module, *, what: str = "StableHLO module") -> ir.OpView:
     """The public `main` function of a module, or else its only public function.
 
+    It is valid as long as `module` is held.
+
     **Raises:** `MalformedModelError` where there is neither.
     """
     public = {}
     for op in module.body.operations:
         if op.operation.name != "func.func":
             continue
-        attributes = op.operation.attributes
+        attributes: Any = op.operation.attributes
         try:
             name = attributes["sym_name"].value_bytes.decode()
         except UnicodeDecodeError as e:

@@ -57,6 +57,8 @@ def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
             blob = sys.stdin.buffer.read(size)
             _limit_memory(size)
             result = read(ir, stablehlo, make_context, kind.rstrip(b"\0").decode(), blob)
+            if not isinstance(result, str):
+                _touch(ir, result)
             reply = json.dumps(result if isinstance(result, str) else None)
             del result  # a damaged heap shows when it is freed
             sys.stdout.write(reply + "\n")
@@ -66,6 +68,27 @@ def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
     thread = threading.Thread(target=loop)
     thread.start()
     thread.join()
+
+
+def _touch(ir: Any, module: Any) -> None:
+    """Visits every location: the bindings end the process where a name in one is not UTF-8."""
+
+    def visit(op: Any) -> Any:
+        pending = [op.location]
+        while pending:
+            loc = pending.pop()
+            if isinstance(loc, ir.NameLoc):
+                _ = loc.name_str
+                pending.append(loc.child_loc)
+            elif isinstance(loc, ir.CallSiteLoc):
+                pending += loc.callee, loc.caller
+            elif isinstance(loc, ir.FusedLoc):
+                pending += loc.locations
+            elif isinstance(loc, ir.FileLineColLoc):
+                _ = loc.filename
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
 
 
 def _limit_memory(size: int) -> None:

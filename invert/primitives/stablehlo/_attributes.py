@@ -21,7 +21,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from invert._compat import ir
+from invert._compat import ir, stablehlo_dialect
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 
 
@@ -59,7 +59,7 @@ _TEXT_DTYPES: dict[str, np.dtype] = {
     "f6E2M3FN": np.dtype(ml_dtypes.float6_e2m3fn),
     "f6E3M2FN": np.dtype(ml_dtypes.float6_e3m2fn),
 }
-_DTYPES: dict[str, np.dtype] = {
+DTYPES: dict[str, np.dtype] = {
     **_BUFFER_DTYPES,
     **_TEXT_DTYPES,
     "complex<f32>": np.dtype(np.complex64),
@@ -76,7 +76,7 @@ def element_dtype(ir_type: ir.Type) -> np.dtype:
     if isinstance(ir_type, ir.ShapedType):
         ir_type = ir_type.element_type
     text = str(ir_type)
-    dtype = _DTYPES.get(text)
+    dtype = DTYPES.get(text)
     if dtype is not None:
         return dtype
     if text.startswith("!quant."):
@@ -131,6 +131,7 @@ def tuple_types(ir_type: ir.Type) -> tuple[ir.Type, ...]:
 
 # --- Constants ------------------------------------------------------------------------------------
 
+_ENUM = re.compile(r"(\w+)>*$")
 _TOKEN = re.compile(rb"[^\s,()\[\]]+")
 
 
@@ -143,30 +144,37 @@ def constant(op: ir.Operation | ir.OpView) -> np.ndarray:
     **Raises:** `UnsupportedType` where the element type has no JAX dtype.
     """
     op = op.operation
-    result_type = op.results[0].type
+    result_type: Any = op.results[0].type
     if str(result_type.element_type) not in _COMPLEX_PARTS:
         return dense_elements(op.attributes["value"])
     # The attribute of a complex constant cannot be reached from Python, so the op is printed.
     # Local scope: otherwise MLIR numbers every value of the enclosing function first.
-    text = op.get_asm(
+    text: Any = op.get_asm(
         binary=True, print_generic_op_form=True, use_local_scope=True, assume_verified=True
     )
+    if b"= dense_resource<" in text[:80]:
+        return _from_resource(op.attributes["value"])
     return _from_text(text, result_type)
 
 
-def dense_elements(attr: ir.Attribute) -> np.ndarray:
+def dense_elements(attr: Any) -> np.ndarray:
     """Value of a dense elements or dense resource attribute, bit for bit; see `constant`."""
     if isinstance(attr, ir.DenseElementsAttr):
-        if str(attr.type.element_type) in _BUFFER_DTYPES:
-            try:
-                return np.asarray(memoryview(attr))
-            except ValueError as e:  # NumPy's own limits on rank and size
-                raise UnsupportedType(str(attr.type), f"NumPy refuses the shape: {e}") from e
-        return _from_text(str(attr).encode(), attr.type)
+        ir_type: Any = attr.type
+        if str(ir_type.element_type) in _BUFFER_DTYPES:
+            return _from_buffer(attr, ir_type)
+        return _from_text(str(attr).encode(), ir_type)
     text = str(attr)
     if text.startswith("dense_resource<"):
         return _from_resource(attr)
     raise UnsupportedType(text[:80], "expected a dense elements attribute")
+
+
+def _from_buffer(attr: Any, ir_type: Any) -> np.ndarray:
+    try:
+        return np.asarray(memoryview(attr))
+    except ValueError as e:  # NumPy's own limits on rank and size
+        raise UnsupportedType(str(ir_type), f"NumPy refuses the shape: {e}") from e
 
 
 def _from_text(text: bytes, ir_type: Any) -> np.ndarray:
@@ -211,8 +219,8 @@ def _complex_from_tokens(tokens: list[bytes], name: str, context: ir.Context) ->
     # MLIR reads back what it printed, as pairs of reals: one parser decides every rounding.
     part = _COMPLEX_PARTS[name]
     pairs = f"dense<[{b', '.join(tokens).decode()}]> : tensor<{len(tokens)}x{part}>"
-    reals = np.ascontiguousarray(memoryview(ir.Attribute.parse(pairs, context)))
-    return reals.view(_DTYPES[name])
+    attr: Any = ir.Attribute.parse(pairs, context)
+    return np.ascontiguousarray(memoryview(attr)).view(DTYPES[name])
 
 
 def _from_tokens(tokens: list[bytes], name: str, dtype: np.dtype) -> np.ndarray:
@@ -253,8 +261,10 @@ def _from_raw(raw: bytes, name: str, shape: tuple[int, ...], dtype: np.dtype) ->
 def _from_resource(attr: Any) -> np.ndarray:
     # The bindings give no access to the blob, but a module that holds the attribute prints it,
     # after four bytes that state its alignment.
-    ir_type = ir.ShapedType(attr.type)
-    text = str(ir.Module.parse(f"module attributes {{invert.value = {attr}}} {{}}", attr.context))
+    ir_type: Any = ir.ShapedType(attr.type)
+    holder = ir.Module.create(ir.Location.unknown(attr.context))
+    holder.operation.attributes["invert.value"] = attr
+    text = str(holder)
     match = re.search(r'dialect_resources:.*?: "0x[0-9A-Fa-f]{8}([0-9A-Fa-f]*)"', text, re.DOTALL)
     if match is None:
         raise MalformedModelError(
@@ -319,18 +329,19 @@ def symbol_name(attr: Any) -> str:
     return value if isinstance(value, str) else value[-1]
 
 
-def enum_name(attr: Any) -> str:
+def enum_name(attr: ir.Attribute) -> str:
     """Name of an enumerator, such as `GT`, `HIGHEST`, `RFFT`, `THREE_FRY`, `ADJOINT`.
 
     For `ComparisonDirectionAttr`, `ComparisonTypeAttr`, `PrecisionAttr`, `FftTypeAttr`,
-    `RngAlgorithmAttr`, `RngDistributionAttr`, `TransposeAttr` and `ResultAccuracyModeAttr`.
+    `RngAlgorithmAttr`, `RngDistributionAttr`, `TransposeAttr` and `ResultAccuracyModeAttr`, which
+    all print as `#stablehlo<kind NAME>` or `#stablehlo.kind<NAME>`.
     """
-    return attr.value
+    return _ENUM.search(str(attr))[1]  # pyright: ignore[reportOptionalSubscript]
 
 
-def enum_names(attr: Iterable[Any]) -> tuple[str, ...]:
+def enum_names(attr: Iterable[ir.Attribute]) -> tuple[str, ...]:
     """Names in an array of enumerators, such as `precision_config`."""
-    return tuple(a.value for a in attr)
+    return tuple(map(enum_name, attr))
 
 
 # --- StableHLO structs ----------------------------------------------------------------------------
@@ -401,62 +412,65 @@ class OutputAlias(NamedTuple):
     operand_tuple_indices: tuple[int, ...]
 
 
-def _fields(struct: Any, attr: Any) -> Any:
-    values = (getattr(attr, name) for name in struct._fields)
+def _fields(struct: Any, view: Any) -> Any:
+    values = (getattr(view, name) for name in struct._fields)
     return struct._make(tuple(v) if isinstance(v, list) else v for v in values)
+
+
+# `op.attributes` hands structs and enumerators out as plain `Attribute`s, so each is cast here.
 
 
 def gather_dims(attr: ir.Attribute) -> GatherDims:
     """Fields of `#stablehlo.gather`."""
-    return _fields(GatherDims, attr)
+    return _fields(GatherDims, stablehlo_dialect.GatherDimensionNumbers(attr))
 
 
 def scatter_dims(attr: ir.Attribute) -> ScatterDims:
     """Fields of `#stablehlo.scatter`."""
-    return _fields(ScatterDims, attr)
+    return _fields(ScatterDims, stablehlo_dialect.ScatterDimensionNumbers(attr))
 
 
 def dot_dims(attr: ir.Attribute) -> DotDims:
     """Fields of `#stablehlo.dot`."""
-    return _fields(DotDims, attr)
+    return _fields(DotDims, stablehlo_dialect.DotDimensionNumbers(attr))
 
 
 def conv_dims(attr: ir.Attribute) -> ConvDims:
     """Fields of `#stablehlo.conv`."""
-    return _fields(ConvDims, attr)
+    return _fields(ConvDims, stablehlo_dialect.ConvDimensionNumbers(attr))
 
 
 def channel(attr: ir.Attribute) -> Channel:
     """Fields of `#stablehlo.channel_handle`."""
-    return _fields(Channel, attr)
+    return _fields(Channel, stablehlo_dialect.ChannelHandle(attr))
 
 
-def dot_algorithm(attr: Any) -> Algorithm:
+def dot_algorithm(attr: ir.Attribute) -> Algorithm:
     """Fields of `#stablehlo.dot_algorithm`; `tf32`, which has no dtype, stays a string."""
-    fields = _fields(Algorithm, attr)
-    types = [
-        "tf32" if str(t) == "tf32" else element_dtype(t)
-        for t in (fields.lhs_precision_type, fields.rhs_precision_type, fields.accumulation_type)
-    ]
-    return Algorithm(*types, *fields[3:])
+    fields = _fields(Algorithm, stablehlo_dialect.DotAlgorithm(attr))
+
+    def dtype(ir_type: ir.Type) -> np.dtype | str:
+        return "tf32" if str(ir_type) == "tf32" else element_dtype(ir_type)
+
+    return fields._replace(
+        lhs_precision_type=dtype(fields.lhs_precision_type),
+        rhs_precision_type=dtype(fields.rhs_precision_type),
+        accumulation_type=dtype(fields.accumulation_type),
+    )
 
 
-def result_accuracy(attr: Any) -> Accuracy:
+def result_accuracy(attr: ir.Attribute) -> Accuracy:
     """Fields of `#stablehlo.result_accuracy`; `mode` is `DEFAULT`, `HIGHEST` or `TOLERANCE`."""
-    mode = attr.mode
-    return Accuracy(attr.atol, attr.rtol, attr.ulps, getattr(mode, "value", str(mode)))
+    fields = _fields(Accuracy, stablehlo_dialect.ResultAccuracyAttr(attr))
+    return fields._replace(mode=enum_name(fields.mode))
 
 
 def output_alias(attr: ir.Attribute) -> OutputAlias:
     """Fields of `#stablehlo.output_operand_alias`."""
-    return _fields(OutputAlias, attr)
+    return _fields(OutputAlias, stablehlo_dialect.OutputOperandAlias(attr))
 
 
 # --- Locations ------------------------------------------------------------------------------------
-
-# What the bindings raise where a string of a location is not UTF-8. Locations are hints: such a
-# one counts as empty rather than as an error.
-_NOT_UTF8 = (UnicodeDecodeError, RuntimeError)
 
 
 def location_name(loc: ir.Location) -> str:
@@ -475,10 +489,7 @@ def location_name(loc: ir.Location) -> str:
             return _first(map(location_name, cast("list[ir.Location]", loc.locations)))
         else:
             return ""
-    try:
-        name = loc.name_str
-    except _NOT_UTF8:
-        return ""
+    name = loc.name_str
     if frame and "/" not in name and isinstance(loc.child_loc, ir.FileLineColLoc):
         return ""
     return name
@@ -495,10 +506,7 @@ def location_text(loc: ir.Location) -> str:
             return _first(map(location_text, cast("list[ir.Location]", loc.locations)))
         else:
             return ""
-    try:
-        return f"{loc.filename}:{loc.start_line}"
-    except _NOT_UTF8:
-        return ""
+    return f"{loc.filename}:{loc.start_line}"
 
 
 def _first(texts: Iterable[str]) -> str:
