@@ -33,8 +33,8 @@ class EntryPoints(Mapping[str, EntryPoint]):
 
     def __init__(
         self,
-        functions: Mapping[str, Any],
-        signatures: Mapping[str, Any],
+        functions: Mapping[str, tuple[Any, Any]],
+        signatures: Mapping[str, tuple[Any, Any]],
         *,
         path: Path,
         variables: Variables,
@@ -53,9 +53,11 @@ class EntryPoints(Mapping[str, EntryPoint]):
     def __getitem__(self, name: str) -> EntryPoint:
         if name not in self._read:
             kind = "signature" if name in self.signatures else "function"
+            concrete, function = self._concrete[name]
             self._read[name] = entry_point(
-                self._concrete[name],
+                concrete,
                 config=self._config,
+                owner=function,
                 name=name,
                 source=f"SavedModel {self._path.name}, {kind} {name}",
                 variables=self._variables,
@@ -114,7 +116,7 @@ def entry_points(
     signatures = dict(getattr(root, "signatures", {}))
     points = EntryPoints(
         functions,
-        {name: signatures[name] for name in sorted(signatures)},
+        {name: (signatures[name], None) for name in sorted(signatures)},
         path=directory,
         variables=Variables(_variable_names(objects)),
         config=config,
@@ -230,9 +232,12 @@ def _child(obj: Any, name: str) -> Any:
     return getattr(obj, name, None)
 
 
-def _functions(objects: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Concrete functions by name. Copies of one signature, which saving makes, count once."""
-    found: dict[str, Any] = {}
+def _functions(objects: list[tuple[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Concrete functions by name, with the function they belong to.
+
+    Copies of one signature, which saving makes, count once.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
     seen: set[int] = set()
     for path, obj in objects:
         if id(obj) in seen or not hasattr(obj, "get_concrete_function"):
@@ -243,7 +248,8 @@ def _functions(objects: list[tuple[str, Any]]) -> dict[str, Any]:
             if not any(same_signature(concrete, other) for other in distinct):
                 distinct.append(concrete)
         for concrete in distinct:
-            found[path if len(distinct) == 1 else f"{path}{describe(concrete)}"] = concrete
+            name = path if len(distinct) == 1 else f"{path}{describe(concrete)}"
+            found[name] = (concrete, obj)
     return found
 
 

@@ -63,6 +63,7 @@ def entry_point(
     name: str | None = None,
     source: str = "",
     variables: Variables | None = None,
+    owner: Any = None,
 ) -> EntryPoint:
     """Reads a TensorFlow function.
 
@@ -77,6 +78,7 @@ def entry_point(
     - `name`: name of the entry point; by default the name of the function.
     - `source`: says where the function came from.
     - `variables`: names and values of the variables, shared by the functions of a container.
+    - `owner`: the function of which a `ConcreteFunction` is one; knows its default arguments.
 
     **Returns:**
 
@@ -95,7 +97,7 @@ def entry_point(
         if (args or kwargs) and not matches(concrete, args, kwargs):
             raise SignatureError(_no_match([concrete], args, kwargs))
     elif hasattr(tf_fn, "get_concrete_function"):
-        concrete = _select(tf_fn, args, kwargs)
+        concrete, owner = _select(tf_fn, args, kwargs), tf_fn
     elif callable(tf_fn):
         return _from_callable(tf_fn, args, kwargs, config, name)
     else:
@@ -103,7 +105,8 @@ def entry_point(
             f"expected a tf.function, a ConcreteFunction or the result of jax2tf.convert, got "
             f"{type(tf_fn).__name__}"
         )
-    signature = read_signature(concrete, _jax_signature(getattr(tf_fn, "python_function", None)))
+    original = _jax_signature(getattr(tf_fn, "python_function", None))
+    signature = read_signature(concrete, original, owner)
     order, out_tree = read_outputs(concrete)
     name = name or _name_of(tf_fn)
     return _build(
@@ -216,7 +219,7 @@ def _from_callable(
     order = tuple(range(out_trees[-1].num_leaves))
     if name is None:
         wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax") if _jax_signature(fn) else fn
-        name = getattr(wrapped, "__name__", "function")
+        name = str(getattr(wrapped, "__name__", "function"))
     return _build(concrete, signature, order, out_trees[-1], config, name, Variables())
 
 

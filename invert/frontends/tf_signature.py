@@ -107,7 +107,21 @@ def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[An
     return tuple(args), kwargs, positional
 
 
-def read_signature(concrete: Any, original: inspect.Signature | None = None) -> Signature:
+def _optional(parameter: Any, owner: Any) -> bool:
+    """Whether an argument that holds no tensor, such as `None`, may be left out of a call.
+
+    Concrete functions forget the defaults, the function that owns them does not. Without it,
+    only what came in through `*args`, as all arguments of jax2tf do, is known to have none.
+    """
+    if owner is None:
+        return parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+    own = owner.function_type.parameters.get(parameter.name)
+    return own is not None and own.optional
+
+
+def read_signature(
+    concrete: Any, original: inspect.Signature | None = None, owner: Any = None
+) -> Signature:
     """The signature of a concrete function.
 
     **Arguments:**
@@ -115,6 +129,7 @@ def read_signature(concrete: Any, original: inspect.Signature | None = None) -> 
     - `concrete`: the `ConcreteFunction`.
     - `original`: the signature of the function that was wrapped, where that is known; it
         names the arguments.
+    - `owner`: the `tf.function` of which `concrete` is one; knows which arguments are optional.
 
     **Raises:**
 
@@ -123,13 +138,20 @@ def read_signature(concrete: Any, original: inspect.Signature | None = None) -> 
     args, kwargs, parameters = _structured(concrete)
     tf_names = _argument_names(len(args), parameters)
     names = tf_names if original is None else positional_names(original, len(args))
+    last = max((i for i, x in enumerate(args) if _has_tensor(x)), default=-1)
     kept = [
         i
         for i, x in enumerate(args)
-        if _has_tensor(x) or not (_is_static(x) or (i < len(parameters) and parameters[i].optional))
+        if _has_tensor(x)
+        or (not _is_static(x) and (i < last or not _optional(parameters[i], owner)))
     ]
     trees = tuple(_without_static(args[i]) for i in kept)
-    keywords = {k: _without_static(v) for k, v in kwargs.items() if _has_tensor(v)}
+    keywords = {
+        p.name: _without_static(kwargs[p.name])
+        for p in concrete.function_type.parameters.values()
+        if p.name in kwargs
+        and (_has_tensor(kwargs[p.name]) or not (_is_static(kwargs[p.name]) or _optional(p, owner)))
+    }
     leaves = [
         leaf for leaf in jax.tree_util.tree_leaves((trees, keywords)) if isinstance(leaf, _Leaf)
     ]

@@ -62,7 +62,6 @@ def _prevent_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _no_gradient(location: str, message: str) -> Callable[[Any], Any]:
     """An identity whose derivative is a `LookupError`, as it is in TensorFlow."""
 
-    @jax.custom_jvp
     def prevent_gradient(x: Any) -> Any:
         return x
 
@@ -74,8 +73,9 @@ def _no_gradient(location: str, message: str) -> Callable[[Any], Any]:
             f"tf.PreventGradient ({location}) forbids the derivative: {message or 'no message'}"
         )
 
-    prevent_gradient.defjvp(jvp, symbolic_zeros=True)
-    return prevent_gradient
+    identity = jax.custom_jvp(prevent_gradient)
+    identity.defjvp(jvp, symbolic_zeros=True)
+    return identity
 
 
 def _check_module(ctx: Context, node: Node) -> Iterable[Problem]:

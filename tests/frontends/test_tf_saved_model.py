@@ -1,0 +1,303 @@
+"""SavedModel directories: what is found in them, and damaged ones."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+from jax.experimental import jax2tf
+
+from invert._config import Config
+from invert._entry import ArgSpec
+from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
+from invert.frontends.saved_model import default_name, entry_points
+from invert.frontends.tf_function import entry_point
+
+CONFIG = Config()
+X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+
+
+class Pair(NamedTuple):
+    a: object
+    b: object
+
+
+def call(entry, *args, **kwargs):
+    flat, tree = jax.tree_util.tree_flatten((args, kwargs))
+    assert tree == jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)))
+    out = entry.fn([p.value for p in entry.params], *flat)
+    return jax.tree_util.tree_unflatten(entry.out_tree, out)
+
+
+def forward(params, x):
+    return jnp.tanh(x["image"] @ params["dense"]["kernel"]) + params["dense"]["bias"]
+
+
+class Model(tf.Module):
+    """Parameters in nested dictionaries and one function with trees on both sides."""
+
+    def __init__(self):
+        super().__init__()
+        self.params = {
+            "dense": {
+                "kernel": tf.Variable(np.arange(9, dtype=np.float32).reshape(3, 3) / 9),
+                "bias": tf.Variable(np.ones(3, np.float32), name="my/bias", trainable=False),
+            }
+        }
+        self.scales = [tf.Variable(2.0), tf.Variable(3.0)]
+        self.forward = jax2tf.convert(forward)
+
+    @tf.function(autograph=False)
+    def __call__(self, x, flag=True):
+        y = self.forward(self.params, x) * self.scales[0] + self.scales[1]
+        return {"pair": Pair(y, None), "list": [x["unused"], (x["image"],)]}
+
+
+SPEC = {"image": tf.TensorSpec([2, 3]), "unused": tf.TensorSpec([], tf.int32, name="mine")}
+ARG = {"image": X, "unused": np.int32(7)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model"
+    model = Model()
+    model.__call__.get_concrete_function(SPEC)
+
+    @tf.function(autograph=False, input_signature=[SPEC["image"], tf.TensorSpec([], tf.int32)])
+    def serve(picture, number):
+        return {"y": model({"image": picture, "unused": number})["pair"].a}
+
+    tf.saved_model.save(model, path, signatures={"serving_default": serve})
+    return path
+
+
+def test_trees_names_and_parameters(saved):
+    points = entry_points(saved, config=CONFIG)
+    assert default_name(points) == "__call__"
+    entry = points["__call__"]
+    assert entry.arg_names == ("x",)
+    assert entry.args[0] == {
+        "image": ArgSpec("x.image", (2, 3), np.dtype(np.float32)),
+        "unused": ArgSpec("mine", (), np.dtype(np.int32)),
+    }
+    assert sorted((p.name, p.trainable) for p in entry.params) == [
+        ("my/bias", False),
+        ("params.dense.kernel", True),
+        ("scales.0", True),
+        ("scales.1", True),
+    ]
+    out = call(entry, ARG)
+    assert type(out["list"]) is list and type(out["list"][1]) is tuple
+    assert out["pair"]._fields == ("a", "b") and out["pair"].b is None
+    params = {"dense": {"kernel": np.arange(9).reshape(3, 3) / 9, "bias": np.ones(3)}}
+    want = forward(jax.tree_util.tree_map(np.float32, params), ARG) * 2 + 3
+    np.testing.assert_allclose(out["pair"].a, want, rtol=1e-6)
+    assert out["list"][0] == 7
+    assert "__call__" in entry.source and str(saved.name) in entry.source
+
+
+def test_functions_of_a_loaded_object(saved):
+    loaded = tf.saved_model.load(saved)
+    entry = entry_point(loaded.__call__, (ARG,), config=CONFIG)
+    assert entry.arg_names == ("x",) and entry.args[0]["unused"].name == "mine"
+    with pytest.raises(SignatureError, match=r"fit none of these signatures(.|\n)*image"):
+        entry_point(loaded.__call__, (X,), config=CONFIG)
+    entry_point(loaded.__call__, (ARG, True), config=CONFIG)
+    with pytest.raises(SignatureError, match="fit none"):
+        entry_point(loaded.__call__, (ARG, False), config=CONFIG)
+
+
+def test_signature_only(saved):
+    """A concrete function of a signature takes keywords and returns a dictionary."""
+    loaded = tf.saved_model.load(saved)
+    concrete = loaded.signatures["serving_default"]
+    for entry in (
+        entry_point(concrete, config=CONFIG),
+        entry_points(saved, config=CONFIG)["serving_default"],
+    ):
+        assert entry.args == () and entry.arg_names == ()
+        assert entry.kwargs == {
+            "picture": ArgSpec("picture", (2, 3), np.dtype(np.float32)),
+            "number": ArgSpec("number", (), np.dtype(np.int32)),
+        }
+        out = call(entry, number=np.int32(7), picture=X)
+        want = concrete(picture=tf.constant(X), number=tf.constant(7))
+        assert set(out) == {"y"}
+        np.testing.assert_allclose(out["y"], want["y"].numpy(), rtol=1e-6)
+
+
+def test_nested_functions_and_signatures(tmp_path):
+    root = tf.Module()
+    root.inner = tf.Module()
+    spec = [tf.TensorSpec([None, 3]), tf.TensorSpec([])]
+    root.inner.scale = tf.function(lambda x, by: {"y": x * by}, input_signature=spec)
+    root.inner.shift = tf.function(lambda x, by: x + by, input_signature=spec)
+    root.table = {"f": tf.function(lambda x: (x, [x]), input_signature=spec[:1])}
+    tf.saved_model.save(root, tmp_path, signatures={"named": root.inner.scale})
+    points = entry_points(tmp_path, config=CONFIG)
+    assert set(points.functions) == {"inner.scale", "inner.shift", "table.f"}
+    assert points.signatures == ("named",)
+    assert len(points) == 4 and list(points)[-1] == "named"
+    with pytest.raises(SignatureError, match=r"one of:\n(.|\n)*inner\.shift"):
+        default_name(points)
+    np.testing.assert_array_equal(call(points["inner.shift"], X, np.float32(1)), X + 1)
+    np.testing.assert_array_equal(call(points["named"], x=X, by=np.float32(3))["y"], 3 * X)
+    assert points["inner.scale"].args[0] == ArgSpec("x", (None, 3), np.dtype(np.float32))
+    assert call(points["table.f"], X)[1][0].shape == (2, 3)
+
+
+def test_one_signature_is_read(tmp_path):
+    root = tf.Module()
+    spec = [tf.TensorSpec([2])]
+    root.good = tf.function(lambda x: x + 1.0, input_signature=spec)
+    root.bad = tf.function(lambda x: tf.linalg.svd(tf.linalg.diag(x))[0], input_signature=spec)
+    tf.saved_model.save(root, tmp_path, signatures={"serving_default": root.good})
+    points = entry_points(tmp_path, signature="good", config=CONFIG)
+    assert list(points) == ["good"] and default_name(points) == "good"
+    assert call(points["good"], np.ones(2, np.float32)).shape == (2,)
+    every = entry_points(tmp_path, config=CONFIG)
+    assert default_name(every) == "serving_default"
+    with pytest.raises(UnsupportedOpError, match=r"tf\.Svd"):
+        every["bad"]
+    with pytest.raises(SignatureError, match=r"no function 'other'(.|\n)*good"):
+        entry_points(tmp_path, signature="other", config=CONFIG)
+
+
+def test_several_concrete_functions(tmp_path):
+    root = tf.Module()
+    root.f = tf.function(lambda x, training=False: x * 2 if training else x)
+    root.f.get_concrete_function(tf.TensorSpec([2]), training=True)
+    root.f.get_concrete_function(tf.TensorSpec([2]), training=False)
+    tf.saved_model.save(root, tmp_path)
+    points = entry_points(tmp_path, config=CONFIG)
+    by_flag = {"True" in name: points[name] for name in points.functions}
+    x = np.ones(2, np.float32)
+    assert call(by_flag[True], x)[0] == 2 and call(by_flag[False], x)[0] == 1
+
+
+def test_optional_arguments_need_not_be_given(tmp_path):
+    root = tf.Module()
+    root.f = tf.function(lambda x, mask=None: x if mask is None else x * mask)
+    root.f.get_concrete_function(tf.TensorSpec([2]))
+    tf.saved_model.save(root, tmp_path)
+    assert entry_points(tmp_path, config=CONFIG)["f"].arg_names == ("x",)
+
+
+def test_open_batch_through_a_directory(tmp_path):
+    def f(x):
+        return x.reshape((-1,)) * 2
+
+    root = tf.Module()
+    root.f = tf.function(
+        jax2tf.convert(f, polymorphic_shapes=["b, 3"]),
+        autograph=False,
+        input_signature=[tf.TensorSpec([None, 3], name="x")],
+    )
+    tf.saved_model.save(root, tmp_path)
+    entry = entry_points(tmp_path, config=CONFIG)["f"]
+    assert entry.args[0].shape == (None, 3)
+    for size in (1, 4):
+        x = np.resize(X, (size, 3))
+        np.testing.assert_array_equal(call(entry, x), f(x))
+
+
+def test_variables_are_read_once(saved):
+    points = entry_points(saved, config=CONFIG)
+    name = points.signatures[0]
+    one = {p.name: p.value for p in points["__call__"].params}
+    other = {p.name: p.value for p in points[name].params}
+    assert set(one) == set(other)
+    assert all(one[k] is other[k] for k in one)
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(MalformedModelError, match="nowhere does not exist"):
+        entry_points(tmp_path / "nowhere", config=CONFIG)
+    with pytest.raises(MalformedModelError, match=r"saved_model\.pb does not exist"):
+        entry_points(tmp_path, config=CONFIG)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(MalformedModelError, match="is not a directory"):
+        entry_points(file, config=CONFIG)
+
+
+def damaged(saved, tmp_path, data: bytes) -> Path:
+    path = tmp_path / "damaged"
+    shutil.copytree(saved, path)
+    (path / "saved_model.pb").write_bytes(data)
+    return path
+
+
+def test_empty_file(saved, tmp_path):
+    with pytest.raises(MalformedModelError, match=r"saved_model\.pb is empty"):
+        entry_points(damaged(saved, tmp_path, b""), config=CONFIG)
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.3, 0.5, 0.9, 0.999])
+def test_truncated_file(saved, tmp_path, fraction):
+    data = (saved / "saved_model.pb").read_bytes()
+    with pytest.raises(MalformedModelError, match=r"saved_model\.pb"):
+        path = damaged(saved, tmp_path, data[: int(len(data) * fraction)])
+        entry_points(path, config=CONFIG)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_file(saved, tmp_path, seed):
+    data = random.Random(seed).randbytes(2000)
+    with pytest.raises(MalformedModelError, match=r"saved_model\.pb"):
+        entry_points(damaged(saved, tmp_path, data), config=CONFIG)
+
+
+def test_missing_variables(saved, tmp_path):
+    path = tmp_path / "damaged"
+    shutil.copytree(saved, path)
+    shutil.rmtree(path / "variables")
+    with pytest.raises(MalformedModelError, match="TensorFlow cannot load"):
+        entry_points(path, config=CONFIG)
+
+
+def test_truncated_variables(saved, tmp_path):
+    path = tmp_path / "damaged"
+    shutil.copytree(saved, path)
+    (data,) = (path / "variables").glob("*.data*")
+    data.write_bytes(data.read_bytes()[:10])
+    with pytest.raises(MalformedModelError, match="TensorFlow cannot load"):
+        entry_points(path, config=CONFIG)
+
+
+def test_fresh_process_without_jax2tf(saved):
+    code = f"""
+        import sys
+        import numpy as np
+        from invert._config import Config
+        assert "tensorflow" not in sys.modules
+        from invert.frontends.saved_model import default_name, entry_points
+        assert "tensorflow" not in sys.modules
+        points = entry_points({str(saved)!r}, config=Config())
+        entry = points[default_name(points)]
+        x = np.ones((2, 3), np.float32)
+        out = entry.fn([p.value for p in entry.params], x, np.int32(1))
+        assert "jax.experimental.jax2tf" not in sys.modules
+        print(len(out), float(out[2].sum()))
+    """
+    root = Path(__file__).parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.split()[0] == "3"
