@@ -16,7 +16,7 @@ from typing import Any
 
 from invert._compat import ir, make_ir_context, stablehlo_dialect
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert.frontends._parse_check import check_in_child
+from invert.frontends._parse_check import REMEDY, check_in_child
 from invert.frontends._parse_worker import read
 
 _MAGIC = b"ML\xefR"
@@ -71,7 +71,7 @@ def parse_module(
         check_in_child(kind, data, what)
     module = read(ir, stablehlo_dialect, make_ir_context, kind, data)
     if isinstance(module, str):
-        raise MalformedModelError(f"The {what} cannot be read: {module}. {_AGAIN}")
+        raise MalformedModelError(f"The {what} cannot be read: {module}. {REMEDY[kind]}")
     entry_function(module, what=what)
     return module
 
@@ -104,11 +104,6 @@ def entry_function(module: ir.Module, *, what: str = "StableHLO module") -> ir.O
         raise MalformedModelError(
             f"The {what} has {len(public)} public functions ({', '.join(public) or 'none'}) and "
             "none of them is `main`. Make the others private, or name the entry `main`."
-        )
-    if not op.operation.regions[0].blocks:
-        raise MalformedModelError(
-            f"The public function of the {what} is a declaration without a body. Export the whole "
-            "module."
         )
     return op
 

@@ -17,6 +17,11 @@ from invert._compat import READER_PRELUDE
 from invert._errors import InvertError, MalformedModelError
 
 _WORKER = pathlib.Path(__file__).with_name("_parse_worker.py")
+REMEDY = {
+    "text": "Correct the text, or export or copy the model again.",
+    "bytecode": "The bytes are damaged or are not StableHLO; export or copy the model again.",
+    "portable": "The bytes are damaged or are not StableHLO; export or copy the model again.",
+}
 _START_SECONDS = 60.0
 _SECONDS = 20.0
 _SECONDS_PER_BYTE = 2e-6  # a slow machine reads about 10 MB in a second
@@ -130,7 +135,4 @@ def check_in_child(kind: str, data: bytes, what: str) -> None:
     """
     reason = _child().ask(kind, data)
     if reason is not None:
-        raise MalformedModelError(
-            f"The {what} cannot be read: {reason}. The bytes are damaged or are not StableHLO; "
-            "export or copy the model again."
-        )
+        raise MalformedModelError(f"The {what} cannot be read: {reason}. {REMEDY[kind]}")
