@@ -232,3 +232,28 @@ def module_bytecode(module: ir.Module) -> bytes:
     out = io.BytesIO()
     module.operation.write_bytecode(file=out)
     return out.getvalue()
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Whether `value` is a jaxpr, closed or open; jax 0.12 has one class for both."""
+    return isinstance(value, (core.Jaxpr, core.ClosedJaxpr))
+
+
+def open_jaxpr(closed: Any) -> core.Jaxpr:
+    """The jaxpr without the values of its constants."""
+    return getattr(closed, "jaxpr", closed)
+
+
+def dce(jaxpr: core.Jaxpr) -> core.Jaxpr:
+    """Removes equations whose results are not used; keeps all arguments."""
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
+
+
+def constants_as_arguments(jaxpr: core.Jaxpr) -> core.Jaxpr:
+    """Makes the constant variables the leading arguments."""
+    return partial_eval.convert_constvars_jaxpr(jaxpr)
+
+
+def eval_jaxpr(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr without constants."""
+    return core.eval_jaxpr(jaxpr, (), *values)

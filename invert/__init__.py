@@ -1,0 +1,20 @@
+"""`invert` undoes the lowering of `jax2tf`: StableHLO and TF graphs become JAX programs again."""
+
+from invert._api import convert as convert
+from invert._api import from_exported as from_exported
+from invert._api import from_stablehlo as from_stablehlo
+from invert._api import load as load
+from invert._api import roundtrip as roundtrip
+from invert._config import Config as Config
+from invert._errors import EmissionError as EmissionError
+from invert._errors import InvertError as InvertError
+from invert._errors import MalformedModelError as MalformedModelError
+from invert._errors import MissingDependencyError as MissingDependencyError
+from invert._errors import Problem as Problem
+from invert._errors import SignatureError as SignatureError
+from invert._errors import UnsupportedOpError as UnsupportedOpError
+from invert._errors import VerificationError as VerificationError
+from invert._module import Module as Module
+from invert._report import Report as Report
+
+__version__ = "0.1.0"

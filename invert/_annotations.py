@@ -1,0 +1,80 @@
+"""jaxtyping annotations and signatures of recovered functions."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jaxtyping
+import numpy as np
+from jax import Array
+from jaxtyping import PyTree
+
+from invert._entry import ArgSpec, EntryPoint
+
+_NAMES = {
+    "bool": "Bool",
+    "bfloat16": "BFloat16",
+    **{f"int{n}": f"Int{n}" for n in (2, 4, 8, 16, 32, 64)},
+    **{f"uint{n}": f"UInt{n}" for n in (2, 4, 8, 16, 32, 64)},
+    **{f"float{n}": f"Float{n}" for n in (16, 32, 64)},
+    **{f"complex{n}": f"Complex{n}" for n in (64, 128)},
+    **{
+        f"float8_{kind}": f"Float8{kind}"
+        for kind in ("e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+    },
+}
+
+
+def array_type(spec: ArgSpec) -> Any:
+    """`Float32[Array, "3 batch"]` for a specification."""
+    kind = getattr(jaxtyping, _NAMES.get(str(np.dtype(spec.dtype)), ""), jaxtyping.Shaped)
+    sizes = [_size(n) for n in spec.shape]
+    return kind[Array, " ".join(sizes)]
+
+
+def _size(size: int | str | None) -> str:
+    if isinstance(size, int):
+        return str(size)
+    return size if size is not None and size.isidentifier() else "_"
+
+
+def tree_type(tree: Any) -> Any:
+    """The annotation of a pytree of `ArgSpec`."""
+    if isinstance(tree, ArgSpec):
+        return array_type(tree)
+    if tree is None:
+        return None
+    if type(tree) is tuple:
+        return tuple[tuple(tree_type(t) for t in tree)] if tree else tuple[()]
+    if type(tree) in (dict, list):
+        values = tree.values() if isinstance(tree, dict) else tree
+        types = {str(t): t for t in map(tree_type, values)}
+        value = next(iter(types.values())) if len(types) == 1 else Any
+        return dict[str, value] if isinstance(tree, dict) else list[value]
+    return PyTree
+
+
+def signature(entry: EntryPoint) -> inspect.Signature:
+    """The call signature of an entry point, annotated."""
+    names = list(entry.arg_names)
+    ordinary = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
+    kind = (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD if ordinary else inspect.Parameter.POSITIONAL_ONLY
+    )
+    parameters = [
+        inspect.Parameter(name, kind, annotation=tree_type(tree))
+        for name, tree in zip(names, entry.args, strict=True)
+    ]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=tree_type(tree))
+        for name, tree in entry.kwargs.items()
+    ]
+    return inspect.Signature(parameters, return_annotation=_result_type(entry))
+
+
+def _result_type(entry: EntryPoint) -> Any:
+    if entry.results is None:
+        return PyTree
+    return tree_type(jax.tree_util.tree_unflatten(entry.out_tree, entry.results))

@@ -1,0 +1,145 @@
+"""The flow in one screen: front end, raising, canonical form, patterns, module."""
+
+from __future__ import annotations
+
+import collections
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.export
+
+from invert import _compat, _jaxpr, _module
+from invert._config import Config
+from invert._entry import EntryPoint
+from invert._module import Module, Stage
+from invert._report import Report
+
+_DEFAULT = Config()
+
+
+def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
+    """Raises an entry point at the given argument types and rewrites it."""
+    seconds = {}
+    start = time.perf_counter()
+    params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
+
+    def raised(*values: Any) -> Sequence[Any]:
+        return entry.fn(values[: len(params)], *values[len(params) :])
+
+    # Modules hold values of 64 bits whatever the session's setting.
+    with jax.enable_x64(True):
+        closed = _compat.trace_closed(raised, *params, *avals)
+        seconds["raise"] = time.perf_counter() - start
+        start = time.perf_counter()
+        jaxpr, constants = _jaxpr.canonicalize(closed)
+        seconds["canonicalize"] = time.perf_counter() - start
+    rewrites: collections.Counter[str] = collections.Counter()
+    counts = _jaxpr.primitive_counts(jaxpr)
+    report = Report(
+        entry=entry.name,
+        source=entry.source,
+        primitives=counts,
+        opaque=_jaxpr.opaque_targets(jaxpr),
+        rewrites=dict(rewrites),
+        seconds=seconds,
+    )
+    return Stage(jaxpr, constants, report, _jaxpr.has_wide_types(jaxpr))
+
+
+def _build(entry: EntryPoint, config: Config, examples: Sequence[Any] | None = None) -> Module:
+    function = _module.Function(entry, lambda entry, avals: recover(entry, avals, config))
+    if function.is_static:
+        function.stage([_Shape(spec.shape) for spec in function.specs])
+    elif examples:
+        function.stage(function.flatten(examples, {}))
+    return _module.build(function)
+
+
+class _Shape:
+    """Stands for an array of which only the shape matters."""
+
+    def __init__(self, shape: Sequence[Any]):
+        self.shape = tuple(shape)
+
+
+def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
+    """Brings a TensorFlow function home that was made with `jax2tf.convert`: JAX -> TF -> JAX.
+
+    **Arguments:**
+
+    - `tf_fn`: a `tf.function`, a `ConcreteFunction`, a function of a restored SavedModel, or the
+        bare result of `jax2tf.convert`.
+    - `args`, `kwargs`: example arguments (arrays, `jax.ShapeDtypeStruct` or `tf.TensorSpec`, in any
+        pytree). Only their shapes and dtypes matter. They may be left out where the function has
+        one signature.
+    - `config`: see `Config`.
+
+    **Returns:** a `Module`.
+
+    **Raises:** `UnsupportedOpError`, `SignatureError`, `MalformedModelError`,
+        `MissingDependencyError`.
+    """
+    from invert.frontends import tf_function
+
+    entry = tf_function.entry_point(tf_fn, args, kwargs or None, config=config)
+    return _build(entry, config, args)
+
+
+def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
+    """Converts any TensorFlow function; see `roundtrip` for the arguments and errors."""
+    return roundtrip(tf_fn, *args, config=config, **kwargs)
+
+
+def load(
+    path: str | os.PathLike[str], *, signature: str | None = None, config: Config = _DEFAULT
+) -> Module:
+    """Loads one function of a SavedModel directory.
+
+    **Arguments:**
+
+    - `path`: the directory that holds `saved_model.pb`.
+    - `signature`: name of the function or signature; may be left out where there is one.
+
+    **Returns:** a `Module` whose `params` are the variables.
+
+    **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
+        `MissingDependencyError`.
+    """
+    from invert.frontends import saved_model
+
+    entries = saved_model.entry_points(path, signature=signature, config=config)
+    name = signature if signature is not None else saved_model.default_name(entries)
+    return _build(entries[name], config)
+
+
+def from_stablehlo(module: bytes | str, *, config: Config = _DEFAULT) -> Module:
+    """Raises a StableHLO module.
+
+    **Arguments:**
+
+    - `module`: MLIR text, MLIR bytecode or a StableHLO portable artifact.
+
+    **Returns:** a `Module` over flat arguments, named as in the module.
+
+    **Raises:** `MalformedModelError`, `UnsupportedOpError`.
+    """
+    from invert.frontends import stablehlo
+
+    return _build(stablehlo.entry_point(module, config=config), config)
+
+
+def from_exported(
+    exported: jax.export.Exported | bytes | bytearray, *, config: Config = _DEFAULT
+) -> Module:
+    """Raises a `jax.export.Exported` or its serialized form.
+
+    **Returns:** a `Module` with the pytrees of the original.
+
+    **Raises:** `MalformedModelError`, `UnsupportedOpError`.
+    """
+    from invert.frontends import exported as frontend
+
+    return _build(frontend.entry_point(exported, config=config), config)

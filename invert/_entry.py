@@ -1,0 +1,66 @@
+"""What a front end hands over: one traceable function with its names, trees and parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgSpec:
+    """One array argument or result: its name and type.
+
+    **Arguments:**
+
+    - `name`: the name in the original signature; need not be an identifier.
+    - `shape`: tuple of sizes; `None` where the container leaves a size open, or a string such
+        as `"b"` for a named open size.
+    - `dtype`: a NumPy (or ml_dtypes) dtype.
+    """
+
+    name: str
+    shape: tuple[int | str | None, ...]
+    dtype: np.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Param:
+    """One variable of the container. `name` is the original name, such as `dense/kernel`."""
+
+    name: str
+    value: np.ndarray
+    trainable: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class EntryPoint:
+    """One callable of a container, before raising.
+
+    **Arguments:**
+
+    - `name`: name of the function or signature.
+    - `fn`: `fn(param_values, *flat_args) -> list` of flat results; `param_values` is a sequence in
+        the order of `params`. Traceable by JAX: it runs the raising rules on whatever values it
+        is given, so tracing it yields the raw jaxpr.
+    - `args`, `kwargs`: the signature as pytrees whose leaves are `ArgSpec`; `flat_args` of `fn` are
+        the leaves of `(args, kwargs)` in `jax.tree_util` order.
+    - `arg_names`: names of the positional arguments, one for each element of `args`.
+    - `out_tree`: structure of the results; its leaves are the flat results of `fn`.
+    - `params`: the variables the function reads.
+    - `source`: one line that says where it came from.
+    - `results`: types of the flat results, where the container states them.
+    """
+
+    name: str
+    fn: Callable[..., Sequence[Any]]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    arg_names: tuple[str, ...]
+    out_tree: jax.tree_util.PyTreeDef
+    params: tuple[Param, ...] = ()
+    source: str = ""
+    results: tuple[ArgSpec, ...] | None = None

@@ -1,0 +1,287 @@
+"""The callable Equinox module that a conversion returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from invert import _annotations, _compat
+from invert._entry import ArgSpec, EntryPoint
+from invert._errors import SignatureError
+from invert._report import Report
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage:
+    """The recovered program at fixed argument types.
+
+    **Arguments:**
+
+    - `jaxpr`: takes the constants, then the parameters, then the flat arguments.
+    - `constants`: values of the leading arguments of `jaxpr`.
+    - `report`: how it was recovered.
+    """
+
+    jaxpr: Any
+    constants: tuple[np.ndarray, ...]
+    report: Report
+    wide: bool
+
+    def run(self, *values: Any) -> list[Any]:
+        """Evaluates the equations on arrays or tracers."""
+        if not self.wide:
+            return _compat.eval_jaxpr(self.jaxpr, values)
+        # Values of 64 bits exist whatever the session's setting, as they do in the module.
+        with jax.enable_x64(True):
+            return _compat.eval_jaxpr(self.jaxpr, values)
+
+
+class Function:
+    """An entry point with the programs recovered for the argument types seen so far."""
+
+    def __init__(self, entry: EntryPoint, recover: Callable[[EntryPoint, Sequence[Any]], Stage]):
+        self.entry = entry
+        self._recover = recover
+        self._stages: dict[Any, Stage] = {}
+        self._compiled: dict[Stage, Callable[..., Any]] = {}
+        specs, self.in_tree = jax.tree_util.tree_flatten(
+            (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
+        )
+        self.specs: list[ArgSpec] = specs
+        self.signature = _annotations.signature(entry)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the arguments have one shape only."""
+        return all(isinstance(n, int) for spec in self.specs for n in spec.shape)
+
+    @property
+    def stages(self) -> Mapping[Any, Stage]:
+        return self._stages
+
+    def stage(self, values: Sequence[Any]) -> Stage:
+        """The program for the shapes of `values`, recovered once."""
+        key = tuple(tuple(v.shape) for v in values)
+        if key not in self._stages:
+            avals = [
+                jax.ShapeDtypeStruct(shape, spec.dtype)
+                for shape, spec in zip(key, self.specs, strict=True)
+            ]
+            self._stages[key] = self._recover(self.entry, avals)
+        return self._stages[key]
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The flat arguments, checked against the signature.
+
+        **Raises:** `SignatureError` with all that does not fit.
+        """
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise SignatureError(
+                f"{self.entry.name}{self.signature}: {error}"
+            ) from error
+        n = len(self.entry.args)
+        names = list(self.entry.arg_names)
+        args = tuple(bound.arguments[names[i]] for i in range(n))
+        rest = {k: v for k, v in bound.arguments.items() if k not in names}
+        values, tree = jax.tree_util.tree_flatten((args, rest))
+        if tree != self.in_tree:
+            raise SignatureError(
+                f"{self.entry.name}: the arguments have the structure {tree}, "
+                f"expected {self.in_tree}"
+            )
+        problems: list[str] = []
+        flat = [_fit(v, s, problems) for v, s in zip(values, self.specs, strict=True)]
+        self._check_named_sizes(flat, problems)
+        if problems:
+            raise SignatureError(f"{self.entry.name}: " + "; ".join(problems))
+        return flat
+
+    def _check_named_sizes(self, flat: Sequence[Any], problems: list[str]) -> None:
+        sizes: dict[str, tuple[int, str]] = {}
+        for value, spec in zip(flat, self.specs, strict=True):
+            if value is None:
+                continue
+            for size, name in zip(value.shape, spec.shape, strict=True):
+                if not isinstance(name, str) or not name.isidentifier():
+                    continue
+                seen, where = sizes.setdefault(name, (size, spec.name))
+                if seen != size:
+                    problems.append(
+                        f"{spec.name!r} has size {size} where {where!r} has {seen}, but both are "
+                        f"the dimension {name!r}"
+                    )
+
+    def __call__(
+        self,
+        constants: Sequence[Any],
+        params: Sequence[Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        flat = self.flatten(args, kwargs)
+        stage = self.stage(flat)
+        # The module carries the constants of its first program; others bring their own.
+        held = constants if stage is next(iter(self._stages.values())) else stage.constants
+        values = (*held, *params, *flat)
+        traced = any(isinstance(v, jax.core.Tracer) for v in values)
+        if traced:
+            results = stage.run(*values)
+        else:
+            if stage not in self._compiled:
+                self._compiled[stage] = jax.jit(stage.run)
+            results = self._compiled[stage](*values)
+        return jax.tree_util.tree_unflatten(self.entry.out_tree, results)
+
+
+def _fit(value: Any, spec: ArgSpec, problems: list[str]) -> Any:
+    """`value` as an array of the type of `spec`, or a line in `problems`."""
+    if isinstance(value, (bool, int, float, complex)):
+        value = np.asarray(value, spec.dtype)
+    elif not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        try:
+            value = np.asarray(value)
+        except (TypeError, ValueError) as error:
+            problems.append(f"{spec.name!r} is no array: {error}")
+            return None
+        if not value.shape and value.dtype == object:
+            problems.append(f"{spec.name!r} is no array but a {type(value.item()).__name__}")
+            return None
+    want = tuple(n if isinstance(n, int) else "?" if n is None else n for n in spec.shape)
+    have = tuple(value.shape)
+    if len(have) != len(want) or any(
+        isinstance(w, int) and w != h for w, h in zip(want, have, strict=True)
+    ):
+        problems.append(f"{spec.name!r} has the shape {_shape(have)}, expected {_shape(want)}")
+        return None
+    if value.dtype == spec.dtype:
+        return value
+    # Without jax_enable_x64, JAX narrows 64-bit arguments on its own before they come here.
+    if value.dtype == jax.dtypes.canonicalize_dtype(spec.dtype):
+        with jax.enable_x64(True):
+            return jnp.asarray(value).astype(spec.dtype)
+    problems.append(f"{spec.name!r} has the dtype {value.dtype}, expected {spec.dtype}")
+    return None
+
+
+def _shape(shape: Sequence[Any]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+class Module(eqx.Module):
+    """A recovered program: callable, with its variables as parameters.
+
+    Every conversion makes a subclass whose `__call__` has the signature of the original.
+
+    **Attributes:**
+
+    - `params`: nested dictionaries of arrays that follow the names of the variables.
+    - `constants`: arrays that the program holds itself, such as weights it was exported with.
+    """
+
+    params: dict[str, Any]
+    constants: tuple[Array | np.ndarray, ...]
+    _function: Function = eqx.field(static=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program.
+
+        **Raises:** `SignatureError` where the arguments do not fit the signature.
+        """
+        function = self._function
+        leaves = [
+            _lookup(self.params, path) for path in param_paths([p.name for p in function.entry.params])
+        ]
+        return function(self.constants, leaves, args, kwargs)
+
+    @property
+    def jaxpr(self) -> Any:
+        """The program as a jaxpr: constants, parameters, then the flat arguments.
+
+        **Raises:** `SignatureError` where argument sizes are open and no call has fixed them.
+        """
+        return self._first().jaxpr
+
+    @property
+    def report(self) -> Report:
+        """What the conversion did."""
+        return self._first().report
+
+    def _first(self) -> Stage:
+        stages = self._function.stages
+        if not stages:
+            raise SignatureError(
+                f"{self._function.entry.name}: the argument sizes are open; call the module, or "
+                "pass example arguments when converting"
+            )
+        return next(iter(stages.values()))
+
+
+def param_paths(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Paths into nested dictionaries for variable names such as `dense/kernel`.
+
+    A name that is also the prefix of another keeps its slashes, so that both have a place.
+    """
+    split = [tuple(n.split("/")) for n in names]
+    leaves = set(split)
+    return [
+        path if not any(path[:i] in leaves for i in range(1, len(path))) else ("/".join(path),)
+        for path in split
+    ]
+
+
+def nest(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Values as nested dictionaries, see `param_paths`."""
+    tree: dict[str, Any] = {}
+    for path, value in zip(param_paths(names), values, strict=True):
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = value
+    return tree
+
+
+def _lookup(tree: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        tree = tree[part]
+    return tree
+
+
+def build(function: Function) -> Module:
+    """The module of an entry point, of a class made for it."""
+    entry = function.entry
+    base = Module.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return base(self, *args, **kwargs)
+
+    call.__name__, call.__qualname__ = "__call__", f"{entry.name}.__call__"
+    call.__doc__ = f"Recovered from {entry.source}."
+    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [self_parameter, *function.signature.parameters.values()]
+    call.__signature__ = function.signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters[1:]}
+    call.__annotations__["return"] = function.signature.return_annotation
+    name = entry.name if entry.name.isidentifier() else "Recovered"
+    cls = type(Module)(
+        name, (Module,), {"__call__": call, "__module__": __name__, "__doc__": call.__doc__}
+    )
+    params = nest([p.name for p in entry.params], [jnp_or_numpy(p.value) for p in entry.params])
+    stages = list(function.stages.values())
+    return cls(params, stages[0].constants if stages else (), function)
+
+
+def jnp_or_numpy(value: np.ndarray) -> Array | np.ndarray:
+    """A device array; a NumPy array where JAX would narrow its dtype."""
+    if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        return value
+    return jnp.asarray(value)

@@ -1,0 +1,100 @@
+"""The opaque equation: a custom call that no rule or pattern has recovered.
+
+It keeps everything the file says, lowers to the same custom call, and runs where the target is
+registered for the platform. It has no derivative and no batching rule; asking for one names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.interpreters import ad, batching, mlir
+
+from invert import _compat
+from invert._compat import ir
+from invert._errors import Problem, UnsupportedOpError
+
+custom_call_p = _compat.core.Primitive("custom_call")
+custom_call_p.multiple_results = True
+
+# Targets that the compiler itself understands on every platform; they are in no registry.
+_BUILT_IN = frozenset({"TopK", "ApproxTopK", "LayoutConstraint", "Sharding", "PartialReduce"})
+
+
+def custom_call(
+    *operands: Any,
+    target: str,
+    attributes: tuple[tuple[str, str], ...],
+    avals: tuple[jax.ShapeDtypeStruct | None, ...],
+    computations: tuple[Any, ...] = (),
+) -> list[Any]:
+    """Binds the opaque equation.
+
+    **Arguments:**
+
+    - `target`: name of the custom call.
+    - `attributes`: every attribute as the text that MLIR prints, sorted by name.
+    - `avals`: shapes and dtypes of the results; `None` stands for a token.
+    - `computations`: closed jaxprs of the functions it is given.
+    """
+    return custom_call_p.bind(
+        *operands,
+        target=target,
+        attributes=attributes,
+        avals=tuple(None if a is None else (a.shape, a.dtype) for a in avals),
+        computations=computations,
+    )
+
+
+@custom_call_p.def_abstract_eval
+def _abstract_eval(*operands: Any, avals: Sequence[Any], **_: Any) -> list[Any]:
+    return [
+        _compat.core.abstract_token if a is None else _compat.core.ShapedArray(*a) for a in avals
+    ]
+
+
+custom_call_p.def_impl(_compat.apply_primitive(custom_call_p))
+
+
+def _refuse(target: str, what: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        [
+            Problem(
+                f"stablehlo.custom_call @{target}",
+                what,
+                remedy="The program keeps it as an opaque equation because no pattern recovered "
+                "the JAX function it came from; see the report of the module.",
+            )
+        ]
+    )
+
+
+def _lower(
+    ctx: Any,
+    *operands: ir.Value,
+    target: str,
+    attributes: Sequence[tuple[str, str]],
+    avals: Sequence[Any],
+    computations: Sequence[Any],
+) -> Sequence[ir.Value]:
+    for platform in ctx.module_context.platforms:
+        if target not in _BUILT_IN and not _compat.custom_call_is_registered(target, platform):
+            raise _refuse(target, f"its target is not registered for the platform {platform!r}")
+    return _compat.emit_custom_call(ctx, operands, attributes, computations)
+
+
+mlir.register_lowering(custom_call_p, _lower)
+
+
+def _jvp(primals: Any, tangents: Any, *, target: str, **_: Any) -> Any:
+    raise _refuse(target, "it has no derivative")
+
+
+def _batch(args: Any, dims: Any, *, target: str, **_: Any) -> Any:
+    raise _refuse(target, "it has no batching rule")
+
+
+ad.primitive_jvps[custom_call_p] = _jvp
+batching.primitive_batchers[custom_call_p] = _batch

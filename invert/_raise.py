@@ -1,0 +1,333 @@
+"""The raising registry and its context: StableHLO ops become `lax` primitives.
+
+A rule is registered under the op's name, as JAX registers lowerings under primitives. Rules run
+while JAX traces: the values they are given are tracers, or NumPy arrays for constants, and what they
+bind becomes the raw jaxpr. One evaluation of a function walks its ops once, so the cost is linear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert import _compat
+from invert._compat import ir
+from invert._config import Config
+from invert._errors import InvertError, Problem, UnsupportedOpError
+from invert.primitives.stablehlo import _attributes
+
+Value = Any  # a tracer, or a NumPy array where the value is known at conversion
+Rule = Callable[..., Any]
+
+_RULES: dict[str, Rule] = {}
+_REFUSED: dict[str, tuple[str, str]] = {}
+
+# Attributes that say nothing about the values an op computes. Sharding is read where JAX puts it,
+# on its own ops; on other ops it is the partitioner's annotation.
+_SILENT_ATTRIBUTES = frozenset(
+    {
+        "mhlo.frontend_attributes",
+        "mhlo.sharding",
+        "sdy.sharding",
+        "sdy.propagated_shardings",
+        "xla_shape",
+        "result_layouts",
+        "operand_layouts",
+        "mhlo.original_value",
+    }
+)
+
+
+def raises(*names: str) -> Callable[[Rule], Rule]:
+    """Registers the raising rule of the ops `names`.
+
+    The rule is called as `rule(ctx, op, *operands)` and returns one value or a sequence of values.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            if name in _RULES or name in _REFUSED:
+                raise ValueError(f"{name} has a raising rule already")
+            _RULES[name] = rule
+        return rule
+
+    return register
+
+
+def refuse(name: str, reason: str, remedy: str) -> None:
+    """Registers an op that has no counterpart, with the reason and the remedy for the error."""
+    if name in _RULES or name in _REFUSED:
+        raise ValueError(f"{name} has a raising rule already")
+    _REFUSED[name] = (reason, remedy)
+
+
+def rule_names() -> tuple[str, ...]:
+    """Names of all ops that have a rule."""
+    return tuple(sorted(_RULES))
+
+
+def refused_names() -> tuple[str, ...]:
+    """Names of all ops that are refused with a reason."""
+    return tuple(sorted(_REFUSED))
+
+
+class UnknownAttributeError(InvertError):
+    """An op carries an attribute that its rule does not know."""
+
+
+class Op:
+    """One MLIR operation, with its attributes marked as they are read."""
+
+    __slots__ = ("_attributes", "name", "op", "unread")
+
+    def __init__(self, op: ir.Operation):
+        self.op = op
+        self.name: str = op.name
+        self._attributes = op.attributes
+        self.unread = set(_compat.attribute_names(op))
+
+    def get(self, name: str) -> Any:
+        """The attribute `name`, or `None`; marks it as read."""
+        if name not in self.unread:
+            return self._attributes[name] if name in self._attributes else None
+        self.unread.discard(name)
+        return self._attributes[name]
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise UnknownAttributeError(f"{self.name} has no attribute {name!r}")
+        return value
+
+    @property
+    def regions(self) -> Sequence[Any]:
+        return self.op.regions
+
+    @property
+    def location(self) -> str:
+        return _attributes.location_text(self.op.location)
+
+    def result_types(self) -> list[ir.Type]:
+        return [r.type for r in self.op.results]
+
+
+@dataclasses.dataclass
+class Context:
+    """What rules need beside the op: the module's functions, the configuration and the values."""
+
+    functions: Mapping[str, Any]
+    config: Config
+    jitted: dict[str, Callable[..., Any]]
+    env: dict[Any, Value]
+    # values that are a broadcast scalar: id of the broadcast -> (broadcast, scalar)
+    scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
+    # results of constants that were decoded ahead of the region they stand in
+    hoisted: set[Any] = dataclasses.field(default_factory=set)
+
+    def avals(self, op: Op) -> list[jax.ShapeDtypeStruct]:
+        """The result types of `op` as shapes and dtypes."""
+        return [_attributes.aval(t) for t in op.result_types()]
+
+    def aval(self, op: Op) -> jax.ShapeDtypeStruct:
+        return _attributes.aval(op.op.results[0].type)
+
+    def region(self, region: Any) -> Callable[..., list[Value]]:
+        """The one-block `region` as a function of its block arguments."""
+        block = region.blocks[0]
+
+        def call(*args: Value) -> list[Value]:
+            for parameter, arg in zip(block.arguments, args, strict=True):
+                self.env[parameter] = arg
+            return self.run(block)
+
+        return call
+
+    def run(self, block: Any) -> list[Value]:
+        """Raises the ops of `block` in order; returns the operands of its terminator."""
+        env = self.env
+        stack = ""
+        with contextlib.ExitStack() as scopes:
+            for view in block.operations:
+                op = view.operation
+                name = op.name
+                if name == "stablehlo.constant" and op.results[0] in self.hoisted:
+                    continue
+                operands = [env[v] for v in op.operands]
+                if name in _TERMINATORS:
+                    return operands
+                if (scope := _scope(op.location)) != stack:
+                    scopes.close()
+                    scopes.enter_context(_compat.name_stack(scope))
+                    stack = scope
+                for result, value in zip(op.results, self.apply(op, operands), strict=True):
+                    env[result] = value
+        raise InvertError("a block without a terminator")
+
+    def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:
+        """Raises one op and checks each result against the op's declared type."""
+        op = Op(operation)
+        rule = _RULES.get(op.name)
+        if rule is None:
+            raise UnsupportedOpError([_problem(operation)])
+        try:
+            results = rule(self, op, *operands)
+        except InvertError:
+            raise
+        except Exception as error:
+            raise UnsupportedOpError(
+                [Problem(op.name, f"{type(error).__name__}: {error}", op.location)]
+            ) from error
+        if not isinstance(results, (list, tuple)):
+            results = (results,)
+        unread = op.unread - _SILENT_ATTRIBUTES
+        unread = {n for n in unread if not n.startswith("jax.")}
+        if unread:
+            raise UnsupportedOpError(
+                [Problem(op.name, f"unknown attributes {sorted(unread)}", op.location)]
+            )
+        self._check(op, results)
+        return results
+
+    def _check(self, op: Op, results: Sequence[Value]) -> None:
+        types = op.result_types()
+        if len(types) != len(results):
+            raise InvertError(f"{op.name}: rule gave {len(results)} results, not {len(types)}")
+        for i, (type_, value) in enumerate(zip(types, results, strict=True)):
+            if _attributes.is_token(type_) or isinstance(value, tuple):
+                continue
+            want = _attributes.aval(type_)
+            if tuple(value.shape) != want.shape or value.dtype != want.dtype:
+                raise UnsupportedOpError(
+                    [
+                        Problem(
+                            op.name,
+                            f"result {i} was raised as {value.dtype}{list(value.shape)}, but the "
+                            f"module declares {want.dtype}{list(want.shape)}",
+                            op.location,
+                            "This is a defect of invert; please report the module.",
+                        )
+                    ]
+                )
+
+
+_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return", "chlo.return"})
+
+
+def _scope(location: Any) -> str:
+    """The user's name scopes of an op: its name stack without transforms and primitive."""
+    name = _attributes.location_name(location)
+    if "/" not in name:
+        return ""
+    parts = name.split("/")[:-1]
+    return "/".join(p for p in parts if p and "(" not in p and not p.endswith(":"))
+
+
+def _problem(op: ir.Operation) -> Problem:
+    location = _attributes.location_text(op.location)
+    if op.name in _REFUSED:
+        reason, remedy = _REFUSED[op.name]
+        return Problem(op.name, reason, location, remedy)
+    return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
+
+
+def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]:
+    """Calls the function `@name` of the module as a named inner `jit`.
+
+    One `jit` per function: JAX's own cache then traces a function that is called often only once.
+    """
+    if name not in ctx.jitted:
+        function = ctx.functions[name]
+
+        def call(*args: Value) -> list[Value]:
+            inner = dataclasses.replace(ctx, env={}, scalars={}, hoisted=set())
+            return inner.region(function.regions[0])(*args)
+
+        # Callees that were split off by the serializer end in _<number>; the name that the author
+        # gave is what is in front of it.
+        call.__name__ = call.__qualname__ = _jit_name(name)
+        ctx.jitted[name] = jax.jit(call)
+    return list(ctx.jitted[name](*args))
+
+
+def _jit_name(name: str) -> str:
+    stem, _, suffix = name.rpartition("_")
+    return stem if stem and suffix.isdigit() else name
+
+
+def free_values(region: Any) -> list[Any]:
+    """The values a region uses and does not define, each once, in order of use."""
+    defined: set[Any] = set()
+    used: dict[Any, None] = {}
+
+    def visit(region: Any) -> None:
+        for block in region.blocks:
+            defined.update(block.arguments)
+            for view in block.operations:
+                op = view.operation
+                for operand in op.operands:
+                    used.setdefault(operand)
+                defined.update(op.results)
+                for inner in op.regions:
+                    visit(inner)
+
+    visit(region)
+    return [v for v in used if v not in defined]
+
+
+def walk(function: Any) -> Iterator[ir.Operation]:
+    """All ops of a function, those of nested regions included, in program order."""
+    pending = [iter(function.regions[0].blocks[0].operations)]
+    while pending:
+        view = next(pending[-1], None)
+        if view is None:
+            pending.pop()
+            continue
+        op = view.operation
+        yield op
+        for region in op.regions:
+            for block in region.blocks:
+                pending.append(iter(block.operations))
+
+
+def reachable_problems(
+    functions: Mapping[str, Any],
+    entry: str,
+    extra: Callable[[ir.Operation], Problem | None],
+) -> list[Problem]:
+    """Every op reachable from `entry` that cannot be raised, once per op and location."""
+    problems: dict[Problem, None] = {}
+    seen = {entry}
+    pending = [entry]
+    while pending:
+        for op in walk(functions[pending.pop()]):
+            if op.name not in _RULES and op.name not in _TERMINATORS:
+                problems.setdefault(_problem(op))
+                continue
+            if (problem := extra(op)) is not None:
+                problems.setdefault(problem)
+            for name in _callees(op):
+                if name not in seen and name in functions:
+                    seen.add(name)
+                    pending.append(name)
+    return list(problems)
+
+
+def _callees(op: ir.Operation) -> list[str]:
+    """Names of the functions an op refers to."""
+    if op.name == "func.call":
+        return [_attributes.symbol_name(op.attributes["callee"])]
+    if op.name == "stablehlo.composite":
+        return [_attributes.symbol_name(op.attributes["decomposition"])]
+    if op.name == "stablehlo.custom_call" and "called_computations" in op.attributes:
+        return [_attributes.symbol_name(s) for s in op.attributes["called_computations"]]
+    return []
+
+
+def is_constant(value: Value) -> bool:
+    """Whether a value is known at conversion."""
+    return isinstance(value, (np.ndarray, np.generic))

@@ -1,0 +1,48 @@
+"""What a conversion did: counted per entry point, with the share of each stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What became of one entry point.
+
+    **Attributes:**
+
+    - `entry`: name of the entry point; `source`: where it came from.
+    - `primitives`: number of equations per primitive, those of inner jaxprs counted once.
+    - `opaque`: targets of the custom calls that stayed opaque equations, with their number.
+    - `rewrites`: number of times each pattern was applied.
+    - `seconds`: wall time of each stage, in seconds.
+    """
+
+    entry: str
+    source: str
+    primitives: Mapping[str, int]
+    opaque: Mapping[str, int]
+    rewrites: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+    @property
+    def equations(self) -> int:
+        """Number of equations, those of inner jaxprs counted once."""
+        return sum(self.primitives.values())
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.entry}: from {self.source or 'a StableHLO module'}",
+            f"  {self.equations} equations of {len(self.primitives)} primitives",
+        ]
+        if self.rewrites:
+            text = ", ".join(f"{n} x {name}" for name, n in sorted(self.rewrites.items()))
+            lines.append(f"  rewritten: {text}")
+        if self.opaque:
+            text = ", ".join(f"{n} x @{name}" for name, n in sorted(self.opaque.items()))
+            lines.append(f"  opaque custom calls: {text}")
+        total = sum(self.seconds.values())
+        stages = ", ".join(f"{name} {s:.3f} s" for name, s in self.seconds.items())
+        lines.append(f"  converted in {total:.3f} s ({stages})")
+        return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Front ends: each reads one container and hands over entry points."""

@@ -1,0 +1,227 @@
+"""StableHLO modules: text, bytecode and portable artifacts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert import _compat, _raise
+from invert._config import Config
+from invert._entry import ArgSpec, EntryPoint
+from invert._errors import Problem, SignatureError, UnsupportedOpError
+from invert._raise import Context, Value
+from invert.frontends._parse import parse_module
+from invert.primitives.stablehlo import rules as _rules
+from invert.primitives.stablehlo import _attributes, calls
+
+_PLATFORM_INDEX = "_platform_index"
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A parsed module with its entry point; calling it raises it under the current trace.
+
+    **Arguments:**
+
+    - `module`: the verified MLIR module.
+    - `platforms`: the platforms it was lowered for; several make it take a platform index.
+    """
+
+    module: Any
+    blob: bytes | str
+    config: Config
+    platforms: tuple[str, ...] = ()
+    location: str = ""
+
+    @classmethod
+    def from_bytes(
+        cls,
+        blob: bytes | str,
+        *,
+        config: Config,
+        platforms: tuple[str, ...] = (),
+        location: str = "",
+    ) -> Program:
+        """Parses `blob`: MLIR text, bytecode or a portable artifact.
+
+        **Raises:** `MalformedModelError`.
+        """
+        module = parse_module(blob)
+        return cls(module, blob, config, tuple(p.lower() for p in platforms), location)
+
+    @functools.cached_property
+    def functions(self) -> Mapping[str, Any]:
+        """Functions by name, and meshes as `sdy.mesh <name>`."""
+        return functions_of(self.module)
+
+    @functools.cached_property
+    def entry(self) -> str:
+        public = [n for n, f in self.functions.items() if is_public(f)]
+        return "main" if "main" in self.functions or not public else public[0]
+
+    @functools.cached_property
+    def problems(self) -> list[Problem]:
+        """Every reachable op that cannot be raised."""
+        return _raise.reachable_problems(self.functions, self.entry, calls.custom_call_problem)
+
+    @property
+    def takes_platform_index(self) -> bool:
+        return bool(self._globals) and self._globals[0] == _PLATFORM_INDEX
+
+    @functools.cached_property
+    def _globals(self) -> list[str]:
+        """Names of the leading arguments that stand for the platform and for sizes."""
+        function = self.functions[self.entry]
+        names = []
+        if "arg_attrs" in function.attributes:
+            for attributes in function.attributes["arg_attrs"]:
+                if "jax.global_constant" not in attributes:
+                    break
+                names.append(attributes["jax.global_constant"].value)
+        if not names and len(self.platforms) > 1:
+            names = [_PLATFORM_INDEX]
+        return names
+
+    @functools.cached_property
+    def in_types(self) -> list[tuple[tuple[int | None, ...], np.dtype]]:
+        """Shapes (`None` for an open size) and dtypes of the arguments."""
+        block = self.functions[self.entry].regions[0].blocks[0]
+        types = [a.type for a in block.arguments][len(self._globals) :]
+        return [
+            ((), np.dtype(bool))
+            if _attributes.is_token(t)
+            else (_attributes.shape_of(t), _attributes.element_dtype(t))
+            for t in types
+        ]
+
+    @functools.cached_property
+    def is_static(self) -> bool:
+        return all(None not in shape for shape, _ in self.in_types)
+
+    def platform_index(self) -> int:
+        """The index of the branch that is taken: the configured platform, else this process's."""
+        wanted = self.config.platform
+        if wanted is None:
+            wanted = jax.default_backend()
+            wanted = {"gpu": "cuda"}.get(wanted, wanted)
+            return self.platforms.index(wanted) if wanted in self.platforms else 0
+        if wanted not in self.platforms:
+            raise SignatureError(
+                f"the module was lowered for {', '.join(self.platforms)}, not for {wanted!r}; "
+                "choose one of them in Config(platform=...)"
+            )
+        return self.platforms.index(wanted)
+
+    def __call__(self, *values: Value) -> list[Value]:
+        """Raises the entry point on `values` (arrays or tracers); returns the flat results.
+
+        **Raises:** `UnsupportedOpError` with everything that cannot be raised; `SignatureError`
+            where number, shape or dtype of the values do not fit.
+        """
+        if self.problems:
+            raise UnsupportedOpError(self.problems)
+        self._check(values)
+        if self.is_static and not self._has_dynamic_shapes:
+            functions, extra = self.functions, self._global_values()
+        else:
+            functions = self._refined(tuple((tuple(v.shape), str(v.dtype)) for v in values))
+            extra = []
+        ctx = Context(functions=functions, config=self.config, jitted={}, env={})
+        return ctx.region(functions[self.entry].regions[0])(*extra, *values)
+
+    @functools.cached_property
+    def _has_dynamic_shapes(self) -> bool:
+        return any(
+            "?" in str(r.type)
+            for name, function in self.functions.items()
+            if not name.startswith("sdy.mesh ")
+            for op in _raise.walk(function)
+            for r in op.results
+        )
+
+    def _global_values(self) -> list[np.ndarray]:
+        return [np.asarray(self.platform_index(), np.int32) for _ in self._globals]
+
+    def _check(self, values: Sequence[Value]) -> None:
+        wrong = []
+        if len(values) != len(self.in_types):
+            raise SignatureError(
+                f"the module takes {len(self.in_types)} arrays, but {len(values)} were given"
+            )
+        for i, (value, (shape, dtype)) in enumerate(zip(values, self.in_types, strict=True)):
+            fits = len(value.shape) == len(shape) and all(
+                want in (None, have) for want, have in zip(shape, value.shape, strict=True)
+            )
+            if not fits or value.dtype != dtype:
+                wrong.append(
+                    f"argument {i} is {value.dtype}{list(value.shape)}, "
+                    f"but the module takes {dtype}{['?' if n is None else n for n in shape]}"
+                )
+        if wrong:
+            raise SignatureError("; ".join(wrong))
+
+    def _refined(self, types: tuple[tuple[tuple[int, ...], str], ...]) -> Mapping[str, Any]:
+        module = _compat.refine(
+            self.module, self.entry, [int(v) for v in self._global_values()], types
+        )
+        return functions_of(module)
+
+
+def functions_of(module: Any) -> dict[str, Any]:
+    """The functions of a module by name, and its meshes as `sdy.mesh <name>`."""
+    found = {}
+    for view in module.body.operations:
+        op = view.operation
+        if op.name == "func.func":
+            found[op.attributes["sym_name"].value] = op
+        elif op.name == "sdy.mesh":
+            found[f"sdy.mesh {op.attributes['sym_name'].value}"] = op
+    return found
+
+
+def is_public(function: Any) -> bool:
+    attributes = function.attributes
+    return "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public"
+
+
+def entry_point(blob: bytes | str, *, config: Config) -> EntryPoint:
+    """The entry point of a StableHLO module; arguments and results are flat."""
+    program = Program.from_bytes(blob, config=config)
+    names = program_arg_names(program)
+    args = tuple(
+        ArgSpec(name, shape, dtype)
+        for name, (shape, dtype) in zip(names, program.in_types, strict=True)
+    )
+    n = len(_result_types(program))
+    tree = jax.tree_util.tree_structure(0 if n == 1 else tuple(range(n)))
+    return EntryPoint(
+        name=program.entry,
+        fn=lambda params, *values: program(*values),
+        args=args,
+        kwargs={},
+        arg_names=names,
+        out_tree=tree,
+        source="a StableHLO module",
+    )
+
+
+def _result_types(program: Program) -> list[Any]:
+    function = program.functions[program.entry]
+    return list(function.attributes["function_type"].value.results)
+
+
+def program_arg_names(program: Program) -> tuple[str, ...]:
+    """Names of the arguments: from their locations, as JAX writes them, else `arg0`, `arg1`, ..."""
+    block = program.functions[program.entry].regions[0].blocks[0]
+    arguments = list(block.arguments)[len(program._globals) :]
+    names = [_attributes.location_name(a.location) for a in arguments]
+    usable = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
+    return tuple(names) if usable else tuple(f"arg{i}" for i in range(len(names)))
+
+
+RULE_FAMILIES = _rules.FAMILIES

@@ -1,0 +1,1 @@
+"""Raising rules, one table row or one short function per op."""

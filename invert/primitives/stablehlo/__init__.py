@@ -1,0 +1,1 @@
+"""Raising rules for StableHLO, CHLO and Shardy ops."""

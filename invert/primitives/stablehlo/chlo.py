@@ -1,0 +1,165 @@
+"""CHLO ops: the functions of one name, whether as an op, a composite or a custom call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._raise import Context, Op, Value, raises
+from invert.primitives.stablehlo import _attributes
+from invert.primitives.stablehlo._attributes import dense_ints
+
+UNARY: dict[str, Callable] = {
+    "acos": lax.acos,
+    "acosh": lax.acosh,
+    "asin": lax.asin,
+    "asinh": lax.asinh,
+    "atan": lax.atan,
+    "atanh": lax.atanh,
+    "bessel_i1e": lax.bessel_i1e,
+    "conj": lax.conj,
+    "cosh": lax.cosh,
+    "digamma": lax.digamma,
+    "erf": lax.erf,
+    "erf_inv": lax.erf_inv,
+    "erfc": lax.erfc,
+    "is_inf": jnp.isinf,
+    "is_neg_inf": jnp.isneginf,
+    "is_pos_inf": jnp.isposinf,
+    "lgamma": lax.lgamma,
+    "sinh": lax.sinh,
+    "square": lax.square,
+    "tan": lax.tan,
+}
+
+BINARY: dict[str, Callable] = {
+    "mulhi": lax.mulhi,
+    "next_after": lax.nextafter,
+    "polygamma": lax.polygamma,
+    "zeta": lax.zeta,
+}
+
+_BROADCASTING: dict[str, Callable] = {
+    "add": jnp.add,
+    "and": jnp.bitwise_and,
+    "atan2": jnp.arctan2,
+    "complex": lax.complex,
+    "divide": lax.div,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "multiply": jnp.multiply,
+    "next_after": lax.nextafter,
+    "or": jnp.bitwise_or,
+    "polygamma": lax.polygamma,
+    "power": lax.pow,
+    "remainder": lax.rem,
+    "shift_left": lax.shift_left,
+    "shift_right_arithmetic": lax.shift_right_arithmetic,
+    "shift_right_logical": lax.shift_right_logical,
+    "subtract": jnp.subtract,
+    "xor": jnp.bitwise_xor,
+    "zeta": lax.zeta,
+}
+
+_COMPARE = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt, "GE": lax.ge}
+
+
+def _register(name: str, function: Callable) -> None:
+    raises(name)(lambda ctx, op, *operands: function(*operands))
+
+
+for _name, _function in (UNARY | BINARY).items():
+    _register(f"chlo.{_name}", _function)
+
+
+def _together(op: Op, operands: tuple[Value, ...]) -> list[Value]:
+    """The operands at their common shape; `broadcast_dimensions` places the smaller one."""
+    attribute = op.get("broadcast_dimensions")
+    if attribute is not None and len(operands) == 2:
+        dims = dense_ints(attribute)
+        rank = max(x.ndim for x in operands)
+        operands = tuple(
+            x
+            if x.ndim == rank
+            else x.reshape([x.shape[dims.index(i)] if i in dims else 1 for i in range(rank)])
+            for x in operands
+        )
+    shape = jnp.broadcast_shapes(*(x.shape for x in operands))
+    return [jnp.broadcast_to(x, shape) for x in operands]
+
+
+def _register_broadcasting(name: str, function: Callable) -> None:
+    @raises(f"chlo.broadcast_{name}")
+    def rule(ctx: Context, op: Op, x: Value, y: Value) -> Value:
+        return function(*_together(op, (x, y)))
+
+
+for _name, _function in _BROADCASTING.items():
+    _register_broadcasting(_name, _function)
+
+
+@raises("chlo.broadcast_compare")
+def _broadcast_compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
+    op.get("compare_type")
+    return _COMPARE[_attributes.enum_name(op["comparison_direction"])](*_together(op, (x, y)))
+
+
+@raises("chlo.broadcast_select")
+def _broadcast_select(ctx: Context, op: Op, pred: Value, x: Value, y: Value) -> Value:
+    pred, x, y = _together(op, (pred, x, y))
+    return lax.select(pred, x, y)
+
+
+@raises("chlo.constant")
+def _constant(ctx: Context, op: Op) -> Value:
+    op.unread.discard("value")
+    return _attributes.constant(op.op)
+
+
+@raises("chlo.constant_like")
+def _constant_like(ctx: Context, op: Op, x: Value) -> Value:
+    value = op["value"].value
+    return jnp.full_like(x, np.asarray(value, x.dtype))
+
+
+@raises("chlo.top_k")
+def _top_k(ctx: Context, op: Op, x: Value) -> Value:
+    return top_k(x, _attributes.integer(op["k"]))
+
+
+def top_k(x: Value, k: int) -> list[Value]:
+    """`lax.top_k` over the last axis."""
+    values, indices = lax.top_k(x, k)
+    return [values, indices]
+
+
+@raises("chlo.ragged_dot")
+def _ragged_dot(ctx: Context, op: Op, x: Value, y: Value, sizes: Value) -> Value:
+    text = str(op["ragged_dot_dimension_numbers"])
+    op.get("precision_config")
+    return ragged_dot(text, x, y, sizes, ctx.aval(op).dtype)
+
+
+def ragged_dot(text: str, x: Value, y: Value, sizes: Value, dtype: np.dtype) -> Value:
+    """`lax.ragged_dot_general` from the printed attribute, which has no Python binding."""
+    import re
+
+    fields = {
+        name: tuple(int(n) for n in re.findall(r"\d+", value))
+        for name, value in re.findall(r"(\w+) = \[([^\]]*)\]", text)
+    }
+    dims = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(
+            (
+                fields.get("lhs_contracting_dimensions", ()),
+                fields.get("rhs_contracting_dimensions", ()),
+            ),
+            (fields.get("lhs_batching_dimensions", ()), fields.get("rhs_batching_dimensions", ())),
+        ),
+        lhs_ragged_dimensions=fields.get("lhs_ragged_dimensions", ()),
+        rhs_group_dimensions=fields.get("rhs_group_dimensions", ()),
+    )
+    return lax.ragged_dot_general(x, y, sizes, dims, preferred_element_type=dtype)

@@ -1,0 +1,116 @@
+"""Control flow: while, case, if. Values captured by a region become operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from invert._compat import trace_closed
+from invert._raise import Context, Op, Value, free_values, is_constant, raises
+
+
+def _invariants(body: Any) -> dict[int, Any]:
+    """Loop operands that the body returns as they came: position -> the body's argument.
+
+    JAX passes what a loop closes over as such operands when it lowers; they are captured again here.
+    """
+    block = body.blocks[0]
+    terminator = block.operations[len(block.operations) - 1].operation
+    return {
+        i: argument
+        for i, (argument, result) in enumerate(
+            zip(block.arguments, terminator.operands, strict=True)
+        )
+        if argument == result
+    }
+
+
+@raises("stablehlo.while")
+def _while(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+    condition, body = op.regions
+    fixed = _invariants(body)
+    carried = [i for i in range(len(operands)) if i not in fixed]
+
+    def bind(region: Any, carry: Sequence[Value]) -> list[Value]:
+        args = list(operands)
+        for i, value in zip(carried, carry, strict=True):
+            args[i] = value
+        return ctx.region(region)(*args)
+
+    def step(carry: Sequence[Value]) -> tuple[Value, ...]:
+        results = bind(body, carry)
+        return tuple(results[i] for i in carried)
+
+    results = list(operands)
+    final = lax.while_loop(
+        lambda carry: bind(condition, carry)[0],
+        step,
+        tuple(operands[i] for i in carried),
+    )
+    for i, value in zip(carried, final, strict=True):
+        results[i] = value
+    return results
+
+
+def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
+    """Decodes the array constants of a region beforehand; returns the values they define.
+
+    A branch of `cond` may not hold array constants of its own: they are passed in.
+    """
+    found = []
+    pending = [region]
+    while pending:
+        for block in pending.pop().blocks:
+            for view in block.operations:
+                op = view.operation
+                pending.extend(op.regions)
+                if op.name == "stablehlo.constant" and op.results[0].type.rank:
+                    (ctx.env[op.results[0]],) = ctx.apply(op, ())
+                    ctx.hoisted.add(op.results[0])
+                    found.append(op.results[0])
+    return found
+
+
+def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Value]:
+    if is_constant(index):
+        i = int(np.asarray(index))
+        return ctx.region(regions[i if 0 <= i < len(regions) else -1])()
+    captured: dict[Any, None] = {}
+    for region in regions:
+        captured.update(dict.fromkeys(free_values(region)))
+        captured.update(dict.fromkeys(_hoist_constants(ctx, region)))
+    arrays = [v for v in captured if not (is_constant(ctx.env[v]) and ctx.env[v].ndim == 0)]
+    values = [ctx.env[v] for v in arrays]
+    avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+
+    def branch(region: Any) -> Any:
+        def call(*args: Value) -> list[Value]:
+            ctx.env.update(zip(arrays, args, strict=True))
+            return ctx.region(region)()
+
+        return trace_closed(call, *avals)
+
+    try:
+        branches = tuple(branch(region) for region in regions)
+    finally:
+        ctx.env.update(zip(arrays, values, strict=True))
+    return lax.cond_p.bind(index, *values, branches=branches)
+
+
+@raises("stablehlo.case")
+def _case(ctx: Context, op: Op, index: Value) -> Sequence[Value]:
+    return _switch(ctx, list(op.regions), index)
+
+
+@raises("stablehlo.if")
+def _if(ctx: Context, op: Op, pred: Value) -> Sequence[Value]:
+    on_true, on_false = op.regions
+    if is_constant(pred):
+        return ctx.region(on_true if bool(pred) else on_false)()
+    # `cond` counts its branches from false to true.
+    index = lax.convert_element_type(pred, np.int32)
+    return _switch(ctx, [on_false, on_true], index)

@@ -1,0 +1,239 @@
+"""Elementwise ops: a table, and the few ops that need more than their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._raise import Context, Op, Value, raises
+from invert.primitives.stablehlo import _attributes
+
+# JAX writes `x + 1.0` with a scalar operand and broadcasts it on lowering. Operands that are such a
+# broadcast are put back, as long as one operand keeps the result's shape.
+
+
+def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
+    found = [ctx.scalars.get(id(x)) for x in operands]
+    if not any(found):
+        return list(operands)
+    kept = [x for x, f in zip(operands, found, strict=True) if f is None]
+    if not kept:
+        # All are broadcasts: the first stays, so that the result has its shape.
+        found[0] = None
+    return [x if f is None else f[1] for x, f in zip(operands, found, strict=True)]
+
+
+def _dtype(x: Value) -> np.dtype:
+    return np.dtype(x.dtype)
+
+
+def _is_bool(x: Value) -> bool:
+    return x.dtype == np.bool_
+
+
+def _abs(x: Value) -> Value:
+    return x if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x)
+
+
+def _integer_power(x: Value, y: Value) -> Value:
+    """Integer power by squaring; a negative exponent gives 1, -1 or 0, as the specification says."""
+    dtype = _dtype(x)
+    one, zero = np.ones((), dtype), np.zeros((), dtype)
+    result = lax.full_like(x, 1)
+    base, rest = x, y
+    for _ in range(jnp.iinfo(dtype).bits):
+        odd = lax.ne(lax.bitwise_and(rest, one), zero)
+        result = lax.select(odd, lax.mul(result, base), result)
+        base = lax.mul(base, base)
+        rest = lax.shift_right_logical(rest, one)
+    if not jnp.issubdtype(dtype, jnp.signedinteger):
+        return result
+    minus_one = np.array(-1, dtype)
+    even = lax.eq(lax.bitwise_and(y, one), zero)
+    unit = lax.select(even, lax.full_like(x, 1), lax.full_like(x, -1))
+    inverse = lax.select(lax.eq(x, one), lax.full_like(x, 1), lax.full_like(x, 0))
+    inverse = lax.select(lax.eq(x, minus_one), unit, inverse)
+    return lax.select(lax.lt(y, zero), inverse, result)
+
+
+def _power(x: Value, y: Value) -> Value:
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        shape = jnp.broadcast_shapes(x.shape, y.shape)
+        return _integer_power(jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape))
+    return lax.pow(x, y)
+
+
+def _sign(x: Value) -> Value:
+    return lax.sign(x)
+
+
+def _boolean(arithmetic: Callable, logical: Callable) -> Callable:
+    """StableHLO's arithmetic on i1 is logic; `lax` has the logical op for it."""
+    return lambda x, y: logical(x, y) if _is_bool(x) else arithmetic(x, y)
+
+
+_UNARY: dict[str, Callable] = {
+    "abs": _abs,
+    "cbrt": lax.cbrt,
+    "ceil": lax.ceil,
+    "cosine": lax.cos,
+    "count_leading_zeros": lax.clz,
+    "exponential": lax.exp,
+    "exponential_minus_one": lax.expm1,
+    "floor": lax.floor,
+    "imag": lax.imag,
+    "is_finite": lax.is_finite,
+    "log": lax.log,
+    "log_plus_one": lax.log1p,
+    "logistic": lax.logistic,
+    "negate": lax.neg,
+    "not": lax.bitwise_not,
+    "popcnt": lax.population_count,
+    "real": lax.real,
+    "round_nearest_afz": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
+    "round_nearest_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
+    "rsqrt": lax.rsqrt,
+    "sign": _sign,
+    "sine": lax.sin,
+    "sqrt": lax.sqrt,
+    "tan": lax.tan,
+    "tanh": lax.tanh,
+}
+
+_BINARY: dict[str, Callable] = {
+    "add": _boolean(lax.add, lax.bitwise_or),
+    "and": lax.bitwise_and,
+    "atan2": lax.atan2,
+    "complex": lax.complex,
+    "divide": lax.div,
+    "maximum": _boolean(lax.max, lax.bitwise_or),
+    "minimum": _boolean(lax.min, lax.bitwise_and),
+    "multiply": _boolean(lax.mul, lax.bitwise_and),
+    "or": lax.bitwise_or,
+    "power": _power,
+    "remainder": lax.rem,
+    "shift_left": lax.shift_left,
+    "shift_right_arithmetic": lax.shift_right_arithmetic,
+    "shift_right_logical": lax.shift_right_logical,
+    "subtract": lax.sub,
+    "xor": lax.bitwise_xor,
+}
+
+# The functions whose `accuracy` can be asked for (StableHLO's `result_accuracy`).
+_ACCURATE = frozenset(
+    "cbrt cosine exponential exponential_minus_one log log_plus_one logistic rsqrt sine sqrt tan "
+    "tanh".split()
+)
+
+
+def _accuracy(attribute: Any) -> lax.Tolerance | lax.AccuracyMode | None:
+    """What `lax` takes as `accuracy`; `None` for the default."""
+    fields = _attributes.result_accuracy(attribute)
+    if fields.mode == "TOLERANCE":
+        return lax.Tolerance(fields.atol, fields.rtol, fields.ulps)
+    return lax.AccuracyMode.HIGHEST if fields.mode == "HIGHEST" else None
+
+
+def _unary_rule(name: str, function: Callable) -> None:
+    def rule(ctx: Context, op: Op, x: Value) -> Value:
+        attribute = op.get("result_accuracy") if name in _ACCURATE else None
+        accuracy = None if attribute is None else _accuracy(attribute)
+        return function(x) if accuracy is None else function(x, accuracy=accuracy)
+
+    raises(f"stablehlo.{name}")(rule)
+
+
+def _binary_rule(name: str, function: Callable) -> None:
+    def rule(ctx: Context, op: Op, x: Value, y: Value) -> Value:
+        return function(*_unbroadcast(ctx, (x, y)))
+
+    raises(f"stablehlo.{name}")(rule)
+
+
+for _name, _function in _UNARY.items():
+    _unary_rule(_name, _function)
+for _name, _function in _BINARY.items():
+    _binary_rule(_name, _function)
+
+_COMPARE = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt, "GE": lax.ge}
+
+
+def _total_order(direction: str, x: Value, y: Value) -> Value:
+    """Comparison in the IEEE total order: -NaN < -inf < ... < -0 < +0 < ... < +inf < NaN."""
+    if direction in ("GT", "GE"):
+        x, y = y, x
+        direction = {"GT": "LT", "GE": "LE"}[direction]
+    if direction == "LT":
+        return lax.lt_to_p.bind(x, y)
+    if direction == "LE":
+        return lax.le_to_p.bind(x, y)
+    equal = lax.eq_to_p.bind(x, y)
+    return equal if direction == "EQ" else lax.bitwise_not(equal)
+
+
+@raises("stablehlo.compare")
+def _compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
+    direction = _attributes.enum_name(op["comparison_direction"])
+    kind = op.get("compare_type")
+    x, y = _unbroadcast(ctx, (x, y))
+    total = kind is not None and _attributes.enum_name(kind) == "TOTALORDER"
+    if total and jnp.issubdtype(x.dtype, jnp.floating):
+        if x.shape != y.shape:  # the total-order primitives do not broadcast
+            shape = op.op.results[0].type
+            x, y = (jnp.broadcast_to(v, _attributes.aval(shape).shape) for v in (x, y))
+        return _total_order(direction, x, y)
+    return _COMPARE[direction](x, y)
+
+
+@raises("stablehlo.select")
+def _select(ctx: Context, op: Op, pred: Value, on_true: Value, on_false: Value) -> Value:
+    (pred,) = [ctx.scalars[id(pred)][1] if id(pred) in ctx.scalars else pred]
+    return lax.select_n(pred, on_false, on_true)
+
+
+@raises("stablehlo.clamp")
+def _clamp(ctx: Context, op: Op, low: Value, x: Value, high: Value) -> Value:
+    low, high = (ctx.scalars[id(v)][1] if id(v) in ctx.scalars else v for v in (low, high))
+    if low.shape == () and high.shape != () and x.shape != ():
+        low = jnp.broadcast_to(low, x.shape)
+    elif high.shape == () and low.shape != () and x.shape != ():
+        high = jnp.broadcast_to(high, x.shape)
+    return lax.clamp(low, x, high)
+
+
+@raises("stablehlo.convert")
+def _convert(ctx: Context, op: Op, x: Value) -> Value:
+    dtype = ctx.aval(op).dtype
+    if x.dtype == dtype:
+        return x
+    return lax.convert_element_type(x, dtype)
+
+
+@raises("stablehlo.bitcast_convert")
+def _bitcast_convert(ctx: Context, op: Op, x: Value) -> Value:
+    return lax.bitcast_convert_type(x, ctx.aval(op).dtype)
+
+
+@raises("stablehlo.reduce_precision")
+def _reduce_precision(ctx: Context, op: Op, x: Value) -> Value:
+    return lax.reduce_precision(
+        x,
+        exponent_bits=_attributes.integer(op["exponent_bits"]),
+        mantissa_bits=_attributes.integer(op["mantissa_bits"]),
+    )
+
+
+@raises("stablehlo.map")
+def _map(ctx: Context, op: Op, *operands: Value) -> Value:
+    """The computation runs on whole arrays: it is elementwise by the specification."""
+    op.get("dimensions")
+    body = ctx.region(op.regions[0])
+    scalar = body
+    for _ in range(len(ctx.aval(op).shape)):
+        scalar = jax.vmap(scalar)
+    return scalar(*operands)

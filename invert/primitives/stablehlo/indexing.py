@@ -1,0 +1,145 @@
+"""Gather, scatter and dynamic slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._compat import trace_open
+from invert._errors import InvertError
+from invert._raise import Context, Op, Value, raises
+from invert.primitives.stablehlo import _attributes
+from invert.primitives.stablehlo._attributes import dense_ints
+from invert.primitives.stablehlo.reduction import scalar_computation, single_op
+
+
+def _index_vectors_last(indices: Value, dimension: int) -> Value:
+    """`lax` keeps the index vectors in the last dimension; StableHLO anywhere, or nowhere."""
+    if dimension == indices.ndim:
+        return lax.expand_dims(indices, (dimension,))
+    if dimension != indices.ndim - 1:
+        order = [i for i in range(indices.ndim) if i != dimension]
+        return lax.transpose(indices, (*order, dimension))
+    return indices
+
+
+def _gather(op: Op, x: Value, indices: Value, slice_sizes: tuple[int, ...]) -> Value:
+    dims = _attributes.gather_dims(op["dimension_numbers"])
+    is_sorted = op.get("indices_are_sorted")
+    return lax.gather(
+        x,
+        _index_vectors_last(indices, dims.index_vector_dim),
+        lax.GatherDimensionNumbers(
+            offset_dims=dims.offset_dims,
+            collapsed_slice_dims=dims.collapsed_slice_dims,
+            start_index_map=dims.start_index_map,
+            operand_batching_dims=dims.operand_batching_dims,
+            start_indices_batching_dims=dims.start_indices_batching_dims,
+        ),
+        slice_sizes,
+        indices_are_sorted=is_sorted is not None and _attributes.boolean(is_sorted),
+        mode=lax.GatherScatterMode.CLIP,  # out-of-bounds starts are clamped, by the specification
+    )
+
+
+@raises("stablehlo.gather")
+def _gather_rule(ctx: Context, op: Op, x: Value, indices: Value) -> Value:
+    return _gather(op, x, indices, dense_ints(op["slice_sizes"]))
+
+
+@raises("stablehlo.dynamic_gather")
+def _dynamic_gather(ctx: Context, op: Op, x: Value, indices: Value, sizes: Value) -> Value:
+    return _gather(op, x, indices, tuple(int(s) for s in np.asarray(sizes)))
+
+
+_SCATTERS: dict[str, Callable] = {
+    "stablehlo.add": lax.scatter_add,
+    "stablehlo.subtract": lax.scatter_sub,
+    "stablehlo.multiply": lax.scatter_mul,
+    "stablehlo.minimum": lax.scatter_min,
+    "stablehlo.maximum": lax.scatter_max,
+}
+
+
+def _scatter_kind(region: Any) -> Callable | None:
+    """The scatter primitive of an update region: `return y` sets, one op combines."""
+    block = region.blocks[0]
+    ops = list(block.operations)
+    if len(ops) == 1 and list(ops[0].operation.operands) == [block.arguments[1]]:
+        return lax.scatter
+    name = single_op(region)
+    if name == "stablehlo.subtract" and list(ops[0].operation.operands) != list(block.arguments):
+        return None
+    return _SCATTERS.get(name) if name else None
+
+
+@raises("stablehlo.scatter")
+def _scatter(ctx: Context, op: Op, *operands: Value) -> Value:
+    n = (len(operands) - 1) // 2
+    arrays, indices, updates = operands[:n], operands[n], operands[n + 1 :]
+    dims = _attributes.scatter_dims(op["scatter_dimension_numbers"])
+    flags = {
+        name: attribute is not None and _attributes.boolean(attribute)
+        for name in ("indices_are_sorted", "unique_indices")
+        for attribute in (op.get(name),)
+    }
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=dims.update_window_dims,
+        inserted_window_dims=dims.inserted_window_dims,
+        scatter_dims_to_operand_dims=dims.scattered_dims_to_operand_dims,
+        operand_batching_dims=dims.input_batching_dims,
+        scatter_indices_batching_dims=dims.scatter_indices_batching_dims,
+    )
+    indices = _index_vectors_last(indices, dims.index_vector_dim)
+    mode = lax.GatherScatterMode.FILL_OR_DROP  # out-of-bounds updates are dropped
+    region = op.regions[0]
+    if n != 1:
+        raise InvertError("stablehlo.scatter with several operands has no lax counterpart")
+    kind = _scatter_kind(region)
+    is_bool = arrays[0].dtype == np.bool_
+    if kind is not None and not (is_bool and kind is not lax.scatter):
+        return kind(arrays[0], indices, updates[0], numbers, mode=mode, **flags)
+    if jnp.issubdtype(arrays[0].dtype, jnp.inexact):
+        raise InvertError("stablehlo.scatter: this update computation has no lax counterpart")
+    aval = jax.ShapeDtypeStruct((), arrays[0].dtype)
+    jaxpr, consts = trace_open(scalar_computation(ctx, region, 1), aval, aval)
+    return lax.scatter_p.bind(
+        arrays[0],
+        indices,
+        updates[0],
+        update_jaxpr=jaxpr,
+        update_consts=tuple(consts),
+        dimension_numbers=numbers,
+        mode=mode,
+        **flags,
+    )
+
+
+@raises("stablehlo.dynamic_slice")
+def _dynamic_slice(ctx: Context, op: Op, x: Value, *starts: Value) -> Value:
+    return _bind_dynamic_slice(x, starts, dense_ints(op["slice_sizes"]))
+
+
+def _bind_dynamic_slice(x: Value, starts: tuple[Value, ...], sizes: tuple[int, ...]) -> Value:
+    # Bound directly: `lax.dynamic_slice` normalizes negative starts first, which adds equations.
+    return lax.dynamic_slice_p.bind(x, *starts, slice_sizes=sizes)
+
+
+@raises("stablehlo.dynamic_update_slice")
+def _dynamic_update_slice(ctx: Context, op: Op, x: Value, update: Value, *starts: Value) -> Value:
+    return lax.dynamic_update_slice_p.bind(x, update, *starts)
+
+
+@raises("stablehlo.torch_index_select")
+def _torch_index_select(ctx: Context, op: Op, x: Value, indices: Value) -> Value:
+    dim = _attributes.integer(op["dim"])
+    batch = _attributes.integer(op["batch_dims"])
+    take = lambda x, i: jnp.take(x, i, axis=dim - batch, mode="clip")
+    for _ in range(batch):
+        take = jax.vmap(take)
+    return take(x, indices)

@@ -1,0 +1,36 @@
+"""Random bits. StableHLO's generators are functions of their state, as JAX's are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax import lax
+
+from invert._compat import lax_internal
+from invert._errors import InvertError
+from invert._raise import Context, Op, Value, raises
+from invert.primitives.stablehlo import _attributes
+
+_ALGORITHM = {
+    "DEFAULT": lax.RandomAlgorithm.RNG_DEFAULT,
+    "THREE_FRY": lax.RandomAlgorithm.RNG_THREE_FRY,
+    "PHILOX": lax.RandomAlgorithm.RNG_PHILOX,
+}
+
+
+@raises("stablehlo.rng_bit_generator")
+def _rng_bit_generator(ctx: Context, op: Op, state: Value) -> Sequence[Value]:
+    _, bits = ctx.avals(op)
+    algorithm = _ALGORITHM[_attributes.enum_name(op["rng_algorithm"])]
+    return lax.rng_bit_generator(state, bits.shape, dtype=bits.dtype, algorithm=algorithm)
+
+
+@raises("stablehlo.rng")
+def _rng(ctx: Context, op: Op, a: Value, b: Value, shape: Value) -> Value:
+    """Stateful and of unspecified algorithm: `lax.rng_uniform`, JAX's own primitive for it."""
+    if _attributes.enum_name(op["rng_distribution"]) != "UNIFORM":
+        raise InvertError(
+            "stablehlo.rng with the normal distribution has no state that a JAX program could "
+            "carry; export the program with stateless random numbers"
+        )
+    return lax_internal.rng_uniform(a, b, ctx.aval(op).shape)

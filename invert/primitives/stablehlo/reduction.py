@@ -1,0 +1,214 @@
+"""Reductions and windows with arbitrary reducers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._errors import InvertError
+from invert._raise import Context, Op, Value, is_constant, raises
+from invert.primitives.stablehlo import _attributes
+from invert.primitives.stablehlo._attributes import dense_ints
+
+_MONOIDS: dict[str, Callable] = {
+    "stablehlo.add": lax.add,
+    "stablehlo.multiply": lax.mul,
+    "stablehlo.maximum": lax.max,
+    "stablehlo.minimum": lax.min,
+    "stablehlo.and": lax.bitwise_and,
+    "stablehlo.or": lax.bitwise_or,
+    "stablehlo.xor": lax.bitwise_xor,
+}
+
+
+def single_op(region: Any) -> str | None:
+    """Name of the op of a region `(x, y) -> op(x, y)`, else `None`. The monoids all commute."""
+    block = region.blocks[0]
+    ops = list(block.operations)
+    if len(ops) != 2 or len(block.arguments) != 2:
+        return None
+    op, terminator = (o.operation for o in ops)
+    x, y = block.arguments
+    operands = list(op.operands)
+    if operands not in ([x, y], [y, x]) or list(terminator.operands) != [op.results[0]]:
+        return None
+    return op.name
+
+
+def _monoid(region: Any, operands: Sequence[Value]) -> Callable | None:
+    name = single_op(region) if len(operands) == 1 else None
+    if name in ("stablehlo.add", "stablehlo.multiply") and operands[0].dtype == np.bool_:
+        return lax.bitwise_or if name == "stablehlo.add" else lax.bitwise_and
+    if name in ("stablehlo.maximum", "stablehlo.minimum") and operands[0].dtype == np.bool_:
+        return lax.bitwise_or if name == "stablehlo.maximum" else lax.bitwise_and
+    if name is None and len(operands) == 1:
+        return _complex_extremum(region, operands[0].dtype)
+    return _MONOIDS.get(name) if name else None
+
+
+def _complex_extremum(region: Any, dtype: np.dtype) -> Callable | None:
+    """`lax.max` or `lax.min` where the region is JAX's lexicographic comparison of complex numbers.
+
+    The body that JAX writes (jax/_src/interpreters/mlir.py, `_minmax_hlo`, jax 0.10) is
+    `select(select(re(x)==re(y), im(x)>im(y), re(x)>re(y)), x, y)`.
+    """
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return None
+    block = region.blocks[0]
+    x, y = block.arguments
+    *ops, terminator = (o.operation for o in block.operations)
+    text: dict[Any, Any] = {x: "x", y: "y"}
+    for op in ops:
+        args = [text[v] for v in op.operands]
+        name = op.name.removeprefix("stablehlo.")
+        if name == "compare":
+            name = _attributes.enum_name(op.attributes["comparison_direction"])
+        text[op.results[0]] = f"{name}({','.join(args)})"
+    form = (
+        "select(select(EQ(real(x),real(y)),{0}(imag(x),imag(y)),{0}(real(x),real(y))),x,y)"
+    )
+    found = text[terminator.operands[0]]
+    return {form.format("GT"): lax.max, form.format("LT"): lax.min}.get(found)
+
+
+def scalar_computation(ctx: Context, region: Any, n: int) -> Callable:
+    """The region as a function of scalars in the form `lax.reduce` takes: one value or a tuple."""
+    body = ctx.region(region)
+
+    def call(x: Any, y: Any) -> Any:
+        xs, ys = (list(v) if isinstance(v, (list, tuple)) else [v] for v in (x, y))
+        results = body(*xs, *ys)
+        return tuple(results) if n > 1 else results[0]
+
+    return call
+
+
+@raises("stablehlo.reduce")
+def _reduce(ctx: Context, op: Op, *operands: Value) -> Value:
+    n = len(operands) // 2
+    arrays, inits = operands[:n], operands[n:]
+    dimensions = dense_ints(op["dimensions"])
+    monoid = _monoid(op.regions[0], arrays)
+    if not dimensions and monoid is not None:
+        return monoid(arrays[0], inits[0])
+    if n == 1:
+        computation = monoid or scalar_computation(ctx, op.regions[0], 1)
+        return lax.reduce(arrays[0], inits[0], computation, dimensions)
+    computation = scalar_computation(ctx, op.regions[0], n)
+    return list(lax.reduce(tuple(arrays), tuple(inits), computation, dimensions))
+
+
+def _window(op: Op, rank: int) -> dict[str, Any]:
+    def ints(name: str, default: int) -> tuple[int, ...]:
+        attribute = op.get(name)
+        return (default,) * rank if attribute is None else dense_ints(attribute)
+
+    padding = ints("padding", 0)
+    if len(padding) == rank:  # the default, one zero per dimension
+        padding = padding * 2
+    return {
+        "window_dimensions": dense_ints(op["window_dimensions"]),
+        "window_strides": ints("window_strides", 1),
+        "padding": tuple(zip(padding[::2], padding[1::2], strict=True)),
+        "base_dilation": ints("base_dilations", 1),
+        "window_dilation": ints("window_dilations", 1),
+    }
+
+
+@raises("stablehlo.reduce_window")
+def _reduce_window(ctx: Context, op: Op, *operands: Value) -> Value:
+    n = len(operands) // 2
+    arrays, inits = operands[:n], operands[n:]
+    window = _window(op, arrays[0].ndim)
+    monoid = _monoid(op.regions[0], arrays)
+    if n == 1:
+        computation = monoid or scalar_computation(ctx, op.regions[0], 1)
+        return lax.reduce_window(arrays[0], inits[0], computation, **window)
+    computation = scalar_computation(ctx, op.regions[0], n)
+    return list(lax.reduce_window(tuple(arrays), tuple(inits), computation, **window))
+
+
+@raises("stablehlo.select_and_scatter")
+def _select_and_scatter(ctx: Context, op: Op, operand: Value, source: Value, init: Value) -> Value:
+    rank = operand.ndim
+    attribute = op.get("padding")
+    flat = (0,) * (2 * rank) if attribute is None else dense_ints(attribute)
+    padding = tuple(zip(flat[::2], flat[1::2], strict=True))
+    strides = op.get("window_strides")
+    dimensions = op.get("window_dimensions")
+    ones = (1,) * rank
+    select, scatter = op.regions
+    return _compat_select_and_scatter(
+        operand,
+        scalar_computation(ctx, select, 1),
+        ones if dimensions is None else dense_ints(dimensions),
+        ones if strides is None else dense_ints(strides),
+        padding,
+        source,
+        init,
+        scalar_computation(ctx, scatter, 1),
+        _select_direction(select) if single_op(scatter) == "stablehlo.add" else None,
+    )
+
+
+def _select_direction(region: Any) -> str | None:
+    """`GE` or `LE` where the region compares its arguments so, else `None`."""
+    if single_op(region) != "stablehlo.compare":
+        return None
+    compare = region.blocks[0].operations[0].operation
+    if list(compare.operands) != list(region.blocks[0].arguments):
+        return None
+    return _attributes.enum_name(compare.attributes["comparison_direction"])
+
+
+def _compat_select_and_scatter(
+    operand: Value,
+    select: Callable,
+    window_dimensions: tuple[int, ...],
+    window_strides: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    source: Value,
+    init: Value,
+    scatter: Callable,
+    direction: str | None,
+) -> Value:
+    """`select_and_scatter_add`, which differentiates, where it fits; else the general primitive.
+
+    `lax.select_and_scatter_add` pads its operand so that the padded window never wins and starts
+    from zero, hence the conditions on padding and on the initial value.
+    """
+    zero = is_constant(init) and bool(np.asarray(init) == 0)
+    prim = {"GE": lax.ge_p, "LE": lax.le_p}.get(direction or "")
+    if prim is not None and zero and all(p == (0, 0) for p in padding):
+        return lax.select_and_scatter_add_p.bind(
+            source,
+            operand,
+            select_prim=prim,
+            window_dimensions=window_dimensions,
+            window_strides=window_strides,
+            padding=padding,
+        )
+    aval = jax.ShapeDtypeStruct((), operand.dtype)
+    from invert._compat import trace_open
+
+    select_jaxpr, select_consts = trace_open(select, aval, aval)
+    scatter_jaxpr, scatter_consts = trace_open(scatter, aval, aval)
+    if select_consts or scatter_consts:
+        raise InvertError("stablehlo.select_and_scatter: a region captures a value")
+    return lax.select_and_scatter_p.bind(
+        operand,
+        source,
+        init,
+        select_jaxpr=select_jaxpr,
+        select_consts=(),
+        scatter_jaxpr=scatter_jaxpr,
+        scatter_consts=(),
+        window_dimensions=window_dimensions,
+        window_strides=window_strides,
+        padding=padding,
+    )

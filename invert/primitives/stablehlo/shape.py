@@ -1,0 +1,189 @@
+"""Ops that move values about: constants, shapes, slices, pads."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._errors import InvertError
+from invert._raise import Context, Op, Value, is_constant, raises
+from invert.primitives.stablehlo import _attributes
+from invert.primitives.stablehlo._attributes import dense_ints
+
+
+@raises("stablehlo.constant")
+def _constant(ctx: Context, op: Op) -> Value:
+    op.unread.discard("value")
+    return _attributes.constant(op.op)
+
+
+@raises("stablehlo.broadcast_in_dim")
+def _broadcast_in_dim(ctx: Context, op: Op, x: Value) -> Value:
+    shape = ctx.aval(op).shape
+    dimensions = dense_ints(op["broadcast_dimensions"])
+    if x.shape == shape and dimensions == tuple(range(len(shape))):
+        return x
+    result = lax.broadcast_in_dim(x, shape, dimensions)
+    if x.shape == () and not _written_as(op, "broadcast_in_dim"):
+        ctx.scalars[id(result)] = (result, x)
+    return result
+
+
+def _written_as(op: Op, primitive: str) -> bool:
+    """Whether the location says that the author's program had this very primitive."""
+    return _attributes.location_name(op.op.location).endswith("/" + primitive)
+
+
+@raises("stablehlo.broadcast")
+def _broadcast(ctx: Context, op: Op, x: Value) -> Value:
+    return lax.broadcast(x, dense_ints(op["broadcast_sizes"]))
+
+
+@raises("stablehlo.reshape")
+def _reshape(ctx: Context, op: Op, x: Value) -> Value:
+    shape = ctx.aval(op).shape
+    if x.shape == shape:
+        return x
+    return lax.reshape(x, shape)
+
+
+@raises("stablehlo.transpose")
+def _transpose(ctx: Context, op: Op, x: Value) -> Value:
+    return lax.transpose(x, dense_ints(op["permutation"]))
+
+
+@raises("stablehlo.reverse")
+def _reverse(ctx: Context, op: Op, x: Value) -> Value:
+    return lax.rev(x, dense_ints(op["dimensions"]))
+
+
+@raises("stablehlo.concatenate")
+def _concatenate(ctx: Context, op: Op, *operands: Value) -> Value:
+    dimension = _attributes.integer(op["dimension"])
+    return operands[0] if len(operands) == 1 else lax.concatenate(operands, dimension)
+
+
+@raises("stablehlo.slice")
+def _slice(ctx: Context, op: Op, x: Value) -> Value:
+    starts, limits, strides = (
+        dense_ints(op[n]) for n in ("start_indices", "limit_indices", "strides")
+    )
+    return lax.slice(x, starts, limits, None if all(s == 1 for s in strides) else strides)
+
+
+@raises("stablehlo.pad")
+def _pad(ctx: Context, op: Op, x: Value, value: Value) -> Value:
+    config = zip(
+        *(
+            dense_ints(op[n])
+            for n in ("edge_padding_low", "edge_padding_high", "interior_padding")
+        ),
+        strict=True,
+    )
+    return lax.pad(x, value, list(config))
+
+
+@raises("stablehlo.iota")
+def _iota(ctx: Context, op: Op) -> Value:
+    aval = ctx.aval(op)
+    dimension = _attributes.integer(op["iota_dimension"])
+    if jnp.issubdtype(aval.dtype, jnp.complexfloating):
+        real = np.zeros((), aval.dtype).real.dtype
+        zero = np.zeros((), real)
+        return lax.complex(
+            lax.broadcasted_iota(real, aval.shape, dimension), jnp.broadcast_to(zero, aval.shape)
+        )
+    return lax.broadcasted_iota(aval.dtype, aval.shape, dimension)
+
+
+@raises("stablehlo.optimization_barrier")
+def _optimization_barrier(ctx: Context, op: Op, *operands: Value) -> Value:
+    return lax.optimization_barrier(tuple(operands))
+
+
+# Tokens order effects. No op that is raised has one, so a token carries no value.
+
+
+@raises("stablehlo.create_token")
+def _create_token(ctx: Context, op: Op) -> Value:
+    return lax.create_token()
+
+
+@raises("stablehlo.after_all")
+def _after_all(ctx: Context, op: Op, *tokens: Value) -> Value:
+    return lax.after_all(*tokens)
+
+
+# Tuples are Python tuples while raising; no JAX value is one.
+
+
+@raises("stablehlo.tuple")
+def _tuple(ctx: Context, op: Op, *operands: Value) -> Value:
+    return [tuple(operands)]
+
+
+@raises("stablehlo.get_tuple_element")
+def _get_tuple_element(ctx: Context, op: Op, operand: Value) -> Value:
+    return [operand[_attributes.integer(op["index"])]]
+
+
+# Dynamic shapes. Modules are refined to static shapes first, so that sizes are constants here.
+
+
+def _static(value: Value, op: Op) -> tuple[int, ...]:
+    if not is_constant(value):
+        raise InvertError(
+            f"{op.name}: a size is computed from data; only sizes that follow from the shapes of "
+            "the arguments can be compiled"
+        )
+    return tuple(int(v) for v in np.asarray(value).reshape(-1))
+
+
+@raises("stablehlo.get_dimension_size")
+def _get_dimension_size(ctx: Context, op: Op, x: Value) -> Value:
+    return np.asarray(x.shape[_attributes.integer(op["dimension"])], np.int32)
+
+
+@raises("stablehlo.set_dimension_size")
+def _set_dimension_size(ctx: Context, op: Op, x: Value, size: Value) -> Value:
+    dimension = _attributes.integer(op["dimension"])
+    (n,) = _static(size, op)
+    return lax.slice_in_dim(x, 0, n, axis=dimension)
+
+
+@raises("stablehlo.dynamic_reshape")
+def _dynamic_reshape(ctx: Context, op: Op, x: Value, shape: Value) -> Value:
+    return lax.reshape(x, ctx.aval(op).shape)
+
+
+@raises("stablehlo.dynamic_iota")
+def _dynamic_iota(ctx: Context, op: Op, shape: Value) -> Value:
+    return _iota(ctx, op)
+
+
+@raises("stablehlo.dynamic_broadcast_in_dim")
+def _dynamic_broadcast_in_dim(ctx: Context, op: Op, x: Value, shape: Value) -> Value:
+    op.get("known_expanding_dimensions")
+    op.get("known_nonexpanding_dimensions")
+    return _broadcast_in_dim(ctx, op, x)
+
+
+@raises("stablehlo.dynamic_pad")
+def _dynamic_pad(
+    ctx: Context, op: Op, x: Value, value: Value, low: Value, high: Value, interior: Value
+) -> Value:
+    config = zip(*(_static(v, op) for v in (low, high, interior)), strict=True)
+    return lax.pad(x, value, list(config))
+
+
+@raises("stablehlo.real_dynamic_slice")
+def _real_dynamic_slice(
+    ctx: Context, op: Op, x: Value, start: Value, limit: Value, stride: Value
+) -> Value:
+    strides = _static(stride, op)
+    if is_constant(start) and is_constant(limit):
+        return lax.slice(x, _static(start, op), _static(limit, op), strides)
+    if any(s != 1 for s in strides):
+        raise InvertError("stablehlo.real_dynamic_slice: strided slice with a start from data")
+    return lax.dynamic_slice(x, [start[i] for i in range(x.ndim)], ctx.aval(op).shape)
