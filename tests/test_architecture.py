@@ -143,9 +143,7 @@ def _backward_imports(part: str, found: list[tuple[int, str]]) -> list[str]:
 
 
 def test_backward_imports_are_found() -> None:
-    code = (
-        "from invert import _api\nfrom ..patterns import scan\nfrom invert._raise import Op\n"
-    )
+    code = "from invert import _api\nfrom ..patterns import scan\nfrom invert._raise import Op\n"
     found = list(imports(ast.parse(code), "invert.primitives"))
     wrong = _backward_imports("primitives", found)
     assert [text.split(":")[0] for text in wrong] == ["line 1", "line 2"]
