@@ -34,7 +34,9 @@ RANK = {
     "_opaque": 1,
     "_report": 1,
     "_jaxpr": 2,
-    # A leaf that decodes attributes for the rules and for the walk alike.
+    # Decoding of attributes, constants and locations, for the rules and for the walk alike.
+    "primitives.stablehlo._constants": 1,
+    "primitives.stablehlo._locations": 1,
     "primitives.stablehlo._attributes": 2,
     "_raise": 3,
     "primitives": 4,
