@@ -92,6 +92,9 @@ def entry_point(
     """
     import_tensorflow()
     kwargs = dict(kwargs or {})
+    method = tf_fn.__call__ if callable(tf_fn) else None
+    if not hasattr(tf_fn, "get_concrete_function") and hasattr(method, "get_concrete_function"):
+        tf_fn = method  # an object with one, such as what tf.saved_model.load returns
     if hasattr(tf_fn, "structured_input_signature"):
         concrete = tf_fn
         if (args or kwargs) and not matches(concrete, args, kwargs):
@@ -139,8 +142,10 @@ def _select(tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             if matches(concrete, args, kwargs):
                 return concrete
             raise SignatureError(_no_match([concrete], args, kwargs))
+        # To a JAX function a Python number is an array, to any other it is a static value.
+        scalars = _jax_signature(tf_fn.python_function) is not None
         specs_args, specs_kwargs = jax.tree_util.tree_map(
-            lambda x: tensor_spec(x, scalars=False), (tuple(args), dict(kwargs))
+            lambda x: tensor_spec(x, scalars=scalars), (tuple(args), dict(kwargs))
         )
         return tf_fn.get_concrete_function(*specs_args, **specs_kwargs)
     if len(existing) == 1:
@@ -204,7 +209,7 @@ def _from_callable(
         raise SignatureError("a Python callable has no signature of its own; pass its arguments")
     leaves, in_tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
     specs = [tensor_spec(x, scalars=True) for x in leaves]
-    out_trees: list[jax.tree_util.PyTreeDef] = []
+    out_trees: list[Any] = []
 
     @tf.function(autograph=False)
     def flat_function(*flat: Any) -> list[Any]:
@@ -227,7 +232,7 @@ def _build(
     concrete: Any,
     signature: Signature,
     out_order: tuple[int, ...],
-    out_tree: jax.tree_util.PyTreeDef,
+    out_tree: Any,
     config: Config,
     name: str,
     variables: Variables,
@@ -256,6 +261,7 @@ def _build(
     if problems:
         raise UnsupportedOpError(problems)
     leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
+    out_dtypes = [np.dtype(t.dtype.as_numpy_dtype) for t in graph.outputs]
 
     def fn(param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
         _check_arguments(name, leaves, flat_args)
@@ -264,7 +270,7 @@ def _build(
             values[position] = value
         values += [param_values[f] if isinstance(f, int) else f for f in feeds]
         results = program.run(program.main, values)
-        return [array(results[i]) for i in out_order]
+        return [array(results[i], out_dtypes[i]) for i in out_order]
 
     return EntryPoint(
         name=name,

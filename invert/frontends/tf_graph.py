@@ -78,6 +78,7 @@ class Graph:
         self._bodies: dict[str, Body] = {}
         self._constants: dict[Node, np.ndarray] = {}
         self._programs: dict[Node, Any] = {}
+        self._active: set[str] = set()  # functions under way, to refuse a recursive library
         fed = [name.rpartition(":")[0] or name for name in inputs]
         self.main = _make_body(
             "", graph_def.node, fed, outputs, control_outputs, self._output_offset
@@ -86,7 +87,13 @@ class Graph:
     # -- what rules use
 
     def call(self, function: str, values: Sequence[Any]) -> list[Any]:
-        return self.run(self.body(function), values)
+        if function in self._active:
+            raise MalformedModelError(f"the function {function!r} calls itself without end")
+        self._active.add(function)
+        try:
+            return self.run(self.body(function), values)
+        finally:
+            self._active.remove(function)
 
     def constant(self, node: Node) -> np.ndarray:
         if node not in self._constants:

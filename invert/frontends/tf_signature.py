@@ -213,9 +213,7 @@ def _arg_spec(spec: Any, name: str, tf_path: str) -> ArgSpec:
     return ArgSpec(name, tuple(shape.as_list()), dtype)
 
 
-def flat_specs(
-    in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any], original: inspect.Signature
-) -> Signature:
+def flat_specs(in_tree: Any, specs: Sequence[Any], original: inspect.Signature) -> Signature:
     """The signature of a function that takes its leaves one by one, for pytrees of any kind."""
     args, kwargs = jax.tree_util.tree_unflatten(in_tree, [_Leaf(i, s) for i, s in enumerate(specs)])
     names = positional_names(original, len(args))
@@ -224,7 +222,7 @@ def flat_specs(
     return Signature(spec_args, spec_kwargs, tuple(names), tuple(range(len(specs))))
 
 
-def read_outputs(concrete: Any) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef]:
+def read_outputs(concrete: Any) -> tuple[tuple[int, ...], Any]:
     """Which graph output each leaf of the result is, and the structure of the result."""
     marked = _mark(concrete.structured_outputs)
     leaves, treedef = jax.tree_util.tree_flatten(marked)

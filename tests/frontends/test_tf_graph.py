@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 from invert._config import Config
-from invert._errors import UnsupportedOpError
+from invert._errors import MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
+from invert.frontends.tf_graph import Graph
 from invert.primitives.tf import REGISTRY, raises_tf
 from invert.primitives.tf._node import decode_tensor
 from invert.primitives.tf._registry import Entry, Registry
@@ -165,6 +166,22 @@ def test_symbolic_batch():
     np.testing.assert_array_equal(exported.call(X), X.reshape(8, 3) + 1)
 
 
+def test_symbolic_sizes_take_the_type_of_the_graph():
+    def fn(x):
+        n = tf.shape(x, out_type=tf.int64)
+        return n[0] * 2, n + tf.cast(x[0, :2], tf.int64), tf.cast(n[0], tf.float32)
+
+    with jax.enable_x64(True):
+        call = raised(fn, f32(None, 6))
+        (b,) = jax.export.symbolic_shape("b")
+        exported = jax.export.export(jax.jit(call))(jax.ShapeDtypeStruct((b, 6), jnp.float32))
+        got = exported.call(X)
+    want = tf.function(fn, autograph=False)(tf.constant(X))
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == w.dtype.as_numpy_dtype
+        np.testing.assert_array_equal(g, w.numpy())
+
+
 def test_data_dependent_shape_is_refused():
     call = raised(
         lambda x, n: tf.reshape(x, tf.stack([n, -1])), f32(4, 6), tf.TensorSpec([], "int32")
@@ -275,6 +292,35 @@ def test_registry_refuses_duplicates_and_late_additions():
     with pytest.raises(RuntimeError, match="frozen"):
         raises_tf("Added late")(entry.rule)
     assert REGISTRY.get("Added late") is None
+
+
+def test_recursive_library_is_refused():
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.library.function.add().signature.name = "f"
+    function = graph_def.library.function[0]
+    function.signature.input_arg.add(name="x", type=tf.float32.as_datatype_enum)
+    function.signature.output_arg.add(name="y", type=tf.float32.as_datatype_enum)
+    node = function.node_def.add(name="again", op="PartitionedCall", input=["x"])
+    node.attr["f"].func.name = "f"
+    function.ret["y"] = "again:output:0"
+    graph_def.node.add(name="x", op="Placeholder")
+    node = graph_def.node.add(name="call", op="PartitionedCall", input=["x"])
+    node.attr["f"].func.name = "f"
+    graph = Graph(graph_def, ["x:0"], ["call:0"], config=CONFIG, op_def=lambda op: None)
+    assert graph.problems() == []
+    with pytest.raises(MalformedModelError, match="'f' calls itself"):
+        graph.run(graph.main, [X])
+
+
+def test_damaged_graphs_are_refused():
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.add(name="y", op="Identity", input=["gone:0"])
+    with pytest.raises(MalformedModelError, match="'gone'"):
+        Graph(graph_def, [], ["y:0"], config=CONFIG, op_def=lambda op: None)
+    graph_def.node[0].input[:] = ["z"]
+    graph_def.node.add(name="z", op="Merge", input=["y"])
+    with pytest.raises(UnsupportedOpError, match="version 1 control flow"):
+        Graph(graph_def, [], ["y:0"], config=CONFIG, op_def=lambda op: None)
 
 
 def chain(length):

@@ -156,10 +156,15 @@ def test_dtypes(dtype):
     np.testing.assert_array_equal(np.asarray(out[0] == x[::-1]), True)
 
 
-def test_no_arguments_and_scalars():
+def test_no_arguments():
     assert bound(entry_point(jax2tf.convert(lambda: jnp.arange(3)), config=CONFIG))().shape == (3,)
-    entry = entry_point(jax2tf.convert(lambda x, y: x * y), (2.0, 3), config=CONFIG)
-    assert bound(entry)(np.float32(2), np.int32(3)) == 6
+
+
+@pytest.mark.parametrize("wrap", ["bare", "function"])
+def test_python_numbers_are_arrays(wrap):
+    entry = entry_point(WRAP[wrap](lambda x, y: x * y), (2.0, 3), config=CONFIG)
+    assert [a.dtype.kind for a in entry.args] == ["f", "i"]
+    assert bound(entry)(np.float32(5), np.int32(7)) == 35
 
 
 def test_several_platforms():

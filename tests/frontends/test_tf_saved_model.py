@@ -114,6 +114,7 @@ def test_functions_of_a_loaded_object(saved):
     with pytest.raises(SignatureError, match=r"fit none of these signatures(.|\n)*image"):
         entry_point(loaded.__call__, (X,), config=CONFIG)
     entry_point(loaded.__call__, (ARG, True), config=CONFIG)
+    assert entry_point(loaded, (ARG,), config=CONFIG).args == entry.args
     with pytest.raises(SignatureError, match="fit none"):
         entry_point(loaded.__call__, (ARG, False), config=CONFIG)
 

@@ -64,17 +64,22 @@ def pack_dims(dims: Sequence[Any], dtype: np.dtype) -> np.ndarray:
     return out
 
 
-def array(value: Any) -> Any:
-    """`value` as a JAX operand; static sizes that are symbolic become traced integers."""
+_INT32 = np.dtype(np.int32)
+
+
+def array(value: Any, dtype: np.dtype = _INT32) -> Any:
+    """`value` as a JAX operand; static sizes that are symbolic become traced `dtype` integers."""
     if isinstance(value, np.ndarray) and value.dtype == object:
-        sizes = [jax.numpy.asarray(d) for d in np.ravel(value)]
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+        sizes = [jax.numpy.asarray(d, dtype) for d in np.ravel(value)]
         return jax.numpy.stack(sizes).reshape(value.shape)
     return canonical(value)
 
 
 def arrays(values: Sequence[Any]) -> list[Any]:
-    """`array` of each."""
-    return [array(v) for v in values]
+    """`array` of each, at one integer type where some of them are symbolic sizes."""
+    dtypes = [v.dtype for v in values if not (isinstance(v, np.ndarray) and v.dtype == object)]
+    return [array(v, dtypes[0] if dtypes else _INT32) for v in values]
 
 
 def broadcast(values: Sequence[Any]) -> list[Any]:
