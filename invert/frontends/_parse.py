@@ -1,12 +1,13 @@
 """Reads StableHLO text, bytecode and portable artifacts into a verified MLIR module.
 
-jaxlib's reader is not safe on damaged bytes (seen in jaxlib 0.10.2 and 0.12.0.1): of random bit
-flips, overwritten bytes and splices in real modules, about one in some hundred ends the process
-(heap corruption, wrong attribute kinds, an MLIR assertion) or never returns. The damage sits inside
-attributes and types, which only a second reader of the whole format could check. So a blob that is
-not `trusted` passes two gates first: the container (sections and their lengths, in Python, with the
-place of the damage), then a child process that reads it the way this process is about to. The child
-starts once (0.4 s), is kept, and costs one more read for each module after that.
+jaxlib's reader is not safe on damaged bytes (seen in jaxlib 0.10.2 and 0.12.0.1): of random cuts,
+bit flips, overwritten bytes and splices in real modules, about one in a hundred ends the process
+(heap corruption, wrong attribute kinds, a diagnostic that is not UTF-8) or never returns. The
+damage sits inside attributes and types, which only a second reader of the whole format could
+check. So a blob that is not `trusted` passes two gates first: the container (sections and their
+lengths, in Python, with the place of the damage), then a child process that reads it the way this
+process is about to. The child starts once (0.4 s), is kept, and costs one more read (1 to 3 ms for
+a small module, 0.3 s for 100 MB) for each module after that.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ REMEDY = {
 }
 _START_SECONDS = 60.0
 _SECONDS = 20.0
+_NOT_STARTED = f"The process that checks modules could not start ({sys.executable})"
+_TRUST = "For modules from a source you trust, pass `trusted=True`."
 _SECONDS_PER_BYTE = 2e-6  # a slow machine reads about 10 MB in a second
 
 
@@ -38,51 +40,52 @@ class _Child:
     def ask(self, kind: str, data: bytes) -> str | None:
         """**Returns:** `None` where the child read the module, else the reason."""
         with self._lock:
-            seconds = _SECONDS + _SECONDS_PER_BYTE * len(data)
             if self._process is None or self._owner != os.getpid():
-                seconds += _START_SECONDS
                 self._start()
-            process = self._process
-            assert process is not None and process.stdin and process.stdout
-            timed_out = threading.Event()
-
-            def give_up() -> None:
-                timed_out.set()
-                process.kill()
-
-            timer = threading.Timer(seconds, give_up)
-            timer.start()
-            reply = b""
-            try:
-                process.stdin.write(struct.pack("<8sQ", kind.encode(), len(data)))
-                process.stdin.write(data)
-                process.stdin.flush()
-                reply = process.stdout.readline()
-            except OSError:
-                reply = b""  # the pipe broke: the child died while it read
-            finally:
-                timer.cancel()
-            if reply.endswith(b"\n"):
-                return json.loads(reply)
-            self.stop(kill=True)
-            if timed_out.is_set():
-                return f"reading it took more than {seconds:.0f} seconds"
-            if process.returncode == _START_FAILED:
-                raise InvertError(
-                    f"The process that checks modules could not start ({sys.executable}). For "
-                    "modules from a source you trust, pass `trusted=True`."
-                )
-            return (
-                f"the MLIR reader crashed on it (exit code {process.returncode}), as it does on "
-                "damaged bytes and on regions or attributes nested in the thousands"
+            seconds = _SECONDS + _SECONDS_PER_BYTE * len(data)
+            reply, late = self._exchange(
+                struct.pack("<8sQ", kind.encode(), len(data)), data, seconds=seconds
             )
+            if reply:
+                return json.loads(reply)
+            code = self.stop(kill=True)
+            if late:
+                return f"reading it took more than {seconds:.0f} seconds"
+            return (
+                f"the MLIR reader crashed on it (exit code {code}), as it does on damaged bytes "
+                "and on regions or attributes nested in the thousands"
+            )
+
+    def _exchange(self, *parts: bytes, seconds: float) -> tuple[bytes, bool]:
+        """Writes `parts` and reads one line; `b""` where the child died, and whether it was late.
+
+        A timer that kills the child works on every platform; waiting on pipes does not.
+        """
+        process = self._process
+        assert process is not None and process.stdin and process.stdout
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, give_up)
+        timer.start()
+        try:
+            for part in parts:
+                process.stdin.write(part)
+            process.stdin.flush()
+            reply = process.stdout.readline()
+        except OSError:
+            reply = b""  # the pipe broke: the child died while it read
+        finally:
+            timer.cancel()
+        return (reply if reply.endswith(b"\n") else b""), late.is_set()
 
     def _start(self) -> None:
         code = (
-            f"import sys\ntry:\n    exec({READER_PRELUDE!r})\n"
-            f"except ImportError:\n    sys.exit({_START_FAILED})\n"
-            f"import runpy\nrunpy.run_path({str(_WORKER)!r})['serve']"
-            "(ir, stablehlo_dialect, make_ir_context)\n"
+            f"{READER_PRELUDE}\nimport runpy\n"
+            f"runpy.run_path({str(_WORKER)!r})['serve'](ir, stablehlo_dialect, make_ir_context)"
         )
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
@@ -90,24 +93,28 @@ class _Child:
         environment["MALLOC_PERTURB_"] = "165"
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code],
+                [sys.executable or "", "-P", "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=environment,
             )
         except OSError as e:
-            raise InvertError(
-                f"The process that checks modules could not start ({sys.executable}): {e}. For "
-                "modules from a source you trust, pass `trusted=True`."
-            ) from e
+            raise InvertError(f"{_NOT_STARTED}: {e}. {_TRUST}") from e
         self._owner = os.getpid()
+        ready, _ = self._exchange(seconds=_START_SECONDS)
+        if not ready:
+            code = self.stop(kill=True)
+            raise InvertError(f"{_NOT_STARTED} (exit code {code}). {_TRUST}")
 
-    def stop(self, *, kill: bool = False) -> None:
-        """Ends the child; a forked copy of this object leaves its parent's child alone."""
+    def stop(self, *, kill: bool = False) -> int | None:
+        """Ends the child; a forked copy of this object leaves its parent's child alone.
+
+        **Returns:** its exit code, negative where a signal ended it.
+        """
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
-            return
+            return None
         if kill:
             process.kill()
         with contextlib.suppress(BrokenPipeError):
@@ -116,9 +123,7 @@ class _Child:
         process.wait()
         assert process.stdout
         process.stdout.close()
-
-
-_START_FAILED = 83
+        return process.returncode
 
 
 @functools.cache

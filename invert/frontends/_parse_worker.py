@@ -49,9 +49,10 @@ def read(ir: Any, stablehlo: Any, make_context: Callable[[], Any], kind: str, bl
 
 
 def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
-    """Reads modules from stdin and writes one line of JSON for each, until stdin ends."""
+    """Writes a line once ready, then one line of JSON for each module read from stdin."""
 
     def loop() -> None:
+        print("ready", flush=True)
         while len(header := sys.stdin.buffer.read(16)) == 16:
             kind, size = struct.unpack("<8sQ", header)
             blob = sys.stdin.buffer.read(size)
