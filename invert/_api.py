@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
 
-from invert import _compat, _jaxpr, _module
+from invert import _compat, _jaxpr, _module, patterns
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._module import Module, Stage
 from invert._report import Report
+from invert._rewrite import Rewriter
+from invert._templates import raise_call
 
 _DEFAULT = Config()
 
@@ -34,19 +36,38 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         closed = _compat.trace_closed(raised, *params, *avals)
         seconds["raise"] = time.perf_counter() - start
         start = time.perf_counter()
-        jaxpr, constants = _jaxpr.canonicalize(closed)
+        closed = _jaxpr.canonicalize(closed)
         seconds["canonicalize"] = time.perf_counter() - start
-    rewrites: collections.Counter[str] = collections.Counter()
+        start = time.perf_counter()
+        closed, rewrites = _recognize(closed, config)
+        seconds["patterns"] = time.perf_counter() - start
+        jaxpr, constants = _jaxpr.split_constants(closed)
     counts = _jaxpr.primitive_counts(jaxpr)
     report = Report(
         entry=entry.name,
         source=entry.source,
         primitives=counts,
         opaque=_jaxpr.opaque_targets(jaxpr),
-        rewrites=dict(rewrites),
+        rewrites=rewrites,
         seconds=seconds,
     )
     return Stage(jaxpr, constants, report, _jaxpr.has_wide_types(jaxpr))
+
+
+def _recognize(closed: Any, config: Config) -> tuple[Any, Mapping[str, int]]:
+    """Applies the patterns that are switched on."""
+    if not config.patterns:
+        return closed, {}
+    off = set(config.disabled_patterns)
+    unknown = off - set(patterns.names())
+    if unknown:
+        raise ValueError(f"no such patterns: {sorted(unknown)}; see invert.patterns.names()")
+    stages = [
+        dataclasses.replace(s, patterns=tuple(p for p in s.patterns if p.name not in off))
+        for s in patterns.STAGES
+    ]
+    rewriter = Rewriter(stages, raise_call)
+    return rewriter.run(closed), dict(sorted(rewriter.counts.items()))
 
 
 def _build(entry: EntryPoint, config: Config, examples: Sequence[Any] | None = None) -> Module:

@@ -160,7 +160,7 @@ def refine(
     module: ir.Module,
     entry: str,
     constants: Sequence[int],
-    types: Sequence[tuple[tuple[int, ...], Any]],
+    shapes: Sequence[tuple[int, ...]],
 ) -> ir.Module:
     """A copy of `module` whose entry point has static shapes.
 
@@ -168,7 +168,7 @@ def refine(
 
     - `entry`: name of the function that becomes the body of the new one.
     - `constants`: values of its leading scalar arguments (`i32` or `i64`).
-    - `types`: the MLIR texts of the element types and the shapes of the other arguments.
+    - `shapes`: shapes of its other arguments.
 
     **Raises:** `ValueError` with MLIR's own message where sizes contradict the shape constraints.
     """
@@ -187,7 +187,7 @@ def refine(
         declared = [a.type for a in block.arguments]
         static = [
             ir.RankedTensorType.get(shape, ir.RankedTensorType(t).element_type)
-            for (shape, _), t in zip(types, declared[len(constants) :], strict=True)
+            for shape, t in zip(shapes, declared[len(constants) :], strict=True)
         ]
         results = list(inner.attributes["function_type"].value.results)
         with ir.InsertionPoint.at_block_begin(copy.body):
@@ -234,9 +234,13 @@ def module_bytecode(module: ir.Module) -> bytes:
     return out.getvalue()
 
 
+# jax 0.12 has one class for closed and open jaxprs.
+_JAXPRS = (core.Jaxpr, getattr(core, "ClosedJaxpr", core.Jaxpr))
+
+
 def is_jaxpr(value: Any) -> bool:
-    """Whether `value` is a jaxpr, closed or open; jax 0.12 has one class for both."""
-    return isinstance(value, (core.Jaxpr, core.ClosedJaxpr))
+    """Whether `value` is a jaxpr, closed or open."""
+    return isinstance(value, _JAXPRS)
 
 
 def open_jaxpr(closed: Any) -> core.Jaxpr:
@@ -257,3 +261,39 @@ def constants_as_arguments(jaxpr: core.Jaxpr) -> core.Jaxpr:
 def eval_jaxpr(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr without constants."""
     return core.eval_jaxpr(jaxpr, (), *values)
+
+
+def consts_of(jaxpr: Any) -> Sequence[Any]:
+    """Values of the constants of a closed jaxpr; none for an open one."""
+    return getattr(jaxpr, "consts", ())
+
+
+def close_like(original: Any, jaxpr: core.Jaxpr) -> Any:
+    """`jaxpr` in the form of `original`: closed over its constants, or open."""
+    if isinstance(original, core.Jaxpr):
+        return jaxpr
+    return _JAXPRS[1](jaxpr, original.consts)
+
+
+def inline_calls(closed: Any) -> Any:
+    """Inlines the `jit` equations of the outermost level."""
+    jaxpr = open_jaxpr(closed)
+
+    def run(*values: Any) -> list[Any]:
+        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts_of(closed), *values], strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            args = [read(a) for a in eqn.invars]
+            inner = eqn.params.get("jaxpr") if eqn.primitive.name == "jit" else None
+            if inner is not None:
+                results = core.eval_jaxpr(open_jaxpr(inner), consts_of(inner), *args)
+            else:
+                results = eqn.primitive.bind(*args, **eqn.params)
+                results = results if eqn.primitive.multiple_results else [results]
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    return jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars))

@@ -12,14 +12,40 @@ from invert import _compat
 from invert._opaque import custom_call_p
 
 
-def canonicalize(closed: Any) -> tuple[Any, tuple[np.ndarray, ...]]:
-    """Removes dead equations; makes the constants leading arguments.
+def canonicalize(closed: Any) -> Any:
+    """Removes dead equations, in inner jaxprs too. A shared inner jaxpr stays shared."""
+    return _canonical(closed, {})
 
-    **Returns:** the jaxpr, without constants of its own, and their values.
-    """
-    jaxpr = _compat.dce(_compat.open_jaxpr(closed))
-    constants = tuple(np.asarray(c) for c in closed.consts)
-    return _compat.constants_as_arguments(jaxpr), constants
+
+def _canonical(closed: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+    if id(closed) in done:
+        return done[id(closed)][1]
+    jaxpr = _compat.open_jaxpr(closed)
+    eqns = []
+    for eqn in jaxpr.eqns:
+        params = {
+            name: new
+            for name, value in eqn.params.items()
+            if (new := _canonical_param(value, done)) is not value
+        }
+        eqns.append(eqn.replace(params={**eqn.params, **params}) if params else eqn)
+    result = _compat.close_like(closed, _compat.dce(jaxpr.replace(eqns=eqns)))
+    done[id(closed)] = (closed, result)  # holding `closed` keeps its id from being reused
+    return result
+
+
+def _canonical_param(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+    if _compat.is_jaxpr(value):
+        return _canonical(value, done)
+    if isinstance(value, tuple) and any(_compat.is_jaxpr(v) for v in value):
+        return tuple(_canonical_param(v, done) for v in value)
+    return value
+
+
+def split_constants(closed: Any) -> tuple[Any, tuple[np.ndarray, ...]]:
+    """Makes the constants leading arguments; returns the open jaxpr and their values."""
+    constants = tuple(np.asarray(c) for c in _compat.consts_of(closed))
+    return _compat.constants_as_arguments(_compat.open_jaxpr(closed)), constants
 
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:

@@ -136,6 +136,12 @@ class Context:
     def aval(self, op: Op) -> jax.ShapeDtypeStruct:
         return _attributes.aval(op.op.results[0].type)
 
+    def scalar(self, value: Value) -> tuple[Value, Value] | None:
+        """`(value, scalar)` where the value is a scalar, broadcast; else `None`."""
+        if isinstance(value, np.ndarray) and value.ndim and value.size and not any(value.strides):
+            return value, value[(0,) * value.ndim]
+        return self.scalars.get(id(value))
+
     def region(self, region: Any) -> Callable[..., list[Value]]:
         """The one-block `region` as a function of its block arguments."""
         block = region.blocks[0]

@@ -129,8 +129,8 @@ class Program:
         if self.is_static and not self._has_dynamic_shapes:
             functions, extra = self.functions, self._global_values()
         else:
-            functions = self._refined(tuple((tuple(v.shape), str(v.dtype)) for v in values))
-            extra = []
+            module = self._refined([tuple(v.shape) for v in values])
+            functions, extra = functions_of(module), []
         ctx = Context(functions=functions, config=self.config, jitted={}, env={})
         return ctx.region(functions[self.entry].regions[0])(*extra, *values)
 
@@ -165,11 +165,17 @@ class Program:
         if wrong:
             raise SignatureError("; ".join(wrong))
 
-    def _refined(self, types: tuple[tuple[tuple[int, ...], str], ...]) -> Mapping[str, Any]:
-        module = _compat.refine(
-            self.module, self.entry, [int(v) for v in self._global_values()], types
-        )
-        return functions_of(module)
+    def _refined(self, shapes: Sequence[tuple[int, ...]]) -> Any:
+        """The module at static argument shapes; its operations live as long as it does."""
+        try:
+            return _compat.refine(
+                self.module, self.entry, [int(v) for v in self._global_values()], shapes
+            )
+        except ValueError as error:
+            raise SignatureError(
+                f"the shapes {list(map(list, shapes))} do not fit the shape constraints of the "
+                f"module: {error}"
+            ) from error
 
 
 def functions_of(module: Any) -> dict[str, Any]:

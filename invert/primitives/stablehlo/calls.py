@@ -28,10 +28,8 @@ def _composite(ctx: Context, op: Op, *operands: Value) -> Any:
     attributes = _plain(op.get("composite_attributes"))
     version = op.get("version")
     number = 0 if version is None else _attributes.integer(version)
-    if number == 0 and (rule := NAMED.get(name)) is not None:
-        result = rule(attributes, *operands)
-        if result is not None:
-            return result
+    if (rule := NAMED.get(name)) is not None:
+        return rule(attributes, *operands)
 
     def decompose(*args: Value, **_: Any) -> list[Value]:
         return call_function(ctx, decomposition, args)
@@ -116,6 +114,10 @@ def custom_call_problem(op: Any) -> Problem | None:
     return None
 
 
+# The computations are kept as jaxprs. The others guide the partitioner of the exporting JAX.
+_DROPPED = frozenset({"called_computations", "sdy.sharding_rule", "mhlo.frontend_attributes"})
+
+
 @raises("stablehlo.custom_call")
 def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
     target = _attributes.string(op["call_target_name"])
@@ -125,8 +127,8 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
         return rule(ctx, op, *operands)
     called = op.get("called_computations")
     computations = tuple(_computation(ctx, c) for c in called or ())
-    texts = {n: _text(op, n) for n in _compat.attribute_names(op.op)}
-    texts = {n: t for n, t in texts.items() if n not in ("called_computations",)}
+    names = set(_compat.attribute_names(op.op)) - _DROPPED
+    texts = {n: str(op.op.attributes[n]) for n in names}
     op.unread.clear()  # all of them are kept
     avals = tuple(None if _attributes.is_token(t) else _attributes.aval(t) for t in op.result_types())
     return _opaque.custom_call(
@@ -136,10 +138,6 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
         avals=avals,
         computations=computations,
     )
-
-
-def _text(op: Op, name: str) -> str:
-    return str(op.op.attributes[name])
 
 
 def _computation(ctx: Context, symbol: Any) -> Any:

@@ -18,7 +18,7 @@ from invert.primitives.stablehlo import _attributes
 
 
 def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
-    found = [ctx.scalars.get(id(x)) for x in operands]
+    found = [ctx.scalar(x) for x in operands]
     if not any(found):
         return list(operands)
     kept = [x for x, f in zip(operands, found, strict=True) if f is None]
@@ -192,13 +192,14 @@ def _compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
 
 @raises("stablehlo.select")
 def _select(ctx: Context, op: Op, pred: Value, on_true: Value, on_false: Value) -> Value:
-    (pred,) = [ctx.scalars[id(pred)][1] if id(pred) in ctx.scalars else pred]
+    scalar = ctx.scalar(pred)
+    pred = pred if scalar is None else scalar[1]
     return lax.select_n(pred, on_false, on_true)
 
 
 @raises("stablehlo.clamp")
 def _clamp(ctx: Context, op: Op, low: Value, x: Value, high: Value) -> Value:
-    low, high = (ctx.scalars[id(v)][1] if id(v) in ctx.scalars else v for v in (low, high))
+    low, high = (v if (s := ctx.scalar(v)) is None else s[1] for v in (low, high))
     if low.shape == () and high.shape != () and x.shape != ():
         low = jnp.broadcast_to(low, x.shape)
     elif high.shape == () and low.shape != () and x.shape != ():

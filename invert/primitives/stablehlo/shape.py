@@ -12,10 +12,25 @@ from invert.primitives.stablehlo import _attributes
 from invert.primitives.stablehlo._attributes import dense_ints
 
 
+# Constants up to this size may be shapes, which other rules have to know: they stay arrays.
+_SMALL = 8
+
+
+def _may_be_shape(value: np.ndarray) -> bool:
+    return value.ndim <= 2 and value.size <= _SMALL and value.dtype.kind == "i"
+
+
 @raises("stablehlo.constant")
 def _constant(ctx: Context, op: Op) -> Value:
     op.unread.discard("value")
-    return _attributes.constant(op.op)
+    value = _attributes.constant(op.op)
+    if value.ndim == 0 or any(value.strides) or _may_be_shape(value):
+        return value
+    # One number, repeated: a broadcast, as JAX writes it, rather than an array.
+    scalar = value[(0,) * value.ndim]
+    result = lax.broadcast_in_dim(scalar, value.shape, ())
+    ctx.scalars[id(result)] = (result, scalar)
+    return result
 
 
 @raises("stablehlo.broadcast_in_dim")

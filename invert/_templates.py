@@ -1,0 +1,34 @@
+"""Templates of preimage patterns: a call lowered by JAX and raised by our own rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from invert import _compat, _jaxpr
+from invert._config import Config
+from invert._rewrite import Call
+from invert.frontends.stablehlo import Program
+
+
+def raise_call(call: Call, platform: str) -> Any | None:
+    """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
+    try:
+        with jax.enable_x64(call.wide):
+            module = _compat.lowered_module(call.function, *call.avals, platform=platform)
+    except (TypeError, ValueError, NotImplementedError):
+        return None
+    program = Program(module, b"", Config())
+    with jax.enable_x64(True):
+        closed = _compat.trace_closed(lambda *xs: program(*xs), *call.avals)
+    return unwrap(_jaxpr.canonicalize(closed))
+
+
+def unwrap(closed: Any) -> Any:
+    """Inlines the function that JAX outlines some primitives into (`@cumsum`, `@argmax`, ...)."""
+    jaxpr = _compat.open_jaxpr(closed)
+    while len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "jit":
+        closed = _compat.inline_calls(closed)
+        jaxpr = _compat.open_jaxpr(closed)
+    return closed

@@ -1,0 +1,21 @@
+"""The ordered pipeline of patterns, with the reason for each place."""
+
+from invert._rewrite import Stage
+from invert.patterns import calls, linalg, special, windows
+
+# Templates of a stage are rewritten by the stages before it, so what other patterns contain comes
+# first.
+STAGES = (
+    # Reductions and windows: many other functions call cumulative sums and argmax.
+    Stage(windows.PATTERNS),
+    # Functions that JAX outlines around one primitive, once that primitive is recovered.
+    Stage(calls.PATTERNS, outermost_first=True),
+    # Functions that the lowering expands.
+    Stage(special.PATTERNS),
+    Stage(linalg.PATTERNS),
+)
+
+
+def names() -> tuple[str, ...]:
+    """Names of all patterns, in order."""
+    return tuple(pattern.name for stage in STAGES for pattern in stage.patterns)
