@@ -9,7 +9,7 @@ import contextlib
 import functools
 import inspect
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -275,25 +275,45 @@ def close_like(original: Any, jaxpr: core.Jaxpr) -> Any:
     return _JAXPRS[1](jaxpr, original.consts)
 
 
+def evaluate(
+    eqns: Iterable[core.JaxprEqn], env: dict[Any, Any], inline: Container[int] = ()
+) -> Callable[[Any], Any]:
+    """Binds equations on the values in `env`; returns the function that reads an atom.
+
+    The calls whose `id` is in `inline` are replaced by what they call.
+    """
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+    for eqn in eqns:
+        if id(eqn) in inline:
+            inner = eqn.params["jaxpr"]
+            results = core.eval_jaxpr(open_jaxpr(inner), consts_of(inner), *map(read, eqn.invars))
+            env.update(zip(eqn.outvars, results, strict=True))
+            continue
+        bound = eqn.primitive.get_bind_params(eqn.params)
+        # jax 0.10 gives functions apart from parameters.
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)
+        stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+        with (
+            source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+            eqn.ctx.manager,
+        ):
+            results = eqn.primitive.bind(*functions, *map(read, eqn.invars), **params)
+        results = results if eqn.primitive.multiple_results else [results]
+        env.update(zip(eqn.outvars, results, strict=True))
+    return read
+
+
 def inline_calls(closed: Any) -> Any:
     """Inlines the `jit` equations of the outermost level."""
     jaxpr = open_jaxpr(closed)
+    calls = {id(e) for e in jaxpr.eqns if e.primitive.name == "jit"}
 
     def run(*values: Any) -> list[Any]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts_of(closed), *values], strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            args = [read(a) for a in eqn.invars]
-            inner = eqn.params.get("jaxpr") if eqn.primitive.name == "jit" else None
-            if inner is not None:
-                results = core.eval_jaxpr(open_jaxpr(inner), consts_of(inner), *args)
-            else:
-                results = eqn.primitive.bind(*args, **eqn.params)
-                results = results if eqn.primitive.multiple_results else [results]
-            env.update(zip(eqn.outvars, results, strict=True))
+        read = evaluate(jaxpr.eqns, env, inline=calls)
         return [read(v) for v in jaxpr.outvars]
 
     return jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars))

@@ -203,6 +203,10 @@ class Module(eqx.Module):
         ]
         return function(self.constants, leaves, args, kwargs)
 
+    def __hash__(self) -> int:
+        # By identity, so that `jax.jit(module)` works; the arrays of a module have no hash.
+        return id(self)
+
     @property
     def jaxpr(self) -> Any:
         """The program as a jaxpr: constants, parameters, then the flat arguments.

@@ -1,7 +1,7 @@
 """The ordered pipeline of patterns, with the reason for each place."""
 
 from invert._rewrite import Stage
-from invert.patterns import calls, linalg, special, windows
+from invert.patterns import calls, linalg, loops, special, windows
 
 # Templates of a stage are rewritten by the stages before it, so what other patterns contain comes
 # first.
@@ -13,6 +13,8 @@ STAGES = (
     # Functions that the lowering expands.
     Stage(special.PATTERNS),
     Stage(linalg.PATTERNS),
+    # Loops last: expansions above hold loops of their own, in the form the lowering gave them.
+    Stage(loops.PATTERNS),
 )
 
 

@@ -1,0 +1,303 @@
+"""Loops: a counted `while` is a `scan`, which differentiates in reverse.
+
+JAX lowers `scan` (and with it `map` and `fori_loop` with static bounds) to a `while` over
+`(i, carry..., ys...)` whose body takes slices of the inputs at `i` and writes the outputs at `i`
+(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10). Every step here is an equality of
+programs by itself; nothing is assumed of names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from invert import _compat
+from invert._compat import core
+from invert._rewrite import Graph, Site, Structural
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counted:
+    """A loop `for i in range(length)`.
+
+    **Arguments:**
+
+    - `body`: the body as a graph; `consts`, `carry`: its arguments.
+    - `counter`: position of `i` in the carry.
+    """
+
+    body: Graph
+    consts: Sequence[Any]
+    carry: Sequence[Any]
+    counter: int
+    length: int
+
+    def index(self, atom: Any) -> tuple[int, int] | None:
+        """`(a, b)` where the value of `atom` is `a * i + b`, else `None`."""
+        if isinstance(atom, core.Literal):
+            value = np.asarray(atom.val)
+            return (0, int(value)) if value.ndim == 0 and value.dtype.kind in "iu" else None
+        if atom is self.carry[self.counter]:
+            return 1, 0
+        eqn = self.body.producers.get(atom)
+        if eqn is None or eqn.primitive.name not in ("add", "sub"):
+            return None
+        x, y = (self.index(a) for a in eqn.invars)
+        if x is None or y is None:
+            return None
+        sign = 1 if eqn.primitive.name == "add" else -1
+        return x[0] + sign * y[0], x[1] + sign * y[1]
+
+    def direction(self, atom: Any) -> bool | None:
+        """Whether `atom` counts down from the last step; `None` where it does neither."""
+        found = self.index(atom)
+        if found == (1, 0):
+            return False
+        return True if found == (-1, self.length - 1) else None
+
+
+def _counted(eqn: Any) -> _Counted | None:
+    params = eqn.params
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test = _compat.open_jaxpr(cond)
+    if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt":
+        return None
+    variable, limit = test.eqns[0].invars
+    if list(test.outvars) != list(test.eqns[0].outvars):
+        return None
+    if not isinstance(limit, core.Literal) or variable not in test.invars[n_cond:]:
+        return None
+    counter = test.invars[n_cond:].index(variable)
+    start = eqn.invars[n_cond + n_body + counter]
+    if not isinstance(start, core.Literal) or int(start.val) != 0:
+        return None
+    graph = Graph(body, _compat.consts_of(body))
+    arguments = graph.jaxpr.invars
+    loop = _Counted(
+        graph, arguments[:n_body], arguments[n_body:], counter, max(int(limit.val), 0)
+    )
+    return loop if loop.index(graph.jaxpr.outvars[counter]) == (1, 1) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Access:
+    """One element read (`value` is `None`) or written along the leading axis of `array`."""
+
+    array: Any
+    index: Any
+    value: Any
+    result: Any
+
+
+def _zeros(atoms: Sequence[Any]) -> bool:
+    return all(isinstance(a, core.Literal) and int(a.val) == 0 for a in atoms)
+
+
+def _read(eqn: Any, producer: Callable[[Any], Any]) -> _Access | None:
+    """`reshape (dynamic_slice[sizes=(1, ...)] array index 0 ...)`."""
+    if eqn.primitive.name not in ("reshape", "squeeze"):
+        return None
+    source = producer(eqn.invars[0])
+    if source is None or source.primitive.name != "dynamic_slice":
+        return None
+    array, index, *rest = source.invars
+    shape = array.aval.shape
+    if not shape or source.params["slice_sizes"] != (1, *shape[1:]) or not _zeros(rest):
+        return None
+    if eqn.outvars[0].aval.shape != shape[1:]:
+        return None
+    return _Access(array, index, None, eqn.outvars[0])
+
+
+def _write(eqn: Any, producer: Callable[[Any], Any]) -> _Access | None:
+    """`dynamic_update_slice array (broadcast value) index 0 ...`."""
+    if eqn.primitive.name != "dynamic_update_slice":
+        return None
+    array, update, index, *rest = eqn.invars
+    shape = array.aval.shape
+    if not shape or not _zeros(rest) or update.aval.shape != (1, *shape[1:]):
+        return None
+    source = producer(update)
+    if source is None or source.invars[0].aval.shape != shape[1:]:
+        return None
+    name, dims = source.primitive.name, tuple(range(1, len(shape)))
+    if name == "reshape" or (
+        name in ("broadcast_in_dim", "expand_dims")
+        and source.params.get("broadcast_dimensions") == dims
+    ):
+        return _Access(array, index, source.invars[0], eqn.outvars[0])
+    return None
+
+
+def _access(eqn: Any, graph: Graph, find: Callable[..., _Access | None]) -> _Access | None:
+    """An access written out, or in a function of its own as JAX writes it."""
+    if eqn.primitive.name != "jit":
+        return find(eqn, graph.producers.get)
+    inner = Graph(eqn.params["jaxpr"])
+    arguments = dict(zip(inner.jaxpr.invars, eqn.invars, strict=True))
+    if len(inner.eqns) != 2 or len(inner.jaxpr.outvars) != 1:
+        return None
+    found = find(inner.eqns[-1], inner.producers.get)
+    if found is None or found.result is not inner.jaxpr.outvars[0]:
+        return None
+
+    def outside(atom: Any) -> Any:
+        return arguments.get(atom) if not isinstance(atom, core.Literal) else atom
+
+    array, index = outside(found.array), outside(found.index)
+    value = None if found.value is None else outside(found.value)
+    if array is None or index is None or (found.value is not None and value is None):
+        return None
+    return _Access(array, index, value, eqn.outvars[0])
+
+
+def _is(atom: Any, members: Sequence[Any]) -> bool:
+    return any(atom is m for m in members)
+
+
+def _scan(site: Site) -> Callable[..., Any] | None:
+    """`while i < n` with slices at `i` -> `scan[length=n]`."""
+    loop = _counted(site.eqn)
+    if loop is None:
+        return None
+    graph, length = loop.body, loop.length
+    reads: dict[int, _Access] = {}
+    direction: bool | None = None
+    for eqn in graph.eqns:
+        found = _access(eqn, graph, _read)
+        if found is None or not _is(found.array, loop.consts):
+            continue
+        backwards = loop.direction(found.index)
+        if backwards is None or found.array.aval.shape[0] != length:
+            continue
+        if direction is None or direction == backwards:
+            direction = backwards
+            reads[id(eqn)] = found
+    outputs: dict[int, _Access] = {}
+    for position, result in enumerate(graph.jaxpr.outvars):
+        eqn = graph.producers.get(result) if not isinstance(result, core.Literal) else None
+        found = None if eqn is None else _access(eqn, graph, _write)
+        if found is None or found.array is not loop.carry[position]:
+            continue
+        backwards = loop.direction(found.index)
+        # Every element is written once, and the buffer is seen by nothing else: what it held
+        # before the loop does not matter.
+        alone = len(_users(graph, found.array)) == 1 and found.array.aval.shape[0] == length
+        alone = alone and not _is(result, _others(graph.jaxpr.outvars, position))
+        alone = alone and not graph.users.get(result)
+        if backwards is None or not alone or found.value is None:
+            continue
+        if direction is None or direction == backwards:
+            direction = backwards
+            outputs[position] = found
+    return _build(site.eqn, loop, reads, outputs, bool(direction))
+
+
+def _users(graph: Graph, atom: Any) -> list[Any]:
+    users = list(graph.users.get(atom, ()))
+    return users + [v for v in graph.jaxpr.outvars if v is atom]
+
+
+def _others(values: Sequence[Any], position: int) -> list[Any]:
+    return [v for i, v in enumerate(values) if i != position]
+
+
+def _build(
+    eqn: Any,
+    loop: _Counted,
+    reads: dict[int, _Access],
+    outputs: dict[int, _Access],
+    reverse: bool,
+) -> Callable[..., Any]:
+    graph = loop.body
+    skipped = set(reads) | {
+        id(graph.producers[graph.jaxpr.outvars[position]]) for position in outputs
+    }
+    kept = _needed(graph, loop, outputs, skipped)
+    counting = loop.counter if _uses(kept, loop.carry[loop.counter]) else None
+    carried = [
+        i
+        for i in range(len(loop.carry))
+        if i not in outputs and (i != loop.counter or counting is not None)
+    ]
+    xs = list({id(r.array): r.array for r in reads.values()}.values())
+    n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+
+    def call(*operands: Any) -> list[Any]:
+        consts = operands[n_cond : n_cond + n_body]
+        init = operands[n_cond + n_body :]
+        outside = dict(zip(graph.jaxpr.constvars, graph.consts.values(), strict=True))
+        outside.update(zip(loop.consts, consts, strict=True))
+
+        def step(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            env = dict(outside)
+            env.update(zip((loop.carry[i] for i in carried), carry, strict=True))
+            of = dict(zip(map(id, xs), slices, strict=True))
+            env.update((r.result, of[id(r.array)]) for r in reads.values())
+            read = _compat.evaluate(kept, env, inline=_whole_body(kept))
+            return (
+                [read(graph.jaxpr.outvars[i]) for i in carried],
+                [read(outputs[i].value) for i in sorted(outputs)],
+            )
+
+        final, ys = lax.scan(
+            step,
+            [init[i] for i in carried],
+            [outside[x] for x in xs],
+            length=loop.length,
+            reverse=reverse,
+        )
+        by_position = dict(zip((*carried, *sorted(outputs)), (*final, *ys), strict=True))
+        if loop.counter not in by_position:
+            dtype = loop.carry[loop.counter].aval.dtype
+            by_position[loop.counter] = np.asarray(loop.length, dtype)
+        return [by_position[i] for i in range(len(loop.carry))]
+
+    return call
+
+
+def _uses(eqns: Sequence[Any], atom: Any) -> bool:
+    return any(a is atom for e in eqns for a in e.invars)
+
+
+def _needed(
+    graph: Graph, loop: _Counted, outputs: dict[int, _Access], skipped: set[int]
+) -> list[Any]:
+    """The equations of the body that the carry and the outputs still need."""
+    roots = [
+        v
+        for i, v in enumerate(graph.jaxpr.outvars)
+        if i != loop.counter and i not in outputs
+    ] + [a.value for a in outputs.values()]
+    found: set[int] = set()
+    pending = [graph.producers.get(v) for v in roots if not isinstance(v, core.Literal)]
+    while pending:
+        eqn = pending.pop()
+        if eqn is None or id(eqn) in found or id(eqn) in skipped:
+            continue
+        found.add(id(eqn))
+        pending.extend(
+            graph.producers.get(a) for a in eqn.invars if not isinstance(a, core.Literal)
+        )
+    kept = [e for e in graph.eqns if id(e) in found]
+    counter = loop.carry[loop.counter]
+    if _uses(kept, counter):
+        step = graph.producers[graph.jaxpr.outvars[loop.counter]]
+        if id(step) not in found:
+            kept.append(step)
+    return kept
+
+
+def _whole_body(eqns: Sequence[Any]) -> set[int]:
+    """The function that the lowering puts around a whole body, if there is one."""
+    calls = [e for e in eqns if e.primitive.name == "jit"]
+    rest = [e for e in eqns if e.primitive.name not in ("jit", "add", "sub")]
+    return {id(calls[0])} if len(calls) == 1 and not rest else set()
+
+
+PATTERNS = (Structural("scan", ("while",), _scan),)
