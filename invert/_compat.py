@@ -20,7 +20,11 @@ from jax._src import source_info_util as source_info_util
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval as partial_eval
 from jax._src.lax import lax as lax_internal
+from jax._src.lax import linalg as lax_linalg
 from jax._src.lib import _jax as _jaxlib
+from jax._src.random import core as random_core
+from jax._src.random import philox2x32, philox4x32, threefry2x32, threefry4x32
+from jax._src.random import prng as prng
 from jaxlib import xla_client as xla_client
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
@@ -28,18 +32,42 @@ from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 make_ir_context = jax_mlir.make_ir_context
 mlir_bindings = _jaxlib.mlir
 
+threefry2x32_p = threefry2x32.threefry2x32_p
+threefry4x32_p = threefry4x32.threefry4x32_p
+philox2x32_p = philox2x32.philox2x32_p
+philox4x32_p = philox4x32.philox4x32_p
+random_gamma_p = random_core.random_gamma_p
+geqrf_p = lax_linalg.geqrf_p
+geqp3_p = lax_linalg.geqp3_p
+
 
 def attribute_names(op: ir.Operation) -> list[str]:
     """Names of the attributes of `op`; their values are not touched."""
     return list(op.attributes)
 
 
-def name_stack(scope: str) -> contextlib.AbstractContextManager[None]:
-    """Sets the name scopes of what is traced inside to `scope` (`"a/b"`)."""
+@functools.lru_cache(maxsize=4096)
+def _stack(names: tuple[str, ...]) -> source_info_util.NameStack:
     stack = source_info_util.NameStack()
-    for part in scope.split("/") if scope else ():
-        stack = stack.extend(part)
-    return source_info_util.set_name_stack(stack)
+    for name in names:
+        stack = stack.extend(name)
+    return stack
+
+
+def name_stack(names: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
+    """Sets the name scopes of what is traced inside."""
+    return source_info_util.set_name_stack(_stack(names))
+
+
+def names_of(eqn: core.JaxprEqn) -> tuple[str, ...]:
+    """The name scopes of an equation, transforms left out."""
+    stack = eqn.source_info.name_stack.stack
+    return tuple(s.name for s in stack if isinstance(s, source_info_util.Scope))
+
+
+def with_names(eqn: core.JaxprEqn, names: tuple[str, ...]) -> core.JaxprEqn:
+    """The equation under other name scopes."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
 
 
 def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[core.Jaxpr, list[Any]]:

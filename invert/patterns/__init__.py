@@ -1,11 +1,13 @@
 """The ordered pipeline of patterns, with the reason for each place."""
 
 from invert._rewrite import Stage
-from invert.patterns import calls, linalg, loops, special, windows
+from invert.patterns import calls, linalg, loops, random, special, windows
 
 # Templates of a stage are rewritten by the stages before it, so what other patterns contain comes
 # first.
 STAGES = (
+    # Hash functions of random numbers, which JAX outlines.
+    Stage(random.HASHES),
     # Reductions and windows: many other functions call cumulative sums and argmax.
     Stage(windows.PATTERNS),
     # Functions that JAX outlines around one primitive, once that primitive is recovered.
@@ -13,6 +15,9 @@ STAGES = (
     # Functions that the lowering expands.
     Stage(special.PATTERNS),
     Stage(linalg.PATTERNS),
+    # Keys, then the samplers that hold keys and special functions.
+    Stage(random.KEYS),
+    Stage(random.SAMPLERS),
     # Loops last: expansions above hold loops of their own, in the form the lowering gave them.
     Stage(loops.PATTERNS),
 )

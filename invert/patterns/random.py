@@ -1,0 +1,316 @@
+"""Random numbers: the hash functions, and the operations on keys that are made of them.
+
+Lowering erases key types: a key is the `uint32` array behind it. So the calls proposed here take and
+give such arrays, `random_wrap` and `random_unwrap` included; `keys.py` then removes the pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from invert import _compat
+from invert._compat import core, prng
+from invert._rewrite import Call, Pattern, Site, bind
+
+_UINT32 = np.dtype(np.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hash:
+    """A counter-based hash function and the key type built on it.
+
+    **Arguments:**
+
+    - `primitive`: takes `keys` key words and as many counter words as it gives results.
+    - `impl`: name of the key type.
+    - `keys`: number of words of a key.
+    - `marker`: a constant of the hash function.
+    """
+
+    primitive: Any
+    impl: str
+    keys: int
+    marker: int
+
+
+# jax/_src/random/threefry2x32.py and its neighbours, jax 0.10.2 and 0.12
+_HASHES = {
+    h.primitive.name: h
+    for h in (
+        _Hash(_compat.threefry2x32_p, "threefry2x32", 2, 0x1BD11BDA),
+        _Hash(_compat.threefry4x32_p, "threefry4x32", 4, 0x1BD11BDA),
+        _Hash(_compat.philox2x32_p, "philox2x32", 1, 0xD256D193),
+        _Hash(_compat.philox4x32_p, "philox4x32", 2, 0xD2511F53),
+    )
+}
+
+
+def uint32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, _UINT32)
+
+
+# Hash functions.
+
+
+def _threefry2x32(site: Site) -> Iterator[Call]:
+    """The loop over five groups of four rounds -> threefry2x32."""
+    operands = site.eqn.invars
+    if len(operands) != 9 or operands[2].aval.dtype != _UINT32:
+        return
+    k1, k2 = operands[6].aval.shape, operands[4].aval.shape
+    for shape in _counter_shapes(site, operands[2]):
+        yield bind(_compat.threefry2x32_p, uint32(*k1), uint32(*k2), uint32(*shape), uint32(*shape))
+
+
+def _counter_shapes(site: Site, atom: Any) -> list[tuple[int, ...]]:
+    """Shapes that the counter may have had before the key was added to it: small first."""
+    shapes = {tuple(atom.aval.shape)}
+    eqn = site.producer(atom)
+    for operand in eqn.invars if eqn is not None and eqn.primitive.name == "add" else ():
+        shapes.add(tuple(operand.aval.shape))
+        source = site.producer(operand)
+        if source is not None and source.primitive.name == "broadcast_in_dim":
+            shapes.add(tuple(source.invars[0].aval.shape))
+    return sorted(shapes, key=lambda s: (-len(s), math.prod(s)))
+
+
+def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
+    """The body of the function that JAX outlines an unrolled hash function into."""
+    hash_ = _HASHES[name]
+
+    def propose(site: Site) -> Iterator[Call]:
+        invars = site.graph.jaxpr.invars
+        if site.eqn.outvars[0] not in site.graph.results:
+            return
+        if len(invars) == hash_.keys + len(site.graph.jaxpr.outvars):
+            if all(v.aval.dtype == _UINT32 for v in invars):
+                yield bind(hash_.primitive, *(site.aval(v) for v in invars))
+
+    return propose
+
+
+# Operations on keys.
+
+
+def wrap(key: Any, impl: str) -> Any:
+    """An array of keys over their words."""
+    return prng.random_wrap_p.bind(key, impl=prng.prngs[impl])
+
+
+def _keyed(key: tuple[Any, ...], function: Callable[..., Any], *avals: Any) -> Iterator[Call]:
+    """The call under both settings of `jax_threefry_partitionable`, which an equation records."""
+    for partitionable in (True, False):
+
+        def run(*args: Any, partitionable: bool = partitionable) -> Any:
+            with jax.threefry_partitionable(partitionable):
+                return function(*args)
+
+        yield Call((*key, partitionable), run, avals)
+
+
+def _bits(impl: str, batch: tuple[int, ...], shape: tuple[int, ...], width: int) -> Iterator[Call]:
+    def run(key: Any) -> Any:
+        return prng.random_bits_p.bind(wrap(key, impl), bit_width=width, shape=shape)
+
+    yield from _keyed(("bits", impl, shape, width), run, uint32(*batch, _words(impl)))
+
+
+def _split(impl: str, batch: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Call]:
+    def run(key: Any) -> Any:
+        return prng.random_unwrap_p.bind(prng.random_split_p.bind(wrap(key, impl), shape=shape))
+
+    yield from _keyed(("split", impl, shape), run, uint32(*batch, _words(impl)))
+
+
+def _fold_in(impl: str, batch: tuple[int, ...], data: tuple[int, ...]) -> Iterator[Call]:
+    def run(key: Any, data: Any) -> Any:
+        return prng.random_unwrap_p.bind(prng.random_fold_in_p.bind(wrap(key, impl), data))
+
+    yield Call(("fold_in", impl), run, (uint32(*batch, _words(impl)), uint32(*data)))
+
+
+def _seed(impl: str, seed: jax.ShapeDtypeStruct) -> Iterator[Call]:
+    def run(seed: Any) -> Any:
+        return prng.random_unwrap_p.bind(prng.random_seed_p.bind(seed, impl=prng.prngs[impl]))
+
+    yield Call(("seed", impl), run, (seed,))
+
+
+def _words(impl: str) -> int:
+    return prng.prngs[impl].key_shape[0]
+
+
+def _hashed(site: Site) -> Iterator[Call]:
+    """A hash function of iotas -> random_bits or random_split; of data -> random_fold_in."""
+    hash_ = _HASHES[site.eqn.primitive.name]
+    out = tuple(site.out.shape)
+    key = tuple(site.eqn.invars[0].aval.shape)
+    users = {u.primitive.name for v in site.eqn.outvars for u in site.graph.users.get(v, ())}
+    if hash_.keys != 2 or hash_.impl != "threefry2x32":
+        for seed in _seeds(site):
+            yield from _seed(hash_.impl, seed)
+    for n in _batch_ranks(key, out):
+        batch, shape = out[:n], out[n:]
+        if users & {"xor", "convert_element_type"}:
+            for width in _widths(site):
+                yield from _bits(hash_.impl, batch, shape, width)
+        if users & {"concatenate", "broadcast_in_dim", "reshape"} or not users:
+            if math.prod(shape) == 1:
+                for keys, data in ((batch, ()), (batch, batch), ((), batch))[: 3 if n else 1]:
+                    yield from _fold_in(hash_.impl, keys, data)
+            yield from _split(hash_.impl, batch, shape)
+        if hash_.impl == "threefry2x32" and len(shape) == 1 and "concatenate" in users:
+            for final in _flat_results(site, n):
+                dtype = np.dtype(final.dtype)
+                if final.shape[-1:] == (2,) and dtype == _UINT32:
+                    yield from _split(hash_.impl, batch, tuple(final.shape[n:-1]))
+                yield from _bits(hash_.impl, batch, tuple(final.shape[n:]), 8 * dtype.itemsize)
+
+
+def _batch_ranks(key: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
+    """Numbers of leading axes that may be axes of the key array, the smallest first.
+
+    A batch of keys has size one along the axes of the counters.
+    """
+    if len(key) != len(out):
+        return [0] if not key else []
+    return [n for n in range(len(key) + 1) if all(d == 1 for d in key[n:])][:3]
+
+
+def _widths(site: Site) -> list[int]:
+    """Widths of the bits that may be made of a hash, the one with the longest program first."""
+    widths = []
+    front = [*site.eqn.outvars]
+    for _ in range(4):  # results -> (three) xor -> convert
+        users = [u for v in front for u in site.graph.users.get(v, ())]
+        for u in users:
+            if u.primitive.name == "convert_element_type":
+                widths.append(8 * np.dtype(u.params["new_dtype"]).itemsize)
+        front = [u.outvars[0] for u in users if u.primitive.name == "xor"]
+    return [*dict.fromkeys(w for w in widths if w != 32), 32]
+
+
+def _flat_results(site: Site, n: int) -> list[Any]:
+    """Types of the values that a flat array of words may have been formed into, last first.
+
+    With `jax_threefry_partitionable=False` the hash runs over half of a flat iota.
+    """
+    found: list[Any] = []
+    size = 2 * math.prod(site.out.shape[n:])
+    front = [site.eqn.outvars[0]]
+    for _ in range(12):
+        users = [u for v in front for u in site.graph.users.get(v, ())]
+        front = []
+        for u in users:
+            if u.primitive.name in _FORMING:
+                front.append(u.outvars[0])
+                found.append(u.outvars[0].aval)
+        front = list(dict.fromkeys(front))
+    fits = [a for a in found if np.dtype(a.dtype).kind == "u" and len(a.shape) >= n]
+    fits = [a for a in fits if 0 <= 4 * size - _bytes(a, n) <= 7]
+    return list({(a.shape, a.dtype): a for a in reversed(fits)}.values())[:4]
+
+
+def _bytes(aval: Any, n: int) -> int:
+    return math.prod(aval.shape[n:]) * np.dtype(aval.dtype).itemsize
+
+
+_FORMING = frozenset(
+    "concatenate slice reshape convert_element_type shift_left or and shift_right_logical "
+    "broadcast_in_dim transpose squeeze".split()
+)
+
+
+def _seeds(site: Site) -> list[jax.ShapeDtypeStruct]:
+    """Types of the integers whose high words are made in this body."""
+    found = []
+    for eqn in site.graph.by_primitive.get("shift_right_logical", ()):
+        x, n = eqn.invars
+        if isinstance(n, core.Literal) and np.ndim(n.val) == 0 and n.val == 32:
+            found.append(site.aval(x))
+    return list({(a.shape, a.dtype): a for a in found}.values())
+
+
+def _concatenated(site: Site) -> Iterator[Call]:
+    """The two words of an integer, once or twice -> random_seed."""
+    out = site.out
+    if out.dtype != _UINT32 or not out.shape or len(site.eqn.invars) != 2:
+        return
+    impl = {2: "threefry2x32", 4: "rbg"}.get(out.shape[-1])
+    if impl is None or site.eqn.params["dimension"] != len(out.shape) - 1:
+        return
+    for seed in _seeds(site):
+        if seed.shape == out.shape[:-1]:
+            yield from _seed(impl, seed)
+
+
+def _generated(site: Site) -> Iterator[Call]:
+    """A generator on two words of 64 bits -> the same on four words of 32, or on a key of them."""
+    eqn = site.eqn
+    state = site.aval(eqn.invars[0])
+    if np.dtype(state.dtype) != np.uint64:
+        return
+    shape, dtype = eqn.params["shape"], eqn.params["dtype"]
+    batch = tuple(state.shape[:-1])
+    n = len(batch)
+    if site.eqn.outvars[0] not in site.graph.results and not site.graph.users.get(
+        site.eqn.outvars[0]
+    ):
+        width = 8 * np.dtype(dtype).itemsize
+        yield from _bits("rbg", batch, tuple(shape[n:]), width)
+    words = uint32(*batch, 2 * state.shape[-1])
+    yield bind(lax.rng_bit_generator_p, words, **eqn.params)
+
+
+def _gamma(site: Site) -> Iterator[Call]:
+    """The rejection sampler of Marsaglia and Tsang -> random_gamma."""
+    state = [v.aval for v in site.eqn.outvars]
+    keys = [a for a in state if a.dtype == _UINT32 and len(a.shape) == 2]
+    floats = [a for a in state if np.dtype(a.dtype).kind in "fV" and len(a.shape) == 1]
+    if not keys or not floats:
+        return
+    (n,), dtype = floats[0].shape, floats[0].dtype
+    shapes = {(n,): None} | ({(): None} if n == 1 else {})
+    for eqn in site.graph.by_primitive.get("reshape", ()):
+        aval = eqn.outvars[0].aval
+        if aval.dtype == dtype and math.prod(aval.shape) == n:
+            shapes[tuple(aval.shape)] = None
+    impl = {2: "threefry2x32", 4: "rbg"}.get(keys[0].shape[-1])
+    if impl is None:
+        return
+    for shape in sorted(shapes, key=lambda s: s == (n,)):
+        for rank in range(len(shape) + 1):
+            for log_space in (False, True):
+                yield _gamma_call(impl, jax.ShapeDtypeStruct(shape, dtype), rank, log_space)
+
+
+def _gamma_call(impl: str, a: jax.ShapeDtypeStruct, rank: int, log_space: bool) -> Call:
+    def run(key: Any, a: Any) -> Any:
+        return _compat.random_gamma_p.bind(wrap(key, impl), a, log_space=log_space)
+
+    avals = (uint32(*a.shape[:rank], _words(impl)), a)
+    return Call(("gamma", impl, log_space), run, avals)
+
+
+HASHES = (
+    Pattern("threefry2x32", ("while",), _threefry2x32, 0x1BD11BDA),
+    *(
+        Pattern(name, ("add", "xor"), _unrolled(name), _HASHES[name].marker)
+        for name in ("threefry4x32", "philox2x32", "philox4x32")
+    ),
+)
+
+KEYS = (
+    Pattern("random_key", tuple(_HASHES), _hashed),
+    Pattern("random_seed", ("concatenate",), _concatenated, 32),
+    Pattern("rng_bit_generator", ("rng_bit_generator",), _generated),
+)
+
+SAMPLERS = (Pattern("random_gamma", ("while", "scan"), _gamma, 0.0331),)
