@@ -40,6 +40,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
         closed, rewrites = _recognize(closed, config)
+        closed = _jaxpr.without_hints(closed)
         seconds["patterns"] = time.perf_counter() - start
         jaxpr, constants = _jaxpr.split_constants(closed)
     counts = _jaxpr.primitive_counts(jaxpr)
@@ -66,7 +67,8 @@ def _recognize(closed: Any, config: Config) -> tuple[Any, Mapping[str, int]]:
         dataclasses.replace(s, patterns=tuple(p for p in s.patterns if p.name not in off))
         for s in patterns.STAGES
     ]
-    rewriter = Rewriter(stages, raise_call)
+    wide = _jaxpr.has_wide_types(_compat.open_jaxpr(closed))
+    rewriter = Rewriter(stages, raise_call, x64=wide)
     return rewriter.run(closed), dict(sorted(rewriter.counts.items()))
 
 

@@ -3,43 +3,63 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from invert import _compat
 from invert._opaque import custom_call_p
+from invert._raise import HINT
 
 
 def canonicalize(closed: Any) -> Any:
     """Removes dead equations, in inner jaxprs too. A shared inner jaxpr stays shared."""
-    return _canonical(closed, {})
+    return map_jaxprs(closed, _compat.dce)
 
 
-def _canonical(closed: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    if id(closed) in done:
+def without_hints(closed: Any) -> Any:
+    """Takes the hints out of the name scopes."""
+
+    def strip(jaxpr: Any) -> Any:
+        eqns = []
+        for eqn in jaxpr.eqns:
+            names = _compat.names_of(eqn)
+            if names and names[-1].startswith(HINT):
+                eqn = _compat.with_names(eqn, names[:-1])
+            eqns.append(eqn)
+        return jaxpr.replace(eqns=eqns)
+
+    return map_jaxprs(closed, strip)
+
+
+def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
+    """Applies `function` to each open jaxpr, the inner ones first; shared ones stay shared."""
+    done: dict[int, tuple[Any, Any]] = {}
+
+    def visit(closed: Any) -> Any:
+        if id(closed) not in done:
+            jaxpr = _compat.open_jaxpr(closed)
+            eqns = []
+            for eqn in jaxpr.eqns:
+                params = {
+                    name: new
+                    for name, value in eqn.params.items()
+                    if (new := param(value)) is not value
+                }
+                eqns.append(eqn.replace(params={**eqn.params, **params}) if params else eqn)
+            result = _compat.close_like(closed, function(jaxpr.replace(eqns=eqns)))
+            done[id(closed)] = (closed, result)  # holding `closed` keeps its id from being reused
         return done[id(closed)][1]
-    jaxpr = _compat.open_jaxpr(closed)
-    eqns = []
-    for eqn in jaxpr.eqns:
-        params = {
-            name: new
-            for name, value in eqn.params.items()
-            if (new := _canonical_param(value, done)) is not value
-        }
-        eqns.append(eqn.replace(params={**eqn.params, **params}) if params else eqn)
-    result = _compat.close_like(closed, _compat.dce(jaxpr.replace(eqns=eqns)))
-    done[id(closed)] = (closed, result)  # holding `closed` keeps its id from being reused
-    return result
 
+    def param(value: Any) -> Any:
+        if _compat.is_jaxpr(value):
+            return visit(value)
+        if isinstance(value, tuple) and any(_compat.is_jaxpr(v) for v in value):
+            return tuple(param(v) for v in value)
+        return value
 
-def _canonical_param(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    if _compat.is_jaxpr(value):
-        return _canonical(value, done)
-    if isinstance(value, tuple) and any(_compat.is_jaxpr(v) for v in value):
-        return tuple(_canonical_param(v, done) for v in value)
-    return value
+    return visit(closed)
 
 
 def split_constants(closed: Any) -> tuple[Any, tuple[np.ndarray, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -126,6 +127,8 @@ class Context:
     env: dict[Any, Value]
     # values that are a broadcast scalar: id of the broadcast -> (broadcast, scalar)
     scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
+    # ids of broadcasts that the author wrote, by their location
+    explicit: set[int] = dataclasses.field(default_factory=set)
     # results of constants that were decoded ahead of the region they stand in
     hoisted: set[Any] = dataclasses.field(default_factory=set)
 
@@ -156,7 +159,7 @@ class Context:
     def run(self, block: Any) -> list[Value]:
         """Raises the ops of `block` in order; returns the operands of its terminator."""
         env = self.env
-        stack = ""
+        names: tuple[str, ...] = ()
         with contextlib.ExitStack() as scopes:
             for view in block.operations:
                 op = view.operation
@@ -166,13 +169,25 @@ class Context:
                 operands = [env[v] for v in op.operands]
                 if name in _TERMINATORS:
                     return operands
-                if (scope := _scope(op.location)) != stack:
+                found = _scopes(_attributes.location_name(op.location))
+                if self.explicit:
+                    found = self._with_broadcasts(found, operands)
+                if found is not names:
                     scopes.close()
-                    scopes.enter_context(_compat.name_stack(scope))
-                    stack = scope
+                    scopes.enter_context(_compat.name_stack(found))
+                    names = found
                 for result, value in zip(op.results, self.apply(op, operands), strict=True):
                     env[result] = value
         raise InvertError("a block without a terminator")
+
+    def _with_broadcasts(
+        self, names: tuple[str, ...], operands: Sequence[Value]
+    ) -> tuple[str, ...]:
+        """The hint says too which operands the author broadcast by hand."""
+        places = [str(i) for i, x in enumerate(operands) if id(x) in self.explicit]
+        if not places or not names or not names[-1].startswith(HINT):
+            return names
+        return (*names[:-1], ";".join([names[-1], *places]))
 
     def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:
         """Raises one op and checks each result against the op's declared type."""
@@ -224,13 +239,19 @@ class Context:
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return", "chlo.return"})
 
 
-def _scope(location: Any) -> str:
-    """The user's name scopes of an op: its name stack without transforms and primitive."""
-    name = _attributes.location_name(location)
+# The last name scope of a raised equation is what its location calls the primitive, behind this
+# sign. Patterns may look at it to choose among programs that lower to the same ops.
+HINT = "="
+
+
+@functools.lru_cache(maxsize=65536)
+def _scopes(name: str) -> tuple[str, ...]:
+    """The author's name scopes of an op and the hint, from its name stack."""
     if "/" not in name:
-        return ""
-    parts = name.split("/")[:-1]
-    return "/".join(p for p in parts if p and "(" not in p and not p.endswith(":"))
+        return (HINT + name,) if name else ()
+    *parts, last = name.split("/")
+    scopes = tuple(p for p in parts if p and "(" not in p and not p.endswith(":"))
+    return (*scopes, HINT + last)
 
 
 def _problem(op: ir.Operation) -> Problem:
@@ -250,7 +271,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
         function = ctx.functions[name]
 
         def call(*args: Value) -> list[Value]:
-            inner = dataclasses.replace(ctx, env={}, scalars={}, hoisted=set())
+            inner = dataclasses.replace(ctx, env={}, scalars={}, explicit=set(), hoisted=set())
             return inner.region(function.regions[0])(*args)
 
         # Callees that were split off by the serializer end in _<number>; the name that the author

@@ -21,6 +21,7 @@ import numpy as np
 from invert import _compat, _jaxpr
 from invert._compat import core
 from invert._errors import InvertError
+from invert._raise import HINT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,16 +33,19 @@ class Call:
     - `key`: hashable; equal keys mean the same function.
     - `function`: takes arrays of the types `avals` and returns an array or a sequence of arrays.
     - `avals`: types of its arguments.
+    - `x64`: whether 64-bit types are enabled where it is traced, though no argument has one:
+        positions and counters inside are then of 64 bits.
     """
 
     key: Hashable
     function: Callable[..., Any] = dataclasses.field(compare=False)
     avals: tuple[jax.ShapeDtypeStruct, ...]
+    x64: bool = False
 
     @property
     def wide(self) -> bool:
         """Whether the call has to be traced with 64-bit types enabled."""
-        return any(str(a.dtype) in ("int64", "uint64", "float64", "complex128") for a in self.avals)
+        return self.x64 or any(str(a.dtype) in ("int64", "uint64", "float64", "complex128") for a in self.avals)
 
 
 def bind(primitive: Any, *avals: Any, **params: Any) -> Call:
@@ -59,14 +63,14 @@ class Pattern:
     - `name`: how the report and `Config(disabled_patterns=...)` call it.
     - `roots`: names of the primitives at which it may apply.
     - `propose`: `propose(site)` yields the calls to try, the likeliest first.
-    - `marker`: a number that occurs in every program the pattern stands for; where the program
-        holds no literal near it, nothing is proposed.
+    - `marker`: a number that occurs in every program the pattern stands for, or several of which
+        one does (by dtype); where the program holds no literal near it, nothing is proposed.
     """
 
     name: str
     roots: tuple[str, ...]
     propose: Callable[[Site], Iterable[Call]]
-    marker: float | None = None
+    marker: float | tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +117,20 @@ class Site:
         """Type of the first result."""
         return self.aval(self.eqn.outvars[0])
 
+    @property
+    def hint(self) -> str:
+        """What the location of the equation calls the primitive; `""` where it says nothing."""
+        return hint_of(self.eqn).split(";")[0]
+
     def producer(self, atom: Any) -> Any | None:
         """The equation that defines `atom`, if any."""
         return None if isinstance(atom, core.Literal) else self.graph.producers.get(atom)
+
+
+def hint_of(eqn: Any) -> str:
+    """The hint that raising left in the name scopes of an equation."""
+    names = _compat.names_of(eqn)
+    return names[-1][1:] if names and names[-1].startswith(HINT) else ""
 
 
 class Graph:
@@ -394,11 +409,14 @@ class Rewriter:
     - `stages`: groups of patterns in their order. Templates of a stage are themselves rewritten by
         the stages before it, so that both sides of a match have taken the same road.
     - `raise_call`: lowers and raises a call: `raise_call(call, platform) -> closed jaxpr`.
+    - `platform`: the platform the program was lowered for.
+    - `x64`: whether the program holds 64-bit types, so that calls are lowered with them too.
     """
 
     stages: Sequence[Stage]
     raise_call: Callable[[Call, str], Any]
     platform: str = "cpu"
+    x64: bool = False
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     _bodies: dict[tuple[int, int], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     _templates: dict[Any, Graph | None] = dataclasses.field(default_factory=dict)
@@ -459,7 +477,7 @@ class Rewriter:
             marker = getattr(pattern, "marker", None)
             # The last equation first: of nested matches the larger one is meant.
             roots = [e for name in pattern.roots for e in reversed(graph.by_primitive.get(name, ()))]
-            if not roots or (marker is not None and _rounded(marker) not in graph.numbers):
+            if not roots or not _holds(graph, marker):
                 continue
             for eqn in roots:
                 if id(eqn) in claimed:
@@ -478,7 +496,7 @@ class Rewriter:
         return found
 
     def _try(self, pattern: Pattern, site: Site, number: int) -> Replacement | None:
-        for call in pattern.propose(site):
+        for call in self._variants(pattern.propose(site)):
             template = self._template(call, number)
             if template is None:
                 continue
@@ -493,8 +511,15 @@ class Rewriter:
                 jaxpr = _trace(call)
                 if _no_progress(jaxpr, template):
                     continue
-                return Replacement(jaxpr, inputs, outputs, frozenset(match.taken))
+                return Replacement(jaxpr, inputs, outputs, frozenset(match.taken), site.eqn)
         return None
+
+    def _variants(self, calls: Iterable[Call]) -> Iterator[Call]:
+        """The calls, in a program of 64-bit types as JAX lowers them with such types enabled."""
+        for call in calls:
+            if self.x64 and not call.wide:
+                yield dataclasses.replace(call, x64=True)
+            yield call
 
     def _template(self, call: Call, number: int) -> Graph | None:
         key = (call, number)
@@ -502,13 +527,23 @@ class Rewriter:
             closed = self.raise_call(call, self.platform)
             if closed is not None:
                 inner = Rewriter(
-                    self.stages, self.raise_call, self.platform, _templates=self._templates
+                    self.stages,
+                    self.raise_call,
+                    self.platform,
+                    call.wide,
+                    _templates=self._templates,
                 )
                 closed = inner.run(closed, number)
             self._templates[key] = (
                 None if closed is None else Graph(closed, _compat.consts_of(closed))
             )
         return self._templates[key]
+
+
+def _holds(graph: Graph, marker: float | tuple[float, ...] | None) -> bool:
+    """Whether a body has a literal near one of the numbers."""
+    markers = marker if isinstance(marker, tuple) else (marker,)
+    return marker is None or any(_rounded(m) in graph.numbers for m in markers)
 
 
 def _anchors(template: Graph, eqn: Any) -> Iterator[Any]:
@@ -534,6 +569,7 @@ class Replacement:
     inputs: Sequence[Any]
     outputs: Sequence[Any]
     removed: frozenset[int]
+    root: Any
 
 
 def _trace(call: Call) -> Any:
@@ -544,7 +580,7 @@ def _trace(call: Call) -> Any:
 def _structural(eqn: Any, function: Callable[..., Any]) -> Replacement:
     avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in eqn.invars]
     closed = _compat.trace_closed(function, *avals)
-    return Replacement(closed, eqn.invars, eqn.outvars, frozenset({id(eqn)}))
+    return Replacement(closed, eqn.invars, eqn.outvars, frozenset({id(eqn)}), eqn)
 
 
 def _no_progress(closed: Any, template: Graph) -> bool:
@@ -601,7 +637,8 @@ def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
     eqns = []
     for eqn in inner.eqns:
         outvars = [env.setdefault(v, core.Var(v.aval)) if _is_named(v) else v for v in eqn.outvars]
-        eqns.append(eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars))
+        new = eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars)
+        eqns.append(_compat.with_names(new, _compat.names_of(r.root)))
     return eqns
 
 

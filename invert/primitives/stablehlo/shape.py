@@ -40,14 +40,11 @@ def _broadcast_in_dim(ctx: Context, op: Op, x: Value) -> Value:
     if x.shape == shape and dimensions == tuple(range(len(shape))):
         return x
     result = lax.broadcast_in_dim(x, shape, dimensions)
-    if x.shape == () and not _written_as(op, "broadcast_in_dim"):
+    if x.shape == ():
         ctx.scalars[id(result)] = (result, x)
+        if _attributes.location_name(op.op.location).endswith("/broadcast_in_dim"):
+            ctx.explicit.add(id(result))
     return result
-
-
-def _written_as(op: Op, primitive: str) -> bool:
-    """Whether the location says that the author's program had this very primitive."""
-    return _attributes.location_name(op.op.location).endswith("/" + primitive)
 
 
 @raises("stablehlo.broadcast")
