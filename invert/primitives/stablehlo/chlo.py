@@ -9,8 +9,14 @@ import numpy as np
 from jax import lax
 
 from invert._raise import Context, Op, Value, raises
-from invert.primitives.stablehlo import _attributes
+from invert.primitives.stablehlo import _attributes, elementwise
 from invert.primitives.stablehlo._attributes import dense_ints
+
+
+def _conj(x: Value) -> Value:
+    # `lax.conj` makes real operands complex; here they stay as they are.
+    return lax.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
+
 
 UNARY: dict[str, Callable] = {
     "acos": lax.acos,
@@ -20,7 +26,7 @@ UNARY: dict[str, Callable] = {
     "atan": lax.atan,
     "atanh": lax.atanh,
     "bessel_i1e": lax.bessel_i1e,
-    "conj": lax.conj,
+    "conj": _conj,
     "cosh": lax.cosh,
     "digamma": lax.digamma,
     "erf": lax.erf,
@@ -103,8 +109,13 @@ for _name, _function in _BROADCASTING.items():
 
 @raises("chlo.broadcast_compare")
 def _broadcast_compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
-    op.get("compare_type")
-    return _COMPARE[_attributes.enum_name(op["comparison_direction"])](*_together(op, (x, y)))
+    direction = _attributes.enum_name(op["comparison_direction"])
+    kind = op.get("compare_type")
+    x, y = _together(op, (x, y))
+    total = kind is not None and _attributes.enum_name(kind) == "TOTALORDER"
+    if total and jnp.issubdtype(x.dtype, jnp.floating):
+        return elementwise.total_order(direction, x, y)
+    return _COMPARE[direction](x, y)
 
 
 @raises("chlo.broadcast_select")

@@ -40,6 +40,19 @@ def _abs(x: Value) -> Value:
     return x if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x)
 
 
+def _is_complex(x: Value) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.complexfloating)
+
+
+def _real(x: Value) -> Value:
+    """The specification takes real operands too, which `lax.real` does not."""
+    return lax.real(x) if _is_complex(x) else x
+
+
+def _imag(x: Value) -> Value:
+    return lax.imag(x) if _is_complex(x) else lax.full_like(x, 0)
+
+
 def _integer_power(x: Value, y: Value) -> Value:
     """Integer power by squaring; a negative exponent gives 1, -1 or 0, as the specification says."""
     dtype = _dtype(x)
@@ -86,7 +99,7 @@ _UNARY: dict[str, Callable] = {
     "exponential": lax.exp,
     "exponential_minus_one": lax.expm1,
     "floor": lax.floor,
-    "imag": lax.imag,
+    "imag": _imag,
     "is_finite": lax.is_finite,
     "log": lax.log,
     "log_plus_one": lax.log1p,
@@ -94,7 +107,7 @@ _UNARY: dict[str, Callable] = {
     "negate": lax.neg,
     "not": lax.bitwise_not,
     "popcnt": lax.population_count,
-    "real": lax.real,
+    "real": _real,
     "round_nearest_afz": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
     "round_nearest_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "rsqrt": lax.rsqrt,
@@ -163,7 +176,7 @@ for _name, _function in _BINARY.items():
 _COMPARE = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt, "GE": lax.ge}
 
 
-def _total_order(direction: str, x: Value, y: Value) -> Value:
+def total_order(direction: str, x: Value, y: Value) -> Value:
     """Comparison in the IEEE total order: -NaN < -inf < ... < -0 < +0 < ... < +inf < NaN."""
     if direction in ("GT", "GE"):
         x, y = y, x
@@ -186,7 +199,7 @@ def _compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
         if x.shape != y.shape:  # the total-order primitives do not broadcast
             shape = op.op.results[0].type
             x, y = (jnp.broadcast_to(v, _attributes.aval(shape).shape) for v in (x, y))
-        return _total_order(direction, x, y)
+        return total_order(direction, x, y)
     return _COMPARE[direction](x, y)
 
 
