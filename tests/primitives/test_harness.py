@@ -1,0 +1,79 @@
+"""JAX's own cases of its primitives: exported, recovered and compared with the original."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.export
+import pytest
+
+from tests.harness_cases import Case, compare, harnesses, recover, sample
+
+SAMPLE = frozenset(sample(250))
+
+CHECKS = ("forward", "jit", "vmap", "jvp", "vjp")
+
+# What does not work yet: (cases, checks, reason). A listed check must fail on every case it names.
+KNOWN_GAPS: tuple[tuple[str, tuple[str, ...], str], ...] = ()
+
+
+def gaps(name: str) -> dict[str, str]:
+    """Checks that are known to fail on a case, with the reason."""
+    return {
+        check: reason
+        for cases, checks, reason in KNOWN_GAPS
+        if re.fullmatch(cases, name)
+        for check in checks
+    }
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in SAMPLE else [pytest.mark.slow]
+
+
+def failures(name: str, checks: tuple[str, ...]) -> dict[str, str]:
+    case = Case(name)
+    try:
+        jax.jit(case)(*case.args)
+    except Exception as error:  # noqa: BLE001  JAX's own failure says nothing about ours
+        pytest.skip(f"JAX itself fails: {type(error).__name__}")
+    try:
+        recovered = recover(case)
+    except ValueError as error:
+        if "custom call" in str(error) and "compatibility" in str(error):
+            pytest.skip("JAX refuses to export the custom call it lowers to")
+        raise
+    return compare(case, recovered, case.args, case.batches(), names=checks, seed=case.seed)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=_marks(name), id=name) for name in sorted(harnesses())]
+)
+def test_case(name: str) -> None:
+    known = gaps(name)
+    found = failures(name, tuple(c for c in CHECKS if c not in known))
+    assert not found, "\n".join(f"{check}: {text}" for check, text in found.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        pytest.param(
+            name,
+            check,
+            marks=[*_marks(name), pytest.mark.xfail(strict=True, reason=reason)],
+            id=f"{name}-{check}",
+        )
+        for name in sorted(harnesses())
+        for check, reason in gaps(name).items()
+    ],
+)
+def test_known_gap(name: str, check: str) -> None:
+    found = failures(name, (check,))
+    assert not found, found[check]
+
+
+def test_sample_takes_from_every_group() -> None:
+    groups = {h.group_name for h in harnesses().values()}
+    assert {harnesses()[name].group_name for name in SAMPLE} == groups
