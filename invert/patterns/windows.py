@@ -1,7 +1,8 @@
-"""Cumulative reductions, argmax and argmin, and windows that select."""
+"""Cumulative reductions, argmax and argmin, windows that select, and approximate top-k."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import jax
@@ -41,9 +42,107 @@ def _arg(site: Site) -> Iterator[Call]:
         yield bind(primitive, x, axes=tuple(axes), index_dtype=dtype)
 
 
+_WINDOW = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+
+
+def _select_and_gather_add(site: Site) -> Iterator[Call]:
+    """A window over (keys, values) that returns the value of the extreme key."""
+    eqn = site.eqn
+    if len(eqn.invars) != 4:
+        return
+    x = site.aval(eqn.outvars[0])
+    operands = [site.aval(a) for a in eqn.invars[:2]]
+    params = {name: eqn.params[name] for name in _WINDOW}
+    for prim in (lax.ge_p, lax.le_p):
+        yield bind(lax.select_and_gather_add_p, *operands, select_prim=prim, **params)
+    # bfloat16 and float16 are computed in wider types, with conversions around.
+    sources = [site.producer(a) for a in eqn.invars[:2]]
+    if all(s is not None and s.primitive.name == "convert_element_type" for s in sources):
+        narrow = [site.aval(s.invars[0]) for s in sources if s is not None]
+        for prim in (lax.ge_p, lax.le_p):
+            yield bind(lax.select_and_gather_add_p, *narrow, select_prim=prim, **params)
+    del x
+
+
+def _select_and_scatter_add(site: Site) -> Iterator[Call]:
+    """`slice (select_and_scatter source (pad x))` -> `select_and_scatter_add[padding=...]`."""
+    eqn = site.eqn
+    source, x = eqn.invars[:2]
+    if eqn.primitive.name == "select_and_scatter":
+        source, x = x, source
+    pad = site.producer(x)
+    while pad is not None and pad.primitive.name == "convert_element_type":
+        pad = site.producer(pad.invars[0])
+    if pad is None or pad.primitive.name != "pad":
+        return
+    operand = site.aval(pad.invars[0])
+    padding = tuple((low, high) for low, high, _ in pad.params["padding_config"])
+    for prim in (lax.ge_p, lax.le_p):
+        yield bind(
+            lax.select_and_scatter_add_p,
+            jax.ShapeDtypeStruct(source.aval.shape, operand.dtype),
+            operand,
+            select_prim=prim,
+            window_dimensions=eqn.params["window_dimensions"],
+            window_strides=eqn.params["window_strides"],
+            padding=padding,
+        )
+
+
+def _approx_top_k(site: Site) -> Iterator[Call]:
+    """The custom call `ApproxTopK`, whose options are in its configuration."""
+    params = site.eqn.params
+    if params["target"] not in ("ApproxTopK", "PartialReduce"):
+        return
+    text = dict(params["attributes"]).get("mhlo.backend_config", "")
+    options = dict(re.findall(r"(\w+) = ([\w.+-]+)", text))
+    x = site.aval(site.eqn.invars[0])
+    out = site.eqn.outvars[0].aval
+    dimension = int(options.get("reduction_dim", -1))
+    aggregate = options.get("aggregate_to_topk") == "true"
+    k = int(options.get("top_k", out.shape[dimension]))
+    for is_max in (True, False):
+        # The module holds the rate in float32; an author writes a short decimal.
+        rate = float(f"{float(options.get('recall_target', 0.95)):.7g}")
+        for axis in (dimension, dimension - len(x.shape)):
+            yield bind(
+                lax.approx_top_k_p,
+                x,
+                k=k,
+                reduction_dimension=axis,
+                recall_target=rate,
+                is_max_k=is_max,
+                reduction_input_size_override=int(options.get("reduction_input_size_override", -1)),
+                aggregate_to_topk=aggregate,
+            )
+
+
+def _dot_general(site: Site) -> Iterator[Call]:
+    """Operands of mixed types are converted by the lowering."""
+    params = site.eqn.params
+    operands = [site.aval(a) for a in site.eqn.invars]
+    sources = [site.producer(a) for a in site.eqn.invars]
+    narrow = [
+        site.aval(s.invars[0])
+        if s is not None and s.primitive.name == "convert_element_type"
+        else None
+        for s in sources
+    ]
+    (x, y), (a, b) = operands, narrow
+    for pair in ((a, b), (a, y), (x, b)):
+        if None not in pair:
+            yield bind(lax.dot_general_p, *pair, **params)
+
+
 PATTERNS = (
     Pattern("cumulative", tuple(_CUMULATIVE), _cumulative),
     Pattern("argmax", ("reduce",), _arg),
+    Pattern("select_and_gather_add", ("reduce_window",), _select_and_gather_add),
+    Pattern(
+        "select_and_scatter_add",
+        ("select_and_scatter_add", "select_and_scatter"),
+        _select_and_scatter_add,
+    ),
+    Pattern("approx_top_k", ("custom_call",), _approx_top_k),
+    Pattern("dot_general", ("dot_general",), _dot_general),
 )
-
-_ = jax

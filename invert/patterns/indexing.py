@@ -1,0 +1,55 @@
+"""Gather and scatter modes that the lowering spells out with masks and clamps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from invert._compat import core
+from invert._rewrite import Call, Pattern, Site, bind
+
+
+def _gather_fill(site: Site) -> Iterator[Call]:
+    """`select_n in_bounds fill (gather[mode=clip])` -> `gather[mode=fill]`."""
+    eqn = site.eqn
+    (out,) = eqn.outvars
+    selects = [e for e in site.graph.users.get(out, ()) if e.primitive.name == "select_n"]
+    if len(selects) != 1 or len(selects[0].invars) != 3 or selects[0].invars[2] is not out:
+        return
+    avals = [site.aval(a) for a in eqn.invars]
+    for value in (None, _scalar(site, selects[0].invars[1])):
+        params = {**eqn.params, "mode": lax.GatherScatterMode.FILL_OR_DROP, "fill_value": value}
+        yield bind(lax.gather_p, *avals, **params)
+
+
+def _scalar(site: Site, atom: Any) -> Any:
+    """The number that an atom repeats, if it does."""
+    eqn = site.producer(atom)
+    if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
+        atom = eqn.invars[0]
+    if not isinstance(atom, core.Literal):
+        return None
+    return np.asarray(atom.val).item() if np.ndim(atom.val) == 0 else None
+
+
+def _scatter_clip(site: Site) -> Iterator[Call]:
+    """`scatter x (clamp 0 indices limit) updates` -> `scatter[mode=clip]`."""
+    eqn = site.eqn
+    clamp = site.producer(eqn.invars[1])
+    if clamp is None or clamp.primitive.name not in ("clamp", "min"):
+        return
+    x, _, updates = (site.aval(a) for a in eqn.invars)
+    params = {**eqn.params, "mode": lax.GatherScatterMode.CLIP}
+    indices = clamp.invars[1] if clamp.primitive.name == "clamp" else clamp.invars[0]
+    yield bind(eqn.primitive, x, site.aval(indices), updates, **params)
+
+
+_SCATTERS = ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+
+PATTERNS = (
+    Pattern("gather_fill", ("gather",), _gather_fill),
+    Pattern("scatter_clip", _SCATTERS, _scatter_clip),
+)

@@ -1,0 +1,172 @@
+"""Primitives that lower to the very same op as another: which one was meant.
+
+`x * x` and `lax.square(x)` are one program, and so are a reshape that drops dimensions of size one
+and a squeeze. What the location calls the op decides; without a location the op stays as it is.
+These run last, so that no template depends on locations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax import lax
+
+from invert._rewrite import Call, Pattern, Site, Structural, bind, hint_of
+
+
+def _square(site: Site) -> Callable[..., Any] | None:
+    """`mul x x` -> `square x` or `integer_pow[y=2] x`."""
+    x, y = site.eqn.invars
+    if x is not y:
+        return None
+    if site.hint == "square":
+        return lambda x, _: [lax.square(x)]
+    return (lambda x, _: [lax.integer_pow(x, 2)]) if site.hint == "integer_pow" else None
+
+
+def _squeeze(site: Site) -> Callable[..., Any] | None:
+    """`reshape x` -> `squeeze x`, where it only drops dimensions of size one."""
+    if site.hint not in ("squeeze", ""):
+        return None
+    before, after = site.eqn.invars[0].aval.shape, site.eqn.outvars[0].aval.shape
+    if site.eqn.params.get("dimensions") is not None or len(before) <= len(after):
+        return None
+    dropped, rest = [], list(after)
+    for i, n in enumerate(before):
+        # From the front, a dimension of size one is dropped unless the result has it here.
+        if rest and rest[0] == n and len(before) - i > 0 and not (n == 1 and _spare(before, i, rest)):
+            rest.pop(0)
+        elif n == 1:
+            dropped.append(i)
+        else:
+            return None
+    return None if rest else lambda x: [lax.squeeze(x, tuple(dropped))]
+
+
+def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
+    """Whether the result is still reached without the dimension `i`."""
+    remaining = list(before[i + 1 :])
+    for n in rest:
+        while remaining and remaining[0] != n:
+            if remaining.pop(0) != 1:
+                return False
+        if not remaining:
+            return False
+        remaining.pop(0)
+    return all(n == 1 for n in remaining)
+
+
+def _explicit_broadcast(site: Site) -> Callable[..., Any] | None:
+    """A scalar operand that the author broadcast by hand is broadcast by hand again."""
+    places = hint_of(site.eqn).split(";")[1:]
+    eqn = site.eqn
+    shape = eqn.outvars[0].aval.shape
+    places = [int(p) for p in places if int(p) < len(eqn.invars)]
+    places = [p for p in places if eqn.invars[p].aval.shape == () and shape != ()]
+    if not places:
+        return None
+
+    def call(*operands: Any) -> Any:
+        full = [
+            lax.broadcast_in_dim(x, shape, ()) if i in places else x
+            for i, x in enumerate(operands)
+        ]
+        return [eqn.primitive.bind(*full, **eqn.params)]
+
+    return call
+
+
+def _split(site: Site) -> Iterator[Call]:
+    """Slices that tile one axis -> `split`."""
+    eqn = site.eqn
+    if site.hint not in ("split", "") or eqn.params["strides"] is not None:
+        return
+    x = eqn.invars[0]
+    shape = x.aval.shape
+    slices = [
+        e
+        for e in site.graph.users.get(x, ())
+        if e.primitive.name == "slice" and e.params["strides"] is None
+    ]
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    axes = [i for i, n in enumerate(shape) if (starts[i], limits[i]) != (0, n)]
+    if len(axes) != 1 or len(slices) < 2:
+        return
+    (axis,) = axes
+    at = {}
+    for e in slices:
+        s, t = e.params["start_indices"], e.params["limit_indices"]
+        if all((s[i], t[i]) == (0, n) for i, n in enumerate(shape) if i != axis):
+            at.setdefault(s[axis], t[axis])
+    sizes, position = [], 0
+    while position in at and at[position] > position:
+        sizes.append(at[position] - position)
+        position = at[position]
+    if position == shape[axis] and len(sizes) > 1:
+        yield bind(lax.split_p, site.aval(x), sizes=tuple(sizes), axis=axis)
+
+
+def _stack(site: Site) -> Iterator[Call]:
+    """`concatenate` of arrays with a new axis -> `stack`."""
+    eqn = site.eqn
+    if site.hint not in ("stack", ""):
+        return
+    axis = eqn.params["dimension"]
+    shape = eqn.outvars[0].aval.shape
+    if shape[axis] != len(eqn.invars):
+        return
+    x = _like(site, shape[:axis] + shape[axis + 1 :])
+    yield bind(lax.stack_p, *[x] * len(eqn.invars), axis=axis)
+
+
+def _like(site: Site, shape: tuple[int, ...]) -> Any:
+    return jax.ShapeDtypeStruct(shape, site.out.dtype)
+
+
+def _tile(site: Site) -> Iterator[Call]:
+    """`reshape (broadcast_in_dim (reshape x))` -> `tile`."""
+    broadcast = site.producer(site.eqn.invars[0])
+    if site.hint not in ("tile", "") or broadcast is None:
+        return
+    if broadcast.primitive.name != "broadcast_in_dim":
+        return
+    shape = broadcast.outvars[0].aval.shape
+    out = site.eqn.outvars[0].aval.shape
+    if len(shape) != 2 * len(out) or any(
+        shape[2 * i] * shape[2 * i + 1] != n for i, n in enumerate(out)
+    ):
+        return
+    yield bind(lax.tile_p, _like(site, shape[1::2]), reps=tuple(shape[::2]))
+
+
+def _unstack(site: Site) -> Iterator[Call]:
+    """Slices of length one along an axis, each squeezed -> `unstack`."""
+    if site.hint != "unstack":
+        return
+    source = site.producer(site.eqn.invars[0])
+    if source is None or source.primitive.name != "slice":
+        return
+    x = source.invars[0]
+    out = site.eqn.outvars[0].aval.shape
+    for axis, n in enumerate(x.aval.shape):
+        if x.aval.shape[:axis] + x.aval.shape[axis + 1 :] == out and n >= 1:
+            yield bind(lax.unstack_p, site.aval(x), axis=axis)
+
+
+# The primitives whose scalar operands raising takes out of a broadcast.
+_NARY = tuple(
+    "add and atan2 clamp complex div eq ge gt le lt max min mul ne or pow rem select_n shift_left "
+    "shift_right_arithmetic shift_right_logical sub xor".split()
+)
+
+PATTERNS = (
+    Pattern("split", ("slice",), _split),
+    Pattern("stack", ("concatenate",), _stack),
+    Pattern("tile", ("reshape",), _tile),
+    Pattern("unstack", ("reshape",), _unstack),
+    Structural("square", ("mul",), _square),
+    Structural("squeeze", ("reshape",), _squeeze),
+    Structural("broadcast", _NARY, _explicit_broadcast),
+)
