@@ -286,6 +286,12 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, _JAXPRS)
 
 
+def tuple_like(original: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
+    """`values` as a tuple of the type of `original`: `custom_linear_solve` names its jaxprs."""
+    make = getattr(original, "_make", tuple)
+    return make(values)
+
+
 def open_jaxpr(closed: Any) -> core.Jaxpr:
     """The jaxpr without the values of its constants."""
     return getattr(closed, "jaxpr", closed)

@@ -56,7 +56,7 @@ def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
         if _compat.is_jaxpr(value):
             return visit(value)
         if isinstance(value, tuple) and any(_compat.is_jaxpr(v) for v in value):
-            return tuple(param(v) for v in value)
+            return _compat.tuple_like(value, (param(v) for v in value))
         return value
 
     return visit(closed)

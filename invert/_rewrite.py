@@ -467,7 +467,9 @@ class Rewriter:
             return self._body(value, number)
         if isinstance(value, tuple) and any(_compat.is_jaxpr(v) for v in value):
             new = tuple(self._param(v, number) for v in value)
-            return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
+            if all(a is b for a, b in zip(new, value, strict=True)):
+                return value
+            return _compat.tuple_like(value, new)
         return value
 
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:

@@ -1,0 +1,94 @@
+"""Linear algebra that the lowering writes out in other primitives.
+
+Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import linalg
+
+from invert import _compat
+from invert._compat import core
+from invert._rewrite import Call, Pattern, Site, bind
+
+
+def _symmetric_product(site: Site) -> Iterator[Call]:
+    """`alpha * (a @ a^T) + beta * c -> symmetric_product a c`."""
+    left, right = map(site.producer, site.eqn.invars)
+    alpha, beta = _factor(left), _factor(right)
+    if alpha is None or beta is None:
+        return
+    product = site.producer(alpha[1])
+    if product is None or product.primitive is not lax.dot_general_p:
+        return
+    a, c = site.aval(product.invars[0]), site.aval(beta[1])
+    if c.shape != site.out.shape or a.dtype != c.dtype:
+        return
+    yield bind(linalg.symmetric_product_p, a, c, alpha=alpha[0], beta=beta[0])
+
+
+def _factor(eqn: Any) -> tuple[float, Any] | None:
+    """The number and the other factor of `mul 0.5 x`."""
+    if eqn is None or eqn.primitive is not lax.mul_p:
+        return None
+    for number, other in (eqn.invars, reversed(eqn.invars)):
+        if isinstance(number, core.Literal) and np.ndim(number.val) == 0:
+            return float(number.val), other
+    return None
+
+
+def _cholesky_update(site: Site) -> Iterator[Call]:
+    """One plane rotation for each row of the factor, unrolled."""
+    out = site.out
+    if len(out.shape) != 2 or out.shape[0] != out.shape[1] or out.dtype.kind != "f":
+        return
+    # The rows are written one after the other: what is not as long is no update.
+    eqn, rows = site.eqn, 0
+    while eqn is not None and eqn.primitive is lax.scatter_p and rows <= out.shape[0]:
+        eqn, rows = site.producer(eqn.invars[0]), rows + 1
+    if rows == out.shape[0]:
+        vector = jax.ShapeDtypeStruct(out.shape[:1], out.dtype)
+        yield bind(linalg.cholesky_update_p, out, vector)
+
+
+_SIGNATURES = {1: "(m,m),(m)->(m)", 2: "(m,m),(m,n)->(m,n)"}
+
+
+def _solve(site: Site) -> Iterator[Call]:
+    """An LU decomposition that serves one solve -> `jnp.linalg.solve`, with its derivative.
+
+    The right-hand side of the solve inside has its columns as a leading axis.
+    """
+    a = site.aval(site.eqn.invars[0])
+    for user in site.graph.users.get(site.eqn.outvars[0], ()):
+        if user.primitive.name != "jit" or len(user.invars) != 3:
+            continue
+        x = site.aval(user.invars[2])
+        batch, size = x.shape[:-1], x.shape[-1]
+        if a.shape[-1] != size or a.shape[-2] != size or x.dtype != a.dtype:
+            continue
+        candidates = [(1, x.shape), (1, (size,))]
+        if batch:
+            candidates += [(2, (*batch[:-1], size, batch[-1])), (2, (size, batch[-1]))]
+        for rank, shape in dict.fromkeys(candidates):
+            yield Call(
+                ("solve", rank),
+                jnp.vectorize(_compat.linear_solve, signature=_SIGNATURES[rank]),
+                (a, jax.ShapeDtypeStruct(shape, a.dtype)),
+            )
+
+
+PATTERNS = (
+    Pattern("symmetric_product", ("add",), _symmetric_product),
+    Pattern("cholesky_update", ("scatter",), _cholesky_update),
+)
+
+# After the decompositions and the triangular solves that they are made of.
+SOLVES = (Pattern("solve", ("lu",), _solve),)
