@@ -20,12 +20,15 @@ def _outlined(site: Site) -> Callable[..., Any] | None:
     if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name not in OUTLINED:
         return None
     (eqn,) = jaxpr.eqns
-    if list(eqn.invars) != list(jaxpr.invars) or list(eqn.outvars) != list(jaxpr.outvars):
+    if list(eqn.invars) != list(jaxpr.invars) or not set(jaxpr.outvars) <= set(eqn.outvars):
         return None
+    # Results that the program does not use are missing.
+    kept = [eqn.outvars.index(v) for v in jaxpr.outvars]
 
     def call(*args: Any) -> Any:
         result = eqn.primitive.bind(*args, **eqn.params)
-        return result if eqn.primitive.multiple_results else [result]
+        results = result if eqn.primitive.multiple_results else [result]
+        return [results[i] for i in kept]
 
     return call
 

@@ -28,15 +28,14 @@ class _Hash:
 
     **Arguments:**
 
-    - `primitive`: takes `keys` key words and as many counter words as it gives results.
-    - `impl`: name of the key type.
-    - `keys`: number of words of a key.
+    - `primitive`: takes the words of a key, then those of a counter.
+    - `keys`, `counters`: how many they are.
     - `marker`: a constant of the hash function.
     """
 
     primitive: Any
-    impl: str
     keys: int
+    counters: int
     marker: int
 
 
@@ -44,10 +43,10 @@ class _Hash:
 _HASHES = {
     h.primitive.name: h
     for h in (
-        _Hash(_compat.threefry2x32_p, "threefry2x32", 2, 0x1BD11BDA),
-        _Hash(_compat.threefry4x32_p, "threefry4x32", 4, 0x1BD11BDA),
-        _Hash(_compat.philox2x32_p, "philox2x32", 1, 0xD256D193),
-        _Hash(_compat.philox4x32_p, "philox4x32", 2, 0xD2511F53),
+        _Hash(_compat.threefry2x32_p, 2, 2, 0x1BD11BDA),
+        _Hash(_compat.threefry4x32_p, 4, 4, 0x1BD11BDA),
+        _Hash(_compat.philox2x32_p, 1, 2, 0xD256D193),
+        _Hash(_compat.philox4x32_p, 2, 4, 0xD2511F53),
     )
 }
 
@@ -89,7 +88,7 @@ def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
         invars = site.graph.jaxpr.invars
         if site.eqn.outvars[0] not in site.graph.results:
             return
-        if len(invars) == hash_.keys + len(site.graph.jaxpr.outvars):
+        if len(invars) == hash_.keys + hash_.counters:
             if all(v.aval.dtype == _UINT32 for v in invars):
                 yield bind(hash_.primitive, *(site.aval(v) for v in invars))
 
@@ -136,11 +135,29 @@ def _fold_in(impl: str, batch: tuple[int, ...], data: tuple[int, ...]) -> Iterat
     yield Call(("fold_in", impl), run, (uint32(*batch, _words(impl)), uint32(*data)))
 
 
+class _WideCall(Call):
+    """A call that is traced with 64-bit types enabled, whatever its own types are."""
+
+    @property
+    def wide(self) -> bool:
+        return True
+
+
 def _seed(impl: str, seed: jax.ShapeDtypeStruct) -> Iterator[Call]:
+    """Seeding is lowered in three ways: what masks the low word promotes with `uint32`."""
+
     def run(seed: Any) -> Any:
         return prng.random_unwrap_p.bind(prng.random_seed_p.bind(seed, impl=prng.prngs[impl]))
 
+    def run_weak(seed: Any) -> Any:
+        seed = lax.convert_element_type_p.bind(
+            seed, new_dtype=np.dtype(seed.dtype), weak_type=True, sharding=None
+        )
+        return run(seed)
+
     yield Call(("seed", impl), run, (seed,))
+    yield Call(("seed", impl, "weak"), run_weak, (seed,))
+    yield _WideCall(("seed", impl, "wide"), run, (seed,))
 
 
 def _words(impl: str) -> int:
@@ -149,29 +166,29 @@ def _words(impl: str) -> int:
 
 def _hashed(site: Site) -> Iterator[Call]:
     """A hash function of iotas -> random_bits or random_split; of data -> random_fold_in."""
-    hash_ = _HASHES[site.eqn.primitive.name]
+    impl = site.eqn.primitive.name  # key types have the names of their hash functions
     out = tuple(site.out.shape)
     key = tuple(site.eqn.invars[0].aval.shape)
     users = {u.primitive.name for v in site.eqn.outvars for u in site.graph.users.get(v, ())}
-    if hash_.keys != 2 or hash_.impl != "threefry2x32":
+    if impl != "threefry2x32":
         for seed in _seeds(site):
-            yield from _seed(hash_.impl, seed)
+            yield from _seed(impl, seed)
     for n in _batch_ranks(key, out):
         batch, shape = out[:n], out[n:]
         if users & {"xor", "convert_element_type"}:
             for width in _widths(site):
-                yield from _bits(hash_.impl, batch, shape, width)
+                yield from _bits(impl, batch, shape, width)
         if users & {"concatenate", "broadcast_in_dim", "reshape"} or not users:
             if math.prod(shape) == 1:
                 for keys, data in ((batch, ()), (batch, batch), ((), batch))[: 3 if n else 1]:
-                    yield from _fold_in(hash_.impl, keys, data)
-            yield from _split(hash_.impl, batch, shape)
-        if hash_.impl == "threefry2x32" and len(shape) == 1 and "concatenate" in users:
+                    yield from _fold_in(impl, keys, data)
+            yield from _split(impl, batch, shape)
+        if impl == "threefry2x32" and len(shape) == 1 and "concatenate" in users:
             for final in _flat_results(site, n):
                 dtype = np.dtype(final.dtype)
                 if final.shape[-1:] == (2,) and dtype == _UINT32:
-                    yield from _split(hash_.impl, batch, tuple(final.shape[n:-1]))
-                yield from _bits(hash_.impl, batch, tuple(final.shape[n:]), 8 * dtype.itemsize)
+                    yield from _split(impl, batch, tuple(final.shape[n:-1]))
+                yield from _bits(impl, batch, tuple(final.shape[n:]), 8 * dtype.itemsize)
 
 
 def _batch_ranks(key: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
