@@ -21,6 +21,8 @@ from invert._rewrite import Call, Pattern, Site, bind
 
 def _symmetric_product(site: Site) -> Iterator[Call]:
     """`alpha * (a @ a^T) + beta * c -> symmetric_product a c`."""
+    if site.out.dtype.kind == "c":
+        return
     left, right = map(site.producer, site.eqn.invars)
     alpha, beta = _factor(left), _factor(right)
     if alpha is None or beta is None:
