@@ -281,6 +281,16 @@ def module_bytecode(module: ir.Module) -> bytes:
 _JAXPRS = (core.Jaxpr, getattr(core, "ClosedJaxpr", core.Jaxpr))
 
 
+def holds_jaxprs(eqn: core.JaxprEqn) -> bool:
+    """Whether a parameter of the equation is a jaxpr or a tuple that begins with one."""
+    for value in eqn.params.values():
+        if isinstance(value, tuple) and value:
+            value = value[0]
+        if isinstance(value, _JAXPRS):
+            return True
+    return False
+
+
 def is_jaxpr(value: Any) -> bool:
     """Whether `value` is a jaxpr, closed or open."""
     return isinstance(value, _JAXPRS)
@@ -310,6 +320,11 @@ def constants_as_arguments(jaxpr: core.Jaxpr) -> core.Jaxpr:
 def eval_jaxpr(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr without constants."""
     return core.eval_jaxpr(jaxpr, (), *values)
+
+
+def eval_closed(closed: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluates a closed jaxpr."""
+    return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:
@@ -366,3 +381,18 @@ def inline_calls(closed: Any) -> Any:
         return [read(v) for v in jaxpr.outvars]
 
     return jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars))
+
+
+@contextlib.contextmanager
+def context_of(eqn: Any) -> Iterator[None]:
+    """Traces what is inside as part of an equation: its name scopes, source and settings."""
+    info = eqn.source_info
+    stack = source_info_util.current_name_stack() + info.name_stack
+    with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+        yield
+
+
+def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """The results of an equation on other operands."""
+    results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+    return list(results) if eqn.primitive.multiple_results else [results]

@@ -42,6 +42,9 @@ def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
             jaxpr = _compat.open_jaxpr(closed)
             eqns = []
             for eqn in jaxpr.eqns:
+                if not _compat.holds_jaxprs(eqn):
+                    eqns.append(eqn)
+                    continue
                 params = {
                     name: new
                     for name, value in eqn.params.items()
@@ -70,6 +73,8 @@ def split_constants(closed: Any) -> tuple[Any, tuple[np.ndarray, ...]]:
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:
     """The open jaxprs among the parameters of an equation."""
+    if not _compat.holds_jaxprs(eqn):
+        return
     for value in eqn.params.values():
         values = value if isinstance(value, (tuple, list)) else (value,)
         for v in values:
@@ -102,12 +107,14 @@ def opaque_targets(jaxpr: Any) -> Mapping[str, int]:
     return dict(sorted(collections.Counter(eqn.params["target"] for eqn in found).items()))
 
 
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
 def has_wide_types(jaxpr: Any) -> bool:
     """Whether a value of 64 bits (128 for complex) occurs."""
 
     def wide(v: Any) -> bool:
-        dtype = getattr(v.aval, "dtype", None)
-        return str(dtype) in ("int64", "uint64", "float64", "complex128")
+        return getattr(v.aval, "dtype", None) in _WIDE
 
     pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in equations(jaxpr))]
     return any(wide(v) for atoms in pending for v in atoms)

@@ -87,6 +87,19 @@ class Structural:
 
 
 @dataclasses.dataclass(frozen=True)
+class Whole:
+    """A pattern that rewrites a program as a whole, after the others of its stage.
+
+    `rewrite(closed)` returns the new closed jaxpr over the same arguments, or `None` where it does
+    not apply.
+    """
+
+    name: str
+    rewrite: Callable[[Any], Any | None]
+    roots: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Stage:
     """Patterns that run together, to a fixpoint.
 
@@ -97,7 +110,7 @@ class Stage:
         bodies of calls as the program has them.
     """
 
-    patterns: tuple[Pattern | Structural, ...]
+    patterns: tuple[Pattern | Structural | Whole, ...]
     outermost_first: bool = False
 
 
@@ -425,6 +438,12 @@ class Rewriter:
         """The program rewritten by the first `stages` stages (all, by default)."""
         for number in range(len(self.stages) if stages is None else stages):
             closed = self._body(closed, number)
+            for pattern in self.stages[number].patterns:
+                if not isinstance(pattern, Whole):
+                    continue
+                if (rewritten := pattern.rewrite(closed)) is not None:
+                    closed = rewritten
+                    self.counts[pattern.name] += 1
         return closed
 
     def _body(self, jaxpr: Any, number: int) -> Any:
@@ -455,6 +474,8 @@ class Rewriter:
         return jaxpr.replace(eqns=eqns)
 
     def _inner(self, eqn: Any, number: int) -> Any:
+        if not _compat.holds_jaxprs(eqn):
+            return eqn
         params = {}
         for name, value in eqn.params.items():
             new = self._param(value, number)

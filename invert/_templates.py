@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from invert._rewrite import Call
 from invert.frontends.stablehlo import Program
 
 
+@functools.lru_cache(maxsize=4096)
 def raise_call(call: Call, platform: str) -> Any | None:
     """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
     try:

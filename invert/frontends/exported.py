@@ -18,10 +18,14 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
 
     **Raises:** `MalformedModelError` where the bytes are no serialized `Exported`.
     """
+    trusted = not isinstance(exported, (bytes, bytearray))
     if isinstance(exported, (bytes, bytearray)):
         exported = _deserialize(bytearray(exported))
     program = Program.from_bytes(
-        exported.mlir_module_serialized, config=config, platforms=tuple(exported.platforms)
+        exported.mlir_module_serialized,
+        config=config,
+        platforms=tuple(exported.platforms),
+        trusted=trusted,
     )
     kept = exported.module_kept_var_idx
     names = dict(zip(kept, program_arg_names(program), strict=True))

@@ -46,12 +46,18 @@ class Program:
         config: Config,
         platforms: tuple[str, ...] = (),
         location: str = "",
+        trusted: bool = False,
     ) -> Program:
         """Parses `blob`: MLIR text, bytecode or a portable artifact.
 
+        **Arguments:**
+
+        - `trusted`: whether the bytes were made by this process. Others are read by a child process
+            first, because jaxlib's reader can crash on damaged bytes.
+
         **Raises:** `MalformedModelError`.
         """
-        module = parse_module(blob)
+        module = parse_module(blob, trusted=trusted)
         return cls(module, blob, config, tuple(p.lower() for p in platforms), location)
 
     @functools.cached_property

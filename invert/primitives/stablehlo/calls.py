@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.custom_batching
 import numpy as np
 from jax import lax
 
@@ -31,10 +33,46 @@ def _composite(ctx: Context, op: Op, *operands: Value) -> Any:
     if (rule := NAMED.get(name)) is not None:
         return rule(attributes, *operands)
 
-    def decompose(*args: Value, **_: Any) -> list[Value]:
-        return call_function(ctx, decomposition, args)
+    # Traced now: differentiation and batching may come when the module is gone.
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    closed = _compat.trace_closed(lambda *xs: call_function(ctx, decomposition, xs), *avals)
 
-    return lax.composite(decompose, name, version=number)(*operands, **attributes)
+    def decompose(*args: Value, **_: Any) -> list[Value]:
+        return _compat.eval_closed(closed, args)
+
+    return _transformable(lax.composite(decompose, name, version=number), decompose, attributes)(
+        *operands
+    )
+
+
+def _transformable(
+    composite: Callable[..., Any], decompose: Callable[..., Any], attributes: dict[str, Any]
+) -> Callable[..., Any]:
+    """The composite, with the derivatives and the batching rule of what it stands for.
+
+    `lax.composite` has neither (jax 0.10 and 0.12).
+    """
+
+    @jax.custom_batching.custom_vmap
+    def call(*args: Value) -> list[Value]:
+        return list(composite(*args, **attributes))
+
+    @call.def_vmap
+    def batch(axis_size: int, batched: Sequence[bool], *args: Value) -> Any:
+        axes = [0 if b else None for b in batched]
+        results = jax.vmap(decompose, in_axes=axes, axis_size=axis_size)(*args)
+        return results, [True] * len(results)
+
+    @jax.custom_jvp
+    def differentiable(*args: Value) -> list[Value]:
+        return call(*args)
+
+    @differentiable.defjvp
+    def jvp(primals: Any, tangents: Any) -> Any:
+        return jax.jvp(decompose, primals, tangents)
+
+    del batch, jvp  # registered
+    return differentiable
 
 
 def _plain(attribute: Any) -> dict[str, Any]:
