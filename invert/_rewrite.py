@@ -331,10 +331,9 @@ class Match:
         if all(v is None for v in found):
             return None
         produced = {v for v in found if v is not None and not isinstance(v, core.Literal)}
-        targets = self.eqns.values()
-        for target in targets:
+        for target in self.eqns.values():
             for v in target.outvars:
-                if v in produced:
+                if v in produced or _is_constant(target):
                     continue
                 if v in self.graph.results:
                     return None
@@ -342,10 +341,19 @@ class Match:
                     return None
         return found
 
+    def removed(self) -> frozenset[int]:
+        """The equations that the match replaces. Constants stay, as others may share them."""
+        return frozenset(id(e) for e in self.eqns.values() if not _is_constant(e))
+
     def inputs(self) -> list[Any] | None:
         """The program's atoms for the template's arguments; `None` where one was not met."""
         found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
         return None if any(v is None for v in found) else found
+
+
+def _is_constant(eqn: Any) -> bool:
+    """Whether the equation is a broadcast literal or an iota: modules hold equal ones once."""
+    return eqn.primitive.name in ("broadcast_in_dim", "iota") and not any(map(_is_var, eqn.invars))
 
 
 def _same_atom(a: Any, b: Any) -> bool:
@@ -534,7 +542,7 @@ class Rewriter:
                 jaxpr = _trace(call)
                 if _no_progress(jaxpr, template):
                     continue
-                return Replacement(jaxpr, inputs, outputs, frozenset(match.taken), site.eqn)
+                return Replacement(jaxpr, inputs, outputs, match.removed(), site.eqn)
         return None
 
     def _variants(self, calls: Iterable[Call]) -> Iterator[Call]:
