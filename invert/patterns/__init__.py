@@ -1,7 +1,19 @@
 """The ordered pipeline of patterns, with the reason for each place."""
 
 from invert._rewrite import Stage
-from invert.patterns import calls, indexing, linalg, linalg_expanded, loops, random, special, spelling, windows
+from invert.patterns import (
+    calls,
+    complex as complex_,
+    indexing,
+    linalg,
+    linalg_expanded,
+    loops,
+    random,
+    special,
+    spelling,
+    windows,
+    written,
+)
 
 # Templates of a stage are rewritten by the stages before it, so what other patterns contain comes
 # first.
@@ -13,16 +25,16 @@ STAGES = (
     # Functions that JAX outlines around one primitive, once that primitive is recovered.
     Stage(calls.PATTERNS, outermost_first=True),
     # Functions that the lowering expands.
-    Stage(complex.PATTERNS + special.PATTERNS),
+    Stage((*complex_.PATTERNS, *special.PATTERNS)),
     Stage((*linalg.PATTERNS, *linalg_expanded.PATTERNS)),
     Stage(linalg_expanded.SOLVES),
     # Keys, then the samplers that hold keys and special functions.
     Stage(random.KEYS),
     Stage(random.SAMPLERS),
-    # What locations decide: after all patterns whose expansions hold such ops.
-    Stage(written.PATTERNS),
     # Loops last: expansions above hold loops of their own, in the form the lowering gave them.
     Stage(loops.PATTERNS),
+    # Powers and conversions that only a location tells from what they lower to.
+    Stage(written.PATTERNS),
     # Which of several names one op had; by hints, so no template may come after it.
     Stage(spelling.PATTERNS),
 )

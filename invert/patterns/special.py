@@ -1,30 +1,208 @@
-"""Special functions that the lowering expands into polynomials and loops."""
+"""Special functions that the lowering expands into polynomials and loops.
+
+Of each function the table states a number that its expansion contains and by which a program that
+does not use it is told at once. Functions that call others inside stand before them: of nested
+expansions the outer one is meant.
+
+`atan2(x, 1)` and `exp(x log 2)` are recognized as `atan` and `exp2` where the location names those
+primitives, or where there is no location.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from invert._compat import core
 from invert._rewrite import Call, Pattern, Site, bind
 
 
-def _elementwise(primitive: Any, arity: int) -> Callable[[Site], Iterator[Call]]:
-    """Proposes `primitive` with operands of the type of the result."""
+class Expansion(NamedTuple):
+    """A primitive that the lowering expands.
 
+    **Arguments:**
+
+    - `primitive`: what is proposed.
+    - `arity`: number of operands; all have the type of the result, or are scalars of its dtype.
+    - `root`: the primitive that gives the result. In types of 16 bits or less, which are computed
+        in float32, a conversion gives it.
+    - `operand`: the primitive that gives the first operand of that equation.
+    - `markers`: numbers of which each expansion contains one.
+    """
+
+    primitive: Any
+    arity: int
+    root: str
+    operand: str
+    markers: tuple[float, ...]
+
+
+# The Lanczos coefficient that gamma functions share.
+_LANCZOS = (676.520368121885098567009190444019,)
+# Iteration limits of the loops inside of the incomplete gamma and beta functions.
+_GAMMA_LOOP = (2000.0,)
+_BETA_LOOP = (200.0, 600.0)
+
+EXPANSIONS = {
+    "igamma": Expansion(lax.igamma_p, 2, "select_n", "or", _GAMMA_LOOP),
+    "igammac": Expansion(lax.igammac_p, 2, "select_n", "or", _GAMMA_LOOP),
+    "igamma_grad_a": Expansion(lax.igamma_grad_a_p, 2, "select_n", "or", _GAMMA_LOOP),
+    "regularized_incomplete_beta": Expansion(
+        lax.regularized_incomplete_beta_p, 3, "select_n", "or", _BETA_LOOP
+    ),
+    "polygamma": Expansion(lax.polygamma_p, 2, "select_n", "or", _LANCZOS),
+    "digamma": Expansion(lax.digamma_p, 1, "select_n", "and", _LANCZOS),
+    "lgamma": Expansion(lax.lgamma_p, 1, "select_n", "eq", _LANCZOS),
+    "zeta": Expansion(lax.zeta_p, 2, "select_n", "eq", (22.0,)),
+    "erfc": Expansion(lax.erfc_p, 1, "select_n", "lt", (7.85386146e-05, 2.4619698147353e-10)),
+    "erf_inv": Expansion(lax.erf_inv_p, 1, "select_n", "eq", (1.50140941, 4.8499064014085844)),
+    "bessel_i0e": Expansion(lax.bessel_i0e_p, 1, "select_n", "le", (0.6767952744094761,)),
+    "bessel_i1e": Expansion(lax.bessel_i1e_p, 1, "mul", "sign", (0.2525871864436337,)),
+}
+
+
+def broadcasts(dtype: Any, out: jax.ShapeDtypeStruct, arity: int) -> Iterator[tuple[Any, ...]]:
+    """The operand types of an elementwise primitive: all of the result's shape, or some scalar."""
+    full = jax.ShapeDtypeStruct(out.shape, dtype)
+    if out.shape == () or arity == 1:
+        yield (full,) * arity
+        return
+    scalar = jax.ShapeDtypeStruct((), dtype)
+    for choice in itertools.product((full, scalar), repeat=arity):
+        if full in choice:
+            yield choice
+
+
+def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
     def propose(site: Site) -> Iterator[Call]:
-        yield bind(primitive, *[site.out] * arity)
+        out = site.out
+        if not jnp.issubdtype(out.dtype, jnp.floating):
+            return
+        last: Any = site.eqn
+        if jnp.finfo(out.dtype).bits <= 16:
+            if last.primitive.name != "convert_element_type":
+                return
+            last = produced_by(site, last.invars[0], entry.root)
+        if last is None or last.primitive.name != entry.root:
+            return
+        if produced_by(site, last.invars[0], entry.operand) is not None:
+            for avals in broadcasts(out.dtype, out, entry.arity):
+                yield bind(entry.primitive, *avals)
 
     return propose
 
 
-# name -> (primitive, number of operands, primitives that give its result, a number it contains)
-_TABLE = {
-    "erf_inv": (lax.erf_inv_p, 1, ("select_n", "convert_element_type"), 1.50140941),
-}
+def literal(atom: Any) -> Any:
+    """The value of a scalar literal, else `None`."""
+    return atom.val if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0 else None
 
-PATTERNS = tuple(
-    Pattern(name, roots, _elementwise(primitive, arity), marker)
-    for name, (primitive, arity, roots, marker) in _TABLE.items()
+
+def is_number(atom: Any, value: complex) -> bool:
+    """Whether the atom is the scalar literal `value`."""
+    found = literal(atom)
+    return found is not None and bool(found == value)
+
+
+def produced_by(site: Site, atom: Any, *primitives: str) -> Any | None:
+    """The equation that defines `atom` where it is one of `primitives`."""
+    eqn = site.producer(atom)
+    return eqn if eqn is not None and eqn.primitive.name in primitives else None
+
+
+def may_be(site: Site, primitive: str) -> bool:
+    """Whether the location names `primitive`, or nothing."""
+    return site.hint in ("", primitive)
+
+
+def _nextafter(site: Site) -> Iterator[Call]:
+    """Comparisons of bits -> nextafter."""
+    out = site.out
+    eqn = produced_by(site, site.eqn.invars[0], "select_n")
+    if jnp.issubdtype(out.dtype, jnp.floating) and eqn is not None:
+        for avals in broadcasts(out.dtype, out, 2):
+            yield bind(lax.nextafter_p, *avals)
+
+
+def _logistic(site: Site) -> Iterator[Call]:
+    """1 / (1 + exp(-x)) -> logistic, though its location cannot be told from a written quotient.
+
+    Values are the same. The derivative is that of `logistic`, which is finite where `exp(-x)`
+    overflows and that of the quotient is not.
+    """
+    one, x = site.eqn.invars
+    eqn = produced_by(site, x, "add")
+    plain = eqn is not None and any(is_number(a, 1) for a in eqn.invars)
+    if is_number(one, 1) and plain:
+        yield bind(lax.logistic_p, site.out, accuracy=None)
+
+
+def _exp2(site: Site) -> Iterator[Call]:
+    """exp(x log 2) -> exp2."""
+    eqn = produced_by(site, site.eqn.invars[0], "mul")
+    plain = eqn is not None and any(literal(a) is not None for a in eqn.invars)
+    if may_be(site, "exp2") and plain:
+        yield bind(lax.exp2_p, site.out, accuracy=None)
+
+
+def _atan(site: Site) -> Iterator[Call]:
+    """atan2(x, 1) -> atan."""
+    if may_be(site, "atan") and is_number(site.eqn.invars[1], 1):
+        yield bind(lax.atan_p, site.out, accuracy=None)
+
+
+def _sign(site: Site) -> Iterator[Call]:
+    """select(x == 0, 0, 1) -> sign of an unsigned integer."""
+    if jnp.issubdtype(site.out.dtype, jnp.unsignedinteger):
+        yield bind(lax.sign_p, site.out)
+
+
+def _select_n(site: Site) -> Iterator[Call]:
+    """A binary search by `which < i` -> select_n with an integer predicate."""
+    top = _index_select(site, site.eqn)
+    if top is None:
+        return
+    which, _ = top
+    pending, cases = [site.eqn], 1
+    while pending:
+        eqn = pending.pop()
+        cases += 1
+        for atom in eqn.invars[1:]:
+            inner = produced_by(site, atom, "select_n")
+            found = None if inner is None else _index_select(site, inner)
+            if found is not None and found[0] is which:
+                pending.append(inner)
+    # A case may be such a selection itself: the largest number is only the likeliest.
+    if cases <= 64:
+        yield bind(lax.select_n_p, site.aval(which), *[site.out] * cases)
+
+
+def _index_select(site: Site, eqn: Any) -> tuple[Any, int] | None:
+    """`(which, i)` of a selection by `which < i`."""
+    less = produced_by(site, eqn.invars[0], "lt")
+    if less is None or len(eqn.invars) != 3 or not isinstance(less.invars[0], core.Var):
+        return None
+    bound = literal(less.invars[1])
+    if bound is None or less.invars[0].aval.dtype != np.int32:
+        return None
+    return less.invars[0], int(bound)
+
+
+def _expansion(name: str, entry: Expansion) -> Pattern:
+    return Pattern(name, ("convert_element_type", entry.root), _expanded(entry), entry.markers)
+
+
+PATTERNS = (
+    *(_expansion(name, entry) for name, entry in EXPANSIONS.items()),
+    Pattern("nextafter", ("bitcast_convert_type",), _nextafter),
+    Pattern("logistic", ("div",), _logistic),
+    Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
+    Pattern("atan", ("atan2",), _atan),
+    Pattern("sign", ("select_n",), _sign),
+    Pattern("select_n", ("select_n",), _select_n),
 )
