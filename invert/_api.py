@@ -18,6 +18,7 @@ from invert._module import Module, Stage
 from invert._report import Report
 from invert._rewrite import Rewriter
 from invert._templates import raise_call
+from invert._verify import Certificate, certify
 
 _DEFAULT = Config()
 
@@ -39,10 +40,15 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         closed = _jaxpr.canonicalize(closed)
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
+        raw, _ = _jaxpr.split_constants(closed)
         closed, rewrites = _recognize(closed, config)
         closed = _jaxpr.without_hints(closed)
         seconds["patterns"] = time.perf_counter() - start
         jaxpr, constants = _jaxpr.split_constants(closed)
+        wide = _jaxpr.has_wide_types(raw)
+        start = time.perf_counter()
+        certificate = _certify(raw, jaxpr, wide, config)
+        seconds["verify"] = time.perf_counter() - start
     counts = _jaxpr.primitive_counts(jaxpr)
     report = Report(
         entry=entry.name,
@@ -51,8 +57,17 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         opaque=_jaxpr.opaque_targets(jaxpr),
         rewrites=rewrites,
         seconds=seconds,
+        certificate=certificate,
     )
-    return Stage(jaxpr, constants, report, _jaxpr.has_wide_types(jaxpr))
+    return Stage(jaxpr, constants, report, wide)
+
+
+def _certify(raw: Any, jaxpr: Any, wide: bool, config: Config) -> Certificate:
+    if not config.verify:
+        return Certificate("unverified", "switched off by Config(verify=False)")
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
+    by_signature = any(_jaxpr.is_wide(v) for v in (*raw.invars, *raw.outvars))
+    return certify(raw, jaxpr, avals, platform="cpu", wide=wide and by_signature)
 
 
 def _recognize(closed: Any, config: Config) -> tuple[Any, Mapping[str, int]]:

@@ -16,8 +16,11 @@ class Config:
         this process has, else the module's first.
     - `patterns`: whether equations are rewritten into the primitives they came from.
     - `disabled_patterns`: names of patterns that are left out.
+    - `verify`: whether the recovered program is lowered again and compared with the input, which
+        gives the certificate of the report.
     """
 
     platform: str | None = None
     patterns: bool = True
     disabled_patterns: tuple[str, ...] = ()
+    verify: bool = True

@@ -110,11 +110,13 @@ def opaque_targets(jaxpr: Any) -> Mapping[str, int]:
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
+def is_wide(atom: Any) -> bool:
+    """Whether a value has 64 bits (128 for complex)."""
+    return getattr(atom.aval, "dtype", None) in _WIDE
+
+
 def has_wide_types(jaxpr: Any) -> bool:
     """Whether a value of 64 bits (128 for complex) occurs."""
 
-    def wide(v: Any) -> bool:
-        return getattr(v.aval, "dtype", None) in _WIDE
-
     pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in equations(jaxpr))]
-    return any(wide(v) for atoms in pending for v in atoms)
+    return any(is_wide(v) for atoms in pending for v in atoms)

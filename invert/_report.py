@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from invert._verify import Certificate
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -17,6 +19,7 @@ class Report:
     - `opaque`: targets of the custom calls that stayed opaque equations, with their number.
     - `rewrites`: number of times each pattern was applied.
     - `seconds`: wall time of each stage, in seconds.
+    - `certificate`: how far the recovery is proved.
     """
 
     entry: str
@@ -25,6 +28,7 @@ class Report:
     opaque: Mapping[str, int]
     rewrites: Mapping[str, int]
     seconds: Mapping[str, float]
+    certificate: Certificate
 
     @property
     def equations(self) -> int:
@@ -34,6 +38,7 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"{self.entry}: from {self.source or 'a StableHLO module'}",
+            f"  certificate: {self.certificate}",
             f"  {self.equations} equations of {len(self.primitives)} primitives",
         ]
         if self.rewrites:

@@ -213,20 +213,22 @@ class Match:
         self.eqns: dict[int, Any] = {}
         self.taken: set[int] = set()
         self._trail: list[tuple[str, Any]] = []
+        self._last: tuple[Any, Any] | None = None
 
     def seed(self, eqn: Any, target: Any) -> bool:
         """Matches an equation with all it is computed from."""
         mark = len(self._trail)
         pending: list[tuple[Any, Any]] = []
-        if self._pair(eqn, target, pending) and self._run(pending):
+        if self._pair(eqn, target, pending) and self.run(pending):
             return True
         self._undo(mark)
         return False
 
-    def _run(self, pending: list[tuple[Any, Any]]) -> bool:
+    def run(self, pending: list[tuple[Any, Any]]) -> bool:
         template, graph = self.template, self.graph
         while pending:
             atom, found = pending.pop()
+            self._last = atom, found
             if isinstance(atom, core.Literal):
                 if not isinstance(found, core.Literal) or not same_value(atom.val, found.val):
                     return False
@@ -238,7 +240,7 @@ class Match:
                 continue
             eqn = template.producers.get(atom)
             if eqn is None:
-                if not self._bind_input(atom, found):
+                if not self.bind_input(atom, found):
                     return False
                 continue
             target = None if isinstance(found, core.Literal) else graph.producers.get(found)
@@ -248,7 +250,26 @@ class Match:
                 return False
         return True
 
-    def _bind_input(self, atom: Any, found: Any) -> bool:
+    @property
+    def failure(self) -> str:
+        """Where the last attempt ended: what the template has and what the program has."""
+        if self._last is None:
+            return "nothing was compared"
+        atom, found = self._last
+        literal = isinstance(atom, core.Literal) or isinstance(found, core.Literal)
+        eqn = None if literal else self.template.producers.get(atom)
+        target = None if literal else self.graph.producers.get(found)
+        if eqn is not None and target is not None and eqn.primitive is target.primitive:
+            for name, value in eqn.params.items():
+                other = target.params.get(name)
+                if _compat.is_jaxpr(value) and _compat.is_jaxpr(other):
+                    if (inner := difference(value, other)) is not None:
+                        return f"in {eqn.primitive.name}: {inner}"
+                elif name not in _FREE_PARAMS and not _same_param(value, other):
+                    return f"{eqn.primitive.name}[{name}={value}] against {name}={other}"
+        return f"{_said(self.template, atom)} against {_said(self.graph, found)}"
+
+    def bind_input(self, atom: Any, found: Any) -> bool:
         if atom.aval.shape != found.aval.shape or atom.aval.dtype != found.aval.dtype:
             return False
         if atom in self.template.consts:
@@ -356,6 +377,17 @@ def _is_constant(eqn: Any) -> bool:
     return eqn.primitive.name in ("broadcast_in_dim", "iota") and not any(map(_is_var, eqn.invars))
 
 
+def _said(graph: Graph, atom: Any) -> str:
+    """An atom in words: its value, or the equation it comes from and the place of that."""
+    if isinstance(atom, core.Literal):
+        return f"the number {atom.val}"
+    eqn = graph.producers.get(atom)
+    if eqn is None:
+        return f"an argument of type {atom.aval}"
+    names = "/".join(n for n in _compat.names_of(eqn) if not n.startswith(HINT))
+    return f"{eqn.primitive.name}:{atom.aval}" + (f" in {names}" if names else "")
+
+
 def _same_atom(a: Any, b: Any) -> bool:
     if a is b:
         return True
@@ -406,19 +438,27 @@ def _same_param(a: Any, b: Any) -> bool:
 
 def equivalent(a: Any, b: Any) -> bool:
     """Whether two jaxprs are the same program: equal up to names and order of equations."""
+    return difference(a, b) is None
+
+
+def difference(a: Any, b: Any) -> str | None:
+    """`None` where two jaxprs are the same program, else what differs, as far as it can be said."""
     x, y = Graph(a, _compat.consts_of(a)), Graph(b, _compat.consts_of(b))
-    if len(x.eqns) != len(y.eqns) or len(x.jaxpr.outvars) != len(y.jaxpr.outvars):
-        return False
-    if [v.aval for v in x.jaxpr.invars] != [v.aval for v in y.jaxpr.invars]:
-        if len(x.jaxpr.invars) != len(y.jaxpr.invars):
-            return False
+    for what, values in (
+        ("arguments", (x.jaxpr.invars, y.jaxpr.invars)),
+        ("results", (x.jaxpr.outvars, y.jaxpr.outvars)),
+    ):
+        if len(values[0]) != len(values[1]):
+            return f"{len(values[0])} {what} against {len(values[1])}"
     match = Match(x, y)
     for v, w in zip(x.jaxpr.invars, y.jaxpr.invars, strict=True):
-        if not match._bind_input(v, w):
-            return False
-    if not match._run(list(zip(x.jaxpr.outvars, y.jaxpr.outvars, strict=True))):
-        return False
-    return len(match.eqns) == len(x.eqns)
+        if not match.bind_input(v, w):
+            return f"an argument of type {v.aval} against {w.aval}"
+    if not match.run(list(zip(x.jaxpr.outvars, y.jaxpr.outvars, strict=True))):
+        return match.failure
+    if len(match.eqns) != len(x.eqns) or len(x.eqns) != len(y.eqns):
+        return f"{len(x.eqns)} equations against {len(y.eqns)}"
+    return None
 
 
 @dataclasses.dataclass

@@ -1,0 +1,131 @@
+"""The certificate: the recovered program is lowered and raised again and compared with the input."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert import _compat, _jaxpr
+from invert._config import Config
+from invert._errors import InvertError
+from invert._rewrite import difference
+from invert.frontends.stablehlo import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """How far the recovery is proved.
+
+    **Attributes:**
+
+    - `kind`: `"exact"`: the recovered program lowers to the very program that was read, equation by
+        equation. `"numerical"`: it lowers to another one, and both were run on random inputs.
+        `"unverified"`: neither was possible, or it was switched off.
+    - `reason`: why the certificate is not exact; `""` where it is.
+    - `largest_error`: largest absolute difference of a result, for `"numerical"`.
+    """
+
+    kind: Literal["exact", "numerical", "unverified"]
+    reason: str = ""
+    largest_error: float | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "exact":
+            return "exact"
+        if self.largest_error is not None:
+            return f"{self.kind} (largest error {self.largest_error:.3g}; {self.reason})"
+        return f"{self.kind} ({self.reason})"
+
+
+def certify(
+    raw: Any, recovered: Any, avals: Sequence[Any], *, platform: str, wide: bool
+) -> Certificate:
+    """Compares the raw jaxpr with what the recovered one lowers to.
+
+    **Arguments:**
+
+    - `raw`, `recovered`: open jaxprs over the same arguments.
+    - `avals`: types of these arguments.
+    - `platform`: the platform the program was lowered for.
+    - `wide`: whether the program was probably lowered with 64-bit types enabled, which changes how
+        some primitives lower; the other way is tried next.
+    """
+    where = ""
+    for mode in (wide, not wide):
+        try:
+            again = _again(recovered, avals, platform, mode)
+        except (TypeError, ValueError, NotImplementedError, InvertError) as error:
+            where = where or f"it does not lower again: {error}"
+            continue
+        found = difference(raw, again)
+        if found is None:
+            return Certificate("exact")
+        where = where or found
+    return _numerical(raw, recovered, avals, _jaxpr.has_wide_types(raw), where)
+
+
+def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> Any:
+    """The recovered program after lowering and raising."""
+
+    def run(*values: Any) -> list[Any]:
+        return _compat.eval_jaxpr(recovered, values)
+
+    with jax.enable_x64(wide):
+        module = _compat.lowered_module(run, *avals, platform=platform)
+    program = Program(module, b"", Config())
+    with jax.enable_x64(True):
+        closed = _compat.trace_closed(lambda *xs: program(*xs), *avals)
+        return _jaxpr.split_constants(_jaxpr.canonicalize(closed))[0]
+
+
+def _numerical(
+    raw: Any, recovered: Any, avals: Sequence[Any], wide: bool, reason: str
+) -> Certificate:
+    if _jaxpr.opaque_targets(raw):
+        return Certificate("unverified", f"{reason}; opaque custom calls cannot be run")
+    rng = np.random.default_rng(0)
+    largest = 0.0
+    with jax.enable_x64(wide):
+        try:
+            for _ in range(2):
+                values = [_random(rng, a) for a in avals]
+                one, two = (
+                    jax.jit(lambda *xs, j=j: _compat.eval_jaxpr(j, xs))(*values)
+                    for j in (raw, recovered)
+                )
+                for x, y in zip(one, two, strict=True):
+                    largest = max(largest, _error(x, y))
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, InvertError) as error:
+            return Certificate("unverified", f"{reason}; it could not be run: {error}")
+    return Certificate("numerical", reason, largest)
+
+
+def _random(rng: np.random.Generator, aval: Any) -> Any:
+    """Random values that most programs take: small integers, numbers around zero."""
+    dtype = np.dtype(aval.dtype)
+    if dtype == np.bool_:
+        return rng.random(aval.shape) < 0.5
+    if jnp.issubdtype(dtype, jnp.integer):
+        return rng.integers(0, 4, aval.shape).astype(dtype)
+    values = rng.standard_normal(aval.shape)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        values = values + 1j * rng.standard_normal(aval.shape)
+    return np.asarray(values).astype(dtype)
+
+
+def _error(x: Any, y: Any) -> float:
+    """Largest absolute difference; infinite where one is not a number and the other is."""
+    a, b = np.asarray(x), np.asarray(y)
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    if not a.size:
+        return 0.0
+    both = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(all="ignore"):
+        gap = np.where(both, 0.0, np.abs(a - b))
+    return float(np.where(np.isnan(gap), np.inf, gap).max())
