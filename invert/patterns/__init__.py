@@ -5,6 +5,7 @@ from invert.patterns import (
     calls,
     complex as complex_,
     indexing,
+    keys,
     linalg,
     linalg_expanded,
     loops,
@@ -33,6 +34,8 @@ STAGES = (
     Stage(random.SAMPLERS),
     # Loops last: expansions above hold loops of their own, in the form the lowering gave them.
     Stage(loops.PATTERNS),
+    # Keys instead of their words, through the calls and loops that are there by now.
+    Stage(keys.PATTERNS),
     # Powers and conversions that only a location tells from what they lower to.
     Stage(written.PATTERNS),
     # Which of several names one op had; by hints, so no template may come after it.

@@ -1,7 +1,7 @@
 """Random numbers: the hash functions, and the operations on keys that are made of them.
 
-Lowering erases key types: a key is the `uint32` array behind it. So the calls proposed here take and
-give such arrays, `random_wrap` and `random_unwrap` included; `keys.py` then removes the pairs.
+Lowering erases key types: a key is the `uint32` array behind it. So the calls proposed here take
+and give such arrays, `random_wrap` and `random_unwrap` included; `keys.py` then removes the pairs.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
         invars = site.graph.jaxpr.invars
         if site.eqn.outvars[0] not in site.graph.results:
             return
-        if len(invars) == hash_.keys + hash_.counters:
-            if all(v.aval.dtype == _UINT32 for v in invars):
-                yield bind(hash_.primitive, *(site.aval(v) for v in invars))
+        words = all(v.aval.dtype == _UINT32 for v in invars)
+        if words and len(invars) == hash_.keys + hash_.counters:
+            yield bind(hash_.primitive, *(site.aval(v) for v in invars))
 
     return propose
 
@@ -294,18 +294,38 @@ def _gamma(site: Site) -> Iterator[Call]:
     if not keys or not floats:
         return
     (n,), dtype = floats[0].shape, floats[0].dtype
+    impl = {2: "threefry2x32", 4: "rbg"}.get(keys[0].shape[-1])
+    if impl is None:
+        return
     shapes = {(n,): None} | ({(): None} if n == 1 else {})
     for eqn in site.graph.by_primitive.get("reshape", ()):
         aval = eqn.outvars[0].aval
         if aval.dtype == dtype and math.prod(aval.shape) == n:
             shapes[tuple(aval.shape)] = None
-    impl = {2: "threefry2x32", 4: "rbg"}.get(keys[0].shape[-1])
-    if impl is None:
-        return
+    log_space = "pow" not in site.graph.by_primitive
+    counts = _key_counts(site, n)
     for shape in sorted(shapes, key=lambda s: s == (n,)):
         for rank in range(len(shape) + 1):
-            for log_space in (False, True):
+            if math.prod(shape[:rank]) in counts:
                 yield _gamma_call(impl, jax.ShapeDtypeStruct(shape, dtype), rank, log_space)
+
+
+def _key_counts(site: Site, n: int) -> set[int]:
+    """Numbers of keys which this body splits into `n`."""
+    found = set()
+    for eqn in (
+        *site.graph.by_primitive.get("jit", ()),
+        *site.graph.by_primitive.get("random_split", ()),
+    ):
+        for a, b in zip(eqn.invars, eqn.outvars, strict=False):
+            shape = b.aval.shape
+            if eqn.primitive.name == "jit":
+                if a.aval.dtype != _UINT32 or len(shape) != 3 or shape[:1] != a.aval.shape[:1]:
+                    continue
+                shape = shape[:-1]
+            if math.prod(shape) == n:
+                found.add(shape[0])
+    return found
 
 
 def _gamma_call(impl: str, a: jax.ShapeDtypeStruct, rank: int, log_space: bool) -> Call:

@@ -1,0 +1,388 @@
+"""Key types: what lowering turned into `uint32` arrays becomes arrays of keys again.
+
+The other patterns leave `random_wrap` before and `random_unwrap` after every operation on keys.
+This pass carries the key itself from one to the next, through slices, reshapes, calls and loops,
+and writes neither where the program holds typed keys (`jax.random.key`).
+
+A program that takes keys as `uint32` arguments was written in the older style
+(`jax.random.PRNGKey`), in which JAX itself wraps and unwraps around each function: there the pass
+stays inside of the functions of `jax.random`, which work on typed keys in both styles.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from invert import _compat, _jaxpr
+from invert._compat import core, prng
+from invert._rewrite import Whole
+
+# Functions that JAX outlines one operation on keys into.
+_ONE_OPERATION = frozenset(
+    "_threefry_split _threefry_fold_in _threefry4x32_fold_in _philox2x32_fold_in "
+    "_philox4x32_fold_in".split()
+)
+_LIBRARY = frozenset(n for n in vars(_compat.random_core) if n.startswith("_"))
+_MOVES = frozenset("slice reshape squeeze broadcast_in_dim dynamic_slice transpose".split())
+
+
+class _Key:
+    """An array of keys which the program holds as its words."""
+
+    def __init__(self, keys: Any):
+        self.keys = keys
+        self.impl = keys.dtype._impl
+
+    @functools.cached_property
+    def words(self) -> Any:
+        return prng.random_unwrap_p.bind(self.keys)
+
+
+def _plain(value: Any) -> Any:
+    return value.words if isinstance(value, _Key) else value
+
+
+def lift(closed: Any) -> Any | None:
+    """The program over typed keys; `None` where it holds no operation on keys."""
+    jaxpr = _compat.open_jaxpr(closed)
+    if not _has_keys(jaxpr):
+        return None
+    typed = not any(_is_wrapped(jaxpr, v) for v in jaxpr.invars)
+    lifter = _Lifter()
+
+    def run(*args: Any) -> list[Any]:
+        return [_plain(v) for v in lifter.body(jaxpr, _compat.consts_of(closed), args, typed)]
+
+    return _jaxpr.canonicalize(_compat.trace_closed(run, *(v.aval for v in jaxpr.invars)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_keys(jaxpr: Any) -> bool:
+    return any(
+        e.primitive in (prng.random_wrap_p, prng.random_unwrap_p)
+        or any(_has_keys(inner) for inner in _jaxpr.sub_jaxprs(e))
+        for e in jaxpr.eqns
+    )
+
+
+def _inner_uses(eqn: Any, var: Any) -> list[tuple[Any, Any]]:
+    """Where a call or loop takes `var`: `(inner jaxpr, its variable)`."""
+    params, name = eqn.params, eqn.primitive.name
+    positions = [i for i, a in enumerate(eqn.invars) if a is var]
+    if name == "while":
+        c, b = params["cond_nconsts"], params["body_nconsts"]
+        parts = [(params["cond_jaxpr"], {**{i: i for i in range(c)}})]
+        parts[0][1].update({i: i - b for i in range(c + b, len(eqn.invars))})
+        parts.append((params["body_jaxpr"], {i: i - c for i in range(c, len(eqn.invars))}))
+    elif name == "cond":
+        parts = [(b, {i: i - 1 for i in range(1, len(eqn.invars))}) for b in params["branches"]]
+    elif name in ("jit", "scan"):
+        parts = [(params["jaxpr"], {i: i for i in range(len(eqn.invars))})]
+    else:
+        return []
+    opened = [(_compat.open_jaxpr(j), at) for j, at in parts]
+    return [(j, j.invars[at[i]]) for j, at in opened for i in positions if i in at]
+
+
+def _is_wrapped(jaxpr: Any, var: Any) -> bool:
+    """Whether `var` becomes a key, directly or after it was cut up."""
+    for eqn in jaxpr.eqns:
+        if not any(a is var for a in eqn.invars):
+            continue
+        if eqn.primitive is prng.random_wrap_p:
+            return True
+        if eqn.primitive.name in _MOVES and _is_wrapped(jaxpr, eqn.outvars[0]):
+            return True
+        if any(_is_wrapped(inner, v) for inner, v in _inner_uses(eqn, var)):
+            return True
+    return False
+
+
+def _only_wrapped(jaxpr: Any, var: Any) -> Any | None:
+    """The key type of `var` where all its uses make it one."""
+    impls = []
+    if any(v is var for v in jaxpr.outvars):
+        return None
+    for eqn in jaxpr.eqns:
+        if not any(a is var for a in eqn.invars):
+            continue
+        if eqn.primitive is prng.random_wrap_p:
+            impls.append(eqn.params["impl"])
+        elif eqn.primitive.name == "jit":
+            impls.extend(_only_wrapped(j, v) for j, v in _inner_uses(eqn, var))
+        else:
+            return None
+    return impls[0] if impls and all(i is impls[0] for i in impls) else None
+
+
+class _Lifter:
+    """Traces a program anew with keys in the place of their words."""
+
+    def __init__(self) -> None:
+        # (inner jaxpr, which arguments are keys, style) -> (function, which results are keys)
+        self.calls: dict[Any, tuple[Callable[..., Any], list[bool]]] = {}
+        self.alive: list[Any] = []
+
+    def body(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], typed: bool
+    ) -> list[Any]:
+        """Evaluates a body; `typed` says in which style it is written."""
+        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            with _compat.context_of(eqn):
+                results = self.equation(eqn, [read(a) for a in eqn.invars], typed)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+        primitive = eqn.primitive
+        if primitive is prng.random_wrap_p:
+            (x,) = args
+            if isinstance(x, _Key) and x.impl is eqn.params["impl"]:
+                return [x.keys]
+        elif primitive is prng.random_unwrap_p:
+            key = _Key(args[0])
+            return [key if typed else key.words]
+        elif primitive.name in _CALLS and (
+            any(isinstance(a, _Key) for a in args) or any(map(_has_keys, _jaxpr.sub_jaxprs(eqn)))
+        ):
+            return getattr(self, _CALLS[primitive.name])(eqn, args, typed)
+        elif any(isinstance(a, _Key) for a in args) and primitive.name in _ON_KEYS:
+            moved = _ON_KEYS[primitive.name](eqn, args)
+            if moved is not None:
+                return [_Key(moved)]
+        return _compat.bind_equation(eqn, [_plain(a) for a in args])
+
+    def jit(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+        name, closed = eqn.params["name"], eqn.params["jaxpr"]
+        jaxpr, consts = _compat.open_jaxpr(closed), _compat.consts_of(closed)
+        if name in _ONE_OPERATION and all(e.primitive in _OPERATIONS for e in jaxpr.eqns):
+            return self.body(jaxpr, consts, args, typed)
+        if name in _LIBRARY:
+            typed = True
+            args = [
+                _wrapped(a, _only_wrapped(jaxpr, v))
+                for a, v in zip(args, jaxpr.invars, strict=True)
+            ]
+        kinds = tuple(isinstance(a, _Key) for a in args)
+        entry = (id(closed), kinds, typed)
+        if entry not in self.calls:
+            self.alive.append(closed)  # so that its id is not reused
+            found: list[bool] = []
+
+            def call(*values: Any) -> list[Any]:
+                results = self.body(jaxpr, consts, _marked(values, kinds), typed)
+                found[:] = [isinstance(r, _Key) for r in results]
+                return _bare(results)
+
+            call.__name__ = call.__qualname__ = name
+            self.calls[entry] = (jax.jit(call), found)
+        function, found = self.calls[entry]
+        results = function(*_bare(args))
+        return _marked(results, found)
+
+    def scan(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+        params = eqn.params
+        c, n = params["num_consts"], params["num_carry"]
+        closed = params["jaxpr"]
+
+        def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
+            avals = [_element(a, i >= c + n) for i, a in enumerate(_as(args, kinds))]
+            return self.trace(closed, avals, kinds, kinds[c : c + n], typed)
+
+        kinds, (body, found) = _fixpoint(args, range(c, c + n), trace)
+        results = eqn.primitive.bind(*_bare(_as(args, kinds)), **{**params, "jaxpr": body})
+        return _marked(results, found)
+
+    def while_loop(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+        params = eqn.params
+        c, b = params["cond_nconsts"], params["body_nconsts"]
+
+        def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
+            avals = [_element(a, False) for a in _as(args, kinds)]
+            return self.trace(params["body_jaxpr"], avals[c:], kinds[c:], kinds[c + b :], typed)
+
+        kinds, (body, found) = _fixpoint(args, range(c + b, len(args)), trace)
+        avals = [_element(a, False) for a in _as(args, kinds)]
+        picked = [*range(c), *range(c + b, len(args))]
+        cond, _ = self.trace(
+            params["cond_jaxpr"], [avals[i] for i in picked], [kinds[i] for i in picked], (), typed
+        )
+        results = eqn.primitive.bind(
+            *_bare(_as(args, kinds)), **{**params, "body_jaxpr": body, "cond_jaxpr": cond}
+        )
+        return _marked(results, found)
+
+    def cond(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+        index, *args = args
+        kinds = [isinstance(a, _Key) for a in args]
+        avals = [_element(a, False) for a in args]
+        branches = eqn.params["branches"]
+        founds = [self.trace(b, avals, kinds, None, typed)[1] for b in branches]
+        wanted = [all(f) for f in zip(*founds, strict=True)]
+        new = tuple(self.trace(b, avals, kinds, wanted, typed)[0] for b in branches)
+        results = eqn.primitive.bind(_plain(index), *_bare(args), **{**eqn.params, "branches": new})
+        return _marked(results, wanted)
+
+    def trace(
+        self,
+        closed: Any,
+        avals: Sequence[Any],
+        kinds: Sequence[bool],
+        wanted: Sequence[bool] | None,
+        typed: bool,
+    ) -> tuple[Any, list[bool]]:
+        """A body over keys as a closed jaxpr, and which of its results are keys.
+
+        Of the leading results those that are not `wanted` as keys are given as words.
+        """
+        found: list[bool] = []
+
+        def run(*values: Any) -> list[Any]:
+            results = self.body(
+                _compat.open_jaxpr(closed), _compat.consts_of(closed), _marked(values, kinds), typed
+            )
+            for i, want in enumerate(wanted or ()):
+                results[i] = results[i] if want else _plain(results[i])
+            found[:] = [isinstance(r, _Key) for r in results]
+            return _bare(results)
+
+        return _compat.trace_closed(run, *avals), found
+
+
+def _fixpoint(
+    args: Sequence[Any], carry: range, trace: Callable[[Sequence[bool]], tuple[Any, list[bool]]]
+) -> tuple[list[bool], tuple[Any, list[bool]]]:
+    """Which operands of a loop are keys: a carried one has to come out of the body as one too."""
+    kinds = [isinstance(a, _Key) for a in args]
+    while True:
+        traced = trace(kinds)
+        lost = [i for i, found in zip(carry, traced[1], strict=False) if kinds[i] and not found]
+        if not lost:
+            return kinds, traced
+        for i in lost:
+            kinds[i] = False
+
+
+def _wrapped(value: Any, impl: Any | None) -> Any:
+    if impl is None or isinstance(value, _Key):
+        return value
+    return _Key(prng.random_wrap_p.bind(value, impl=impl))
+
+
+def _as(args: Sequence[Any], kinds: Sequence[bool]) -> list[Any]:
+    return [a if k else _plain(a) for a, k in zip(args, kinds, strict=True)]
+
+
+def _marked(values: Sequence[Any], kinds: Sequence[bool]) -> list[Any]:
+    return [_Key(v) if k else v for v, k in zip(values, kinds, strict=True)]
+
+
+def _bare(values: Sequence[Any]) -> list[Any]:
+    return [v.keys if isinstance(v, _Key) else v for v in values]
+
+
+def _element(value: Any, scanned: bool) -> jax.ShapeDtypeStruct:
+    """Type of an operand inside of a loop's body."""
+    aval = jax.typeof(value.keys if isinstance(value, _Key) else value)
+    shape = aval.shape[1:] if scanned else aval.shape
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+_CALLS = {"jit": "jit", "scan": "scan", "while": "while_loop", "cond": "cond"}
+_OPERATIONS = (
+    prng.random_wrap_p,
+    prng.random_unwrap_p,
+    prng.random_split_p,
+    prng.random_fold_in_p,
+)
+
+
+# Operations that move words of keys about without taking a key apart. Each gives the operation on
+# keys, or `None` where a key is taken apart.
+
+
+def _slice(eqn: Any, args: list[Any]) -> Any | None:
+    p, last = eqn.params, eqn.invars[0].aval.shape[-1]
+    strides = p["strides"]
+    if (p["start_indices"][-1], p["limit_indices"][-1]) != (0, last):
+        return None
+    return eqn.primitive.bind(
+        args[0].keys,
+        start_indices=p["start_indices"][:-1],
+        limit_indices=p["limit_indices"][:-1],
+        strides=None if strides is None else strides[:-1],
+    )
+
+
+def _reshape(eqn: Any, args: list[Any]) -> Any | None:
+    sizes = eqn.params["new_sizes"]
+    if not sizes or sizes[-1] != eqn.invars[0].aval.shape[-1]:
+        return None
+    if eqn.params["dimensions"] is not None:
+        return None
+    return eqn.primitive.bind(args[0].keys, **{**eqn.params, "new_sizes": sizes[:-1]})
+
+
+def _squeeze(eqn: Any, args: list[Any]) -> Any | None:
+    axes = eqn.params["dimensions"]
+    if len(eqn.invars[0].aval.shape) - 1 in axes:
+        return None
+    return eqn.primitive.bind(args[0].keys, dimensions=axes)
+
+
+def _broadcast_in_dim(eqn: Any, args: list[Any]) -> Any | None:
+    shape, axes = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    if len(args) != 1 or axes[-1] != len(shape) - 1:
+        return None
+    if shape[-1] != eqn.invars[0].aval.shape[-1]:
+        return None
+    return eqn.primitive.bind(
+        args[0].keys, **{**eqn.params, "shape": shape[:-1], "broadcast_dimensions": axes[:-1]}
+    )
+
+
+def _transpose(eqn: Any, args: list[Any]) -> Any | None:
+    permutation = eqn.params["permutation"]
+    if permutation[-1] != len(permutation) - 1:
+        return None
+    return eqn.primitive.bind(args[0].keys, permutation=permutation[:-1])
+
+
+def _concatenate(eqn: Any, args: list[Any]) -> Any | None:
+    keys = all(isinstance(a, _Key) and a.impl is args[0].impl for a in args)
+    if not keys or eqn.params["dimension"] == len(eqn.invars[0].aval.shape) - 1:
+        return None
+    return eqn.primitive.bind(*(a.keys for a in args), **eqn.params)
+
+
+def _dynamic_slice(eqn: Any, args: list[Any]) -> Any | None:
+    sizes = eqn.params["slice_sizes"]
+    if not isinstance(args[0], _Key) or sizes[-1] != eqn.invars[0].aval.shape[-1]:
+        return None  # the last start is clamped to 0
+    if len(args) != 1 + len(sizes):
+        return None
+    return eqn.primitive.bind(
+        args[0].keys, *args[1:-1], **{**eqn.params, "slice_sizes": sizes[:-1]}
+    )
+
+
+_ON_KEYS: dict[str, Callable[[Any, list[Any]], Any | None]] = {
+    "slice": _slice,
+    "reshape": _reshape,
+    "squeeze": _squeeze,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "transpose": _transpose,
+    "concatenate": _concatenate,
+    "dynamic_slice": _dynamic_slice,
+}
+
+PATTERNS = (Whole("keys", lift),)
