@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,15 +58,19 @@ def one_op(name: str, args: Sequence[Any], result: str, attributes: str = "") ->
     return main(f'%r0 = "{name}"({operands}) {attributes} : ({types}) -> {result}', args, [result])
 
 
-def run_with_xla(text: str, args: Sequence[Any]) -> list[np.ndarray]:
-    """What the CPU compiler makes of the module text, past every JAX primitive."""
+@functools.lru_cache(maxsize=1)
+def _compiled(text: str) -> Any:
     device = jax.devices()[0]
-    executable = device.client.compile_and_load(
+    return device.client.compile_and_load(
         text.encode(),
         xla_client.DeviceList((device,)),
         compiler.get_compile_options(num_replicas=1, num_partitions=1),
     )
-    results = executable.execute([jax.device_put(x, device) for x in args])
+
+
+def run_with_xla(text: str, args: Sequence[Any]) -> list[np.ndarray]:
+    """What the CPU compiler makes of the module text, past every JAX primitive."""
+    results = _compiled(text).execute([jax.device_put(x) for x in args])
     return [np.asarray(x) for x in results]
 
 
@@ -80,6 +85,7 @@ def check(
     *,
     expected: Sequence[np.ndarray] | None = None,
     vmap: bool = True,
+    batch_scalars: bool = True,
 ) -> invert.Module:
     """Raises the module and compares its values, alone and under `vmap`, with XLA's.
 
@@ -87,6 +93,7 @@ def check(
 
     - `expected`: the values, where XLA on one CPU does not run the op.
     - `vmap`: whether the op can be batched.
+    - `batch_scalars`: whether scalar arguments are batched too.
     """
     module = invert.from_stablehlo(text)
     args = [np.asarray(x) for x in args]
@@ -99,8 +106,14 @@ def check(
             if expected is None:
                 other = [x[::-1].copy() if x.ndim and x.shape[0] > 1 else x for x in args]
                 want_other = run_with_xla(text, other)
-            pairs = [jnp.stack(pair) for pair in zip(args, other, strict=True)]
-            batched = jax.vmap(flat(module))(*pairs)
+            axes = [0 if x.ndim or batch_scalars else None for x in args]
+            points = [
+                jnp.stack(pair) if axis == 0 else pair[0]
+                for pair, axis in zip(zip(args, other, strict=True), axes, strict=True)
+            ]
+            if all(axis is None for axis in axes):
+                return module
+            batched = jax.jit(jax.vmap(flat(module), in_axes=axes))(*points)
             assert_same([x[0] for x in batched], want)
             assert_same([x[1] for x in batched], want_other)
     return module

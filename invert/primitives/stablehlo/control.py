@@ -11,6 +11,7 @@ from jax import lax
 
 from invert._compat import trace_closed
 from invert._raise import Context, Op, Value, free_values, is_constant, raises
+from invert.primitives.stablehlo import _attributes
 
 
 def _invariants(body: Any) -> dict[int, Any]:
@@ -103,7 +104,24 @@ def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Valu
 
 @raises("stablehlo.case")
 def _case(ctx: Context, op: Op, index: Value) -> Sequence[Value]:
+    last = len(op.regions) - 1
+    if not is_constant(index) and not _in_range(ctx, op.op.operands[0], last):
+        # Any index out of range takes the last branch, while `cond` leaves it open.
+        inside = (index >= np.int32(0)) & (index <= np.int32(last))
+        index = lax.select(inside, index, lax.full_like(index, last))
     return _switch(ctx, list(op.regions), index)
+
+
+def _in_range(ctx: Context, index: Any, last: int) -> bool:
+    """Whether the index comes clamped or from a boolean, as JAX writes `switch` and `cond`."""
+    owner = getattr(index.owner, "operation", index.owner)
+    name = getattr(owner, "name", None)
+    if name == "stablehlo.convert":
+        return last == 1 and _attributes.element_dtype(owner.operands[0].type) == np.bool_
+    if name != "stablehlo.clamp":
+        return False
+    low, high = ctx.env[owner.operands[0]], ctx.env[owner.operands[2]]
+    return is_constant(low) and is_constant(high) and 0 <= int(low) and int(high) <= last
 
 
 @raises("stablehlo.if")

@@ -225,6 +225,11 @@ def _convert(ctx: Context, op: Op, x: Value) -> Value:
     dtype = ctx.aval(op).dtype
     if x.dtype == dtype:
         return x
+    if _is_complex(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        # By the specification the imaginary part is dropped; JAX warns, and for booleans keeps it.
+        x = lax.real(x)
+        if x.dtype == dtype:
+            return x
     return lax.convert_element_type(x, dtype)
 
 

@@ -104,8 +104,7 @@ def _scatter(ctx: Context, op: Op, *operands: Value) -> Value:
     is_bool = arrays[0].dtype == np.bool_
     if kind is not None and not (is_bool and kind is not lax.scatter):
         return kind(arrays[0], indices, updates[0], numbers, mode=mode, **flags)
-    if jnp.issubdtype(arrays[0].dtype, jnp.inexact):
-        raise InvertError("stablehlo.scatter: this update computation has no lax counterpart")
+    # As `jnp.ndarray.at[...].apply` binds it; JAX has no derivative for it and says so.
     aval = jax.ShapeDtypeStruct((), arrays[0].dtype)
     jaxpr, consts = trace_open(scalar_computation(ctx, region, 1), aval, aval)
     return lax.scatter_p.bind(

@@ -24,7 +24,7 @@ def _may_be_shape(value: np.ndarray) -> bool:
 def _constant(ctx: Context, op: Op) -> Value:
     op.unread.discard("value")
     value = _attributes.constant(op.op)
-    if value.ndim == 0 or any(value.strides) or _may_be_shape(value):
+    if value.ndim == 0 or not value.size or any(value.strides) or _may_be_shape(value):
         return value
     # One number, repeated: a broadcast, as JAX writes it, rather than an array.
     scalar = value[(0,) * value.ndim]

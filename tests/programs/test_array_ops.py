@@ -1,0 +1,14 @@
+"""Every op on shapes, indices and matrices, against XLA running the module text."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.programs.array_ops import MODULES
+from tests.programs.stablehlo_text import check
+
+
+@pytest.mark.parametrize("op", sorted(MODULES))
+def test_op(op: str) -> None:
+    for text, args in MODULES[op]:
+        check(text, args)
