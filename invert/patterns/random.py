@@ -63,21 +63,24 @@ def _threefry2x32(site: Site) -> Iterator[Call]:
     operands = site.eqn.invars
     if len(operands) != 9 or operands[2].aval.dtype != _UINT32:
         return
-    k1, k2 = operands[6].aval.shape, operands[4].aval.shape
-    for shape in _counter_shapes(site, operands[2]):
-        yield bind(_compat.threefry2x32_p, uint32(*k1), uint32(*k2), uint32(*shape), uint32(*shape))
+    k1, k2 = operands[6], operands[4]
+    for shape in _counter_shapes(site, operands[2], k1):
+        words = (k1.aval.shape, k2.aval.shape, shape, shape)
+        yield bind(_compat.threefry2x32_p, *(uint32(*w) for w in words))
 
 
-def _counter_shapes(site: Site, atom: Any) -> list[tuple[int, ...]]:
-    """Shapes that the counter may have had before the key was added to it: small first."""
-    shapes = {tuple(atom.aval.shape)}
-    eqn = site.producer(atom)
+def _counter_shapes(site: Site, total: Any, key: Any) -> list[tuple[int, ...]]:
+    """Shapes that the counter may have had before the key was added to it, the likeliest first."""
+    shapes = []
+    eqn = site.producer(total)
     for operand in eqn.invars if eqn is not None and eqn.primitive.name == "add" else ():
-        shapes.add(tuple(operand.aval.shape))
         source = site.producer(operand)
         if source is not None and source.primitive.name == "broadcast_in_dim":
-            shapes.add(tuple(source.invars[0].aval.shape))
-    return sorted(shapes, key=lambda s: (-len(s), math.prod(s)))
+            if source.invars[0] is not key:
+                shapes += [source.invars[0].aval.shape, operand.aval.shape]
+        elif operand is not key:
+            shapes.append(operand.aval.shape)
+    return [tuple(s) for s in dict.fromkeys([*shapes, total.aval.shape])]
 
 
 def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
@@ -179,9 +182,9 @@ def _hashed(site: Site) -> Iterator[Call]:
             for width in _widths(site):
                 yield from _bits(impl, batch, shape, width)
         if users & {"concatenate", "broadcast_in_dim", "reshape"} or not users:
-            if math.prod(shape) == 1:
-                for keys, data in ((batch, ()), (batch, batch), ((), batch))[: 3 if n else 1]:
-                    yield from _fold_in(impl, keys, data)
+            yield from _folds(impl, key, out)
+            if batch and batch[-1] == 2 and impl == "threefry2x32":
+                yield from _split("rbg", batch[:-1], shape)
             yield from _split(impl, batch, shape)
         if impl == "threefry2x32" and len(shape) == 1 and "concatenate" in users:
             for final in _flat_results(site, n):
@@ -191,6 +194,20 @@ def _hashed(site: Site) -> Iterator[Call]:
                 yield from _bits(impl, batch, tuple(final.shape[n:]), 8 * dtype.itemsize)
 
 
+def _folds(impl: str, key: tuple[int, ...], out: tuple[int, ...]) -> Iterator[Call]:
+    """Folding-in of a number into a key, of one into many, many into one, many into many."""
+    batch = out[:-1] if impl == "threefry2x32" else out
+    if len(out) != len(batch) and out[-1:] != (1,):
+        return
+    if not batch:
+        yield from _fold_in(impl, (), ())
+    elif math.prod(key) == 1:
+        yield from _fold_in(impl, (), batch)
+    if batch and key[: len(batch)] == batch:
+        yield from _fold_in(impl, batch, ())
+        yield from _fold_in(impl, batch, batch)
+
+
 def _batch_ranks(key: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
     """Numbers of leading axes that may be axes of the key array, the smallest first.
 
@@ -198,7 +215,7 @@ def _batch_ranks(key: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
     """
     if len(key) != len(out):
         return [0] if not key else []
-    return [n for n in range(len(key) + 1) if all(d == 1 for d in key[n:])][:3]
+    return [n for n in range(min(1, len(key)), len(key) + 1) if all(d == 1 for d in key[n:])][:3]
 
 
 def _widths(site: Site) -> list[int]:
@@ -304,10 +321,19 @@ def _gamma(site: Site) -> Iterator[Call]:
             shapes[tuple(aval.shape)] = None
     log_space = "pow" not in site.graph.by_primitive
     counts = _key_counts(site, n)
+    # One parameter for all samples has been broadcast, where not as an operand then as a result.
+    one = any(
+        eqn.invars[0].aval.shape == () and eqn.invars[0].aval.dtype == dtype
+        for eqn in site.graph.by_primitive.get("broadcast_in_dim", ())
+        if not isinstance(eqn.invars[0], core.Literal)
+    ) or any(v.aval.shape == () and v.aval.dtype == dtype for v in site.graph.jaxpr.invars)
     for shape in sorted(shapes, key=lambda s: s == (n,)):
         for rank in range(len(shape) + 1):
             if math.prod(shape[:rank]) in counts:
-                yield _gamma_call(impl, jax.ShapeDtypeStruct(shape, dtype), rank, log_space)
+                key = uint32(*shape[:rank], _words(impl))
+                if one and shape:
+                    yield _gamma_call(key, jax.ShapeDtypeStruct((), dtype), shape, log_space)
+                yield _gamma_call(key, jax.ShapeDtypeStruct(shape, dtype), shape, log_space)
 
 
 def _key_counts(site: Site, n: int) -> set[int]:
@@ -328,12 +354,20 @@ def _key_counts(site: Site, n: int) -> set[int]:
     return found
 
 
-def _gamma_call(impl: str, a: jax.ShapeDtypeStruct, rank: int, log_space: bool) -> Call:
+def _gamma_call(
+    key: jax.ShapeDtypeStruct,
+    a: jax.ShapeDtypeStruct,
+    shape: tuple[int, ...],
+    log_space: bool,
+) -> Call:
+    impl = {2: "threefry2x32", 4: "rbg"}[key.shape[-1]]
+
     def run(key: Any, a: Any) -> Any:
+        if a.shape != shape:
+            a = lax.broadcast_in_dim(a, shape, ())
         return _compat.random_gamma_p.bind(wrap(key, impl), a, log_space=log_space)
 
-    avals = (uint32(*a.shape[:rank], _words(impl)), a)
-    return Call(("gamma", impl, log_space), run, avals)
+    return Call(("gamma", impl, shape, log_space), run, (key, a))
 
 
 HASHES = (
