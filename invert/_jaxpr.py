@@ -110,9 +110,14 @@ def opaque_targets(jaxpr: Any) -> Mapping[str, int]:
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
+def is_wide_dtype(dtype: Any) -> bool:
+    """Whether a dtype has 64 bits (128 for complex)."""
+    return dtype in _WIDE
+
+
 def is_wide(atom: Any) -> bool:
-    """Whether a value has 64 bits (128 for complex)."""
-    return getattr(atom.aval, "dtype", None) in _WIDE
+    """Whether a value has such a dtype."""
+    return is_wide_dtype(getattr(atom.aval, "dtype", None))
 
 
 def has_wide_types(jaxpr: Any) -> bool:

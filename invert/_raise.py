@@ -127,6 +127,8 @@ class Context:
     env: dict[Any, Value]
     # values that are a broadcast scalar: id of the broadcast -> (broadcast, scalar)
     scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
+    # the same for values that repeat dimensions of size one
+    stretched: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     # ids of broadcasts that the author wrote, by their location
     explicit: set[int] = dataclasses.field(default_factory=set)
     # results of constants that were decoded ahead of the region they stand in
@@ -271,7 +273,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
         function = ctx.functions[name]
 
         def call(*args: Value) -> list[Value]:
-            inner = dataclasses.replace(ctx, env={}, scalars={}, explicit=set(), hoisted=set())
+            inner = dataclasses.replace(ctx, env={}, scalars={}, stretched={}, explicit=set(), hoisted=set())
             return inner.region(function.regions[0])(*args)
 
         # Callees that were split off by the serializer end in _<number>; the name that the author

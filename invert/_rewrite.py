@@ -35,17 +35,20 @@ class Call:
     - `avals`: types of its arguments.
     - `x64`: whether 64-bit types are enabled where it is traced, though no argument has one:
         positions and counters inside are then of 64 bits.
+    - `is_call`: whether it stands for a call equation. Otherwise a call that is all of the template
+        is opened, as JAX outlines some primitives into functions.
     """
 
     key: Hashable
     function: Callable[..., Any] = dataclasses.field(compare=False)
     avals: tuple[jax.ShapeDtypeStruct, ...]
     x64: bool = False
+    is_call: bool = False
 
     @property
     def wide(self) -> bool:
         """Whether the call has to be traced with 64-bit types enabled."""
-        return self.x64 or any(str(a.dtype) in ("int64", "uint64", "float64", "complex128") for a in self.avals)
+        return self.x64 or any(_jaxpr.is_wide_dtype(a.dtype) for a in self.avals)
 
 
 def bind(primitive: Any, *avals: Any, **params: Any) -> Call:
@@ -108,10 +111,12 @@ class Stage:
     - `patterns`: tried in this order.
     - `outermost_first`: one pass from the outermost body inwards, for patterns that look into the
         bodies of calls as the program has them.
+    - `inside_rules`: whether it looks into functions that have derivative rules of their own.
     """
 
     patterns: tuple[Pattern | Structural | Whole, ...]
     outermost_first: bool = False
+    inside_rules: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +169,11 @@ class Graph:
             for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, core.Literal)):
                 found[atom].append(eqn)
         return found
+
+    @functools.cached_property
+    def named(self) -> bool:
+        """Whether locations say anything of the equations."""
+        return any(hint_of(eqn) for eqn in self.eqns)
 
     @functools.cached_property
     def results(self) -> set[Any]:
@@ -524,6 +534,8 @@ class Rewriter:
     def _inner(self, eqn: Any, number: int) -> Any:
         if not _compat.holds_jaxprs(eqn):
             return eqn
+        if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
+            return eqn
         params = {}
         for name, value in eqn.params.items():
             new = self._param(value, number)
@@ -609,6 +621,9 @@ class Rewriter:
                 None if closed is None else Graph(closed, _compat.consts_of(closed))
             )
         return self._templates[key]
+
+
+_WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
 def _holds(graph: Graph, marker: float | tuple[float, ...] | None) -> bool:

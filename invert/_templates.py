@@ -24,7 +24,8 @@ def raise_call(call: Call, platform: str) -> Any | None:
     program = Program(module, b"", Config())
     with jax.enable_x64(True):
         closed = _compat.trace_closed(lambda *xs: program(*xs), *call.avals)
-    return unwrap(_jaxpr.canonicalize(closed))
+    closed = _jaxpr.canonicalize(closed)
+    return closed if call.is_call else unwrap(closed)
 
 
 def unwrap(closed: Any) -> Any:

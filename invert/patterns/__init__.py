@@ -6,6 +6,7 @@ from invert.patterns import (
     complex as complex_,
     indexing,
     keys,
+    library,
     linalg,
     linalg_expanded,
     loops,
@@ -32,6 +33,8 @@ STAGES = (
     # Keys, then the samplers that hold keys and special functions.
     Stage(random.KEYS),
     Stage(random.SAMPLERS),
+    # Functions with derivative rules of their own, the outer ones first: they call each other.
+    Stage(library.PATTERNS, outermost_first=True, inside_rules=False),
     # Loops last: expansions above hold loops of their own, in the form the lowering gave them.
     Stage(loops.PATTERNS),
     # Keys instead of their words, through the calls and loops that are there by now.

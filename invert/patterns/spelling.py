@@ -59,20 +59,20 @@ def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
 
 
 def _explicit_broadcast(site: Site) -> Callable[..., Any] | None:
-    """A scalar operand that the author broadcast by hand is broadcast by hand again."""
+    """An operand that the author broadcast by hand is broadcast by hand again."""
     places = hint_of(site.eqn).split(";")[1:]
     eqn = site.eqn
     shape = eqn.outvars[0].aval.shape
     places = [int(p) for p in places if int(p) < len(eqn.invars)]
-    places = [p for p in places if eqn.invars[p].aval.shape == () and shape != ()]
+    places = [p for p in places if eqn.invars[p].aval.shape != shape]
     if not places:
         return None
 
+    def wide(x: Any) -> Any:
+        return lax.broadcast_in_dim(x, shape, tuple(range(len(shape))) if x.shape else ())
+
     def call(*operands: Any) -> Any:
-        full = [
-            lax.broadcast_in_dim(x, shape, ()) if i in places else x
-            for i, x in enumerate(operands)
-        ]
+        full = [wide(x) if i in places else x for i, x in enumerate(operands)]
         return [eqn.primitive.bind(*full, **eqn.params)]
 
     return call

@@ -13,19 +13,22 @@ from jax import lax
 from invert._raise import Context, Op, Value, raises
 from invert.primitives.stablehlo import _attributes
 
-# JAX writes `x + 1.0` with a scalar operand and broadcasts it on lowering. Operands that are such a
-# broadcast are put back, as long as one operand keeps the result's shape.
+# JAX writes `x + 1.0` with a scalar operand, and `x - m` with one whose sizes are partly one, and
+# broadcasts them on lowering. Operands that are such a broadcast are put back, as long as the others
+# give the result its shape.
 
 
 def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
-    found = [ctx.scalar(x) for x in operands]
-    if not any(found):
-        return list(operands)
-    kept = [x for x, f in zip(operands, found, strict=True) if f is None]
-    if not kept:
-        # All are broadcasts: the first stays, so that the result has its shape.
-        found[0] = None
-    return [x if f is None else f[1] for x, f in zip(operands, found, strict=True)]
+    shape = operands[0].shape
+    found = [ctx.scalar(x) or ctx.stretched.get(id(x)) for x in operands]
+    narrow = [x if f is None else f[1] for x, f in zip(operands, found, strict=True)]
+    for i, f in enumerate(found):
+        sizes = [x.shape for x in narrow if x.shape] or [()]
+        if tuple(map(max, zip(*sizes, strict=True))) == shape:
+            break
+        if f is not None:
+            narrow[i] = operands[i]
+    return narrow
 
 
 def _dtype(x: Value) -> np.dtype:

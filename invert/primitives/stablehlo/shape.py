@@ -40,8 +40,9 @@ def _broadcast_in_dim(ctx: Context, op: Op, x: Value) -> Value:
     if x.shape == shape and dimensions == tuple(range(len(shape))):
         return x
     result = lax.broadcast_in_dim(x, shape, dimensions)
-    if x.shape == ():
-        ctx.scalars[id(result)] = (result, x)
+    same_rank = dimensions == tuple(range(len(shape))) and 0 not in shape
+    if x.shape == () or same_rank:
+        (ctx.stretched if x.shape else ctx.scalars)[id(result)] = (result, x)
         if _attributes.location_name(op.op.location).endswith("/broadcast_in_dim"):
             ctx.explicit.add(id(result))
     return result

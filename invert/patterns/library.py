@@ -1,0 +1,164 @@
+"""Library functions whose derivative is not that of the equations they are made of.
+
+`jax.nn.relu`, `jax.nn.softmax`, `jnp.logaddexp` and others carry rules of their own, or stop the
+gradient of a part. The module holds neither, so that the function itself has to come back. Names of
+calls say which function to try first; the proof is the same as for every pattern.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special
+
+from invert import _compat, _jaxpr
+from invert._rewrite import Call, Pattern, Site
+
+# Functions that JAX keeps as a call: name of the call -> function.
+_CALLS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "relu": (jax.nn.relu,),
+    "relu6": (jax.nn.relu6,),
+    "log_softmax": (jax.nn.log_softmax,),
+    "_pinv": (jnp.linalg.pinv,),
+    "slogdet": (jnp.linalg.slogdet,),
+    "det": (jnp.linalg.det,),
+    "expi": (jax.scipy.special.expi,),
+    "expn": (jax.scipy.special.exp1,),
+    "sinc": (jnp.sinc,),
+}
+
+
+def _call(site: Site) -> Iterator[Call]:
+    """`jit[name=relu]{ max x 0 }` -> `jax.nn.relu x`."""
+    name = site.eqn.params["name"]
+    candidates = _CALLS.get(name, ())
+    if not candidates and not site.graph.named:
+        # No locations and an unknown name: the names may have been taken away too.
+        found = _fingerprint(site.eqn.params["jaxpr"])
+        candidates = tuple(f for f, prints in _fingerprints() if found in prints)
+    avals = tuple(site.aval(a) for a in site.eqn.invars)
+    for function in candidates:
+        if function is jax.nn.log_softmax:
+            (x,) = avals[:1]
+            for axis in range(-1, -len(x.shape) - 1, -1):
+                yield dataclasses.replace(_of(function, x, axis=axis), is_call=True)
+        else:
+            yield Call(("library", function), function, avals, is_call=True)
+
+
+def _of(function: Callable[..., Any], *avals: Any, **params: Any) -> Call:
+    key = ("library", function, tuple(sorted(params.items())))
+    return Call(key, functools.partial(function, **params), avals)
+
+
+def _fingerprint(closed: Any) -> tuple[str, ...]:
+    jaxpr = _compat.open_jaxpr(closed)
+    return tuple(sorted(e.primitive.name for e in _jaxpr.equations(jaxpr)))
+
+
+@functools.lru_cache(maxsize=1)
+def _fingerprints() -> tuple[tuple[Callable[..., Any], frozenset[tuple[str, ...]]], ...]:
+    """The primitives of each function's body, as it comes out of raising."""
+    from invert._templates import raise_call
+
+    found = []
+    for functions in _CALLS.values():
+        for function in functions:
+            prints = set()
+            for shape in ((2,), (2, 2)):
+                x = jax.ShapeDtypeStruct(shape, jnp.float32)
+                template = raise_call(Call(("library", function), function, (x,)), "cpu")
+                if template is not None:
+                    prints.add(_fingerprint(template))
+            found.append((function, frozenset(prints)))
+    return tuple(found)
+
+
+# Functions that JAX writes out: name -> (function, operands, primitive of the result, the primitives
+# that give its operands).
+_WRITTEN_OUT: dict[str, tuple[Callable[..., Any], int, str, tuple[str, ...]]] = {
+    "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add")),
+    "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add")),
+    "xlogy": (jax.scipy.special.xlogy, 2, "jit", ("or",)),
+    "xlog1py": (jax.scipy.special.xlog1py, 2, "jit", ("or",)),
+    "logit": (jax.scipy.special.logit, 1, "log", ("div",)),
+    "log_ndtr": (jax.scipy.special.log_ndtr, 1, "select_n", ("gt",)),
+    "poch": (jax.scipy.special.poch, 2, "jit", ("eq",)),
+}
+
+
+def _written_out(name: str) -> Pattern:
+    function, arity, root, producers = _WRITTEN_OUT[name]
+
+    def propose(site: Site) -> Iterator[Call]:
+        operands = site.eqn.invars[: len(producers)]
+        found = [site.producer(a) for a in operands]
+        names = [None if e is None else e.primitive.name for e in found]
+        if all(n == p for n, p in zip(names, producers, strict=False)):
+            scalar = jax.ShapeDtypeStruct((), site.out.dtype)
+            forms = {(site.out,) * arity}
+            if arity == 2:
+                forms = {(site.out, site.out): 0, (site.out, scalar): 0, (scalar, site.out): 0}
+            for avals in forms:
+                yield Call(("library", function), function, avals)
+
+    return Pattern(name, (root,), propose)
+
+
+def _through(site: Site, atom: Any, *names: str) -> Any:
+    """The equation behind `atom`, past equations of these primitives."""
+    eqn = site.producer(atom)
+    while eqn is not None and eqn.primitive.name in names:
+        eqn = site.producer(eqn.invars[0])
+    return eqn
+
+
+_SHAPES = ("broadcast_in_dim", "reshape", "squeeze", "convert_element_type")
+
+
+def _softmax(site: Site) -> Iterator[Call]:
+    """`exp(x - max x) / sum(exp(x - max x))` -> `jax.nn.softmax x`."""
+    numerator, denominator = site.eqn.invars
+    above = site.producer(numerator)
+    below = _through(site, denominator, *_SHAPES)
+    if above is None or below is None or above.primitive.name != "exp":
+        return
+    if below.primitive.name == "reduce_sum":
+        yield _of(jax.nn.softmax, site.out, axis=_axis(below, site))
+
+
+def _axis(reduce: Any, site: Site) -> Any:
+    rank = len(reduce.invars[0].aval.shape)
+    axes = tuple(a - rank for a in reduce.params["axes"])
+    return axes[0] if len(axes) == 1 else axes
+
+
+def _logsumexp(site: Site) -> Iterator[Call]:
+    """`log(sum(exp(x - max x))) + max x` -> `jax.nn.logsumexp x`."""
+    for atom in site.eqn.invars:
+        log = _through(site, atom, *_SHAPES)
+        if log is None or log.primitive.name != "log":
+            continue
+        total = _through(site, log.invars[0], "abs", *_SHAPES)
+        if total is None or total.primitive.name != "reduce_sum":
+            continue
+        x = site.aval(total.invars[0])
+        if site.eqn.primitive.name == "sub":
+            yield _of(jax.nn.log_softmax, x, axis=_axis(total, site))
+            continue
+        keep = len(site.out.shape) == len(x.shape)
+        axis = _axis(total, site)
+        yield _of(jax.nn.logsumexp, x, axis=axis, keepdims=keep)
+
+
+PATTERNS = (
+    Pattern("library_call", ("jit",), _call),
+    *map(_written_out, _WRITTEN_OUT),
+    Pattern("softmax", ("div",), _softmax),
+    Pattern("logsumexp", ("add", "sub"), _logsumexp),
+)
