@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert._rewrite import Call, Pattern, Site, bind, hint_of
-from invert.patterns.special import broadcasts, is_number, produced_by
+from invert.patterns.special import is_number, operand_types, produced_by
 
 
 class Expansion(NamedTuple):
@@ -41,7 +41,7 @@ EXPANSIONS = {
     ),
     "complex_log1p": Expansion(lax.log1p_p, _PLAIN, "complex", ("select_n", "atan2"), 4097.0),
     "complex_log": Expansion(lax.log_p, _PLAIN, "complex", ("select_n", "atan2"), 4097.0),
-    "complex_atan": Expansion(lax.atan_p, _PLAIN, "complex", ("imag", "neg"), 2050.0),
+    "complex_atan": Expansion(lax.atan_p, {}, "complex", ("imag", "neg"), 2050.0),
     "complex_sin": Expansion(lax.sin_p, _PLAIN, "select_n", ("eq", "complex", "complex")),
     "complex_cos": Expansion(lax.cos_p, _PLAIN, "select_n", ("eq", "complex", "complex")),
     "complex_square": Expansion(lax.square_p, {}, "complex", ("select_n", "mul")),
@@ -91,7 +91,7 @@ def _extremum(site: Site) -> Iterator[Call]:
         return
     if (order := produced_by(site, eqn.invars[1], "lt", "gt")) is not None:
         primitive = lax.max_p if order.primitive.name == "gt" else lax.min_p
-        for avals in broadcasts(site.out.dtype, site.out, 2):
+        for avals in operand_types(site, site.out.dtype, 2):
             yield bind(primitive, *avals)
 
 
@@ -102,15 +102,10 @@ def _convolution(site: Site) -> Iterator[Call]:
         first = None if eqn is None else produced_by(site, eqn.invars[0], "conv_general_dilated")
         if first is None:
             continue
-        params = dict(first.params)
         lhs, rhs = (jax.ShapeDtypeStruct(v.aval.shape, site.out.dtype) for v in first.invars)
         for preferred in (site.out.dtype, None):
-            yield bind(
-                lax.conv_general_dilated_p,
-                lhs,
-                rhs,
-                **{**params, "preferred_element_type": preferred},
-            )
+            params = {**first.params, "preferred_element_type": preferred}
+            yield bind(lax.conv_general_dilated_p, lhs, rhs, **params)
         return
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert import _compat
 from invert._compat import core
 from invert._rewrite import Call, Pattern, Site, bind
 
@@ -67,16 +68,31 @@ EXPANSIONS = {
 }
 
 
-def broadcasts(dtype: Any, out: jax.ShapeDtypeStruct, arity: int) -> Iterator[tuple[Any, ...]]:
-    """The operand types of an elementwise primitive: all of the result's shape, or some scalar."""
-    full = jax.ShapeDtypeStruct(out.shape, dtype)
-    if out.shape == () or arity == 1:
-        yield (full,) * arity
-        return
-    scalar = jax.ShapeDtypeStruct((), dtype)
-    for choice in itertools.product((full, scalar), repeat=arity):
-        if full in choice:
+def operand_types(site: Site, dtype: Any, arity: int) -> Iterator[tuple[Any, ...]]:
+    """The operand types of an elementwise primitive with the result's shape, the likeliest first.
+
+    Operands may be scalars or stretched along dimensions of size one, as far as the body has such
+    values.
+    """
+    shape = site.eqn.outvars[0].aval.shape
+    shapes = [shape, *_narrower(site, dtype, shape)] if arity > 1 else [shape]
+    types = [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
+    for choice in itertools.product(types, repeat=arity):
+        if types[0] in choice:
             yield choice
+
+
+def _narrower(site: Site, dtype: Any, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Shapes other than `shape`, of values in the body, that an elementwise primitive stretches."""
+    atoms = itertools.chain(*(eqn.invars for eqn in site.graph.eqns))
+    found = dict.fromkeys(a.aval.shape for a in atoms if getattr(a.aval, "dtype", None) == dtype)
+    return [
+        s
+        for s in found
+        if s != shape
+        and (not s or len(s) == len(shape))
+        and all(n in (1, m) for n, m in zip(s, shape, strict=False))
+    ]
 
 
 def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
@@ -92,7 +108,7 @@ def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
         if last is None or last.primitive.name != entry.root:
             return
         if produced_by(site, last.invars[0], entry.operand) is not None:
-            for avals in broadcasts(out.dtype, out, entry.arity):
+            for avals in operand_types(site, out.dtype, entry.arity):
                 yield bind(entry.primitive, *avals)
 
     return propose
@@ -125,7 +141,7 @@ def _nextafter(site: Site) -> Iterator[Call]:
     out = site.out
     eqn = produced_by(site, site.eqn.invars[0], "select_n")
     if jnp.issubdtype(out.dtype, jnp.floating) and eqn is not None:
-        for avals in broadcasts(out.dtype, out, 2):
+        for avals in operand_types(site, out.dtype, 2):
             yield bind(lax.nextafter_p, *avals)
 
 
@@ -153,7 +169,7 @@ def _exp2(site: Site) -> Iterator[Call]:
 def _atan(site: Site) -> Iterator[Call]:
     """atan2(x, 1) -> atan."""
     if may_be(site, "atan") and is_number(site.eqn.invars[1], 1):
-        yield bind(lax.atan_p, site.out, accuracy=None)
+        yield bind(lax.atan_p, site.out)
 
 
 def _sign(site: Site) -> Iterator[Call]:
@@ -197,6 +213,14 @@ def _expansion(name: str, entry: Expansion) -> Pattern:
     return Pattern(name, ("convert_element_type", entry.root), _expanded(entry), entry.markers)
 
 
+def _iota_2x32_shape(site: Site) -> Iterator[Call]:
+    """The halves of 64-bit positions -> iota_2x32_shape."""
+    x = site.eqn.invars[0]
+    halves = produced_by(site, x, "iota", "add", "mul", "shift_right_logical")
+    if x.aval.dtype == np.uint64 and site.out.dtype == np.uint32 and halves is not None:
+        yield bind(_compat.prng.iota_2x32_shape_p, shape=site.out.shape)
+
+
 PATTERNS = (
     *(_expansion(name, entry) for name, entry in EXPANSIONS.items()),
     Pattern("nextafter", ("bitcast_convert_type",), _nextafter),
@@ -204,5 +228,6 @@ PATTERNS = (
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),
     Pattern("sign", ("select_n",), _sign),
+    Pattern("iota_2x32_shape", ("convert_element_type",), _iota_2x32_shape),
     Pattern("select_n", ("select_n",), _select_n),
 )
