@@ -15,6 +15,7 @@ from invert import _compat, _jaxpr, _module, patterns
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._module import Module, Stage
+from invert._opaque import platform_of
 from invert._report import Report
 from invert._rewrite import Rewriter
 from invert._templates import raise_call
@@ -41,13 +42,14 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
         raw, _ = _jaxpr.split_constants(closed)
-        closed, rewrites = _recognize(closed, config)
+        platform = platform_of(_jaxpr.opaque_targets(raw))
+        closed, rewrites = _recognize(closed, platform, config)
         closed = _jaxpr.without_hints(closed)
         seconds["patterns"] = time.perf_counter() - start
         jaxpr, constants = _jaxpr.split_constants(closed)
         wide = _jaxpr.has_wide_types(raw)
         start = time.perf_counter()
-        certificate = _certify(raw, jaxpr, wide, config)
+        certificate = _certify(raw, jaxpr, platform, wide, config)
         seconds["verify"] = time.perf_counter() - start
     counts = _jaxpr.primitive_counts(jaxpr)
     report = Report(
@@ -62,15 +64,15 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     return Stage(jaxpr, constants, report, wide)
 
 
-def _certify(raw: Any, jaxpr: Any, wide: bool, config: Config) -> Certificate:
+def _certify(raw: Any, jaxpr: Any, platform: str, wide: bool, config: Config) -> Certificate:
     if not config.verify:
         return Certificate("unverified", "switched off by Config(verify=False)")
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
     by_signature = any(_jaxpr.is_wide(v) for v in (*raw.invars, *raw.outvars))
-    return certify(raw, jaxpr, avals, platform="cpu", wide=wide and by_signature)
+    return certify(raw, jaxpr, avals, platform=platform, wide=wide and by_signature)
 
 
-def _recognize(closed: Any, config: Config) -> tuple[Any, Mapping[str, int]]:
+def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping[str, int]]:
     """Applies the patterns that are switched on."""
     if not config.patterns:
         return closed, {}
@@ -83,7 +85,7 @@ def _recognize(closed: Any, config: Config) -> tuple[Any, Mapping[str, int]]:
         for s in patterns.STAGES
     ]
     wide = _jaxpr.has_wide_types(_compat.open_jaxpr(closed))
-    rewriter = Rewriter(stages, raise_call, x64=wide)
+    rewriter = Rewriter(stages, raise_call, platform, x64=wide, named=_jaxpr.is_named(closed))
     return rewriter.run(closed), dict(sorted(rewriter.counts.items()))
 
 

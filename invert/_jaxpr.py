@@ -18,6 +18,15 @@ def canonicalize(closed: Any) -> Any:
     return map_jaxprs(closed, _compat.dce)
 
 
+def is_named(closed: Any) -> bool:
+    """Whether a location of the program names a primitive."""
+    return any(
+        names[-1].startswith(HINT)
+        for eqn in equations(_compat.open_jaxpr(closed))
+        if (names := _compat.names_of(eqn))
+    )
+
+
 def without_hints(closed: Any) -> Any:
     """Takes the hints out of the name scopes."""
 

@@ -6,7 +6,7 @@ registered for the platform. It has no derivative and no batching rule; asking f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,26 @@ custom_call_p.multiple_results = True
 
 # Targets that the compiler itself understands on every platform; they are in no registry.
 _BUILT_IN = frozenset({"TopK", "ApproxTopK", "LayoutConstraint", "Sharding", "PartialReduce"})
+
+# Beginnings of the targets that a platform's libraries have, and the compiler's own on TPU.
+_LIBRARIES = (
+    ("lapack_", "cpu"),
+    ("cu", "cuda"),
+    ("hip", "rocm"),
+    ("Eigh", "tpu"),
+    ("Qr", "tpu"),
+    ("LuDecomposition", "tpu"),
+    ("ProductOfElementaryHouseholderReflectors", "tpu"),
+)
+
+
+def platform_of(targets: Iterable[str]) -> str:
+    """The platform a program was lowered for, by the custom calls it holds; `"cpu"` without any."""
+    for target in targets:
+        for beginning, platform in _LIBRARIES:
+            if target.startswith(beginning):
+                return platform
+    return "cpu"
 
 
 def custom_call(

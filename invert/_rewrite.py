@@ -121,11 +121,15 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An equation at which a pattern is tried, in its body."""
+    """An equation at which a pattern is tried, in its body.
+
+    `named` says whether locations of the program name primitives at all.
+    """
 
     graph: Graph
     eqn: Any
     platform: str
+    named: bool = True
 
     def aval(self, atom: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
@@ -169,11 +173,6 @@ class Graph:
             for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, core.Literal)):
                 found[atom].append(eqn)
         return found
-
-    @functools.cached_property
-    def named(self) -> bool:
-        """Whether locations say anything of the equations."""
-        return any(hint_of(eqn) for eqn in self.eqns)
 
     @functools.cached_property
     def results(self) -> set[Any]:
@@ -482,12 +481,14 @@ class Rewriter:
     - `raise_call`: lowers and raises a call: `raise_call(call, platform) -> closed jaxpr`.
     - `platform`: the platform the program was lowered for.
     - `x64`: whether the program holds 64-bit types, so that calls are lowered with them too.
+    - `named`: whether the locations of the program name primitives.
     """
 
     stages: Sequence[Stage]
     raise_call: Callable[[Call, str], Any]
     platform: str = "cpu"
     x64: bool = False
+    named: bool = True
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     _bodies: dict[tuple[int, int], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     _templates: dict[Any, Graph | None] = dataclasses.field(default_factory=dict)
@@ -565,7 +566,7 @@ class Rewriter:
             for eqn in roots:
                 if id(eqn) in claimed:
                     continue
-                site = Site(graph, eqn, self.platform)
+                site = Site(graph, eqn, self.platform, self.named)
                 if isinstance(pattern, Structural):
                     function = pattern.rewrite(site)
                     replacement = None if function is None else _structural(eqn, function)

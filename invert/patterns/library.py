@@ -37,7 +37,7 @@ def _call(site: Site) -> Iterator[Call]:
     """`jit[name=relu]{ max x 0 }` -> `jax.nn.relu x`."""
     name = site.eqn.params["name"]
     candidates = _CALLS.get(name, ())
-    if not candidates and not site.graph.named:
+    if not candidates and not site.named:
         # No locations and an unknown name: the names may have been taken away too.
         found = _fingerprint(site.eqn.params["jaxpr"])
         candidates = tuple(f for f, prints in _fingerprints() if found in prints)
