@@ -9,6 +9,7 @@ Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,7 +18,8 @@ import jax
 from jax.lax import linalg
 
 from invert import _compat
-from invert._rewrite import Call, Pattern, Site, bind
+from invert._compat import core
+from invert._pattern import Call, Pattern, Site, bind
 
 # Names of the attributes that hold the parameters of a routine: FFI calls, and those before them.
 _CONFIGS = ("mhlo.backend_config", "backend_config")
@@ -51,15 +53,13 @@ def _cholesky(site: Site) -> Iterator[Call]:
 
 def _eig(site: Site) -> Iterator[Call]:
     a = attributes(site.eqn)
-    left = a.get("compute_left", a.get("left")) in ("V", True)
-    right = a.get("compute_right", a.get("right")) in ("V", True)
     # The lowering does not say whether the author vouched for the derivatives of eigenvectors.
     # They are those of simple eigenvalues, as they are for eigh and svd.
     yield bind(
         linalg.eig_p,
         *_operands(site),
-        compute_left_eigenvectors=left,
-        compute_right_eigenvectors=right,
+        compute_left_eigenvectors=a.get("compute_left", a.get("left")) in ("V", True),
+        compute_right_eigenvectors=a.get("compute_right", a.get("right")) in ("V", True),
         enable_eigvec_derivs=True,
         implementation=None,
     )
@@ -67,32 +67,38 @@ def _eig(site: Site) -> Iterator[Call]:
 
 def _eigh(site: Site) -> Iterator[Call]:
     a = attributes(site.eqn)
-    implementations = linalg.EighImplementation
-    algorithm = {1: implementations.QR, 2: implementations.JACOBI}.get(_code(a, "algorithm"))
-    yield bind(
-        linalg.eigh_p,
-        *_operands(site),
-        lower=a.get("uplo", "L") == "L" and a.get("lower", True),
-        sort_eigenvalues=True,
-        subset_by_index=None,
-        algorithm=algorithm,
-    )
+    algorithms = {1: linalg.EighImplementation.QR, 2: linalg.EighImplementation.JACOBI}
+    for lower, sort in [(_is_lower(a), True)] if a else itertools.product((True, False), repeat=2):
+        yield bind(
+            linalg.eigh_p,
+            *_operands(site),
+            lower=lower,
+            sort_eigenvalues=sort,
+            subset_by_index=None,
+            algorithm=algorithms.get(ord(a.get("algorithm", "\0"))),
+        )
 
 
-def _code(found: Mapping[str, Any], name: str) -> int:
-    """An option that is a number, not the number of a character."""
-    value = found.get(name, 0)
-    return ord(value) if isinstance(value, str) else int(value)
+def _is_lower(found: Mapping[str, Any]) -> bool:
+    """LAPACK has a character for the triangle, cuSOLVER a flag."""
+    return bool(found.get("lower", found.get("uplo") == "L"))
 
 
-def _qr(site: Site) -> Iterator[Call]:
-    """`geqrf` or `geqp3`, the triangle, the product of the reflectors -> `qr`."""
-    pivoting = kernel_of(site.eqn) == "geqp3"
-    if not pivoting and kernel_of(site.eqn) != "geqrf":
-        return
-    a = _operands(site)[0]
-    for full in (False, True) if a.shape[-2] >= a.shape[-1] else (False,):
-        yield bind(linalg.qr_p, a, pivoting=pivoting, full_matrices=full, use_magma=None)
+def _large(site: Site) -> Iterator[Call]:
+    """The decompositions that hold calls of other routines.
+
+    `geqrf` or `geqp3`, the triangle, the product of the reflectors -> `qr`; `getrf`, the pivots
+    from 0, their permutation -> `lu`.
+    """
+    kernel = kernel_of(site.eqn)
+    a = site.aval(site.eqn.invars[0])
+    if kernel in ("getrf", "LuDecomposition"):
+        yield bind(linalg.lu_p, a)
+    if kernel in ("geqrf", "geqp3", "Qr"):
+        for full in (False, True) if a.shape[-2] >= a.shape[-1] else (False,):
+            yield bind(
+                linalg.qr_p, a, pivoting=kernel == "geqp3", full_matrices=full, use_magma=None
+            )
 
 
 def _geqrf(site: Site) -> Iterator[Call]:
@@ -115,10 +121,6 @@ def _ormqr(site: Site) -> Iterator[Call]:
         left=a.get("left", True),
         transpose=a.get("transpose", False),
     )
-
-
-def _lu(site: Site) -> Iterator[Call]:
-    yield bind(linalg.lu_p, *_operands(site))
 
 
 def _pivots(site: Site) -> Iterator[Call]:
@@ -147,28 +149,31 @@ def _schur(site: Site) -> Iterator[Call]:
     )
 
 
-def _svd(algorithm: str | None) -> Callable[[Site], Iterator[Call]]:
-    def propose(site: Site) -> Iterator[Call]:
-        a = attributes(site.eqn)
-        x, mode = site.aval(site.eqn.invars[0]), a.get("mode")
-        m, n = x.shape[-2:]
-        vectors = a.get("compute_uv", mode != "N")
-        factors = sorted(v.aval.shape[-2:] for v in site.eqn.outvars[2:4])
-        full = mode == "A" or (mode != "S" and factors == sorted([(m, m), (n, n)]))
-        # Routines that know full factors only are cut to the reduced ones; and where no factor
-        # is asked for, their shapes alone tell what was written.
-        reduced = (False,) if mode is None and full and m != n else ()
-        for full_matrices in (*reduced, full):
-            yield bind(
-                linalg.svd_p,
-                x,
-                full_matrices=full_matrices if vectors or m != n else False,
-                compute_uv=vectors,
-                subset_by_index=None,
-                algorithm=None if algorithm is None else linalg.SvdAlgorithm[algorithm],
-            )
-
-    return propose
+def _svd(site: Site) -> Iterator[Call]:
+    a, kernel = attributes(site.eqn), kernel_of(site.eqn)
+    x, mode = site.aval(site.eqn.invars[0]), a.get("mode")
+    algorithms = linalg.SvdAlgorithm
+    if site.platform == "cpu":
+        algorithm = algorithms.QR if kernel == "gesvd" else None
+    else:  # gesvd is also what large matrices get by default
+        large = max(x.shape[-2:]) > 1024
+        algorithm = {
+            "gesvd": None if large else algorithms.QR,
+            "gesvdj": algorithms.JACOBI if large else None,
+            "gesvdp": algorithms.POLAR,
+            "gesdd": getattr(algorithms, "DIVIDE_AND_CONQUER", None),
+        }[str(kernel)]
+    # Some routines know full factors only, which are cut; where no factor is asked for, their
+    # shapes alone tell.
+    for full_matrices in (mode == "A",) if mode in ("A", "S") else (False, True):
+        yield bind(
+            linalg.svd_p,
+            x,
+            full_matrices=full_matrices,
+            compute_uv=a.get("compute_uv", mode != "N"),
+            subset_by_index=None,
+            algorithm=algorithm,
+        )
 
 
 def _triangular_solve(site: Site) -> Iterator[Call]:
@@ -193,8 +198,7 @@ def _triangular_solve(site: Site) -> Iterator[Call]:
 
 
 def _tridiagonal(site: Site) -> Iterator[Call]:
-    a = attributes(site.eqn)
-    lower = a.get("uplo", "L") == "L" and a.get("lower", True)
+    lower = _is_lower(attributes(site.eqn))
     yield bind(linalg.tridiagonal_p, *_operands(site), lower=lower)
 
 
@@ -209,6 +213,17 @@ def _hessenberg(site: Site) -> Iterator[Call]:
     yield bind(linalg.hessenberg_p, *_operands(site))
 
 
+def _cholesky_update(site: Site) -> Iterator[Call]:
+    yield bind(linalg.cholesky_update_p, *_operands(site))
+
+
+def _symmetric_product(site: Site) -> Iterator[Call]:
+    a, c, alpha, beta = site.eqn.invars
+    if isinstance(alpha, core.Literal) and isinstance(beta, core.Literal):
+        factors = {"alpha": float(alpha.val), "beta": float(beta.val)}
+        yield bind(linalg.symmetric_product_p, site.aval(a), site.aval(c), **factors)
+
+
 # Routine, without the library's prefix and the type -> the calls it may come from.
 _KERNELS: dict[str, Callable[[Site], Iterator[Call]]] = {
     "potrf": _cholesky,
@@ -221,20 +236,30 @@ _KERNELS: dict[str, Callable[[Site], Iterator[Call]]] = {
     "ungqr": _householder_product,
     "ormqr": _ormqr,
     "unmqr": _ormqr,
-    "getrf": _lu,
     "lu_pivots_to_permutation": _pivots,
     "gees": _schur,
-    "gesdd": _svd(None),
-    "gesvd": _svd("QR"),
+    "gesdd": _svd,
+    "gesvd": _svd,
+    "gesvdj": _svd,
+    "gesvdp": _svd,
     "trsm": _triangular_solve,
     "sytrd": _tridiagonal,
     "hetrd": _tridiagonal,
     "gtsv": _tridiagonal_solve(perturb=False),
     "tridiagonal_solve_perturbed": _tridiagonal_solve(perturb=True),
+    "gtsv2": _tridiagonal_solve(perturb=False),
     "gehrd": _hessenberg,
+    "cholesky_update": _cholesky_update,
+    "syrk": _symmetric_product,
+    "eig_real": _eig,
+    "eig_comp": _eig,
+    "Eigh": _eigh,
+    "Qr": _geqrf,
+    "ProductOfElementaryHouseholderReflectors": _householder_product,
 }
 
-_TARGET = re.compile(r"(?:lapack_[sdcz])?(\w+?)(?:_ffi)?")
+# LAPACK, cuSOLVER, hipSOLVER, cuSPARSE, JAX's own kernels and MAGMA; XLA's own for TPU.
+_TARGET = re.compile(r"(?:lapack_[sdcz]|(?:cu|hip)(?:solver|sparse|hybrid)?_)?(\w+?)(?:_ffi)?")
 
 
 def kernel_of(eqn: Any) -> str | None:
@@ -242,18 +267,18 @@ def kernel_of(eqn: Any) -> str | None:
     if eqn.primitive.name != "custom_call":
         return None
     found = _TARGET.fullmatch(eqn.params["target"])
-    return found[1] if found and found[1] in _KERNELS else None
+    return found[1] if found else None
 
 
 def _custom_call(site: Site) -> Iterator[Call]:
-    kernel = kernel_of(site.eqn)
-    if kernel is not None:
-        yield from _KERNELS[kernel](site)
+    propose = _KERNELS.get(str(kernel_of(site.eqn)))
+    if propose is not None:
+        yield from propose(site)
 
 
 PATTERNS = (
-    # The larger first: qr holds geqrf and householder_product, lu holds the loop.
-    Pattern("qr", ("custom_call",), _qr),
+    # The larger first: what they hold is a primitive too.
+    Pattern("factorization", ("custom_call",), _large),
     Pattern("linalg", ("custom_call",), _custom_call),
     Pattern("lu_pivots_to_permutation", ("while",), _pivots_loop),
 )
