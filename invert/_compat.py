@@ -9,7 +9,7 @@ import contextlib
 import functools
 import inspect
 import io
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -173,6 +173,29 @@ def tf_saved_model_proto() -> Any:
     from tensorflow.core.protobuf import saved_model_pb2
 
     return saved_model_pb2.SavedModel()
+
+
+def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
+    """The gradient function that the attribute `_gradient_op_type` of an op names, if known."""
+    from tensorflow.python.framework import ops
+
+    try:
+        return ops.gradient_registry.lookup(op.get_attr("_gradient_op_type"))
+    except LookupError:
+        return None
+
+
+def tf_scratch_graph(name: str) -> Any:
+    """A new function graph, which takes what it uses of other graphs as captured inputs."""
+    from tensorflow.python.framework import func_graph
+
+    return func_graph.FuncGraph(name)
+
+
+def tf_function_graph(graph: Any, function: str) -> Any | None:
+    """The graph of a function in the library of another; `None` where it has none."""
+    return getattr(graph._functions.get(function), "graph", None)
+
 
 # Source that a bare child process runs to get `ir`, `stablehlo_dialect` and `make_ir_context`
 # (see frontends/_parse.py) in a quarter of the time that importing JAX takes. The dialects are

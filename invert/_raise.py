@@ -20,6 +20,7 @@ from invert import _compat
 from invert._compat import ir
 from invert._config import Config
 from invert._errors import InvertError, Problem, UnsupportedOpError
+from invert._jaxpr import HINT
 from invert.primitives.stablehlo import _attributes
 
 Value = Any  # a tracer, or a NumPy array where the value is known at conversion
@@ -239,11 +240,6 @@ class Context:
 
 
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return", "chlo.return"})
-
-
-# The last name scope of a raised equation is what its location calls the primitive, behind this
-# sign. Patterns may look at it to choose among programs that lower to the same ops.
-HINT = "="
 
 
 @functools.lru_cache(maxsize=65536)

@@ -9,7 +9,7 @@ import jax
 
 from invert import _compat, _jaxpr
 from invert._config import Config
-from invert._rewrite import Call
+from invert._pattern import Call
 from invert.frontends.stablehlo import Program
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from invert import _compat, _jaxpr
 from invert._config import Config
 from invert._errors import InvertError
-from invert._rewrite import difference
+from invert._match import difference
 from invert.frontends.stablehlo import Program
 
 

@@ -1,9 +1,8 @@
 """The ordered pipeline of patterns, with the reason for each place."""
 
-from invert._rewrite import Stage
+from invert._pattern import Stage
 from invert.patterns import (
     calls,
-    complex as complex_,
     indexing,
     keys,
     library,
@@ -15,6 +14,9 @@ from invert.patterns import (
     spelling,
     windows,
     written,
+)
+from invert.patterns import (
+    complex as complex_,
 )
 
 # Templates of a stage are rewritten by the stages before it, so what other patterns contain comes

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert._rewrite import Call, Pattern, Site, bind, hint_of
+from invert._pattern import Call, Pattern, Site, bind, hint_of
 from invert.patterns.special import is_number, operand_types, produced_by
 
 
@@ -84,6 +84,19 @@ def _conj(site: Site) -> Iterator[Call]:
         yield bind(lax.conj_p, x, input_dtype=x.dtype)
 
 
+def _abs(site: Site) -> Iterator[Call]:
+    """A square root of scaled squares -> abs, as jax 0.12 lowers it."""
+    infinite, value, *_ = site.eqn.invars
+    if not jnp.issubdtype(site.out.dtype, jnp.floating) or jnp.finfo(site.out.dtype).bits < 32:
+        return
+    if (
+        produced_by(site, infinite, "or") is not None
+        and produced_by(site, value, "mul") is not None
+    ):
+        dtype = jnp.result_type(site.out.dtype, jnp.complex64)
+        yield bind(lax.abs_p, jax.ShapeDtypeStruct(site.out.shape, dtype))
+
+
 def _extremum(site: Site) -> Iterator[Call]:
     """A selection by the lexicographic order -> max or min."""
     eqn = produced_by(site, site.eqn.invars[0], "select_n")
@@ -116,6 +129,7 @@ PATTERNS = (
         Pattern(name, (entry.root,), _expanded(entry), entry.marker)
         for name, entry in EXPANSIONS.items()
     ),
+    Pattern("complex_abs", ("select_n",), _abs),
     Pattern("conj", ("complex",), _conj),
     Pattern("complex_extremum", ("select_n",), _extremum),
 )

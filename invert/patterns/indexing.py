@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from invert._compat import core
-from invert._rewrite import Call, Pattern, Site, bind
+from invert._pattern import Call, Pattern, Site, bind
 
 
 def _gather_fill(site: Site) -> Iterator[Call]:

@@ -19,7 +19,7 @@ import jax
 
 from invert import _compat, _jaxpr
 from invert._compat import core, prng
-from invert._rewrite import Whole
+from invert._pattern import Whole
 
 # Functions that JAX outlines one operation on keys into.
 _ONE_OPERATION = frozenset(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jax.scipy.special
 
 from invert import _compat, _jaxpr
-from invert._rewrite import Call, Pattern, Site
+from invert._pattern import Call, Pattern, Site
 
 # Functions that JAX keeps as a call: name of the call -> function.
 _CALLS: dict[str, tuple[Callable[..., Any], ...]] = {

@@ -16,7 +16,7 @@ from jax.lax import linalg
 
 from invert import _compat
 from invert._compat import core
-from invert._rewrite import Call, Pattern, Site, bind
+from invert._pattern import Call, Pattern, Site, bind
 
 
 def _symmetric_product(site: Site) -> Iterator[Call]:

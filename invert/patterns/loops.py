@@ -17,7 +17,7 @@ from jax import lax
 
 from invert import _compat
 from invert._compat import core
-from invert._rewrite import Graph, Site, Structural
+from invert._pattern import Graph, Site, Structural
 
 
 @dataclasses.dataclass(frozen=True)

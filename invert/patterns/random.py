@@ -17,7 +17,7 @@ from jax import lax
 
 from invert import _compat
 from invert._compat import core, prng
-from invert._rewrite import Call, Pattern, Site, bind
+from invert._pattern import Call, Pattern, Site, bind
 
 _UINT32 = np.dtype(np.uint32)
 

@@ -10,6 +10,7 @@ primitives, or where there is no location.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from jax import lax
 
 from invert import _compat
 from invert._compat import core
-from invert._rewrite import Call, Pattern, Site, bind
+from invert._pattern import Call, Pattern, Site, bind
 
 
 class Expansion(NamedTuple):
@@ -33,14 +34,14 @@ class Expansion(NamedTuple):
     - `arity`: number of operands; all have the type of the result, or are scalars of its dtype.
     - `root`: the primitive that gives the result. In types of 16 bits or less, which are computed
         in float32, a conversion gives it.
-    - `operand`: the primitive that gives the first operand of that equation.
+    - `operands`: the primitives of which one gives the first operand of that equation.
     - `markers`: numbers of which each expansion contains one.
     """
 
     primitive: Any
     arity: int
     root: str
-    operand: str
+    operands: tuple[str, ...]
     markers: tuple[float, ...]
 
 
@@ -51,20 +52,20 @@ _GAMMA_LOOP = (2000.0,)
 _BETA_LOOP = (200.0, 600.0)
 
 EXPANSIONS = {
-    "igamma": Expansion(lax.igamma_p, 2, "select_n", "or", _GAMMA_LOOP),
-    "igammac": Expansion(lax.igammac_p, 2, "select_n", "or", _GAMMA_LOOP),
-    "igamma_grad_a": Expansion(lax.igamma_grad_a_p, 2, "select_n", "or", _GAMMA_LOOP),
+    "igamma": Expansion(lax.igamma_p, 2, "select_n", ("or",), _GAMMA_LOOP),
+    "igammac": Expansion(lax.igammac_p, 2, "select_n", ("or",), _GAMMA_LOOP),
+    "igamma_grad_a": Expansion(lax.igamma_grad_a_p, 2, "select_n", ("or",), _GAMMA_LOOP),
     "regularized_incomplete_beta": Expansion(
-        lax.regularized_incomplete_beta_p, 3, "select_n", "or", _BETA_LOOP
+        lax.regularized_incomplete_beta_p, 3, "select_n", ("or",), _BETA_LOOP
     ),
-    "polygamma": Expansion(lax.polygamma_p, 2, "select_n", "or", _LANCZOS),
-    "digamma": Expansion(lax.digamma_p, 1, "select_n", "and", _LANCZOS),
-    "lgamma": Expansion(lax.lgamma_p, 1, "select_n", "eq", _LANCZOS),
-    "zeta": Expansion(lax.zeta_p, 2, "select_n", "eq", (22.0,)),
-    "erfc": Expansion(lax.erfc_p, 1, "select_n", "lt", (7.85386146e-05, 2.4619698147353e-10)),
-    "erf_inv": Expansion(lax.erf_inv_p, 1, "select_n", "eq", (1.50140941, 4.8499064014085844)),
-    "bessel_i0e": Expansion(lax.bessel_i0e_p, 1, "select_n", "le", (0.6767952744094761,)),
-    "bessel_i1e": Expansion(lax.bessel_i1e_p, 1, "mul", "sign", (0.2525871864436337,)),
+    "polygamma": Expansion(lax.polygamma_p, 2, "select_n", ("or",), _LANCZOS),
+    "digamma": Expansion(lax.digamma_p, 1, "select_n", ("and", "eq"), _LANCZOS),
+    "lgamma": Expansion(lax.lgamma_p, 1, "select_n", ("eq",), _LANCZOS),
+    "zeta": Expansion(lax.zeta_p, 2, "select_n", ("eq",), (22.0,)),
+    "erfc": Expansion(lax.erfc_p, 1, "select_n", ("lt",), (7.85386146e-05, 2.4619698147353e-10)),
+    "erf_inv": Expansion(lax.erf_inv_p, 1, "select_n", ("eq",), (1.50140941, 4.8499064014085844)),
+    "bessel_i0e": Expansion(lax.bessel_i0e_p, 1, "select_n", ("le",), (0.6767952744094761,)),
+    "bessel_i1e": Expansion(lax.bessel_i1e_p, 1, "mul", ("sign",), (0.2525871864436337,)),
 }
 
 
@@ -107,7 +108,7 @@ def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
             last = produced_by(site, last.invars[0], entry.root)
         if last is None or last.primitive.name != entry.root:
             return
-        if produced_by(site, last.invars[0], entry.operand) is not None:
+        if produced_by(site, last.invars[0], *entry.operands) is not None:
             for avals in operand_types(site, out.dtype, entry.arity):
                 yield bind(entry.primitive, *avals)
 
@@ -129,6 +130,19 @@ def produced_by(site: Site, atom: Any, *primitives: str) -> Any | None:
     """The equation that defines `atom` where it is one of `primitives`."""
     eqn = site.producer(atom)
     return eqn if eqn is not None and eqn.primitive.name in primitives else None
+
+
+# A constant of the logarithm inside of lgamma in float32, which jax 0.12 outlines.
+_LOG_STEP = 0.693115234375
+
+
+def _outlined_lgamma(site: Site) -> Iterator[Call]:
+    """`jit[lgamma_impl]`, of float32 or with conversions around it -> lgamma."""
+    call: Any = site.eqn
+    if call.primitive.name == "convert_element_type":
+        call = produced_by(site, call.invars[0], "jit")
+    if call is not None and len(call.invars) == 1 and jnp.issubdtype(site.out.dtype, jnp.floating):
+        yield dataclasses.replace(bind(lax.lgamma_p, site.out), is_call=call is site.eqn)
 
 
 def may_be(site: Site, primitive: str) -> bool:
@@ -170,6 +184,13 @@ def _atan(site: Site) -> Iterator[Call]:
     """atan2(x, 1) -> atan."""
     if may_be(site, "atan") and is_number(site.eqn.invars[1], 1):
         yield bind(lax.atan_p, site.out)
+
+
+def _asin(site: Site) -> Iterator[Call]:
+    """atan2(x, sqrt((1 - x) (1 + x))) -> asin, as jax 0.12 lowers it."""
+    eqn = produced_by(site, site.eqn.invars[1], "sqrt")
+    if eqn is not None and produced_by(site, eqn.invars[0], "mul") is not None:
+        yield bind(lax.asin_p, site.out)
 
 
 def _sign(site: Site) -> Iterator[Call]:
@@ -227,6 +248,8 @@ PATTERNS = (
     Pattern("logistic", ("div",), _logistic),
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),
+    Pattern("asin", ("atan2",), _asin),
+    Pattern("outlined_lgamma", ("jit", "convert_element_type"), _outlined_lgamma, _LOG_STEP),
     Pattern("sign", ("select_n",), _sign),
     Pattern("iota_2x32_shape", ("convert_element_type",), _iota_2x32_shape),
     Pattern("select_n", ("select_n",), _select_n),

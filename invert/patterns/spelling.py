@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from invert._rewrite import Call, Pattern, Site, Structural, bind, hint_of
+from invert._pattern import Call, Pattern, Site, Structural, bind, hint_of
 
 
 def _square(site: Site) -> Callable[..., Any] | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 from jax import lax
 
-from invert._rewrite import Call, Pattern, Site, bind
+from invert._pattern import Call, Pattern, Site, bind
 
 _CUMULATIVE = {
     "reduce_window_sum": (lax.cumsum_p,),

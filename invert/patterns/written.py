@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert._compat import core
-from invert._rewrite import Call, Pattern, Site, bind, hint_of
+from invert._pattern import Call, Pattern, Site, bind, hint_of
 from invert.patterns.special import is_number, produced_by
 
 _CONVERT = "convert_element_type"
