@@ -4,6 +4,7 @@ from invert._api import convert as convert
 from invert._api import from_exported as from_exported
 from invert._api import from_stablehlo as from_stablehlo
 from invert._api import load as load
+from invert._api import rewrite as rewrite
 from invert._api import roundtrip as roundtrip
 from invert._config import Config as Config
 from invert._errors import EmissionError as EmissionError
@@ -15,6 +16,11 @@ from invert._errors import SignatureError as SignatureError
 from invert._errors import UnsupportedOpError as UnsupportedOpError
 from invert._errors import VerificationError as VerificationError
 from invert._module import Module as Module
+from invert._pattern import Call as Call
+from invert._pattern import Pattern as Pattern
+from invert._pattern import Site as Site
+from invert._pattern import Structural as Structural
 from invert._report import Report as Report
+from invert._verify import Certificate as Certificate
 
 __version__ = "0.1.0"

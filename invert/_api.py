@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,13 +10,15 @@ from typing import Any
 import jax
 import jax.export
 
-from invert import _compat, _jaxpr, _module, patterns
+from invert import _compat, _derivatives, _jaxpr, _module, patterns
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._module import Module, Stage
 from invert._opaque import platform_of
 from invert._report import Report
+from invert._pattern import Stage as PatternStage
 from invert._rewrite import Rewriter
+from invert._rewriting import rewrite as rewrite
 from invert._templates import raise_call
 from invert._verify import Certificate, certify
 
@@ -41,11 +42,20 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         closed = _jaxpr.canonicalize(closed)
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
-        raw, _ = _jaxpr.split_constants(closed)
+        raw, _ = _jaxpr.split_constants(_derivatives.plain(closed))
         platform = platform_of(_jaxpr.opaque_targets(raw))
         closed, rewrites = _recognize(closed, platform, config)
         closed = _jaxpr.without_hints(closed)
         seconds["patterns"] = time.perf_counter() - start
+        start = time.perf_counter()
+        settle = _derivatives.Settler(
+            lambda gradient: _recognize(gradient, platform, config)[0],
+            config,
+            platform,
+            wide=_jaxpr.has_wide_types(raw),
+        )
+        closed = settle(closed)
+        seconds["gradients"] = time.perf_counter() - start
         jaxpr, constants = _jaxpr.split_constants(closed)
         wide = _jaxpr.has_wide_types(raw)
         start = time.perf_counter()
@@ -60,6 +70,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         rewrites=rewrites,
         seconds=seconds,
         certificate=certificate,
+        gradients=tuple(settle.messages),
     )
     return Stage(jaxpr, constants, report, wide)
 
@@ -74,16 +85,11 @@ def _certify(raw: Any, jaxpr: Any, platform: str, wide: bool, config: Config) ->
 
 def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping[str, int]]:
     """Applies the patterns that are switched on."""
-    if not config.patterns:
+    stages = patterns.selected(config.patterns, config.disabled_patterns)
+    if config.extra_patterns:
+        stages = (*stages, PatternStage(tuple(config.extra_patterns)))
+    if not stages:
         return closed, {}
-    off = set(config.disabled_patterns)
-    unknown = off - set(patterns.names())
-    if unknown:
-        raise ValueError(f"no such patterns: {sorted(unknown)}; see invert.patterns.names()")
-    stages = [
-        dataclasses.replace(s, patterns=tuple(p for p in s.patterns if p.name not in off))
-        for s in patterns.STAGES
-    ]
     wide = _jaxpr.has_wide_types(_compat.open_jaxpr(closed))
     rewriter = Rewriter(stages, raise_call, platform, x64=wide, named=_jaxpr.is_named(closed))
     return rewriter.run(closed), dict(sorted(rewriter.counts.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,13 +15,24 @@ class Config:
     - `platform`: the platform whose branch is taken from a module lowered for several
         (`"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`). `None`: the first platform of the module that
         this process has, else the module's first.
-    - `patterns`: whether equations are rewritten into the primitives they came from.
+    - `patterns`: whether equations are rewritten into the primitives they came from; a tuple of
+        names switches on these alone. `invert.patterns.names()` lists them.
     - `disabled_patterns`: names of patterns that are left out.
+    - `extra_patterns`: patterns of your own (`invert.Pattern`), applied after all others.
     - `verify`: whether the recovered program is lowered again and compared with the input, which
         gives the certificate of the report.
+    - `custom_gradients`: what becomes of the gradient function that a TensorFlow container holds
+        beside a function. `"check"`: it is kept as the rule of the function where it differs from
+        automatic differentiation of the recovered program; `"keep"`: always; `"ignore"`: it is
+        not read.
+    - `prevent_gradient`: what differentiation of a function exported with `with_gradient=False`
+        does: `"error"`: it raises `LookupError`; `"warn"`: it warns.
     """
 
     platform: str | None = None
-    patterns: bool = True
+    patterns: bool | tuple[str, ...] = True
     disabled_patterns: tuple[str, ...] = ()
+    extra_patterns: tuple[Any, ...] = ()
     verify: bool = True
+    custom_gradients: Literal["check", "keep", "ignore"] = "check"
+    prevent_gradient: Literal["error", "warn"] = "error"

@@ -36,6 +36,8 @@ class Call:
         positions and counters inside are then of 64 bits.
     - `is_call`: whether it stands for a call equation. Otherwise a call that is all of the template
         is opened, as JAX outlines some primitives into functions.
+    - `before`: the program to look for, where it is not what `function` lowers to. Whoever writes
+        it answers for the two being equal, and states in the docstring where they are not.
     """
 
     key: Hashable
@@ -43,6 +45,7 @@ class Call:
     avals: tuple[jax.ShapeDtypeStruct, ...]
     x64: bool = False
     is_call: bool = False
+    before: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def wide(self) -> bool:

@@ -18,7 +18,9 @@ def raise_call(call: Call, platform: str) -> Any | None:
     """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
     try:
         with jax.enable_x64(call.wide):
-            module = _compat.lowered_module(call.function, *call.avals, platform=platform)
+            module = _compat.lowered_module(
+                call.before or call.function, *call.avals, platform=platform
+            )
     except (TypeError, ValueError, NotImplementedError):
         return None
     program = Program(module, b"", Config())

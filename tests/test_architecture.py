@@ -50,8 +50,10 @@ RANK = {
     "_annotations": 10,
     "emit": 10,
     "_module": 11,
+    "_rewriting": 9,
     "_api": 12,
     "__init__": 13,
+    "testing": 14,
     "cli": 14,
     "__main__": 14,
 }

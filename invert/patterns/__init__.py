@@ -1,5 +1,7 @@
 """The ordered pipeline of patterns, with the reason for each place."""
 
+import dataclasses
+
 from invert._pattern import Stage
 from invert.patterns import (
     calls,
@@ -51,3 +53,22 @@ STAGES = (
 def names() -> tuple[str, ...]:
     """Names of all patterns, in order."""
     return tuple(pattern.name for stage in STAGES for pattern in stage.patterns)
+
+
+def selected(wanted: bool | tuple[str, ...], disabled: tuple[str, ...]) -> tuple[Stage, ...]:
+    """The stages with the patterns that are switched on.
+
+    **Raises:** `ValueError` for a name that no pattern has.
+    """
+    asked = set(disabled) | (set(wanted) if isinstance(wanted, tuple) else set())
+    if unknown := asked - set(names()):
+        raise ValueError(
+            f"there are no patterns named {sorted(unknown)}; invert.patterns.names() lists them"
+        )
+    if wanted is False:
+        return ()
+    on = set(names() if wanted is True else wanted) - set(disabled)
+    return tuple(
+        dataclasses.replace(s, patterns=tuple(p for p in s.patterns if p.name in on))
+        for s in STAGES
+    )
