@@ -1,4 +1,4 @@
-"""JAX's own test cases of its primitives, and how a recovered function is compared with its original.
+"""JAX's own cases of its primitives, and how a recovered function is compared with its original.
 
 The cases ship in the jax wheel (`jax._src.internal_test_util.test_harnesses`).
 """

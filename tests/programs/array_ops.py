@@ -140,7 +140,8 @@ _GATHERS = [
         X34,
         i32([2], [0], [7], [-1]),  # indices out of bounds are clamped
         "tensor<4x4xf32>",
-        "offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1",
+        "offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], "
+        "index_vector_dim = 1",
         "1, 4",
     ),
     _gather(
@@ -155,7 +156,8 @@ _GATHERS = [
 
 
 def _dot_general(lhs: Any, rhs: Any, result: str, rest: str) -> tuple[str, list[np.ndarray]]:
-    body = f"%r0 = stablehlo.dot_general %a0, %a1, {rest} : ({type_of(lhs)}, {type_of(rhs)}) -> {result}"
+    types = f"({type_of(lhs)}, {type_of(rhs)}) -> {result}"
+    body = f"%r0 = stablehlo.dot_general %a0, %a1, {rest} : {types}"
     return main(body, [lhs, rhs], [result]), [lhs, rhs]
 
 
@@ -315,7 +317,8 @@ MODULES: dict[str, Variants] = {
             X245,
             normal(2, 5, 3),
             "tensor<2x4x3xf32>",
-            "batching_dims = [0] x [0], contracting_dims = [2] x [1], precision = [HIGHEST, DEFAULT]",
+            "batching_dims = [0] x [0], contracting_dims = [2] x [1], "
+            "precision = [HIGHEST, DEFAULT]",
         ),
         _dot_general(_f16(2, 3), _f16(2, 4), "tensor<3x4xf32>", "contracting_dims = [0] x [0]"),
         _dot_general(

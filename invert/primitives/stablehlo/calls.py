@@ -12,8 +12,9 @@ import numpy as np
 from jax import lax
 
 from invert import _compat, _opaque
+from invert._compat import ir
 from invert._errors import Problem
-from invert._raise import Context, Op, Value, call_function, is_constant, raises
+from invert._raise import Context, Op, Value, call_function, raises
 from invert.primitives.stablehlo import _attributes, chlo, sharding
 
 
@@ -168,14 +169,18 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
     names = set(_compat.attribute_names(op.op)) - _DROPPED
     texts = {n: str(op.op.attributes[n]) for n in names}
     op.unread.clear()  # all of them are kept
-    avals = tuple(None if _attributes.is_token(t) else _attributes.aval(t) for t in op.result_types())
-    return _opaque.custom_call(
+    types = op.result_types()
+    packed = len(types) == 1 and isinstance(types[0], ir.TupleType)
+    if packed:  # as older modules for TPUs return several results
+        types = [types[0].get_type(i) for i in range(types[0].num_types)]
+    results = _opaque.custom_call(
         *operands,
         target=target,
         attributes=tuple(sorted(texts.items())),
-        avals=avals,
+        avals=tuple(None if _attributes.is_token(t) else _attributes.aval(t) for t in types),
         computations=computations,
     )
+    return [tuple(results)] if packed else results
 
 
 def _computation(ctx: Context, symbol: Any) -> Any:

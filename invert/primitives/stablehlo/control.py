@@ -121,7 +121,7 @@ def _in_range(ctx: Context, index: Any, last: int) -> bool:
     if name != "stablehlo.clamp":
         return False
     low, high = ctx.env[owner.operands[0]], ctx.env[owner.operands[2]]
-    return is_constant(low) and is_constant(high) and 0 <= int(low) and int(high) <= last
+    return is_constant(low) and is_constant(high) and int(low) >= 0 and int(high) <= last
 
 
 @raises("stablehlo.if")

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from invert._errors import Problem, UnsupportedOpError
 from invert._raise import Context, Op, Value, raises
 
 
@@ -17,6 +18,19 @@ def annotation(ctx: Context, op: Op, x: Value) -> Value:
     The older annotations name devices by number and no mesh, so there is no `PartitionSpec` to
     write; on one device they mean nothing.
     """
+    want = ctx.avals(op)[0] if op.result_types() else x
+    if x.shape != want.shape:
+        raise UnsupportedOpError(
+            [
+                Problem(
+                    op.name,
+                    f"it cuts {list(x.shape)} into shards of {list(want.shape)} for a program that "
+                    "runs on several devices",
+                    op.location,
+                    "Export the program for one device.",
+                )
+            ]
+        )
     return x
 
 

@@ -1,0 +1,62 @@
+"""The ops that are in no other table, and that no op with a rule is left without a test."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import invert
+import invert.frontends.stablehlo  # registers the rules
+from invert import _raise
+from tests.programs import array_ops, elementwise_ops, other_ops, region_ops
+from tests.programs.other_ops import MODULES
+from tests.programs.stablehlo_text import check, flat, one_op, tensor
+
+# Tested below: its values are random.
+OWN_TESTS = {"stablehlo.rng"}
+
+
+@pytest.mark.parametrize(
+    ("op", "variant"), [(op, i) for op in sorted(MODULES) for i in range(len(MODULES[op]))]
+)
+def test_op(op: str, variant: int) -> None:
+    text, args, expected = MODULES[op][variant]
+    # JAX does not batch its generator of random bits over states of several shapes.
+    check(text, args, expected=expected, vmap=op != "stablehlo.rng_bit_generator")
+
+
+def test_rng_draws_between_its_bounds() -> None:
+    args = [np.float32(2), np.float32(5), np.array([300], np.int64)]
+    text = (
+        one_op(
+            "stablehlo.rng",
+            args,
+            tensor(np.float32, (300,)),
+            "{rng_distribution = #stablehlo<rng_distribution UNIFORM>}",
+        )
+        .replace(", %a2: tensor<1xi64>", "")
+        .replace("%r0 =", "%a2 = stablehlo.constant dense<300> : tensor<1xi64>\n%r0 =", 1)
+    )
+    (drawn,) = flat(invert.from_stablehlo(text))(*args[:2])
+    assert drawn.shape == (300,)
+    assert drawn.dtype == np.float32
+    assert 2 <= drawn.min() < 2.5
+    assert 4.5 < drawn.max() <= 5
+
+
+def test_every_rule_has_a_test() -> None:
+    tables = (array_ops, elementwise_ops, other_ops, region_ops)
+    tested = {op for table in tables for op in table.MODULES} | OWN_TESTS
+    assert set(_raise.rule_names()) - tested == set()
+
+
+@pytest.mark.parametrize("table", [array_ops, elementwise_ops, other_ops, region_ops])
+def test_every_module_holds_the_op_it_is_listed_under(table) -> None:
+    for op, variants in table.MODULES.items():
+        for text, *_ in [variants] if isinstance(variants[0], str) else variants:
+            assert op in text
+
+
+def test_nothing_is_left_between_tests() -> None:
+    assert not jax.config.jax_enable_x64
