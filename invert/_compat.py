@@ -152,7 +152,7 @@ def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -
     """
     checks = jax.export.DisabledSafetyCheck
     exported = jax.export.export(
-        jax.jit(fn),
+        jax.jit(fn, keep_unused=True),
         platforms=[platform],
         disabled_checks=[checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)],
     )(*avals)

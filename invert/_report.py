@@ -20,6 +20,7 @@ class Report:
     - `rewrites`: number of times each pattern was applied.
     - `seconds`: wall time of each stage, in seconds.
     - `certificate`: how far the recovery is proved.
+    - `gradients`: what became of each gradient function that the container holds.
     """
 
     entry: str
@@ -29,6 +30,7 @@ class Report:
     rewrites: Mapping[str, int]
     seconds: Mapping[str, float]
     certificate: Certificate
+    gradients: tuple[str, ...] = ()
 
     @property
     def equations(self) -> int:
@@ -47,6 +49,7 @@ class Report:
         if self.opaque:
             text = ", ".join(f"{n} x @{name}" for name, n in sorted(self.opaque.items()))
             lines.append(f"  opaque custom calls: {text}")
+        lines += [f"  gradient of {text}" for text in self.gradients]
         total = sum(self.seconds.values())
         stages = ", ".join(f"{name} {s:.3f} s" for name, s in self.seconds.items())
         lines.append(f"  converted in {total:.3f} s ({stages})")

@@ -32,6 +32,7 @@ RANK = {
     "_compat": 0,
     "_entry": 1,
     "_opaque": 1,
+    "_gradient": 1,
     "_jaxpr": 2,
     # Decoding of attributes, constants and locations, for the rules and for the walk alike.
     "primitives.stablehlo._constants": 1,
@@ -46,6 +47,7 @@ RANK = {
     "_templates": 7,
     "patterns": 8,
     "_verify": 9,
+    "_derivatives": 10,
     "_report": 10,
     "_annotations": 10,
     "emit": 10,

@@ -254,6 +254,7 @@ def _build(
         op_def=_op_def_lookup(graph),
         control_outputs=[op.name for op in getattr(graph, "control_outputs", ())],
         source_line=lambda node: _source_line(graph, node),
+        tf_graph=graph,
     )
     needed = set(program.main.order)
     params, feeds, problems = _captures(concrete, count, needed, variables)

@@ -17,6 +17,7 @@ from .._config import Config
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
 from ..primitives.tf import REGISTRY, Node
 from ..primitives.tf._node import attr_functions, decode_tensor
+from .tf_gradient import TfGradient, read_gradient
 
 # Stateful ops, by their OpDef, that may be left out where only control dependencies lead to them:
 # they change nothing that outlives the call.
@@ -58,6 +59,8 @@ class Graph:
     - `control_outputs`: names of the nodes that have to run besides.
     - `op_def`: gives the `OpDef` proto of an op type, or `None` where it is unknown.
     - `source_line`: gives where the user's program made a node; empty if not known.
+    - `tf_graph`: the graph that `graph_def` was made of, which leads to the gradient functions;
+        `None`: they are not read.
     """
 
     def __init__(
@@ -70,8 +73,11 @@ class Graph:
         op_def: Callable[[str], Any],
         control_outputs: Sequence[str] = (),
         source_line: Callable[[str], str] = lambda name: "",
+        tf_graph: Any = None,
     ):
         self.config = config
+        self._tf_graph = tf_graph if config.custom_gradients != "ignore" else None
+        self._gradients: dict[Node, TfGradient] = {}
         self._op_def = op_def
         self._source_line = source_line
         self._functions = {f.signature.name: f for f in graph_def.library.function}
@@ -80,8 +86,8 @@ class Graph:
         self._programs: dict[Node, Any] = {}
         self._active: set[str] = set()  # functions under way, to refuse a recursive library
         fed = [name.rpartition(":")[0] or name for name in inputs]
-        self.main = _make_body(
-            "", graph_def.node, fed, outputs, control_outputs, self._output_offset
+        self.main = self._with_gradients(
+            _make_body("", graph_def.node, fed, outputs, control_outputs, self._output_offset)
         )
 
     # -- what rules use
@@ -113,14 +119,44 @@ class Graph:
             )
         return self._programs[node]
 
+    def gradient(self, node: Node) -> TfGradient | None:
+        return self._gradients.get(node)
+
     # -- evaluation
+
+    def _with_gradients(self, body: Body) -> Body:
+        """Reads the gradient functions of a body. What they use become further inputs."""
+        order = body.order if self._tf_graph is not None else ()
+        pending = [body.nodes[i] for i in order]
+        while pending := [n for n in pending if _names_gradient(n) and n not in self._gradients]:
+            for node in pending:
+                gradient = read_gradient(self._tf_graph, body.name, node, self._gradient_graph)
+                self._gradients[node] = gradient
+                node.inputs += _sources(gradient, body)
+            order = _order(body.nodes, [i for i, _ in body.outputs], body.name)
+            body = dataclasses.replace(body, order=order)
+            pending = [body.nodes[i] for i in order]
+        return body
+
+    def _gradient_graph(
+        self, tf_graph: Any, inputs: list[str], outputs: list[str], nested: bool
+    ) -> Graph:
+        return Graph(
+            tf_graph.as_graph_def(),
+            inputs,
+            outputs,
+            config=self.config,
+            op_def=self._op_def,
+            tf_graph=tf_graph if nested else None,
+        )
 
     def body(self, function: str) -> Body:
         """The body of a library function; built once."""
         if function not in self._bodies:
             if function not in self._functions:
                 raise MalformedModelError(f"the graph calls {function!r}, which its library lacks")
-            self._bodies[function] = _function_body(self._functions[function], self._output_offset)
+            body = _function_body(self._functions[function], self._output_offset)
+            self._bodies[function] = self._with_gradients(body)
         return self._bodies[function]
 
     def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
@@ -214,6 +250,17 @@ class Graph:
             else:
                 offset += 1
         raise MalformedModelError(f"tf.{node.op} ({node.location}) has no output {output!r}")
+
+
+def _names_gradient(node: Node) -> bool:
+    return node.op == "IdentityN" and "_gradient_op_type" in node.attrs
+
+
+def _sources(gradient: TfGradient, body: Body) -> tuple[tuple[int, int], ...]:
+    """The values that a gradient function uses, as inputs of its node."""
+    index = {node.name: i for i, node in enumerate(body.nodes)}
+    captures = [c for c in gradient.captures if not isinstance(c, np.ndarray)]
+    return tuple((body.args[c], 0) if isinstance(c, int) else (index[c[0]], c[1]) for c in captures)
 
 
 def _follows(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,9 +12,10 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from ..._errors import Problem
+from ..._gradient import mark
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._static import array
+from ._static import array, arrays
 
 # The newest version of XlaCallModule this was written for (TensorFlow 2.21, jax 0.12).
 _MAX_VERSION = 10
@@ -36,7 +38,14 @@ def _identity(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _identity_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     # tf.custom_gradient wraps its results and its arguments in one IdentityN whose
     # `_gradient_op_type` names the author's rule. The values pass through unchanged.
-    return list(values)
+    gradient = ctx.gradient(node)
+    if gradient is None:
+        return list(values)
+    count = len(values) - sum(not isinstance(c, np.ndarray) for c in gradient.captures)
+    own, captured = values[:count], iter(arrays(values[count:]))
+    captures = [array(c) if isinstance(c, np.ndarray) else next(captured) for c in gradient.captures]
+    results, inputs = arrays(own[: gradient.results]), arrays(own[gradient.results :])
+    return [*mark(gradient, results, inputs, captures), *own[gradient.results :]]
 
 
 @raises_tf("NoOp")
@@ -56,11 +65,12 @@ def _stop_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("PreventGradient")
 def _prevent_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_no_gradient(node.location, node.attr("message", ""))(array(values[0]))]
+    warn = ctx.config.prevent_gradient == "warn"
+    return [_no_gradient(node.location, node.attr("message", ""), warn)(array(values[0]))]
 
 
-def _no_gradient(location: str, message: str) -> Callable[[Any], Any]:
-    """An identity whose derivative is a `LookupError`, as it is in TensorFlow."""
+def _no_gradient(location: str, message: str, warn: bool) -> Callable[[Any], Any]:
+    """An identity whose derivative is a `LookupError`, as it is in TensorFlow, or a warning."""
 
     def prevent_gradient(x: Any) -> Any:
         return x
@@ -69,9 +79,11 @@ def _no_gradient(location: str, message: str) -> Callable[[Any], Any]:
         (x,), (t,) = primals, tangents
         if isinstance(t, SymbolicZero) or jax.dtypes.issubdtype(x.dtype, np.integer):
             return x, t
-        raise LookupError(
-            f"tf.PreventGradient ({location}) forbids the derivative: {message or 'no message'}"
-        )
+        text = f"tf.PreventGradient ({location}) forbids the derivative: {message or 'no message'}"
+        if not warn:
+            raise LookupError(f'{text}. Config(prevent_gradient="warn") allows it.')
+        warnings.warn(text, stacklevel=2)
+        return x, t
 
     identity = jax.custom_jvp(prevent_gradient)
     identity.defjvp(jvp, symbolic_zeros=True)

@@ -26,6 +26,10 @@ class Context(Protocol):
         """The decoded `value` attribute of `node`; decoded once."""
         ...
 
+    def gradient(self, node: Node) -> Any | None:
+        """The gradient function that `node` names; `None` where none is to be read."""
+        ...
+
     def program(self, node: Node) -> Any:
         """The parsed module of an `XlaCallModule`; parsed once."""
         ...

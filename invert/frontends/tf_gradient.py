@@ -1,0 +1,150 @@
+"""Reads the gradient functions that TensorFlow keeps for `tf.custom_gradient`.
+
+The registry holds a Python function for each. It is called once, on placeholders in a graph of its
+own, where it leaves the ops of the gradient: for a function of `jax2tf.convert` the serialized
+vector-Jacobian product, a second `XlaCallModule`. The user's graph is not changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._compat import tf_function_graph, tf_gradient_function, tf_scratch_graph
+from .._errors import InvertError, UnsupportedOpError
+from ..primitives.tf import import_tensorflow
+
+# Where a captured value comes from: argument number, (node name, output number), or a constant.
+Capture = int | tuple[str, int] | np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TfGradient:
+    """A gradient function, as a graph.
+
+    **Arguments:**
+
+    - `location`: the node it belongs to.
+    - `results`: how many outputs of the node are results; the others are its arguments.
+    - `captures`: the values of the surrounding graph it uses.
+    - `make`: builds the graph, from its cotangents and captures to the cotangents of the
+        arguments; `make(True)` reads the gradient functions inside it as well.
+    - `outputs`: for each argument whether it has a gradient.
+    - `problem`: why it cannot be read.
+    - `convention`: see `invert._gradient.Gradient`.
+    """
+
+    location: str
+    results: int = 0
+    captures: tuple[Capture, ...] = ()
+    make: Callable[[bool], Any] | None = None
+    outputs: tuple[bool, ...] = ()
+    problem: str = ""
+    convention: str = "jax"
+
+    def __call__(
+        self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
+    ) -> list[Any | None]:
+        assert self.make is not None, self.problem
+        graph = self.make(nested)
+        if problems := graph.problems():
+            raise UnsupportedOpError(problems)
+        found = iter(graph.run(graph.main, [*cotangents, *captures]))
+        return [next(found) if has else None for has in self.outputs]
+
+
+def read_gradient(
+    tf_graph: Any, function: str, node: Any, make_graph: Callable[..., Any]
+) -> TfGradient:
+    """The gradient function of a node with the attribute `_gradient_op_type`.
+
+    **Arguments:**
+
+    - `tf_graph`: the graph that was traced or restored.
+    - `function`: name of the library function the node is in; empty for the graph itself.
+    - `node`: the node.
+    - `make_graph`: makes a `Graph` of a TensorFlow graph and the names of its inputs and outputs.
+
+    **Returns:** a `TfGradient` with a `problem` where there is none that can be read.
+    """
+    failed = functools.partial(TfGradient, node.location, len(node.attr("T")))
+    tf = import_tensorflow()
+    graph = tf_function_graph(tf_graph, function) if function else tf_graph
+    if graph is None:
+        return failed(problem="the function it is in has no graph")
+    try:
+        op = graph.get_operation_by_name(node.name)
+    except KeyError:
+        return failed(problem="the function it is in has another graph")
+    # The name is one of this process. Where the gradients were not saved it may by chance be that
+    # of another function, which then does not fit this graph.
+    gradient = tf_gradient_function(op)
+    if gradient is None:
+        return failed(problem="no gradient function was saved with the model")
+    scratch = tf_scratch_graph("gradient")
+    try:
+        with scratch.as_default():
+            cotangents = [
+                tf.compat.v1.placeholder(t.dtype, t.shape)
+                if t.dtype.is_floating or t.dtype.is_complex
+                else None
+                for t in op.outputs
+            ]
+            grads = [
+                None if g is None else tf.identity(tf.convert_to_tensor(g))
+                for g in gradient(op, *cotangents)
+            ]
+    # What JAX and TensorFlow raise where the function has no reverse derivative, or is another's.
+    except (
+        ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
+        ValueError, InvertError, tf.errors.OpError,
+    ) as error:  # fmt: skip
+        first = (str(error).splitlines() or [""])[0]
+        return failed(problem=f"the gradient function fails: {type(error).__name__}: {first}")
+    if len(grads) != len(op.outputs) or not all(
+        g is None or g.shape.is_compatible_with(t.shape)
+        for g, t in zip(grads, op.outputs, strict=True)
+        if t.dtype != tf.resource
+    ):
+        return failed(problem="the gradient function belongs to another op")
+    captures: list[Capture] = []
+    for outer, _ in scratch.captures:
+        capture = _capture(outer, graph)
+        if capture is None:
+            return failed(problem="the gradient function uses a value of another graph")
+        captures.append(capture)
+    results = next((i for i, g in enumerate(grads) if g is not None), len(grads))
+    used = [t.name for t in cotangents[:results] if t is not None]
+    inputs = [*used, *(inner.name for _, inner in scratch.captures)]
+    outputs = [g.name for g in grads if g is not None]
+    return TfGradient(
+        node.location,
+        results,
+        tuple(captures),
+        functools.lru_cache(functools.partial(make_graph, scratch, inputs, outputs)),
+        tuple(g is not None for g in grads[results:]),
+        convention="jax" if _holds_module(scratch) else "tensorflow",
+    )
+
+
+def _capture(outer: Any, graph: Any) -> Capture | None:
+    """Where a captured tensor comes from; `None` where it is not in `graph`."""
+    if hasattr(outer, "numpy"):
+        return np.asarray(outer.numpy())
+    if outer.graph is not graph:
+        return None
+    for i, argument in enumerate(graph.inputs):
+        if argument is outer:
+            return i
+    return outer.op.name, outer.value_index
+
+
+def _holds_module(graph: Any) -> bool:
+    """Whether the gradient is that of a JAX function."""
+    definition = graph.as_graph_def()
+    bodies = [definition.node, *(f.node_def for f in definition.library.function)]
+    return any(node.op == "XlaCallModule" for nodes in bodies for node in nodes)
