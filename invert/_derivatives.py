@@ -96,7 +96,9 @@ class Settler:
             consts = _compat.consts_of(closed) if jaxpr.constvars == outer.constvars else ()
             return self._body(Graph(jaxpr, consts))
 
-        return _jaxpr.map_jaxprs(closed, visit)
+        # The program may be recovered while a caller is traced; what runs here runs now.
+        with jax.ensure_compile_time_eval():
+            return _jaxpr.map_jaxprs(closed, visit)
 
     def _body(self, graph: Graph) -> Any:
         found = []
@@ -145,6 +147,8 @@ class Settler:
         """The rewritten gradient, and whether it has a rule of its own for second derivatives."""
         if self.order > 1:
             return self.recognize(raw), False
+        with jax.enable_x64(self.wide):
+            region.gradient.read_nested()
         nested = _jaxpr.canonicalize(region.backward(nested=True))
         inner = dataclasses.replace(self, order=self.order + 1, messages=[])
         backward = inner(self.recognize(nested))

@@ -45,6 +45,11 @@ class Gradient(Protocol):
         """
         ...
 
+    def read_nested(self) -> None:
+        """Reads the gradient functions inside this one. TensorFlow may export them for it, which
+        JAX refuses while it traces."""
+        ...
+
 
 custom_gradient_p = _compat.core.Primitive("custom_gradient")
 custom_gradient_p.multiple_results = True

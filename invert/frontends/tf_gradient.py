@@ -46,6 +46,10 @@ class TfGradient:
     problem: str = ""
     convention: str = "jax"
 
+    def read_nested(self) -> None:
+        if self.make is not None:
+            self.make(True)
+
     def __call__(
         self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
     ) -> list[Any | None]:
