@@ -15,8 +15,8 @@ from invert._config import Config
 from invert._entry import EntryPoint
 from invert._module import Module, Stage
 from invert._opaque import platform_of
-from invert._report import Report
 from invert._pattern import Stage as PatternStage
+from invert._report import Report
 from invert._rewrite import Rewriter
 from invert._rewriting import rewrite as rewrite
 from invert._templates import raise_call
@@ -43,7 +43,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
         raw, _ = _jaxpr.split_constants(_derivatives.plain(closed))
-        platform = platform_of(_jaxpr.opaque_targets(raw))
+        platform = entry.platform or platform_of(_jaxpr.opaque_targets(raw))
         closed, rewrites = _recognize(closed, platform, config)
         closed = _jaxpr.without_hints(closed)
         seconds["patterns"] = time.perf_counter() - start

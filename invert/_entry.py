@@ -53,6 +53,7 @@ class EntryPoint:
     - `params`: the variables the function reads.
     - `source`: one line that says where it came from.
     - `results`: types of the flat results, where the container states them.
+    - `platform`: the platform it was lowered for, where the container states it.
     """
 
     name: str
@@ -64,3 +65,4 @@ class EntryPoint:
     params: tuple[Param, ...] = ()
     source: str = ""
     results: tuple[ArgSpec, ...] | None = None
+    platform: str | None = None

@@ -133,8 +133,12 @@ class Match:
         """Matches, from operands to users, what the seed is not computed from.
 
         An equation for which nothing is found serves a result that the program does not use.
+        Those that give results go first: what leads to a result that is not used would else take
+        the like of it that leads to another.
         """
-        for eqn in self.template.eqns:
+        template = self.template
+        ends = [template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)]
+        for eqn in (*filter(None, ends), *template.eqns):
             if id(eqn) in self.eqns:
                 continue
             known = [

@@ -27,6 +27,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         platforms=tuple(exported.platforms),
         trusted=trusted,
     )
+    branch = program.platform_index() if program.takes_platform_index else 0
     kept = exported.module_kept_var_idx
     names = dict(zip(kept, program_arg_names(program), strict=True))
     specs = [
@@ -47,6 +48,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         out_tree=exported.out_tree,
         source="a jax.export artifact",
         results=tuple(ArgSpec(f"out{i}", _shape(a), a.dtype) for i, a in enumerate(exported.out_avals)),
+        platform=program.platforms[branch],
     )
 
 
