@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from invert import _compat
 from invert._compat import ir
@@ -144,8 +145,6 @@ class Context:
 
     def scalar(self, value: Value) -> tuple[Value, Value] | None:
         """`(value, scalar)` where the value is a scalar, broadcast; else `None`."""
-        if isinstance(value, np.ndarray) and value.ndim and value.size and not any(value.strides):
-            return value, value[(0,) * value.ndim]
         return self.scalars.get(id(value))
 
     def region(self, region: Any) -> Callable[..., list[Value]]:
@@ -163,13 +162,14 @@ class Context:
         """Raises the ops of `block` in order; returns the operands of its terminator."""
         env = self.env
         names: tuple[str, ...] = ()
+        splats: dict[Any, Value] = {}
         with contextlib.ExitStack() as scopes:
             for view in block.operations:
                 op = view.operation
                 name = op.name
                 if name == "stablehlo.constant" and op.results[0] in self.hoisted:
                     continue
-                operands = [env[v] for v in op.operands]
+                operands = [self._array(v, splats) for v in op.operands]
                 if name in _TERMINATORS:
                     return operands
                 found = _scopes(_attributes.location_name(op.location))
@@ -182,6 +182,21 @@ class Context:
                 for result, value in zip(op.results, self.apply(op, operands), strict=True):
                     env[result] = value
         raise InvertError("a block without a terminator")
+
+    def _array(self, v: Any, splats: dict[Any, Value]) -> Value:
+        """The value of `v`; an array constant of one number is a broadcast, one for each block.
+
+        Lowering moves such constants out of the regions that use them. Here they move back, so that
+        what a region computes does not depend on where it stands.
+        """
+        value = self.env[v]
+        if not is_splat(value):
+            return value
+        if v not in splats:
+            scalar = value[(0,) * value.ndim]
+            splats[v] = lax.broadcast_in_dim(scalar, value.shape, ())
+            self.scalars[id(splats[v])] = (splats[v], scalar)
+        return splats[v]
 
     def _with_broadcasts(
         self, names: tuple[str, ...], operands: Sequence[Value]
@@ -351,6 +366,12 @@ def _callees(op: ir.Operation) -> list[str]:
     if op.name == "stablehlo.custom_call" and "called_computations" in op.attributes:
         return [_attributes.symbol_name(s) for s in op.attributes["called_computations"]]
     return []
+
+
+def is_splat(value: Value) -> bool:
+    """Whether a value is an array constant of one number, repeated."""
+    array = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
+    return array and not any(value.strides)
 
 
 def is_constant(value: Value) -> bool:

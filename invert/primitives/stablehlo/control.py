@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from invert._compat import trace_closed
-from invert._raise import Context, Op, Value, free_values, is_constant, raises
+from invert._raise import Context, Op, Value, free_values, is_constant, is_splat, raises
 from invert.primitives.stablehlo import _attributes
 
 
@@ -70,10 +70,17 @@ def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
                 op = view.operation
                 pending.extend(op.regions)
                 if op.name == "stablehlo.constant" and op.results[0].type.rank:
-                    (ctx.env[op.results[0]],) = ctx.apply(op, ())
+                    (value,) = ctx.apply(op, ())
+                    if is_splat(value):
+                        continue
+                    ctx.env[op.results[0]] = value
                     ctx.hoisted.add(op.results[0])
                     found.append(op.results[0])
     return found
+
+
+def _is_one_number(value: Value) -> bool:
+    return is_splat(value) or (is_constant(value) and value.ndim == 0)
 
 
 def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Value]:
@@ -84,7 +91,7 @@ def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Valu
     for region in regions:
         captured.update(dict.fromkeys(free_values(region)))
         captured.update(dict.fromkeys(_hoist_constants(ctx, region)))
-    arrays = [v for v in captured if not (is_constant(ctx.env[v]) and ctx.env[v].ndim == 0)]
+    arrays = [v for v in captured if not _is_one_number(ctx.env[v])]
     values = [ctx.env[v] for v in arrays]
     avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
 

@@ -11,7 +11,6 @@ from invert._raise import Context, Op, Value, is_constant, raises
 from invert.primitives.stablehlo import _attributes
 from invert.primitives.stablehlo._attributes import dense_ints
 
-
 # Constants up to this size may be shapes, which other rules have to know: they stay arrays.
 _SMALL = 8
 
@@ -24,13 +23,8 @@ def _may_be_shape(value: np.ndarray) -> bool:
 def _constant(ctx: Context, op: Op) -> Value:
     op.unread.discard("value")
     value = _attributes.constant(op.op)
-    if value.ndim == 0 or not value.size or any(value.strides) or _may_be_shape(value):
-        return value
-    # One number, repeated: a broadcast, as JAX writes it, rather than an array.
-    scalar = value[(0,) * value.ndim]
-    result = lax.broadcast_in_dim(scalar, value.shape, ())
-    ctx.scalars[id(result)] = (result, scalar)
-    return result
+    # One number, repeated, has no strides: it is broadcast where it is used.
+    return np.array(value) if _may_be_shape(value) else value
 
 
 @raises("stablehlo.broadcast_in_dim")
