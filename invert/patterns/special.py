@@ -26,11 +26,11 @@ from invert._pattern import Call, Pattern, Site, bind
 
 
 class Expansion(NamedTuple):
-    """A primitive that the lowering expands.
+    """Primitives that the lowering expands in one manner.
 
     **Arguments:**
 
-    - `primitive`: what is proposed.
+    - `primitives`: what is proposed.
     - `arity`: number of operands; all have the type of the result, or are scalars of its dtype.
     - `root`: the primitive that gives the result. In types of 16 bits or less, which are computed
         in float32, a conversion gives it.
@@ -38,7 +38,7 @@ class Expansion(NamedTuple):
     - `markers`: numbers of which each expansion contains one.
     """
 
-    primitive: Any
+    primitives: tuple[Any, ...]
     arity: int
     root: str
     operands: tuple[str, ...]
@@ -52,20 +52,20 @@ _GAMMA_LOOP = (2000.0,)
 _BETA_LOOP = (200.0, 600.0)
 
 EXPANSIONS = {
-    "igamma": Expansion(lax.igamma_p, 2, "select_n", ("or",), _GAMMA_LOOP),
-    "igammac": Expansion(lax.igammac_p, 2, "select_n", ("or",), _GAMMA_LOOP),
-    "igamma_grad_a": Expansion(lax.igamma_grad_a_p, 2, "select_n", ("or",), _GAMMA_LOOP),
-    "regularized_incomplete_beta": Expansion(
-        lax.regularized_incomplete_beta_p, 3, "select_n", ("or",), _BETA_LOOP
+    "incomplete_gamma": Expansion(
+        (lax.igamma_p, lax.igammac_p, lax.igamma_grad_a_p), 2, "select_n", ("or",), _GAMMA_LOOP
     ),
-    "polygamma": Expansion(lax.polygamma_p, 2, "select_n", ("or",), _LANCZOS),
-    "digamma": Expansion(lax.digamma_p, 1, "select_n", ("and", "eq"), _LANCZOS),
-    "lgamma": Expansion(lax.lgamma_p, 1, "select_n", ("eq",), _LANCZOS),
-    "zeta": Expansion(lax.zeta_p, 2, "select_n", ("eq",), (22.0,)),
-    "erfc": Expansion(lax.erfc_p, 1, "select_n", ("lt",), (7.85386146e-05, 2.4619698147353e-10)),
-    "erf_inv": Expansion(lax.erf_inv_p, 1, "select_n", ("eq",), (1.50140941, 4.8499064014085844)),
-    "bessel_i0e": Expansion(lax.bessel_i0e_p, 1, "select_n", ("le",), (0.6767952744094761,)),
-    "bessel_i1e": Expansion(lax.bessel_i1e_p, 1, "mul", ("sign",), (0.2525871864436337,)),
+    "incomplete_beta": Expansion(
+        (lax.regularized_incomplete_beta_p,), 3, "select_n", ("or",), _BETA_LOOP
+    ),
+    "polygamma": Expansion((lax.polygamma_p,), 2, "select_n", ("or",), _LANCZOS),
+    "digamma": Expansion((lax.digamma_p,), 1, "select_n", ("and", "eq"), _LANCZOS),
+    "lgamma": Expansion((lax.lgamma_p,), 1, "select_n", ("eq",), _LANCZOS),
+    "zeta": Expansion((lax.zeta_p,), 2, "select_n", ("eq",), (22.0,)),
+    "erfc": Expansion((lax.erfc_p,), 1, "select_n", ("lt",), (7.85386146e-05, 2.461969815e-10)),
+    "erf_inv": Expansion((lax.erf_inv_p,), 1, "select_n", ("eq",), (1.50140941, 4.8499064014)),
+    "bessel_i0e": Expansion((lax.bessel_i0e_p,), 1, "select_n", ("le",), (0.6767952744094761,)),
+    "bessel_i1e": Expansion((lax.bessel_i1e_p,), 1, "mul", ("sign",), (0.2525871864436337,)),
 }
 
 
@@ -110,7 +110,7 @@ def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
             return
         if produced_by(site, last.invars[0], *entry.operands) is not None:
             for avals in operand_types(site, out.dtype, entry.arity):
-                yield bind(entry.primitive, *avals)
+                yield from (bind(primitive, *avals) for primitive in entry.primitives)
 
     return propose
 
@@ -249,7 +249,7 @@ PATTERNS = (
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),
     Pattern("asin", ("atan2",), _asin),
-    Pattern("outlined_lgamma", ("jit", "convert_element_type"), _outlined_lgamma, _LOG_STEP),
+    Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP),
     Pattern("sign", ("select_n",), _sign),
     Pattern("iota_2x32_shape", ("convert_element_type",), _iota_2x32_shape),
     Pattern("select_n", ("select_n",), _select_n),

@@ -96,8 +96,9 @@ def _convert(site: Site) -> Iterator[Call]:
 
 
 PATTERNS = (
-    Pattern("integer_pow", ("mul",), _integer_pow),
+    # The powers with a quotient first: they hold the others.
     Pattern("negative_integer_pow", ("div",), _negative_pow),
+    Pattern("integer_pow", ("mul",), _integer_pow),
     Pattern("integer_exponent", ("pow",), _pow),
     Pattern("bool_extremum", ("or", "and"), _bool_extremum),
     Pattern("conversion", (_CONVERT, "ne", "real"), _convert),
