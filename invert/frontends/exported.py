@@ -47,7 +47,9 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         arg_names=tuple(_name(tree, i) for i, tree in enumerate(args)),
         out_tree=exported.out_tree,
         source="a jax.export artifact",
-        results=tuple(ArgSpec(f"out{i}", _shape(a), a.dtype) for i, a in enumerate(exported.out_avals)),
+        results=tuple(
+            ArgSpec(f"out{i}", _shape(a), a.dtype) for i, a in enumerate(exported.out_avals)
+        ),
         platform=program.platforms[branch],
     )
 

@@ -308,13 +308,16 @@ def _solve_of_another_order(a: jax.Array, b: jax.Array) -> jax.Array:
     return jax.scipy.linalg.lu_solve((factors, order[::-1]), b)
 
 
+_REFLECTORS = {"geqrf": 1, "householder_product": 1}
+_SWAPS = [np.array([1, 2, 2], np.int32)]
+_PAIR = [matrix(3, 2), matrix(3, 3)]
 NEAR_MISSES: dict[str, tuple[Callable[..., Any], list[Any], str, dict[str, int]]] = {
-    "lower triangle": (_tril_of_qr, [matrix(3, 3)], "qr", {"geqrf": 1, "householder_product": 1}),
-    "raw factor used": (_raw_beside_qr, [matrix(3, 3)], "", {"geqrf": 1, "householder_product": 1}),
-    "other scalars": (_other_reflectors, [matrix(3, 3)], "", {"geqrf": 1, "householder_product": 1}),
-    "swaps from 1": (_swaps_from_one, [np.array([1, 2, 2], np.int32)], "lu_pivots_to_permutation", {}),
-    "not symmetric": (_not_symmetric, [matrix(3, 2), matrix(3, 3)], "symmetric_product", {}),
-    "precision": (_lower_precision, [matrix(3, 2), matrix(3, 3)], "symmetric_product", {}),
+    "lower triangle": (_tril_of_qr, [matrix(3, 3)], "qr", _REFLECTORS),
+    "raw factor used": (_raw_beside_qr, [matrix(3, 3)], "qr", _REFLECTORS),
+    "other scalars": (_other_reflectors, [matrix(3, 3)], "qr", {}),
+    "swaps from 1": (_swaps_from_one, _SWAPS, "lu_pivots_to_permutation", {}),
+    "not symmetric": (_not_symmetric, _PAIR, "symmetric_product", {}),
+    "precision": (_lower_precision, _PAIR, "symmetric_product", {}),
     "order reversed": (
         _solve_of_another_order, [matrix(3, 3), matrix(3)], "custom_linear_solve", {"lu": 1}
     ),
