@@ -52,6 +52,7 @@ class Function:
         self._recover = recover
         self._stages: dict[Any, Stage] = {}
         self._compiled: dict[Stage, Callable[..., Any]] = {}
+        self.home: Stage | None = None
         specs, self.in_tree = jax.tree_util.tree_flatten(
             (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
         )
@@ -130,8 +131,8 @@ class Function:
     ) -> Any:
         flat = self.flatten(args, kwargs)
         stage = self.stage(flat)
-        # The module carries the constants of its first program; others bring their own.
-        held = constants if stage is next(iter(self._stages.values())) else stage.constants
+        # The module carries the constants of the program it was built with; others bring their own.
+        held = constants if stage is self.home else stage.constants
         values = (*held, *params, *flat)
         traced = any(isinstance(v, jax.core.Tracer) for v in values)
         if traced:
@@ -280,8 +281,8 @@ def build(function: Function) -> Module:
         name, (Module,), {"__call__": call, "__module__": __name__, "__doc__": call.__doc__}
     )
     params = nest([p.name for p in entry.params], [jnp_or_numpy(p.value) for p in entry.params])
-    stages = list(function.stages.values())
-    return cls(params, stages[0].constants if stages else (), function)
+    function.home = next(iter(function.stages.values()), None)
+    return cls(params, function.home.constants if function.home else (), function)
 
 
 def jnp_or_numpy(value: np.ndarray) -> Array | np.ndarray:

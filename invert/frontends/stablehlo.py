@@ -16,8 +16,8 @@ from invert._entry import ArgSpec, EntryPoint
 from invert._errors import Problem, SignatureError, UnsupportedOpError
 from invert._raise import Context, Value
 from invert.frontends._parse import parse_module
-from invert.primitives.stablehlo import rules as _rules
 from invert.primitives.stablehlo import _attributes, calls
+from invert.primitives.stablehlo import rules as _rules
 
 _PLATFORM_INDEX = "_platform_index"
 
@@ -177,7 +177,7 @@ class Program:
             return _compat.refine(
                 self.module, self.entry, [int(v) for v in self._global_values()], shapes
             )
-        except ValueError as error:
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
             raise SignatureError(
                 f"the shapes {list(map(list, shapes))} do not fit the shape constraints of the "
                 f"module: {error}"

@@ -34,16 +34,18 @@ def location_name(loc: ir.Location) -> str:
 
 
 def location_text(loc: ir.Location) -> str:
-    """`file:line` of the innermost frame; `""` where there is none."""
+    """`file:line` of the innermost frame, else the name; `""` where there is neither."""
+    name = ""
     while not isinstance(loc, ir.FileLineColLoc):
         if isinstance(loc, ir.NameLoc):
+            name = name or loc.name_str
             loc = loc.child_loc
         elif isinstance(loc, ir.CallSiteLoc):
             loc = loc.callee
         elif isinstance(loc, ir.FusedLoc):
             return _first(map(location_text, cast("list[ir.Location]", loc.locations)))
         else:
-            return ""
+            return name
     return f"{loc.filename}:{loc.start_line}"
 
 

@@ -1,0 +1,162 @@
+"""Every kind of bad input gives one specific error that names op, place and remedy."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+
+SPEC = jax.ShapeDtypeStruct((2, 3), np.float32)
+
+
+def exported(f=jnp.sin, *specs, **kwargs):
+    return jax.export.export(jax.jit(f), **kwargs)(*(specs or (SPEC,)))
+
+
+def module(body: str, arguments: str = "%a: tensor<2xf32>", result: str = "tensor<2xf32>") -> str:
+    return f"func.func public @main({arguments}) -> {result} {{\n{body}\n}}"
+
+
+@pytest.mark.parametrize("read", [invert.from_stablehlo, invert.from_exported])
+@pytest.mark.parametrize("blob", [b"", b"\0", b"ML\xefR", b"not a model", bytes(1000)])
+def test_bytes_that_are_no_model(read, blob: bytes) -> None:
+    with pytest.raises(invert.MalformedModelError):
+        read(blob)
+
+
+def test_random_bytes() -> None:
+    rng = random.Random(0)
+    for n in (7, 64, 500):
+        with pytest.raises(invert.MalformedModelError):
+            invert.from_stablehlo(rng.randbytes(n))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
+def test_truncated_artifacts(share: float) -> None:
+    portable = exported().mlir_module_serialized
+    with pytest.raises(invert.MalformedModelError):
+        invert.from_stablehlo(portable[: int(len(portable) * share)])
+
+
+def test_text_that_does_not_parse() -> None:
+    with pytest.raises(invert.MalformedModelError, match="expected"):
+        invert.from_stablehlo("func.func @main( {")
+
+
+def test_newer_version() -> None:
+    portable = exported().mlir_module_serialized
+    start = portable.index(b"StableHLO_v") + len(b"StableHLO_v")
+    end = portable.index(b"\0", start)
+    newer = b"9" * (end - start - 4) + b".9.9"
+    with pytest.raises(invert.MalformedModelError):
+        invert.from_stablehlo(portable[:start] + newer + portable[end:])
+
+
+def test_all_wrong_arguments_are_in_one_message() -> None:
+    recovered = invert.from_exported(exported(lambda x, y, z: x + y + z, SPEC, SPEC, SPEC))
+    good = np.zeros((2, 3), np.float32)
+    with pytest.raises(invert.SignatureError) as caught:
+        recovered(np.zeros((3, 2), np.float32), good.astype(np.int32), good)
+    text = str(caught.value)
+    assert "'x' has the shape [3, 2], expected [2, 3]" in text
+    assert "'y' has the dtype int32, expected float32" in text
+    assert "'z'" not in text
+
+
+def test_wrong_trees_and_counts() -> None:
+    spec = {"a": SPEC, "b": (SPEC, SPEC)}
+    recovered = invert.from_exported(exported(lambda t: t["a"] + t["b"][0], spec))
+    good = np.zeros((2, 3), np.float32)
+    with pytest.raises(invert.SignatureError, match="structure"):
+        recovered({"a": good, "b": [good, good]})
+    with pytest.raises(invert.SignatureError, match="missing"):
+        recovered()
+    with pytest.raises(invert.SignatureError, match="too many"):
+        recovered(good, good)
+    with pytest.raises(invert.SignatureError, match="has the shape"):
+        recovered({"a": "text", "b": (good, good)})
+
+
+def test_equal_symbols_must_have_equal_sizes() -> None:
+    (b,) = jax.export.symbolic_shape("b")
+    spec = jax.ShapeDtypeStruct((b,), np.float32)
+    recovered = invert.from_exported(exported(lambda x, y: x + y, spec, spec))
+    with pytest.raises(invert.SignatureError, match="dimension 'b'"):
+        recovered(np.zeros(2, np.float32), np.zeros(3, np.float32))
+
+
+def test_unsupported_ops_are_listed_together() -> None:
+    text = module(
+        """%t = stablehlo.create_token : !stablehlo.token
+%i:2 = "stablehlo.infeed"(%t) {infeed_config = ""} : (!stablehlo.token)
+  -> (tensor<2xf32>, !stablehlo.token) loc("feeder")
+%o = "stablehlo.outfeed"(%a, %t) {outfeed_config = ""} :
+  (tensor<2xf32>, !stablehlo.token) -> !stablehlo.token
+%c = stablehlo.custom_call @xla_python_cpu_callback(%a) : (tensor<2xf32>) -> tensor<2xf32>
+return %i#0 : tensor<2xf32>"""
+    )
+    with pytest.raises(invert.UnsupportedOpError) as caught:
+        invert.from_stablehlo(text)
+    problems = caught.value.problems
+    assert [p.op for p in problems] == [
+        "stablehlo.infeed",
+        "stablehlo.outfeed",
+        "stablehlo.custom_call @xla_python_cpu_callback",
+    ]
+    assert all(p.remedy for p in problems)
+    assert "feeder" in problems[0].location
+
+
+def test_quantized_types() -> None:
+    quantized = "tensor<2x!quant.uniform<i8:f32, 0.5>>"
+    text = module(
+        f"%q = stablehlo.uniform_quantize %a : (tensor<2xf32>) -> {quantized}\n"
+        f"%r = stablehlo.uniform_dequantize %q : ({quantized}) -> tensor<2xf32>\n"
+        "return %r : tensor<2xf32>"
+    )
+    with pytest.raises(invert.InvertError, match=r"[Qq]uant"):
+        invert.from_stablehlo(text)
+
+
+def test_unknown_op_of_another_dialect() -> None:
+    text = module("%r = math.sin %a : tensor<2xf32>\nreturn %r : tensor<2xf32>")
+    with pytest.raises(invert.InvertError, match="math"):
+        invert.from_stablehlo(text)
+
+
+def test_stored_pointer_is_never_called() -> None:
+    text = module(
+        "%r = stablehlo.custom_call @xla_ffi_python_cpu_callback(%a) {api_version = 4 : i32, "
+        "backend_config = {index = 281474976710656 : ui64}} : (tensor<2xf32>) -> tensor<2xf32>\n"
+        "return %r : tensor<2xf32>"
+    )
+    with pytest.raises(invert.UnsupportedOpError, match="never used"):
+        invert.from_stablehlo(text)
+
+
+def test_unregistered_custom_call_converts_and_names_itself_when_run() -> None:
+    text = module(
+        "%r = stablehlo.custom_call @my_kernel(%a) : (tensor<2xf32>) -> tensor<2xf32>\n"
+        "return %r : tensor<2xf32>"
+    )
+    recovered = invert.from_stablehlo(text)
+    assert recovered.report.opaque
+    x = np.zeros(2, np.float32)
+    batched = functools.partial(jax.vmap(recovered), np.zeros((3, 2), np.float32))
+    gradient = functools.partial(jax.grad(lambda x: recovered(x).sum()), x)
+    for run in (functools.partial(recovered, x), batched, gradient):
+        with pytest.raises(invert.UnsupportedOpError, match="my_kernel"):
+            run()
+
+
+def test_platform_that_the_module_is_not_for() -> None:
+    both = exported(platforms=["cpu", "cuda"])
+    with pytest.raises(invert.SignatureError, match="cpu, cuda"):
+        invert.from_exported(both, config=invert.Config(platform="tpu"))
