@@ -419,3 +419,11 @@ def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
     """The results of an equation on other operands."""
     results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
+    """Numbers of constants and of carried values among the operands of a `scan` equation."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # jax 0.12
+    return len(consts), len(carry)

@@ -191,16 +191,38 @@ class _Lifter:
 
     def scan(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         params = eqn.params
-        c, n = params["num_consts"], params["num_carry"]
+        c, n = _compat.scan_layout(params)
         closed = params["jaxpr"]
 
         def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
             avals = [_element(a, i >= c + n) for i, a in enumerate(_as(args, kinds))]
             return self.trace(closed, avals, kinds, kinds[c : c + n], typed)
 
-        kinds, (body, found) = _fixpoint(args, range(c, c + n), trace)
-        results = eqn.primitive.bind(*_bare(_as(args, kinds)), **{**params, "jaxpr": body})
-        return _marked(results, found)
+        kinds, (_, found) = _fixpoint(args, range(c, c + n), trace)
+        values = _bare(_as(args, kinds))
+
+        # Bound through `lax.scan`, since the primitive's parameters differ between releases.
+        def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = self.body(
+                _compat.open_jaxpr(closed),
+                _compat.consts_of(closed),
+                _marked([*values[:c], *carry, *xs], kinds),
+                typed,
+            )
+            results[:n] = _as(results[:n], kinds[c : c + n])
+            results = _bare(results)
+            return results[:n], results[n:]
+
+        carry, ys = jax.lax.scan(
+            step,
+            values[c : c + n],
+            values[c + n :],
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+            _split_transpose=params.get("_split_transpose", False),
+        )
+        return _marked([*carry, *ys], found)
 
     def while_loop(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         params = eqn.params
