@@ -190,6 +190,6 @@ def test_derivatives() -> None:
 
 
 def test_switched_off() -> None:
-    module = recover(lax.erfc, X, disabled_patterns=("erfc",))
-    assert "erfc" not in primitives(module)
-    same_values(lax.erfc, module, X)
+    module = recover(lax.bessel_i0e, X, disabled_patterns=("bessel_i0e",))
+    assert "bessel_i0e" not in primitives(module)
+    same_values(lax.bessel_i0e, module, X)
