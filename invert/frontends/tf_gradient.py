@@ -89,19 +89,12 @@ def read_gradient(
     gradient = tf_gradient_function(op)
     if gradient is None:
         return failed(problem="no gradient function was saved with the model")
-    scratch = tf_scratch_graph("gradient")
     try:
-        with scratch.as_default():
-            cotangents = [
-                tf.compat.v1.placeholder(t.dtype, t.shape)
-                if t.dtype.is_floating or t.dtype.is_complex
-                else None
-                for t in op.outputs
-            ]
-            grads = [
-                None if g is None else tf.identity(tf.convert_to_tensor(g))
-                for g in gradient(op, *cotangents)
-            ]
+        scratch, cotangents, grads = _call(gradient, op, len(op.outputs))
+        results = _count_results(grads)
+        # A restored function takes cotangents of the arguments too, which TensorFlow ignores.
+        if any(t is not None and t.consumers() for t in cotangents[results:]):
+            scratch, cotangents, grads = _call(gradient, op, results)
     # What JAX and TensorFlow raise where the function has no reverse derivative, or is another's.
     except (
         ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
@@ -121,7 +114,6 @@ def read_gradient(
         if capture is None:
             return failed(problem="the gradient function uses a value of another graph")
         captures.append(capture)
-    results = next((i for i, g in enumerate(grads) if g is not None), len(grads))
     used = [t.name for t in cotangents[:results] if t is not None]
     inputs = [*used, *(inner.name for _, inner in scratch.captures)]
     outputs = [g.name for g in grads if g is not None]
@@ -133,6 +125,32 @@ def read_gradient(
         tuple(g is not None for g in grads[results:]),
         convention="jax" if _holds_module(scratch) else "tensorflow",
     )
+
+
+def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
+    """Calls a gradient function in a graph of its own, on cotangents of the first outputs of `op`.
+
+    **Returns:** the graph, the cotangents and the gradients; `None` for those that do not exist.
+    """
+    tf = import_tensorflow()
+    graph = tf_scratch_graph("gradient")
+    with graph.as_default():
+        cotangents = [
+            tf.compat.v1.placeholder(t.dtype, t.shape)
+            if i < count and (t.dtype.is_floating or t.dtype.is_complex)
+            else None
+            for i, t in enumerate(op.outputs)
+        ]
+        grads = [
+            None if g is None else tf.identity(tf.convert_to_tensor(g))
+            for g in gradient(op, *cotangents)
+        ]
+    return graph, cotangents, grads
+
+
+def _count_results(grads: Sequence[Any]) -> int:
+    """How many outputs are results. TensorFlow pads the gradients of the arguments with `None`."""
+    return next((i for i, g in enumerate(grads) if g is not None), len(grads))
 
 
 def _capture(outer: Any, graph: Any) -> Capture | None:
