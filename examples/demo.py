@@ -57,9 +57,7 @@ def model(params: Params, x: jax.Array) -> jax.Array:
     def cell(carry: jax.Array, h_t: jax.Array) -> tuple[jax.Array, None]:
         return jnp.tanh(dense("cell", jnp.concatenate([carry, h_t], axis=-1))), None
 
-    # Unrolled: a scan is lowered to a while loop, which JAX differentiates forwards only. Reverse
-    # mode through it needs the scan back; docs/roadmap.md says whether that works yet.
-    last, _ = jax.lax.scan(cell, jnp.zeros_like(h[:, 0]), jnp.swapaxes(h, 0, 1), unroll=True)
+    last, _ = jax.lax.scan(cell, jnp.zeros_like(h[:, 0]), jnp.swapaxes(h, 0, 1))
     return dense("head", last)[:, 0]
 
 

@@ -220,7 +220,21 @@ def _no_progress(closed: Any, template: Graph) -> bool:
 
 
 def _replace(graph: Graph, replacements: Sequence[Replacement]) -> Any:
-    """The body with the replacements made, in topological order and without dead equations."""
+    """The body with the replacements made, in topological order and without dead equations.
+
+    Replacements that each keep the order can break it together; then the first alone is made.
+    """
+    try:
+        return _replace_all(graph, replacements)
+    except _CycleError:
+        return _replace_all(graph, replacements[:1])
+
+
+class _CycleError(InvertError):
+    """Two replacements need each other's results."""
+
+
+def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Any:
     removed = frozenset().union(*(r.removed for r in replacements))
     eqns = [e for e in graph.eqns if id(e) not in removed]
     renamed: dict[Any, Any] = {}
@@ -280,6 +294,7 @@ def _topological(eqns: list[Any]) -> list[Any]:
     """The equations with definitions before uses; stable, linear in their number."""
     producers = {v: e for e in eqns for v in e.outvars}
     done: set[int] = set()
+    opened: set[int] = set()
     ordered: list[Any] = []
     for start in eqns:
         pending = [start]
@@ -294,6 +309,9 @@ def _topological(eqns: list[Any]) -> list[Any]:
                 if is_var(a) and (p := producers.get(a)) is not None and id(p) not in done
             ]
             if missing:
+                if id(eqn) in opened:
+                    raise _CycleError("equations that need each other")
+                opened.add(id(eqn))
                 pending.extend(missing)
             else:
                 pending.pop()
