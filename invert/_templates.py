@@ -16,12 +16,14 @@ from invert.frontends.stablehlo import Program
 @functools.lru_cache(maxsize=4096)
 def raise_call(call: Call, platform: str) -> Any | None:
     """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
+    if any(jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended) for a in call.avals):
+        return None  # keys are lowered to arrays of another shape
     try:
         with jax.enable_x64(call.wide):
             module = _compat.lowered_module(
                 call.before or call.function, *call.avals, platform=platform
             )
-    except (TypeError, ValueError, NotImplementedError):
+    except (TypeError, ValueError, NotImplementedError, RuntimeError):
         return None
     program = Program(module, b"", Config())
     with jax.enable_x64(True):
