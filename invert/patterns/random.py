@@ -88,12 +88,12 @@ def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
     hash_ = _HASHES[name]
 
     def propose(site: Site) -> Iterator[Call]:
-        invars = site.graph.jaxpr.invars
+        invars = [site.aval(v) for v in site.graph.jaxpr.invars]
         if site.eqn.outvars[0] not in site.graph.results:
             return
-        words = all(v.aval.dtype == _UINT32 for v in invars)
+        words = all(v.dtype == _UINT32 for v in invars)
         if words and len(invars) == hash_.keys + hash_.counters:
-            yield bind(hash_.primitive, *(site.aval(v) for v in invars))
+            yield bind(hash_.primitive, *invars)
 
     return propose
 
@@ -323,10 +323,11 @@ def _gamma(site: Site) -> Iterator[Call]:
     counts = _key_counts(site, n)
     # One parameter for all samples has been broadcast, where not as an operand then as a result.
     one = any(
-        eqn.invars[0].aval.shape == () and eqn.invars[0].aval.dtype == dtype
+        v.shape == () and v.dtype == dtype
         for eqn in site.graph.by_primitive.get("broadcast_in_dim", ())
+        for v in [site.aval(eqn.invars[0])]
         if not isinstance(eqn.invars[0], core.Literal)
-    ) or any(v.aval.shape == () and v.aval.dtype == dtype for v in site.graph.jaxpr.invars)
+    ) or any(v.shape == () and v.dtype == dtype for v in map(site.aval, site.graph.jaxpr.invars))
     for shape in sorted(shapes, key=lambda s: s == (n,)):
         for rank in range(len(shape) + 1):
             if math.prod(shape[:rank]) in counts:
