@@ -2,11 +2,11 @@
 
     python benchmarks/recovery.py [--limit N] [--seed S] [--strip] [--x64] [--list]
 
-Per case: the function is exported with `jax.export` and recovered. Counted are cases whose recovered
-program has the same primitives as the original, with their number (`same`), up to aliases and
-primitives that leave nothing in StableHLO (`normal`), cases whose certificate is exact, and cases
-that keep opaque custom calls. `--strip` takes locations out of the module first and renames its
-private functions, so that only the ops are left to go by.
+Per case: the function is exported with `jax.export` and recovered. Counted are cases whose
+recovered program has the same primitives as the original, with their number (`same`), up to aliases
+and primitives that leave nothing in StableHLO (`normal`), cases whose certificate is exact, and
+cases that keep opaque custom calls. `--strip` takes locations out of the module first and renames
+its private functions, so that only the ops are left to go by.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import functools
 import inspect
 import io
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.export
@@ -40,6 +40,16 @@ random_gamma_p = random_core.random_gamma_p
 geqrf_p = lax_linalg.geqrf_p
 geqp3_p = lax_linalg.geqp3_p
 linear_solve = lax_linalg._solve
+
+
+def text_of(attribute: Any) -> str:
+    """Text of a string attribute; the bindings do not say that attributes have a value."""
+    return attribute.value
+
+
+def members(attribute: Any) -> list[Any]:
+    """Members of an array attribute."""
+    return list(attribute)
 
 
 def attribute_names(op: ir.Operation) -> list[str]:
@@ -114,7 +124,7 @@ def emit_custom_call(
         for i, computation in enumerate(computations):
             function = jax_mlir.lower_jaxpr_to_fun(
                 ctx.module_context,
-                f"{named['call_target_name'].value}_{i}",
+                f"{text_of(named['call_target_name'])}_{i}",
                 computation,
                 [],
                 num_const_args=0,
@@ -241,7 +251,7 @@ def refine(
     with module.context, ir.Location.unknown():
         copy = ir.Module.parse(module_bytecode(module))
         functions = {
-            v.operation.attributes["sym_name"].value: v.operation
+            text_of(v.operation.attributes["sym_name"]): v.operation
             for v in copy.body.operations
             if v.operation.name == "func.func"
         }
@@ -255,7 +265,7 @@ def refine(
             ir.RankedTensorType.get(shape, ir.RankedTensorType(t).element_type)
             for shape, t in zip(shapes, declared[len(constants) :], strict=True)
         ]
-        results = list(inner.attributes["function_type"].value.results)
+        results = list(cast(Any, inner.attributes["function_type"]).value.results)
         with ir.InsertionPoint.at_block_begin(copy.body):
             outer = ir.Operation.create(
                 "func.func",
@@ -276,9 +286,7 @@ def refine(
                 for value, t in zip(constants, declared, strict=False)
             ]
             for argument, t in zip(body.arguments, declared[len(constants) :], strict=True):
-                convert = ir.Operation.create(
-                    "stablehlo.convert", results=[t], operands=[argument]
-                )
+                convert = ir.Operation.create("stablehlo.convert", results=[t], operands=[argument])
                 operands.append(convert.results[0])
             call = ir.Operation.create(
                 "func.call",
@@ -312,6 +320,11 @@ def holds_jaxprs(eqn: core.JaxprEqn) -> bool:
         if isinstance(value, _JAXPRS):
             return True
     return False
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether a value is traced rather than an array."""
+    return isinstance(value, core.Tracer)
 
 
 def is_jaxpr(value: Any) -> bool:
@@ -359,7 +372,7 @@ def close_like(original: Any, jaxpr: core.Jaxpr) -> Any:
     """`jaxpr` in the form of `original`: closed over its constants, or open."""
     if isinstance(original, core.Jaxpr):
         return jaxpr
-    return _JAXPRS[1](jaxpr, original.consts)
+    return cast(Any, _JAXPRS[1])(jaxpr, original.consts)
 
 
 def evaluate(
@@ -399,7 +412,9 @@ def inline_calls(closed: Any) -> Any:
     calls = {id(e) for e in jaxpr.eqns if e.primitive.name == "jit"}
 
     def run(*values: Any) -> list[Any]:
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts_of(closed), *values], strict=True))
+        env = dict(
+            zip([*jaxpr.constvars, *jaxpr.invars], [*consts_of(closed), *values], strict=True)
+        )
         read = evaluate(jaxpr.eqns, env, inline=calls)
         return [read(v) for v in jaxpr.outvars]
 

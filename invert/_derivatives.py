@@ -43,7 +43,9 @@ def plain(closed: Any) -> Any:
     def visit(jaxpr: Any) -> Any:
         graph = Graph(jaxpr)
         found = [
-            Replacement(identity, eqn.invars[: len(eqn.outvars)], eqn.outvars, frozenset({id(eqn)}), eqn)
+            Replacement(
+                identity, eqn.invars[: len(eqn.outvars)], eqn.outvars, frozenset({id(eqn)}), eqn
+            )
             for eqn in graph.eqns
             if (identity := _forward_only(eqn)) is not None
         ]
@@ -88,7 +90,9 @@ class Settler:
 
     def __call__(self, closed: Any) -> Any:
         """The closed jaxpr without markers."""
-        if not any(e.primitive is custom_gradient_p for e in _jaxpr.equations(_compat.open_jaxpr(closed))):
+        if not any(
+            e.primitive is custom_gradient_p for e in _jaxpr.equations(_compat.open_jaxpr(closed))
+        ):
             return closed
         outer = _compat.open_jaxpr(closed)
 
@@ -475,7 +479,9 @@ def _is_linear(region: _Region, backward: Any, shared: Sequence[int], wide: bool
                 operands, a = values[:n], values[n:]
                 b = [np.asarray(30 * np.roll(x, 1), x.dtype) for x in a]
                 zero = run(*operands, *(np.zeros_like(x) for x in a))
-                both = run(*operands, *(np.asarray(x + y, x.dtype) for x, y in zip(a, b, strict=True)))
+                both = run(
+                    *operands, *(np.asarray(x + y, x.dtype) for x, y in zip(a, b, strict=True))
+                )
                 parts_ = zip(run(*operands, *a), run(*operands, *b), both, zero, strict=True)
                 for one, two, sum_, none in parts_:
                     if np.any(np.asarray(none)):

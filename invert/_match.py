@@ -224,9 +224,7 @@ _FREE_PARAMS = frozenset(
 
 def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two equations of one primitive have the same parameters, inner jaxprs included."""
-    return all(
-        name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items()
-    )
+    return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
 
 
 def _same_param(a: Any, b: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -87,9 +87,7 @@ class Function:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise SignatureError(
-                f"{self.entry.name}{self.signature}: {error}"
-            ) from error
+            raise SignatureError(f"{self.entry.name}{self.signature}: {error}") from error
         n = len(self.entry.args)
         names = list(self.entry.arg_names)
         args = tuple(bound.arguments[names[i]] for i in range(n))
@@ -134,7 +132,7 @@ class Function:
         # The module carries the constants of the program it was built with; others bring their own.
         held = constants if stage is self.home else stage.constants
         values = (*held, *params, *flat)
-        traced = any(isinstance(v, jax.core.Tracer) for v in values)
+        traced = any(_compat.is_tracer(v) for v in values)
         if traced:
             results = stage.run(*values)
         else:
@@ -200,7 +198,8 @@ class Module(eqx.Module):
         """
         function = self._function
         leaves = [
-            _lookup(self.params, path) for path in param_paths([p.name for p in function.entry.params])
+            _lookup(self.params, path)
+            for path in param_paths([p.name for p in function.entry.params])
         ]
         return function(self.constants, leaves, args, kwargs)
 
@@ -273,11 +272,12 @@ def build(function: Function) -> Module:
     call.__doc__ = f"Recovered from {entry.source}."
     self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [self_parameter, *function.signature.parameters.values()]
-    call.__signature__ = function.signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    signature = function.signature.replace(parameters=parameters)
+    setattr(call, "__signature__", signature)  # noqa: B010  functions have no such field by type
     call.__annotations__ = {p.name: p.annotation for p in parameters[1:]}
     call.__annotations__["return"] = function.signature.return_annotation
     name = entry.name if entry.name.isidentifier() else "Recovered"
-    cls = type(Module)(
+    cls: Any = cast(Any, type(Module))(
         name, (Module,), {"__call__": call, "__module__": __name__, "__doc__": call.__doc__}
     )
     params = nest([p.name for p in entry.params], [jnp_or_numpy(p.value) for p in entry.params])

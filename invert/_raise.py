@@ -1,8 +1,8 @@
 """The raising registry and its context: StableHLO ops become `lax` primitives.
 
 A rule is registered under the op's name, as JAX registers lowerings under primitives. Rules run
-while JAX traces: the values they are given are tracers, or NumPy arrays for constants, and what they
-bind becomes the raw jaxpr. One evaluation of a function walks its ops once, so the cost is linear.
+while JAX traces: the values they are given are tracers, or NumPy arrays for constants, and what
+they bind becomes the raw jaxpr. A function's ops are walked once, so the cost is linear.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Op:
     def get(self, name: str) -> Any:
         """The attribute `name`, or `None`; marks it as read."""
         if name not in self.unread:
-            return self._attributes[name] if name in self._attributes else None
+            return self._attributes.get(name)
         self.unread.discard(name)
         return self._attributes[name]
 
@@ -284,7 +284,9 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
         function = ctx.functions[name]
 
         def call(*args: Value) -> list[Value]:
-            inner = dataclasses.replace(ctx, env={}, scalars={}, stretched={}, explicit=set(), hoisted=set())
+            inner = dataclasses.replace(
+                ctx, env={}, scalars={}, stretched={}, explicit=set(), hoisted=set()
+            )
             return inner.region(function.regions[0])(*args)
 
         # Callees that were split off by the serializer end in _<number>; the name that the author
@@ -364,7 +366,10 @@ def _callees(op: ir.Operation) -> list[str]:
     if op.name == "stablehlo.composite":
         return [_attributes.symbol_name(op.attributes["decomposition"])]
     if op.name == "stablehlo.custom_call" and "called_computations" in op.attributes:
-        return [_attributes.symbol_name(s) for s in op.attributes["called_computations"]]
+        return [
+            _attributes.symbol_name(s)
+            for s in _compat.members(op.attributes["called_computations"])
+        ]
     return []
 
 

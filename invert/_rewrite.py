@@ -107,7 +107,9 @@ class Rewriter:
         for pattern in self.stages[number].patterns:
             marker = getattr(pattern, "marker", None)
             # The last equation first: of nested matches the larger one is meant.
-            roots = [e for name in pattern.roots for e in reversed(graph.by_primitive.get(name, ()))]
+            roots = [
+                e for name in pattern.roots for e in reversed(graph.by_primitive.get(name, ()))
+            ]
             if not roots or not _holds(graph, marker):
                 continue
             for eqn in roots:
@@ -117,8 +119,10 @@ class Rewriter:
                 if isinstance(pattern, Structural):
                     function = pattern.rewrite(site)
                     replacement = None if function is None else _structural(eqn, function)
-                else:
+                elif isinstance(pattern, Pattern):
                     replacement = self._try(pattern, site, number)
+                else:  # a program as a whole has no site
+                    continue
                 if replacement is None or claimed & replacement.removed:
                     continue
                 claimed |= replacement.removed

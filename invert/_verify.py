@@ -1,4 +1,4 @@
-"""The certificate: the recovered program is lowered and raised again and compared with the input."""
+"""The certificate: the recovered program is lowered and raised again, and compared."""
 
 from __future__ import annotations
 

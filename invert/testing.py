@@ -38,8 +38,8 @@ def assert_roundtrip(
     - `certificate`: the weakest certificate that is accepted.
     - `derivatives`: whether forward and reverse derivatives are compared too, with random tangents
         and cotangents, where `f` has them.
-    - `rtol`, `atol`: tolerances for derivatives, and for results unless the certificate is exact; an
-        exact one demands bitwise equal results, since the programs are the same.
+    - `rtol`, `atol`: tolerances for derivatives, and for results unless the certificate is exact:
+        then they must be equal bit for bit, since the programs are the same.
 
     **Returns:** the recovered module, for further checks.
 
@@ -51,7 +51,13 @@ def assert_roundtrip(
     if order.index(got.kind) > order.index(certificate):
         raise AssertionError(f"the certificate is {got}, expected {certificate}")
     exact = got.kind == "exact"
-    _compare("results", jax.jit(f)(*args), jax.jit(module)(*args), 0 if exact else rtol, 0 if exact else atol)
+    _compare(
+        "results",
+        jax.jit(f)(*args),
+        jax.jit(module)(*args),
+        0 if exact else rtol,
+        0 if exact else atol,
+    )
     if derivatives:
         _compare_derivatives(f, module, args, rtol, atol)
     return module
@@ -80,7 +86,9 @@ def _recover(f: Callable[..., Any], args: tuple[Any, ...], via: Via, config: Con
 
 
 def _inexact(tree: Any) -> list[bool]:
-    return [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in jax.tree_util.tree_leaves(tree)]
+    return [
+        jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in jax.tree_util.tree_leaves(tree)
+    ]
 
 
 def _compare_derivatives(

@@ -79,8 +79,8 @@ def _fingerprints() -> tuple[tuple[Callable[..., Any], frozenset[tuple[str, ...]
     return tuple(found)
 
 
-# Functions that JAX writes out: name -> (function, operands, primitive of the result, the primitives
-# that give its operands).
+# Functions that JAX writes out: name -> (function, number of operands, primitive of the result, the
+# primitives that give its operands).
 _WRITTEN_OUT: dict[str, tuple[Callable[..., Any], int, str, tuple[str, ...]]] = {
     "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add")),
     "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add")),

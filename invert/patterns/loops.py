@@ -78,9 +78,7 @@ def _counted(eqn: Any) -> _Counted | None:
         return None
     graph = Graph(body, _compat.consts_of(body))
     arguments = graph.jaxpr.invars
-    loop = _Counted(
-        graph, arguments[:n_body], arguments[n_body:], counter, max(int(limit.val), 0)
-    )
+    loop = _Counted(graph, arguments[:n_body], arguments[n_body:], counter, max(int(limit.val), 0))
     return loop if loop.index(graph.jaxpr.outvars[counter]) == (1, 1) else None
 
 
@@ -270,9 +268,7 @@ def _needed(
 ) -> list[Any]:
     """The equations of the body that the carry and the outputs still need."""
     roots = [
-        v
-        for i, v in enumerate(graph.jaxpr.outvars)
-        if i != loop.counter and i not in outputs
+        v for i, v in enumerate(graph.jaxpr.outvars) if i != loop.counter and i not in outputs
     ] + [a.value for a in outputs.values()]
     found: set[int] = set()
     pending = [graph.producers.get(v) for v in roots if not isinstance(v, core.Literal)]

@@ -86,7 +86,7 @@ def operand_types(site: Site, dtype: Any, arity: int) -> Iterator[tuple[Any, ...
 def _narrower(site: Site, dtype: Any, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Shapes other than `shape`, of values in the body, that an elementwise primitive stretches."""
     atoms = itertools.chain(*(eqn.invars for eqn in site.graph.eqns))
-    found = dict.fromkeys(a.aval.shape for a in atoms if getattr(a.aval, "dtype", None) == dtype)
+    found = dict.fromkeys(v.shape for v in map(site.aval, atoms) if v.dtype == dtype)
     return [
         s
         for s in found

@@ -36,7 +36,12 @@ def _squeeze(site: Site) -> Callable[..., Any] | None:
     dropped, rest = [], list(after)
     for i, n in enumerate(before):
         # From the front, a dimension of size one is dropped unless the result has it here.
-        if rest and rest[0] == n and len(before) - i > 0 and not (n == 1 and _spare(before, i, rest)):
+        if (
+            rest
+            and rest[0] == n
+            and len(before) - i > 0
+            and not (n == 1 and _spare(before, i, rest))
+        ):
             rest.pop(0)
         elif n == 1:
             dropped.append(i)

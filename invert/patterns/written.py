@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert._compat import core
-from invert._pattern import Call, Pattern, Site, bind, hint_of
+from invert._pattern import Call, Pattern, Site, bind, hint_of, is_var
 from invert.patterns.special import is_number, produced_by
 
 _CONVERT = "convert_element_type"
@@ -34,7 +34,7 @@ def _exponent(site: Site, atom: Any) -> int:
         eqn = produced_by(site, atom, "mul")
         result = (atom, 1)
         written_out = eqn is not None and hint_of(eqn) in ("", "mul")
-        if written_out and depth and all(isinstance(a, core.Var) for a in eqn.invars):
+        if eqn is not None and written_out and depth and all(map(is_var, eqn.invars)):
             (a, k), (b, n) = (visit(v, depth - 1) for v in eqn.invars)
             if a is b:
                 result = (a, k + n)

@@ -172,7 +172,7 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
     types = op.result_types()
     packed = len(types) == 1 and isinstance(types[0], ir.TupleType)
     if packed:  # as older modules for TPUs return several results
-        types = [types[0].get_type(i) for i in range(types[0].num_types)]
+        types = list(_attributes.tuple_types(types[0]))
     results = _opaque.custom_call(
         *operands,
         target=target,
@@ -199,9 +199,11 @@ def _nothing(ctx: Context, op: Op, *operands: Value) -> Any:
 
 def _composite_call(target: str) -> Callable:
     def rule(ctx: Context, op: Op, *operands: Value) -> Any:
-        attributes = _plain(op.op.attributes["mhlo.attributes"]) if (
-            "mhlo.attributes" in op.op.attributes
-        ) else {}
+        attributes = (
+            _plain(op.op.attributes["mhlo.attributes"])
+            if ("mhlo.attributes" in op.op.attributes)
+            else {}
+        )
         return NAMED[target](attributes, *operands)
 
     return rule

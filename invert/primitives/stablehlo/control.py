@@ -17,7 +17,7 @@ from invert.primitives.stablehlo import _attributes
 def _invariants(body: Any) -> dict[int, Any]:
     """Loop operands that the body returns as they came: position -> the body's argument.
 
-    JAX passes what a loop closes over as such operands when it lowers; they are captured again here.
+    JAX passes what a loop closes over as such operands when it lowers; it is captured again here.
     """
     block = body.blocks[0]
     terminator = block.operations[len(block.operations) - 1].operation

@@ -14,8 +14,8 @@ from invert._raise import Context, Op, Value, raises
 from invert.primitives.stablehlo import _attributes
 
 # JAX writes `x + 1.0` with a scalar operand, and `x - m` with one whose sizes are partly one, and
-# broadcasts them on lowering. Operands that are such a broadcast are put back, as long as the others
-# give the result its shape.
+# broadcasts them on lowering. Operands that are such a broadcast are put back, as long as the
+# others give the result its shape.
 
 
 def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
@@ -57,7 +57,7 @@ def _imag(x: Value) -> Value:
 
 
 def _integer_power(x: Value, y: Value) -> Value:
-    """Integer power by squaring; a negative exponent gives 1, -1 or 0, as the specification says."""
+    """Integer power by squaring; a negative exponent gives 1, -1 or 0, as specified."""
     dtype = _dtype(x)
     one, zero = np.ones((), dtype), np.zeros((), dtype)
     result = lax.full_like(x, 1)

@@ -138,7 +138,10 @@ def _dynamic_update_slice(ctx: Context, op: Op, x: Value, update: Value, *starts
 def _torch_index_select(ctx: Context, op: Op, x: Value, indices: Value) -> Value:
     dim = _attributes.integer(op["dim"])
     batch = _attributes.integer(op["batch_dims"])
-    take = lambda x, i: jnp.take(x, i, axis=dim - batch, mode="clip")
+
+    def take(x: Value, i: Value) -> Value:
+        return jnp.take(x, i, axis=dim - batch, mode="clip")
+
     for _ in range(batch):
         take = jax.vmap(take)
     return take(x, indices)

@@ -47,9 +47,9 @@ def _algorithm(op: Op) -> lax.DotAlgorithm | lax.DotAlgorithmPreset | None:
     count = fields.num_primitive_operations
     name = "_".join(names) + (f"_X{count}" if count > 1 else "")
     single = fields.lhs_component_count == fields.rhs_component_count == 1
-    if single and not fields.allow_imprecise_accumulation:
-        if name in lax.DotAlgorithmPreset.__members__:
-            return lax.DotAlgorithmPreset[name]
+    precise = single and not fields.allow_imprecise_accumulation
+    if precise and name in lax.DotAlgorithmPreset.__members__:
+        return lax.DotAlgorithmPreset[name]
     return lax.DotAlgorithm(*fields)
 
 
@@ -224,10 +224,6 @@ def _batch_norm_grad(
     normal = centered / _channels(x, deviation, axis)
     grad_offset = jnp.sum(ct, axes)
     grad_scale = jnp.sum(ct * normal, axes)
-    inner = (
-        count * ct
-        - _channels(x, grad_offset, axis)
-        - _channels(x, grad_scale, axis) * normal
-    )
+    inner = count * ct - _channels(x, grad_offset, axis) - _channels(x, grad_scale, axis) * normal
     grad_x = _channels(x, scale / deviation / count, axis) * inner
     return grad_x, grad_scale, grad_offset

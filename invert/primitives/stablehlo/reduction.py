@@ -69,9 +69,7 @@ def _complex_extremum(region: Any, dtype: np.dtype) -> Callable | None:
         if name == "compare":
             name = _attributes.enum_name(op.attributes["comparison_direction"])
         text[op.results[0]] = f"{name}({','.join(args)})"
-    form = (
-        "select(select(EQ(real(x),real(y)),{0}(imag(x),imag(y)),{0}(real(x),real(y))),x,y)"
-    )
+    form = "select(select(EQ(real(x),real(y)),{0}(imag(x),imag(y)),{0}(real(x),real(y))),x,y)"
     found = text[terminator.operands[0]]
     return {form.format("GT"): lax.max, form.format("LT"): lax.min}.get(found)
 

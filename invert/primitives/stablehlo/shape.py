@@ -82,10 +82,7 @@ def _slice(ctx: Context, op: Op, x: Value) -> Value:
 @raises("stablehlo.pad")
 def _pad(ctx: Context, op: Op, x: Value, value: Value) -> Value:
     config = zip(
-        *(
-            dense_ints(op[n])
-            for n in ("edge_padding_low", "edge_padding_high", "interior_padding")
-        ),
+        *(dense_ints(op[n]) for n in ("edge_padding_low", "edge_padding_high", "interior_padding")),
         strict=True,
     )
     return lax.pad(x, value, list(config))

@@ -43,7 +43,9 @@ def _identity_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
         return list(values)
     count = len(values) - sum(not isinstance(c, np.ndarray) for c in gradient.captures)
     own, captured = values[:count], iter(arrays(values[count:]))
-    captures = [array(c) if isinstance(c, np.ndarray) else next(captured) for c in gradient.captures]
+    captures = [
+        array(c) if isinstance(c, np.ndarray) else next(captured) for c in gradient.captures
+    ]
     results, inputs = arrays(own[: gradient.results]), arrays(own[gradient.results :])
     return [*mark(gradient, results, inputs, captures), *own[gradient.results :]]
 
