@@ -17,6 +17,7 @@ import jax.export
 from jax._src import core as core
 from jax._src import dispatch as dispatch
 from jax._src import source_info_util as source_info_util
+from jax._src.ad_util import add_jaxvals_p as add_any_p
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval as partial_eval
 from jax._src.lax import lax as lax_internal

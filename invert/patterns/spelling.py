@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax import lax
 
+from invert._compat import add_any_p
 from invert._pattern import Call, Pattern, Site, Structural, bind, hint_of
 
 
@@ -24,6 +25,13 @@ def _square(site: Site) -> Callable[..., Any] | None:
     if site.hint == "square":
         return lambda x, _: [lax.square(x)]
     return (lambda x, _: [lax.integer_pow(x, 2)]) if site.hint == "integer_pow" else None
+
+
+def _add_any(site: Site) -> Callable[..., Any] | None:
+    """`add x y` -> `add_any x y`, the sum of cotangents in a program that is a derivative."""
+    if site.hint != "add_any":
+        return None
+    return lambda x, y: [add_any_p.bind(x, y)]
 
 
 def _squeeze(site: Site) -> Callable[..., Any] | None:
@@ -172,6 +180,7 @@ PATTERNS = (
     Pattern("tile", ("reshape",), _tile),
     Pattern("unstack", ("reshape",), _unstack),
     Structural("square", ("mul",), _square),
+    Structural("add_any", ("add",), _add_any),
     Structural("squeeze", ("reshape",), _squeeze),
     Structural("broadcast", _NARY, _explicit_broadcast),
 )
