@@ -45,7 +45,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         raw, _ = _jaxpr.split_constants(_derivatives.plain(closed))
         platform = entry.platform or platform_of(_jaxpr.opaque_targets(raw))
         closed, rewrites = _recognize(closed, platform, config)
-        closed = _jaxpr.without_hints(closed)
+        closed = _jaxpr.without_hints(_jaxpr.merge_broadcasts(closed))
         seconds["patterns"] = time.perf_counter() - start
         start = time.perf_counter()
         settle = _derivatives.Settler(

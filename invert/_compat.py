@@ -9,7 +9,7 @@ import contextlib
 import functools
 import inspect
 import io
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -362,6 +362,16 @@ def eval_jaxpr(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
 def eval_closed(closed: Any, values: Sequence[Any]) -> list[Any]:
     """Evaluates a closed jaxpr."""
     return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
+
+
+def rename(jaxpr: core.Jaxpr, names: Mapping[Any, Any]) -> core.Jaxpr:
+    """Puts other variables in the place of those in `names`."""
+
+    def new(atom: Any) -> Any:
+        return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
+
+    eqns = [e.replace(invars=[new(a) for a in e.invars]) for e in jaxpr.eqns]
+    return jaxpr.replace(eqns=eqns, outvars=[new(v) for v in jaxpr.outvars])
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:

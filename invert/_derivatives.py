@@ -101,7 +101,7 @@ class Settler:
             return self._body(Graph(jaxpr, consts))
 
         # The program may be recovered while a caller is traced; what runs here runs now.
-        with jax.ensure_compile_time_eval():
+        with core.eval_context():
             return _jaxpr.map_jaxprs(closed, visit)
 
     def _body(self, graph: Graph) -> Any:

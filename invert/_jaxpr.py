@@ -21,6 +21,32 @@ def canonicalize(closed: Any) -> Any:
     return map_jaxprs(closed, _compat.dce)
 
 
+# Behind the sign, the number of a broadcast that is written once and used by several equations.
+WRITTEN_BROADCAST = "broadcast_in_dim#"
+
+
+def merge_broadcasts(closed: Any) -> Any:
+    """Makes one of the broadcasts that spelling has put in front of each user of one."""
+    sign = HINT + WRITTEN_BROADCAST
+
+    def merge(jaxpr: Any) -> Any:
+        kept: dict[tuple[str, Any], Any] = {}
+        renamed: dict[Any, Any] = {}
+        eqns = []
+        for eqn in jaxpr.eqns:
+            names = _compat.names_of(eqn)
+            if names and names[-1].startswith(sign):
+                (out,) = eqn.outvars
+                first = kept.setdefault((names[-1], out.aval), out)
+                if first is not out:
+                    renamed[out] = first
+                    continue
+            eqns.append(eqn)
+        return _compat.rename(jaxpr.replace(eqns=eqns), renamed) if renamed else jaxpr
+
+    return map_jaxprs(closed, merge)
+
+
 def is_named(closed: Any) -> bool:
     """Whether a location of the program names a primitive."""
     return any(

@@ -131,8 +131,8 @@ class Context:
     scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     # the same for values that repeat dimensions of size one
     stretched: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
-    # ids of broadcasts that the author wrote, by their location
-    explicit: set[int] = dataclasses.field(default_factory=set)
+    # broadcasts that the author wrote, by their location: id -> number
+    explicit: dict[int, int] = dataclasses.field(default_factory=dict)
     # results of constants that were decoded ahead of the region they stand in
     hoisted: set[Any] = dataclasses.field(default_factory=set)
 
@@ -202,7 +202,11 @@ class Context:
         self, names: tuple[str, ...], operands: Sequence[Value]
     ) -> tuple[str, ...]:
         """The hint says too which operands the author broadcast by hand."""
-        places = [str(i) for i, x in enumerate(operands) if id(x) in self.explicit]
+        places = [
+            f"{i}#{self.explicit[id(x)]}"
+            for i, x in enumerate(operands)
+            if id(x) in self.explicit
+        ]
         if not places or not names or not names[-1].startswith(HINT):
             return names
         return (*names[:-1], ";".join([names[-1], *places]))
@@ -285,7 +289,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
 
         def call(*args: Value) -> list[Value]:
             inner = dataclasses.replace(
-                ctx, env={}, scalars={}, stretched={}, explicit=set(), hoisted=set()
+                ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set()
             )
             return inner.region(function.regions[0])(*args)
 

@@ -13,6 +13,7 @@ import numpy as np
 from invert import _compat
 from invert._compat import core
 from invert._errors import InvertError
+from invert._jaxpr import HINT
 from invert._match import Match, equivalent
 from invert._pattern import Call, Graph, Pattern, Site, Stage, Structural, Whole, is_var, rounded
 
@@ -286,7 +287,10 @@ def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
     for eqn in inner.eqns:
         outvars = [env.setdefault(v, core.Var(v.aval)) if _is_named(v) else v for v in eqn.outvars]
         new = eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars)
-        eqns.append(_compat.with_names(new, _compat.names_of(r.root)))
+        names, own = _compat.names_of(r.root), _compat.names_of(new)
+        if own and names and names[-1].startswith(HINT):
+            names = names[:-1]
+        eqns.append(_compat.with_names(new, (*names, *own)))
     return eqns
 
 

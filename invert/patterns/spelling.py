@@ -13,7 +13,9 @@ from typing import Any
 import jax
 from jax import lax
 
+from invert import _compat
 from invert._compat import add_any_p
+from invert._jaxpr import HINT, WRITTEN_BROADCAST
 from invert._pattern import Call, Pattern, Site, Structural, bind, hint_of
 
 
@@ -76,16 +78,21 @@ def _explicit_broadcast(site: Site) -> Callable[..., Any] | None:
     places = hint_of(site.eqn).split(";")[1:]
     eqn = site.eqn
     shape = eqn.outvars[0].aval.shape
-    places = [int(p) for p in places if int(p) < len(eqn.invars)]
-    places = [p for p in places if eqn.invars[p].aval.shape != shape]
-    if not places:
+    found = {int(p): number for p, _, number in (q.partition("#") for q in places)}
+    found = {
+        p: number
+        for p, number in found.items()
+        if p < len(eqn.invars) and eqn.invars[p].aval.shape != shape
+    }
+    if not found:
         return None
 
-    def wide(x: Any) -> Any:
-        return lax.broadcast_in_dim(x, shape, tuple(range(len(shape))) if x.shape else ())
+    def wide(x: Any, number: str) -> Any:
+        with _compat.name_stack((f"{HINT}{WRITTEN_BROADCAST}{number}",)):
+            return lax.broadcast_in_dim(x, shape, tuple(range(len(shape))) if x.shape else ())
 
     def call(*operands: Any) -> Any:
-        full = [wide(x) if i in places else x for i, x in enumerate(operands)]
+        full = [wide(x, found[i]) if i in found else x for i, x in enumerate(operands)]
         return [eqn.primitive.bind(*full, **eqn.params)]
 
     return call

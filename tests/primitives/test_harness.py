@@ -10,12 +10,18 @@ import pytest
 
 from tests.harness_cases import Case, compare, harnesses, recover, sample
 
-SAMPLE = frozenset(sample(250))
+SAMPLE = frozenset(sample(200))
 
 CHECKS = ("forward", "jit", "vmap", "jvp", "vjp")
 
 # What does not work yet: (cases, checks, reason). A listed check must fail on every case it names.
-KNOWN_GAPS: tuple[tuple[str, tuple[str, ...], str], ...] = ()
+KNOWN_GAPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        r"stop_gradient_(b?float|complex).*",
+        ("jvp", "vjp"),
+        "stop_gradient leaves nothing in the forward module",
+    ),
+)
 
 
 def gaps(name: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ def _broadcast_in_dim(ctx: Context, op: Op, x: Value) -> Value:
     if x.shape == () or same_rank:
         (ctx.stretched if x.shape else ctx.scalars)[id(result)] = (result, x)
         if _attributes.location_name(op.op.location).endswith("/broadcast_in_dim"):
-            ctx.explicit.add(id(result))
+            ctx.explicit[id(result)] = len(ctx.explicit)
     return result
 
 
