@@ -25,9 +25,8 @@ from invert._errors import InvertError
 from invert._gradient import custom_gradient_p, is_differentiable, parts
 from invert._match import difference
 from invert._pattern import Graph
-from invert._rewrite import Replacement
-from invert._rewrite import _replace as replace
-from invert._verify import _error as largest_gap
+from invert._rewrite import Replacement, replace
+from invert._verify import largest_gap
 from invert.frontends.stablehlo import Program
 
 # What JAX raises where it cannot differentiate, transpose, lower or run a program.
@@ -127,10 +126,10 @@ class Settler:
             self._say(gradient, f"plain autodiff: {gradient.problem}")
             return None
         region = _Region(graph, eqn, self)
-        if any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in region.numbers):
-            if gradient.convention != "jax":
-                self._say(gradient, "plain autodiff: the gradient is complex and not a JAX one")
-                return None
+        is_complex = any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in region.numbers)
+        if is_complex and gradient.convention != "jax":
+            self._say(gradient, "plain autodiff: the gradient is complex and not a JAX one")
+            return None
         try:
             raw = _jaxpr.canonicalize(region.backward())
         except InvertError as error:
@@ -368,7 +367,7 @@ def _make_rule(region: _Region, backward: Any, wide: bool, ruled: bool) -> _Rule
     """A rule for both modes where the gradient is linear in the cotangents.
 
     JAX transposes a function without the rules inside it. So where the gradient has a rule of its
-    own (`ruled`), the function gets one for reverse mode only, which keeps second derivatives right.
+    own (`ruled`), the function gets one for reverse mode only: second derivatives stay right.
     """
     backward, shared = _share(backward, region)
     make, kind = _custom_vjp, "custom_vjp"

@@ -66,12 +66,12 @@ class Rewriter:
         jaxpr = _compat.open_jaxpr(closed)
         if self.stages[number].outermost_first:
             if replacements := self._sweep(graph := Graph(jaxpr, consts), number):
-                jaxpr = _replace(graph, replacements)
+                jaxpr = replace(graph, replacements)
             jaxpr = self._inside(jaxpr, number)
             return _compat.close_like(closed, jaxpr)
         jaxpr = self._inside(jaxpr, number)
         while replacements := self._sweep(graph := Graph(jaxpr, consts), number):
-            jaxpr = _replace(graph, replacements)
+            jaxpr = replace(graph, replacements)
         return _compat.close_like(closed, jaxpr)
 
     def _inside(self, jaxpr: Any, number: int) -> Any:
@@ -224,7 +224,7 @@ def _no_progress(closed: Any, template: Graph) -> bool:
     return len(jaxpr.eqns) == len(template.eqns) and equivalent(closed, template.jaxpr)
 
 
-def _replace(graph: Graph, replacements: Sequence[Replacement]) -> Any:
+def replace(graph: Graph, replacements: Sequence[Replacement]) -> Any:
     """The body with the replacements made, in topological order and without dead equations.
 
     Replacements that each keep the order can break it together; then the first alone is made.

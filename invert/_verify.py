@@ -99,7 +99,7 @@ def _numerical(
                     for j in (raw, recovered)
                 )
                 for x, y in zip(one, two, strict=True):
-                    largest = max(largest, _error(x, y))
+                    largest = max(largest, largest_gap(x, y))
         except (RuntimeError, ValueError, TypeError, NotImplementedError, InvertError) as error:
             return Certificate("unverified", f"{reason}; it could not be run: {error}")
     return Certificate("numerical", reason, largest)
@@ -118,7 +118,7 @@ def _random(rng: np.random.Generator, aval: Any) -> Any:
     return np.asarray(values).astype(dtype)
 
 
-def _error(x: Any, y: Any) -> float:
+def largest_gap(x: Any, y: Any) -> float:
     """Largest absolute difference; infinite where one is not a number and the other is."""
     a, b = np.asarray(x), np.asarray(y)
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
