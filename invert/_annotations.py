@@ -29,7 +29,10 @@ _NAMES = {
 
 def array_type(spec: ArgSpec) -> Any:
     """`Float32[Array, "3 batch"]` for a specification."""
-    kind = getattr(jaxtyping, _NAMES.get(str(np.dtype(spec.dtype)), ""), jaxtyping.Shaped)
+    if jax.dtypes.issubdtype(spec.dtype, jax.dtypes.prng_key):
+        kind: Any = jaxtyping.Key
+    else:
+        kind = getattr(jaxtyping, _NAMES.get(str(np.dtype(spec.dtype)), ""), jaxtyping.Shaped)
     sizes = [_size(n) for n in spec.shape]
     return kind[Array, " ".join(sizes)]
 

@@ -374,6 +374,11 @@ def rename(jaxpr: core.Jaxpr, names: Mapping[Any, Any]) -> core.Jaxpr:
     return jaxpr.replace(eqns=eqns, outvars=[new(v) for v in jaxpr.outvars])
 
 
+def key_impl(dtype: Any) -> Any:
+    """The generator of a key dtype, as `jax.random.wrap_key_data` takes it."""
+    return dtype._impl.name
+
+
 def consts_of(jaxpr: Any) -> Sequence[Any]:
     """Values of the constants of a closed jaxpr; none for an open one."""
     return getattr(jaxpr, "consts", ())

@@ -14,6 +14,7 @@ from invert import _compat, _jaxpr
 from invert._config import Config
 from invert._errors import InvertError
 from invert._match import difference
+from invert.frontends.exported import keys_of, words_of
 from invert.frontends.stablehlo import Program
 
 
@@ -78,8 +79,13 @@ def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> A
     with jax.enable_x64(wide):
         module = _compat.lowered_module(run, *avals, platform=platform)
     program = Program(module, b"", Config())
+
+    def raised(*values: Any) -> list[Any]:
+        results = program(*map(words_of, values))
+        return [keys_of(r, v.aval) for r, v in zip(results, recovered.outvars, strict=True)]
+
     with jax.enable_x64(True):
-        closed = _compat.trace_closed(lambda *xs: program(*xs), *avals)
+        closed = _compat.trace_closed(raised, *avals)
         return _jaxpr.split_constants(_jaxpr.canonicalize(closed))[0]
 
 
@@ -107,6 +113,11 @@ def _numerical(
 
 def _random(rng: np.random.Generator, aval: Any) -> Any:
     """Random values that most programs take: small integers, numbers around zero."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        seeds = rng.integers(0, 2**31, aval.shape).astype(np.uint32)
+        impl = _compat.key_impl(aval.dtype)
+        flat = [jax.random.key(s, impl=impl) for s in seeds.reshape(-1)]
+        return jnp.stack(flat).reshape(aval.shape)
     dtype = np.dtype(aval.dtype)
     if dtype == np.bool_:
         return rng.random(aval.shape) < 0.5

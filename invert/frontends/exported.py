@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 import jax.export
+import jax.numpy as jnp
 
+from invert import _compat
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import MalformedModelError
@@ -37,7 +39,8 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, specs)
 
     def fn(params: Any, *values: Any) -> list[Any]:
-        return program(*(values[i] for i in kept))
+        results = program(*(words_of(values[i]) for i in kept))
+        return [keys_of(r, aval) for r, aval in zip(results, exported.out_avals, strict=True)]
 
     return EntryPoint(
         name=exported.fun_name if exported.fun_name.isidentifier() else "main",
@@ -52,6 +55,19 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         ),
         platform=program.platforms[branch],
     )
+
+
+def words_of(value: Any) -> Any:
+    """Keys as the `uint32` words that the module holds for them."""
+    is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(value) if is_key else value
+
+
+def keys_of(value: Any, aval: Any) -> Any:
+    """Words as keys again, where the original returned keys."""
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return value
+    return jax.random.wrap_key_data(value, impl=_compat.key_impl(aval.dtype))
 
 
 def _name(tree: Any, position: int) -> str:
