@@ -138,6 +138,7 @@ def _constant_like(ctx: Context, op: Op, x: Value) -> Value:
 
 @raises("chlo.top_k")
 def _top_k(ctx: Context, op: Op, x: Value) -> Value:
+    op.get("is_stable")  # since jaxlib 0.12; `lax.top_k` takes the first of equal values either way
     return top_k(x, _attributes.integer(op["k"]))
 
 
