@@ -345,6 +345,9 @@ def _largest_difference(region: _Region, raw: Any, wide: bool) -> float:
 
 
 def _beyond_rounding(x: np.ndarray, y: np.ndarray) -> float:
+    """The gap where `x` is finite; elsewhere it says nothing, as at a singular matrix."""
+    finite_x = np.isfinite(x)
+    x, y = x[finite_x], y[finite_x]
     gap = largest_gap(x, y)
     finite = np.abs(y[np.isfinite(y)]) if y.size else y
     scale = float(finite.max()) if finite.size else 1.0
@@ -487,7 +490,7 @@ def _is_linear(region: _Region, backward: Any, shared: Sequence[int], wide: bool
                 )
                 parts_ = zip(run(*operands, *a), run(*operands, *b), both, zero, strict=True)
                 for one, two, sum_, none in parts_:
-                    if np.any(np.asarray(none)):
+                    if np.any(np.nan_to_num(np.asarray(none), posinf=0.0, neginf=0.0)):
                         return False
                     if _beyond_rounding(np.asarray(one) + np.asarray(two), np.asarray(sum_)):
                         return False
