@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import io
+import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -162,11 +163,14 @@ def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -
     raised were.
     """
     checks = jax.export.DisabledSafetyCheck
-    exported = jax.export.export(
-        jax.jit(fn, keep_unused=True),
-        platforms=[platform],
-        disabled_checks=[checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)],
-    )(*avals)
+    with warnings.catch_warnings():
+        # A program of 64-bit types lowered without them: one of two ways that are tried.
+        warnings.filterwarnings("ignore", message=".*requested.*dtype")
+        exported = jax.export.export(
+            jax.jit(fn, keep_unused=True),
+            platforms=[platform],
+            disabled_checks=[checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)],
+        )(*avals)
     return stablehlo_dialect.deserialize_portable_artifact(
         make_ir_context(), exported.mlir_module_serialized
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,10 @@ class Stage:
             return _compat.eval_jaxpr(self.jaxpr, values)
         # Values of 64 bits exist whatever the session's setting, as they do in the module.
         with jax.enable_x64(True):
-            return _compat.eval_jaxpr(self.jaxpr, values)
+            widened = [
+                _widen(x, v.aval.dtype) for x, v in zip(values, self.jaxpr.invars, strict=True)
+            ]
+            return _compat.eval_jaxpr(self.jaxpr, widened)
 
 
 class Function:
@@ -138,8 +142,14 @@ class Function:
         else:
             if stage not in self._compiled:
                 self._compiled[stage] = jax.jit(stage.run)
-            results = self._compiled[stage](*values)
+            with jax.enable_x64(True) if stage.wide else contextlib.nullcontext():
+                results = self._compiled[stage](*values)
         return jax.tree_util.tree_unflatten(self.entry.out_tree, results)
+
+
+def _widen(value: Any, dtype: Any) -> Any:
+    """A value that JAX has narrowed, because 64-bit types were off, in the type of the program."""
+    return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)
 
 
 def _fit(value: Any, spec: ArgSpec, problems: list[str]) -> Any:

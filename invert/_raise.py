@@ -127,6 +127,8 @@ class Context:
     config: Config
     jitted: dict[str, Callable[..., Any]]
     env: dict[Any, Value]
+    # constants that stand for the platform: known inside of called functions too
+    fixed: tuple[Value, ...] = ()
     # values that are a broadcast scalar: id of the broadcast -> (broadcast, scalar)
     scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     # the same for values that repeat dimensions of size one
@@ -203,9 +205,7 @@ class Context:
     ) -> tuple[str, ...]:
         """The hint says too which operands the author broadcast by hand."""
         places = [
-            f"{i}#{self.explicit[id(x)]}"
-            for i, x in enumerate(operands)
-            if id(x) in self.explicit
+            f"{i}#{self.explicit[id(x)]}" for i, x in enumerate(operands) if id(x) in self.explicit
         ]
         if not places or not names or not names[-1].startswith(HINT):
             return names
@@ -283,21 +283,25 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     """Calls the function `@name` of the module as a named inner `jit`.
 
     One `jit` per function: JAX's own cache then traces a function that is called often only once.
+    The platform index is no argument but a constant, which chooses branches inside.
     """
+    fixed = {i: x for i, x in enumerate(args) if any(x is f for f in ctx.fixed)}
     if name not in ctx.jitted:
         function = ctx.functions[name]
 
-        def call(*args: Value) -> list[Value]:
+        def call(*rest: Value) -> list[Value]:
             inner = dataclasses.replace(
                 ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set()
             )
-            return inner.region(function.regions[0])(*args)
+            values = iter(rest)
+            all_args = [fixed[i] if i in fixed else next(values) for i in range(len(args))]
+            return inner.region(function.regions[0])(*all_args)
 
         # Callees that were split off by the serializer end in _<number>; the name that the author
         # gave is what is in front of it.
         call.__name__ = call.__qualname__ = _jit_name(name)
         ctx.jitted[name] = jax.jit(call)
-    return list(ctx.jitted[name](*args))
+    return list(ctx.jitted[name](*(x for i, x in enumerate(args) if i not in fixed)))
 
 
 def _jit_name(name: str) -> str:

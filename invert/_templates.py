@@ -23,7 +23,7 @@ def raise_call(call: Call, platform: str) -> Any | None:
             module = _compat.lowered_module(
                 call.before or call.function, *call.avals, platform=platform
             )
-    except (TypeError, ValueError, NotImplementedError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError):
         return None
     program = Program(module, b"", Config())
     with jax.enable_x64(True):

@@ -138,6 +138,7 @@ class Program:
             module = self._refined([tuple(v.shape) for v in values])
             functions, extra = functions_of(module), []
         ctx = Context(functions=functions, config=self.config, jitted={}, env={})
+        ctx.fixed = tuple(extra)
         return ctx.region(functions[self.entry].regions[0])(*extra, *values)
 
     @functools.cached_property

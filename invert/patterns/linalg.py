@@ -91,6 +91,8 @@ def _large(site: Site) -> Iterator[Call]:
     from 0, their permutation -> `lu`.
     """
     kernel = kernel_of(site.eqn)
+    if not site.eqn.invars:
+        return
     a = site.aval(site.eqn.invars[0])
     if kernel in ("getrf", "LuDecomposition"):
         yield bind(linalg.lu_p, a)
