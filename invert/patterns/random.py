@@ -377,6 +377,8 @@ HASHES = (
         Pattern(name, ("add", "xor"), _unrolled(name), _HASHES[name].marker)
         for name in ("threefry4x32", "philox2x32", "philox4x32")
     ),
+    # On accelerators the loop is unrolled.
+    Pattern("threefry2x32_unrolled", ("add",), _unrolled("threefry2x32"), 0x1BD11BDA),
 )
 
 KEYS = (
