@@ -130,8 +130,10 @@ def _random(rng: np.random.Generator, aval: Any) -> Any:
 
 
 def largest_gap(x: Any, y: Any) -> float:
-    """Largest absolute difference; infinite where one is not a number and the other is."""
+    """Largest absolute difference; infinite where shapes or what is not a number differ."""
     a, b = np.asarray(x), np.asarray(y)
+    if a.shape != b.shape:
+        return float("inf")
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     a, b = a.astype(wide), b.astype(wide)
     if not a.size:
