@@ -153,6 +153,23 @@ _UNSTABLE_TARGETS = (
     "cu_cholesky_update_ffi",
     "hipsparse_gtsv2_ffi",
     "tridiagonal_solve_perturbed_ffi",
+    # Those of older releases, which templates of their idioms hold.
+    *(
+        f"lapack_{t}{k}"
+        for t in "sdcz"
+        for k in (
+            *("potrf", "getrf", "geqrf", "orgqr", "ungqr", "gesdd", "syevd", "heevd"),
+            *("geev", "gees", "gehrd", "sytrd", "hetrd"),
+        )
+    ),
+    *(f"blas_{t}trsm" for t in "sdcz"),
+    *(
+        f"{p}solver_{k}"
+        for p in ("cu", "hip")
+        for k in "getrf geqrf orgqr syevd syevj gesvd gesvdj sytrd".split()
+    ),
+    *(f"{p}blas_{k}_batched" for p in ("cu", "hip") for k in ("getrf", "geqrf")),
+    *(f"{p}_threefry2x32{suffix}" for p in ("cu", "hip") for suffix in ("", "_ffi")),
 )
 
 

@@ -107,6 +107,24 @@ def _lower(
 
 mlir.register_lowering(custom_call_p, _lower)
 
+# The same in a template, which is lowered and never run: its target need not be registered here.
+template_call_p = _compat.core.Primitive("custom_call_template")
+template_call_p.multiple_results = True
+template_call_p.def_abstract_eval(_abstract_eval)
+
+
+def _lower_template(
+    ctx: Any,
+    *operands: ir.Value,
+    attributes: Sequence[tuple[str, str]],
+    computations: Sequence[Any],
+    **_: Any,
+) -> Sequence[ir.Value]:
+    return _compat.emit_custom_call(ctx, operands, attributes, computations)
+
+
+mlir.register_lowering(template_call_p, _lower_template)
+
 
 def _jvp(primals: Any, tangents: Any, *, target: str, **_: Any) -> Any:
     raise _refuse(target, "it has no derivative")

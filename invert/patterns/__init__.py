@@ -5,6 +5,7 @@ import dataclasses
 from invert._pattern import Stage
 from invert.patterns import (
     calls,
+    dated,
     indexing,
     keys,
     library,
@@ -25,7 +26,7 @@ from invert.patterns import (
 # first.
 STAGES = (
     # Hash functions of random numbers, which JAX outlines.
-    Stage(random.HASHES),
+    Stage((*random.HASHES, *dated.HASHES, *dated.FALLBACKS)),
     # Reductions and windows: many other functions call cumulative sums and argmax.
     Stage(windows.PATTERNS + indexing.PATTERNS),
     # Functions that JAX outlines around one primitive, once that primitive is recovered.
@@ -33,6 +34,9 @@ STAGES = (
     # Functions that the lowering expands.
     Stage((*complex_.PATTERNS, *special.PATTERNS)),
     Stage((*linalg.PATTERNS, *linalg_expanded.PATTERNS)),
+    # What older releases lowered otherwise, where today's form is not found.
+    Stage(dated.GUARDED),
+    Stage(dated.ALONE),
     Stage(linalg_expanded.SOLVES),
     # Keys, then the samplers that hold keys and special functions.
     Stage(random.KEYS),

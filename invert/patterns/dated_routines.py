@@ -1,0 +1,331 @@
+"""The custom calls of older JAX releases: their operands, options and results.
+
+Until 2024 the routines of LAPACK took sizes and options as operands, those of cuSOLVER and its kin
+as packed bytes, and both gave work space and a status beside their results. What they compute is
+what today's primitives do. `dated.py` has the patterns.
+
+Operands and results: jaxlib/lapack.py and jaxlib/gpu_solver.py of jaxlib 0.4.1 to 0.4.35.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import linalg
+
+from invert import _compat
+from invert._compat import core
+from invert._errors import InvertError
+from invert._pattern import Site
+from invert.patterns.linalg import attributes
+
+Values = Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Routine:
+    """One routine.
+
+    **Arguments:**
+
+    - `arrays`: how many of its operands are arrays that the primitive takes.
+    - `results`: positions of the values that `compute` gives among its results.
+    - `compute`: `compute(site, *arrays)` gives these values from a primitive.
+    - `first`: position of the first array among the operands; sizes and options stand before it.
+    - `status`: position of the status among the results, if it has one.
+    """
+
+    arrays: int
+    results: tuple[int, ...]
+    compute: Callable[..., Values]
+    first: int = 0
+    status: int | None = None
+
+
+# Options.
+
+
+def scalar(site: Site, position: int) -> int:
+    """An option that is an operand; `-1` where the program computes it."""
+    atom = site.eqn.invars[position]
+    return int(atom.val) if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0 else -1
+
+
+def _packed(site: Site) -> np.ndarray:
+    """The packed options: numbers of 32 bits."""
+    text = dict(site.eqn.params["attributes"]).get("backend_config", '""')[1:-1]
+
+    def byte(found: re.Match[str]) -> str:
+        return "\\" if found[0] == "\\\\" else chr(int(found[1], 16))
+
+    raw = re.sub(r"\\\\|\\([0-9A-Fa-f]{2})", byte, text).encode("latin-1")
+    return np.frombuffer(raw[: len(raw) // 4 * 4], "<i4")
+
+
+# The lower triangle is 0 in cuBLAS and 122 in rocBLAS; vectors are 1 and 202, as against 0 and 201.
+_LOWER, _UPPER = (0, 122), (1, 121)
+_VECTORS = (1, 202)
+
+
+def _lower(site: Site, position: int | None = None) -> bool | None:
+    """Which triangle a routine reads, from an operand or the packed options."""
+    if position is not None:
+        return {0: False, 1: True}.get(scalar(site, position))
+    if found := attributes(site.eqn):  # today's form of options in yesterday's surroundings
+        return bool(found.get("lower", found.get("uplo") == "L"))
+    options = _packed(site)
+    if len(options) < 2:
+        return None
+    return True if options[1] in _LOWER else False if options[1] in _UPPER else None
+
+
+class UnknownOptionsError(InvertError):
+    """Options that no release of JAX wrote."""
+
+
+def _known(value: bool | None) -> bool:
+    if value is None:
+        raise UnknownOptionsError
+    return value
+
+
+# What the routines compute.
+
+
+def _cholesky(site: Site, a: Any) -> Values:
+    if scalar(site, 0) != 1:
+        raise UnknownOptionsError
+    return [linalg.cholesky_p.bind(a)]
+
+
+def _lu(site: Site, a: Any) -> Values:
+    del site
+    lu, pivots, _ = linalg.lu_p.bind(a)
+    return [lu, lax.add(pivots, np.int32(1))]  # Fortran counts from 1
+
+
+def _lu_tpu(site: Site, a: Any) -> Values:
+    del site
+    return linalg.lu_p.bind(a)
+
+
+def _geqrf(site: Site, a: Any) -> Values:
+    del site
+    return _compat.geqrf_p.bind(a)
+
+
+def _orgqr(site: Site, a: Any, taus: Any) -> Values:
+    del site
+    return [linalg.householder_product_p.bind(a, taus)]
+
+
+def _eigh(position: int | None) -> Callable[..., Values]:
+    def compute(site: Site, a: Any) -> Values:
+        return _bind_eigh(a, lower=_known(_lower(site, position)))
+
+    return compute
+
+
+def _eigh_tpu(site: Site, a: Any) -> Values:
+    """Options: the triangle, whether the values are sorted, iterations and tolerance."""
+    text = dict(site.eqn.params["attributes"]).get("backend_config", "")
+    found = re.match(r'"([01]),([01]),', text)
+    if found is None:
+        raise UnknownOptionsError
+    return _bind_eigh(a, lower=found[1] == "1", sort=found[2] == "1")
+
+
+def _bind_eigh(a: Any, lower: bool, sort: bool = True) -> Values:
+    return linalg.eigh_p.bind(
+        a, lower=lower, sort_eigenvalues=sort, subset_by_index=None, algorithm=None
+    )
+
+
+def _sytrd(position: int | None) -> Callable[..., Values]:
+    def compute(site: Site, a: Any) -> Values:
+        return linalg.tridiagonal_p.bind(a, lower=_known(_lower(site, position)))
+
+    return compute
+
+
+def _gehrd(site: Site, a: Any) -> Values:
+    if scalar(site, 1) != 1 or scalar(site, 2) != a.shape[-1]:
+        raise UnknownOptionsError
+    return linalg.hessenberg_p.bind(a)
+
+
+def _gees(site: Site, a: Any) -> Values:
+    if chr(max(scalar(site, 3), 0)) != "N":
+        raise UnknownOptionsError
+    return linalg.schur_p.bind(
+        a,
+        compute_schur_vectors=chr(max(scalar(site, 2), 0)) == "V",
+        sort_eig_vals=False,
+        select_callable=None,
+    )
+
+
+def _geev(site: Site, a: Any) -> Values:
+    left, right = (chr(max(scalar(site, i), 0)) for i in (2, 3))
+    if {left, right} - set("VN"):
+        raise UnknownOptionsError
+    w, *vectors = linalg.eig_p.bind(
+        a,
+        compute_left_eigenvectors=left == "V",
+        compute_right_eigenvectors=right == "V",
+        enable_eigvec_derivs=True,
+        implementation=None,
+    )
+    values = [w] if jnp.iscomplexobj(a) else [lax.real(w), lax.imag(w)]
+    given = iter(vectors)
+    return [*values, *(next(given) if job == "V" else None for job in (left, right))]
+
+
+def _svd(a: Any, factors: bool, full: bool) -> Values:
+    values = linalg.svd_p.bind(
+        a, full_matrices=full, compute_uv=factors, subset_by_index=None, algorithm=None
+    )
+    return values if factors else [*values, None, None]
+
+
+def _gesdd(site: Site, a: Any) -> Values:
+    full, factors = scalar(site, 0), scalar(site, 1)
+    if not {full, factors} <= {0, 1}:
+        raise UnknownOptionsError
+    return _svd(a, factors == 1, full == 1)
+
+
+def _gesvdj(site: Site, a: Any) -> Values:
+    """It gives the right singular vectors as columns."""
+    options = _packed(site)
+    if len(options) < 7:
+        raise UnknownOptionsError
+    u, v = (site.eqn.outvars[i].aval.shape for i in (2, 3))
+    s, u, vh = _svd(a, options[5] in _VECTORS, full=u[-1] == u[-2] and v[-1] == v[-2])
+    if vh is not None:
+        vh = jnp.conj(jnp.swapaxes(vh, -1, -2))
+    return [s, u, vh]
+
+
+def _gesvd(site: Site, a: Any) -> Values:
+    """It takes wide matrices transposed, so that its factors change places."""
+    options = dict(site.eqn.params["attributes"]).get("backend_config", "")[1:-1]
+    jobs = options[-2:]
+    if set(jobs) - set("ASN"):
+        raise UnknownOptionsError
+    m, n = a.shape[-2:]
+    s, u, vh = _svd(a, jobs != "NN", full=jobs == "AA")
+    return [s, vh, u] if m < n else [s, u, vh]
+
+
+def _trsm(site: Site, a: Any, b: Any) -> Values:
+    left, lower, transposed, unit, alpha = (scalar(site, i) for i in (0, 1, 2, 3, 7))
+    if alpha != 1 or not {left, lower, unit} <= {0, 1} or transposed not in (0, 1, 2):
+        raise UnknownOptionsError
+    x = linalg.triangular_solve_p.bind(
+        a,
+        b,
+        left_side=left == 1,
+        lower=lower == 1,
+        transpose_a=transposed > 0,
+        conjugate_a=transposed == 2,
+        unit_diagonal=unit == 1,
+    )
+    return [x]
+
+
+def _permutation(site: Site, pivots: Any) -> Values:
+    size = site.out.shape[-1]
+    return [linalg.lu_pivots_to_permutation_p.bind(pivots, permutation_size=size)]
+
+
+def _approx_top_k(site: Site, x: Any) -> Values:
+    """The form without the choice of a fallback, where the payload is the positions."""
+    config = dict(site.eqn.params["attributes"]).get("mhlo.backend_config", "")
+    options = dict(re.findall(r"(\w+) = ([\w.+-]+)", config))
+    (comparator,) = site.eqn.params["computations"]
+    compared = _compat.open_jaxpr(comparator)
+    axis = int(options.get("reduction_dim", -1))
+    iota = site.producer(site.eqn.invars[1])
+    if (
+        len(compared.eqns) != 1
+        or list(compared.eqns[0].invars) != list(compared.invars[:2])
+        or compared.eqns[0].primitive not in (lax.gt_p, lax.lt_p)
+        or iota is None
+        or iota.primitive is not lax.iota_p
+        or iota.params["dimension"] != axis
+    ):
+        raise UnknownOptionsError
+    return lax.approx_top_k_p.bind(
+        x,
+        k=int(options["top_k"]),
+        reduction_dimension=axis,
+        # The module holds the rate in float32; an author writes a short decimal.
+        recall_target=float(f"{float(options['recall_target']):.7g}"),
+        is_max_k=compared.eqns[0].primitive is lax.gt_p,
+        reduction_input_size_override=int(options["reduction_input_size_override"]),
+        aggregate_to_topk=options["aggregate_to_topk"] == "true",
+    )
+
+
+_GEEV_REAL = Routine(1, (3, 4, 5, 6), _geev, first=4, status=7)
+_GEEV_COMPLEX = Routine(1, (2, 3, 4), _geev, first=4, status=5)
+
+_ROUTINES: Mapping[str, Routine] = {
+    # LAPACK; the types s, d, c and z are left out.
+    "lapack_potrf": Routine(1, (0,), _cholesky, first=3, status=1),
+    "lapack_getrf": Routine(1, (0, 1), _lu, first=3, status=2),
+    "lapack_geqrf": Routine(1, (0, 1), _geqrf, first=4, status=2),
+    "lapack_orgqr": Routine(2, (0,), _orgqr, first=5, status=1),
+    "lapack_ungqr": Routine(2, (0,), _orgqr, first=5, status=1),
+    "lapack_gesdd": Routine(1, (1, 2, 3), _gesdd, first=6, status=4),
+    "lapack_syevd": Routine(1, (0, 1), _eigh(0), first=3, status=2),
+    "lapack_heevd": Routine(1, (0, 1), _eigh(0), first=3, status=2),
+    "lapack_sgeev": _GEEV_REAL,
+    "lapack_dgeev": _GEEV_REAL,
+    "lapack_cgeev": _GEEV_COMPLEX,
+    "lapack_zgeev": _GEEV_COMPLEX,
+    "lapack_gees": Routine(1, (0, 3), _gees, first=4, status=5),
+    "lapack_gehrd": Routine(1, (0, 1), _gehrd, first=6, status=2),
+    "lapack_sytrd": Routine(1, (0, 1, 2, 3), _sytrd(1), first=5, status=4),
+    "lapack_hetrd": Routine(1, (0, 1, 2, 3), _sytrd(1), first=5, status=4),
+    "lapack_sytrd_ffi": Routine(1, (0, 1, 2, 3), _sytrd(None), status=4),
+    "lapack_hetrd_ffi": Routine(1, (0, 1, 2, 3), _sytrd(None), status=4),
+    "blas_trsm": Routine(2, (0,), _trsm, first=8),
+    # cuSOLVER, cuBLAS and JAX's own kernels; those of ROCm have `hip` for `cu`.
+    "cusolver_getrf": Routine(1, (0, 1), _lu, status=2),
+    "cublas_getrf_batched": Routine(1, (0, 1), _lu, status=2),
+    "cusolver_geqrf": Routine(1, (0, 1), _geqrf, status=2),
+    "cublas_geqrf_batched": Routine(1, (0, 1), _geqrf),
+    "cusolver_orgqr": Routine(2, (0,), _orgqr, status=1),
+    "cusolver_syevd": Routine(1, (0, 1), _eigh(None), status=2),
+    "cusolver_syevj": Routine(1, (0, 1), _eigh(None), status=2),
+    "cusolver_gesvd": Routine(1, (1, 2, 3), _gesvd, status=4),
+    "cusolver_gesvdj": Routine(1, (1, 2, 3), _gesvdj, status=4),
+    "cusolver_sytrd": Routine(1, (0, 1, 2, 3), _sytrd(None), status=4),
+    "cusolver_sytrd_ffi": Routine(1, (0, 1, 2, 3), _sytrd(None), status=4),
+    "cu_lu_pivots_to_permutation": Routine(1, (0,), _permutation),
+    # XLA's own for TPU.
+    "Eigh": Routine(1, (0, 1), _eigh_tpu),
+    "Qr": Routine(1, (0, 1), _geqrf),
+    "ProductOfElementaryHouseholderReflectors": Routine(2, (0,), _orgqr),
+    "LuDecomposition": Routine(1, (0, 1, 2), _lu_tpu),
+    "ApproxTopK": Routine(1, (0, 1), _approx_top_k),
+}
+
+
+def routine_of(site: Site) -> Routine | None:
+    """The routine that a custom call names, if the table has it."""
+    target = site.eqn.params["target"]
+    stem = re.sub(r"^hip(?=solver_|blas_|_)", "cu", target)
+    stem = re.sub(r"^(lapack|blas)_[sdcz]", r"\1_", stem)
+    found = _ROUTINES.get(target, _ROUTINES.get(stem))
+    if found is None or len(site.eqn.invars) < found.first + found.arrays:
+        return None
+    return found if len(site.eqn.outvars) > max(found.results) else None
