@@ -183,6 +183,26 @@ class Match:
         found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
         return None if any(v is None for v in found) else found
 
+    def needs_itself(self) -> bool:
+        """Whether an argument of the match is computed from one of its results.
+
+        Equations stand in order, so nothing before the first of the match has to be looked at.
+        """
+        graph, removed = self.graph, self.removed()
+        first = min((graph.index[i] for i in removed), default=len(graph.eqns))
+        found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
+        pending = [graph.producers.get(v) for v in found if is_var(v)]
+        seen: set[int] = set()
+        while pending:
+            eqn = pending.pop()
+            if eqn is None or id(eqn) in seen or graph.index[id(eqn)] < first:
+                continue
+            if id(eqn) in removed:
+                return True
+            seen.add(id(eqn))
+            pending.extend(graph.producers.get(a) for a in eqn.invars if is_var(a))
+        return False
+
 
 def _is_constant(eqn: Any) -> bool:
     """Whether the equation is a broadcast literal or an iota: modules hold equal ones once."""

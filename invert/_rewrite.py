@@ -142,7 +142,7 @@ class Rewriter:
                     continue
                 match.extend()
                 inputs, outputs = match.inputs(), match.outputs()
-                if inputs is None or outputs is None:
+                if inputs is None or outputs is None or match.needs_itself():
                     continue
                 jaxpr = _trace(call)
                 if _no_progress(jaxpr, template):
