@@ -84,6 +84,11 @@ def _is_lower(found: Mapping[str, Any]) -> bool:
     return bool(found.get("lower", found.get("uplo") == "L"))
 
 
+def _has_array(site: Site) -> bool:
+    """Whether the first operand is an array: older releases passed sizes, a buffer has none."""
+    return bool(site.eqn.invars) and bool(site.eqn.invars[0].aval.shape)
+
+
 def _large(site: Site) -> Iterator[Call]:
     """The decompositions that hold calls of other routines.
 
@@ -91,7 +96,7 @@ def _large(site: Site) -> Iterator[Call]:
     from 0, their permutation -> `lu`.
     """
     kernel = kernel_of(site.eqn)
-    if not site.eqn.invars:
+    if not _has_array(site):
         return
     a = site.aval(site.eqn.invars[0])
     if kernel in ("getrf", "LuDecomposition"):
@@ -274,7 +279,7 @@ def kernel_of(eqn: Any) -> str | None:
 
 def _custom_call(site: Site) -> Iterator[Call]:
     propose = _KERNELS.get(str(kernel_of(site.eqn)))
-    if propose is not None:
+    if propose is not None and _has_array(site):
         yield from propose(site)
 
 
