@@ -42,7 +42,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         closed = _jaxpr.canonicalize(closed)
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
-        raw, _ = _jaxpr.split_constants(_derivatives.plain(closed))
+        raw, known = _jaxpr.split_constants(_derivatives.plain(closed))
         platform = entry.platform or platform_of(_jaxpr.opaque_targets(raw))
         closed, rewrites = _recognize(closed, platform, config)
         closed = _jaxpr.without_hints(_jaxpr.merge_broadcasts(closed))
@@ -59,7 +59,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         jaxpr, constants = _jaxpr.split_constants(closed)
         wide = _jaxpr.has_wide_types(raw)
         start = time.perf_counter()
-        certificate = _certify(raw, jaxpr, platform, wide, config)
+        certificate = _certify(raw, jaxpr, known, platform, wide, config)
         seconds["verify"] = time.perf_counter() - start
     counts = _jaxpr.primitive_counts(jaxpr)
     report = Report(
@@ -75,12 +75,15 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     return Stage(jaxpr, constants, report, wide)
 
 
-def _certify(raw: Any, jaxpr: Any, platform: str, wide: bool, config: Config) -> Certificate:
+def _certify(
+    raw: Any, jaxpr: Any, constants: Sequence[Any], platform: str, wide: bool, config: Config
+) -> Certificate:
     if not config.verify:
         return Certificate("unverified", "switched off by Config(verify=False)")
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
     by_signature = any(_jaxpr.is_wide(v) for v in (*raw.invars, *raw.outvars))
-    return certify(raw, jaxpr, avals, platform=platform, wide=wide and by_signature)
+    wide = wide and by_signature
+    return certify(raw, jaxpr, avals, constants, platform=platform, wide=wide)
 
 
 def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping[str, int]]:

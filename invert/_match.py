@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class Match:
                 continue
             known = self.atoms.get(atom)
             if known is not None:
-                if not _same_atom(known, found):
+                if not (_same_atom(known, found) or self._same_constant(atom, found)):
                     return False
                 continue
             eqn = template.producers.get(atom)
@@ -80,17 +81,19 @@ class Match:
     def bind_input(self, atom: Any, found: Any) -> bool:
         if atom.aval.shape != found.aval.shape or atom.aval.dtype != found.aval.dtype:
             return False
-        if atom in self.template.consts:
-            if isinstance(found, core.Literal):
-                value = found.val
-            elif found in self.graph.consts:
-                value = self.graph.consts[found]
-            else:
-                return False
-            if not same_value(self.template.consts[atom], value):
-                return False
+        if atom in self.template.consts and not self._same_constant(atom, found):
+            return False
         self._set_atom(atom, found)
         return True
+
+    def _same_constant(self, atom: Any, found: Any) -> bool:
+        """Whether a constant of the template is one of the program with this value."""
+        if atom not in self.template.consts:
+            return False
+        if isinstance(found, core.Literal):
+            return same_value(self.template.consts[atom], found.val)
+        consts = self.graph.consts
+        return found in consts and same_value(self.template.consts[atom], consts[found])
 
     def _pair(self, eqn: Any, target: Any, pending: list[tuple[Any, Any]]) -> bool:
         known = self.eqns.get(id(eqn))
@@ -271,8 +274,12 @@ def equivalent(a: Any, b: Any) -> bool:
     return difference(a, b) is None
 
 
-def difference(a: Any, b: Any) -> str | None:
-    """`None` where two jaxprs are the same program, else what differs, as far as it can be said."""
+def difference(a: Any, b: Any, constants: Sequence[Any] = ()) -> str | None:
+    """`None` where two jaxprs are the same program, else what differs, as far as it can be said.
+
+    `constants` are the values of the leading arguments, as far as they are known. These need not
+    be the same arguments then, but the same values.
+    """
     x, y = Graph(a, _compat.consts_of(a)), Graph(b, _compat.consts_of(b))
     for what, values in (
         ("arguments", (x.jaxpr.invars, y.jaxpr.invars)),
@@ -280,8 +287,10 @@ def difference(a: Any, b: Any) -> str | None:
     ):
         if len(values[0]) != len(values[1]):
             return f"{len(values[0])} {what} against {len(values[1])}"
+    for graph in (x, y):
+        graph.consts.update(zip(graph.jaxpr.invars, constants, strict=False))
     match = Match(x, y)
-    for v, w in zip(x.jaxpr.invars, y.jaxpr.invars, strict=True):
+    for v, w in list(zip(x.jaxpr.invars, y.jaxpr.invars, strict=True))[len(constants) :]:
         if not match.bind_input(v, w):
             return f"an argument of type {v.aval} against {w.aval}"
     if not match.run(list(zip(x.jaxpr.outvars, y.jaxpr.outvars, strict=True))):

@@ -44,7 +44,13 @@ class Certificate:
 
 
 def certify(
-    raw: Any, recovered: Any, avals: Sequence[Any], *, platform: str, wide: bool
+    raw: Any,
+    recovered: Any,
+    avals: Sequence[Any],
+    constants: Sequence[Any] = (),
+    *,
+    platform: str,
+    wide: bool,
 ) -> Certificate:
     """Compares the raw jaxpr with what the recovered one lowers to.
 
@@ -52,6 +58,7 @@ def certify(
 
     - `raw`, `recovered`: open jaxprs over the same arguments.
     - `avals`: types of these arguments.
+    - `constants`: values of the leading arguments that are constants of the program.
     - `platform`: the platform the program was lowered for.
     - `wide`: whether the program was probably lowered with 64-bit types enabled, which changes how
         some primitives lower; the other way is tried next.
@@ -63,15 +70,15 @@ def certify(
         except (TypeError, ValueError, NotImplementedError, InvertError) as error:
             where = where or f"it does not lower again: {error}"
             continue
-        found = difference(raw, again)
+        found = difference(raw, again, constants)
         if found is None:
             return Certificate("exact")
         where = where or found
-    return _numerical(raw, recovered, avals, _jaxpr.has_wide_types(raw), where)
+    return _numerical(raw, recovered, avals, constants, where)
 
 
 def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> Any:
-    """The recovered program after lowering and raising."""
+    """The recovered program after lowering and raising, closed over its own constants."""
 
     def run(*values: Any) -> list[Any]:
         return _compat.eval_jaxpr(recovered, values)
@@ -86,20 +93,21 @@ def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> A
 
     with jax.enable_x64(True):
         closed = _compat.trace_closed(raised, *avals)
-        return _jaxpr.split_constants(_jaxpr.canonicalize(closed))[0]
+        return _jaxpr.canonicalize(closed)
 
 
 def _numerical(
-    raw: Any, recovered: Any, avals: Sequence[Any], wide: bool, reason: str
+    raw: Any, recovered: Any, avals: Sequence[Any], constants: Sequence[Any], reason: str
 ) -> Certificate:
     if _jaxpr.opaque_targets(raw):
         return Certificate("unverified", f"{reason}; opaque custom calls cannot be run")
     rng = np.random.default_rng(0)
     largest = 0.0
-    with jax.enable_x64(wide):
+    with jax.enable_x64(_jaxpr.has_wide_types(raw)):
         try:
             for _ in range(2):
-                values = [_random(rng, a) for a in avals]
+                drawn = [_random(rng, a) for a in avals[len(constants) :]]
+                values = [*constants, *drawn]
                 one, two = (
                     jax.jit(lambda *xs, j=j: _compat.eval_jaxpr(j, xs))(*values)
                     for j in (raw, recovered)
