@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -92,12 +91,6 @@ def _pad(ctx: Context, op: Op, x: Value, value: Value) -> Value:
 def _iota(ctx: Context, op: Op) -> Value:
     aval = ctx.aval(op)
     dimension = _attributes.integer(op["iota_dimension"])
-    if jnp.issubdtype(aval.dtype, jnp.complexfloating):
-        real = np.zeros((), aval.dtype).real.dtype
-        zero = np.zeros((), real)
-        return lax.complex(
-            lax.broadcasted_iota(real, aval.shape, dimension), jnp.broadcast_to(zero, aval.shape)
-        )
     return lax.broadcasted_iota(aval.dtype, aval.shape, dimension)
 
 
