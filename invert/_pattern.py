@@ -162,6 +162,11 @@ def hint_of(eqn: Any) -> str:
     return names[-1][1:] if names and names[-1].startswith(HINT) else ""
 
 
+def written_broadcasts(eqn: Any) -> set[int]:
+    """Places of the operands that the author broadcast by hand, as far as locations tell."""
+    return {int(part.split("#")[0]) for part in hint_of(eqn).split(";")[1:]}
+
+
 class Graph:
     """A body with its use-def maps."""
 

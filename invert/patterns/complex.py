@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert._pattern import Call, Pattern, Site, bind, hint_of
+from invert._pattern import Call, Pattern, Site, bind, written_broadcasts
 from invert.patterns.special import is_number, operand_types, produced_by
 
 
@@ -79,7 +79,9 @@ def _conj(site: Site) -> Iterator[Call]:
     if produced_by(site, real, "real") is not None and produced_by(site, imag, "neg") is not None:
         yield bind(lax.conj_p, site.out, input_dtype=site.out.dtype)
     # `lax.complex(x, 0)` has no broadcast of its own: it comes from the derivative of `real`.
-    if is_number(imag, 0) and hint_of(site.eqn) in ("", "complex;1"):
+    if is_number(imag, 0) and (
+        not site.hint or (site.hint == "complex" and written_broadcasts(site.eqn) == {1})
+    ):
         x = site.aval(real)
         yield bind(lax.conj_p, x, input_dtype=x.dtype)
 

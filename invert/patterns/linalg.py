@@ -51,6 +51,12 @@ def _cholesky(site: Site) -> Iterator[Call]:
     yield bind(linalg.cholesky_p, *_operands(site))
 
 
+def _cholesky_op(site: Site) -> Iterator[Call]:
+    """The op of that name, which TPUs have: it leaves the other triangle open, as JAX does."""
+    if site.platform == "tpu":
+        yield bind(linalg.cholesky_p, *_operands(site))
+
+
 def _eig(site: Site) -> Iterator[Call]:
     a = attributes(site.eqn)
     # The lowering does not say whether the author vouched for the derivatives of eigenvectors.
@@ -287,5 +293,6 @@ PATTERNS = (
     # The larger first: what they hold is a primitive too.
     Pattern("factorization", ("custom_call",), _large),
     Pattern("linalg", ("custom_call",), _custom_call),
+    Pattern("cholesky_op", ("cholesky",), _cholesky_op),
     Pattern("lu_pivots_to_permutation", ("while",), _pivots_loop),
 )

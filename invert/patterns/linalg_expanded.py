@@ -87,10 +87,31 @@ def _solve(site: Site) -> Iterator[Call]:
             )
 
 
+def _svd(site: Site) -> Iterator[Call]:
+    """The polar decomposition and its eigenvalues, in a function of one matrix, on TPUs."""
+    arguments = site.graph.jaxpr.invars
+    finite = site.producer(site.eqn.invars[0])
+    if site.platform != "tpu" or len(arguments) != 1 or finite is None:
+        return
+    a = site.aval(arguments[0])
+    if finite.primitive is not lax.is_finite_p or len(a.shape) < 2:
+        return
+    results = site.graph.jaxpr.outvars
+    for full in (False, True) if len(results) > 1 and a.shape[-1] != a.shape[-2] else (False,):
+        yield bind(
+            linalg.svd_p,
+            a,
+            full_matrices=full,
+            compute_uv=len(results) > 1,
+            subset_by_index=None,
+            algorithm=None,
+        )
+
+
 PATTERNS = (
     Pattern("symmetric_product", ("add",), _symmetric_product),
     Pattern("cholesky_update", ("scatter",), _cholesky_update),
 )
 
 # After the decompositions and the triangular solves that they are made of.
-SOLVES = (Pattern("solve", ("lu",), _solve),)
+SOLVES = (Pattern("solve", ("lu",), _solve), Pattern("svd_expanded", ("reduce_and",), _svd))

@@ -36,6 +36,25 @@ def _add_any(site: Site) -> Callable[..., Any] | None:
     return lambda x, y: [add_any_p.bind(x, y)]
 
 
+def _bool_reduction(site: Site) -> Callable[..., Any] | None:
+    """`reduce_or x` -> `reduce_max x`, and `reduce_and x` -> `reduce_min x`, of booleans."""
+    reduction = {"reduce_max": lax.reduce_max, "reduce_min": lax.reduce_min}.get(site.hint)
+    if reduction is None:
+        return None
+    axes = site.eqn.params["axes"]
+    return lambda x: [reduction(x, axes)]
+
+
+def _reshape_dimensions(site: Site) -> Iterator[Call]:
+    """`reshape (transpose x)` -> `reshape[dimensions=...] x`."""
+    transpose = site.producer(site.eqn.invars[0])
+    if site.hint != "reshape" or transpose is None or transpose.primitive.name != "transpose":
+        return
+    if hint_of(transpose) == "reshape":
+        params = {**site.eqn.params, "dimensions": transpose.params["permutation"]}
+        yield bind(lax.reshape_p, site.aval(transpose.invars[0]), **params)
+
+
 def _squeeze(site: Site) -> Callable[..., Any] | None:
     """`reshape x` -> `squeeze x`, where it only drops dimensions of size one."""
     if site.hint not in ("squeeze", ""):
@@ -186,6 +205,8 @@ PATTERNS = (
     Pattern("stack", ("concatenate",), _stack),
     Pattern("tile", ("reshape",), _tile),
     Pattern("unstack", ("reshape",), _unstack),
+    Pattern("reshape_dimensions", ("reshape",), _reshape_dimensions),
+    Structural("bool_reduction", ("reduce_or", "reduce_and"), _bool_reduction),
     Structural("square", ("mul",), _square),
     Structural("add_any", ("add",), _add_any),
     Structural("squeeze", ("reshape",), _squeeze),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert._compat import core
-from invert._pattern import Call, Pattern, Site, bind, hint_of, is_var
+from invert._pattern import Call, Pattern, Site, bind, hint_of, is_var, written_broadcasts
 from invert.patterns.special import is_number, produced_by
 
 _CONVERT = "convert_element_type"
@@ -61,7 +61,7 @@ def _negative_pow(site: Site) -> Iterator[Call]:
     if site.hint == "integer_pow":
         yield bind(lax.integer_pow_p, site.out, y=-1)
     # The numerator of the primitive is broadcast, that of `1 / (x * x)` is not.
-    elif (k := _exponent(site, x)) >= (2 if hint_of(site.eqn) == "div;0" else 4):
+    elif (k := _exponent(site, x)) >= (2 if written_broadcasts(site.eqn) == {0} else 4):
         yield bind(lax.integer_pow_p, site.out, y=-k)
 
 

@@ -366,7 +366,6 @@ def test_another_platform_takes_its_branch() -> None:
     assert_same(module(X), np.cos(X))
 
 
-@pytest.mark.xfail(strict=True, reason="custom calls of modules for several platforms stay opaque")
 def test_multi_platform_linear_algebra() -> None:
     def f(x):
         return jnp.linalg.cholesky(x @ x.T + 3 * jnp.eye(2))

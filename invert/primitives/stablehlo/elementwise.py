@@ -216,10 +216,6 @@ def _select(ctx: Context, op: Op, pred: Value, on_true: Value, on_false: Value) 
 @raises("stablehlo.clamp")
 def _clamp(ctx: Context, op: Op, low: Value, x: Value, high: Value) -> Value:
     low, high = (v if (s := ctx.scalar(v)) is None else s[1] for v in (low, high))
-    if low.shape == () and high.shape != () and x.shape != ():
-        low = jnp.broadcast_to(low, x.shape)
-    elif high.shape == () and low.shape != () and x.shape != ():
-        high = jnp.broadcast_to(high, x.shape)
     return lax.clamp(low, x, high)
 
 

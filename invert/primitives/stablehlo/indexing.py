@@ -43,7 +43,9 @@ def _gather(op: Op, x: Value, indices: Value, slice_sizes: tuple[int, ...]) -> V
         ),
         slice_sizes,
         indices_are_sorted=is_sorted is not None and _attributes.boolean(is_sorted),
-        mode=lax.GatherScatterMode.CLIP,  # out-of-bounds starts are clamped, by the specification
+        # Out-of-bounds starts are clamped, by the specification. The mode that promises there are
+        # none lowers to the same op; a serialized gradient can tell (`invert._derivatives`).
+        mode=lax.GatherScatterMode.CLIP,
     )
 
 

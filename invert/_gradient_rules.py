@@ -1,0 +1,277 @@
+"""Gradients that are kept: functions with a rule, and the numbers that tell two gradients apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert import _compat, _jaxpr
+from invert._compat import core
+from invert._errors import InvertError
+from invert._gradient import is_differentiable
+from invert._pattern import Graph
+from invert._verify import largest_gap
+
+
+class Region(Protocol):
+    """The equations between the arguments and the results of a marked gradient.
+
+    **Attributes:**
+
+    - `operands`: all variables from outside: the constants `held`, others, then the `inputs`.
+    - `results`: the results; `numbers` are those that have a tangent.
+    - `wanted`: positions of the inputs that the gradient gives cotangents for.
+    - `constants`: values of the constants; `avals`: types of the others and the cotangents.
+    - `forward`: the equations as a closed jaxpr over `operands`.
+    """
+
+    held: Any
+    operands: Any
+    inputs: Any
+    results: Any
+    numbers: Any
+    wanted: Any
+    constants: Any
+    avals: Any
+    forward: Any
+
+    def autodiff(self, *values: Any) -> list[Any]:
+        """What automatic differentiation gives for `avals`."""
+        ...
+
+
+# What JAX raises where it cannot differentiate, transpose, lower or run a program.
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError,
+    TypeError, ValueError, InvertError,
+)  # fmt: skip
+
+
+def type_of(v: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a variable."""
+    return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
+
+
+def _samples(avals: Sequence[Any], cotangents: int) -> list[list[np.ndarray]]:
+    """Values at which rules are known to differ: ties, zeros, steps, bounds, large numbers."""
+    rng = np.random.default_rng(0)
+    makers: list[Callable[[Any], np.ndarray]] = [
+        lambda shape: rng.standard_normal(shape),
+        lambda shape: np.zeros(shape),
+        lambda shape: np.ones(shape),
+        lambda shape: rng.integers(-3, 4, shape),
+        lambda shape: rng.integers(-8, 9, shape),
+        lambda shape: np.full(shape, 100.0),
+        lambda shape: np.full(shape, -100.0),
+        lambda shape: 30.0 * rng.standard_normal(shape),
+    ]
+    found = []
+    for make in makers:
+        values = []
+        for i, aval in enumerate(avals):
+            dtype = np.dtype(aval.dtype)
+            if i >= len(avals) - cotangents:
+                x = 4 * rng.standard_normal(aval.shape)
+            elif dtype == np.bool_:
+                x = rng.random(aval.shape) < 0.5
+            elif not jnp.issubdtype(dtype, jnp.inexact):
+                # Positions: mostly in bounds, far outside where the numbers are large.
+                x = np.asarray(make(aval.shape))
+                large = np.abs(x).max(initial=0) == 100 and jnp.issubdtype(dtype, jnp.signedinteger)
+                x = x if large else rng.integers(0, 4, aval.shape)
+            else:
+                x = make(aval.shape)
+            if jnp.issubdtype(dtype, jnp.complexfloating):
+                x = x + 1j * rng.standard_normal(aval.shape)
+            values.append(np.asarray(x).astype(dtype))
+        found.append(values)
+    return found
+
+
+def largest_difference(region: Region, raw: Any, wide: bool) -> float:
+    """Largest difference of the two gradients that rounding does not explain; 0 where none."""
+    largest = 0.0
+    with jax.enable_x64(wide):
+        one = jax.jit(lambda *xs: _compat.eval_closed(raw, xs))
+        two = jax.jit(region.autodiff)
+        for values in _samples(region.avals, len(region.numbers)):
+            for x, y in zip(one(*values), two(*values), strict=True):
+                largest = max(largest, _beyond_rounding(np.asarray(x), np.asarray(y)))
+    return largest
+
+
+def _beyond_rounding(x: np.ndarray, y: np.ndarray) -> float:
+    """The gap where `x` is finite; elsewhere it says nothing, as at a singular matrix."""
+    finite_x = np.isfinite(x)
+    x, y = x[finite_x], y[finite_x]
+    gap = largest_gap(x, y)
+    finite = np.abs(y[np.isfinite(y)]) if y.size else y
+    scale = float(finite.max()) if finite.size else 1.0
+    eps = float(jnp.finfo(x.dtype).eps)
+    # Long sums round many times; in 16 bits, so many that more would hide a real difference.
+    return gap if gap > (1e3 if eps < 1e-5 else 16) * eps * scale else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A function of `operands` with a derivative of its own."""
+
+    function: Callable[..., Any]
+    operands: Any
+    kind: str
+
+
+def stopped(*values: Any) -> list[Any]:
+    """The values, whose derivative is zero."""
+    return [jax.lax.stop_gradient(v) for v in values]
+
+
+def is_zero(closed: Any) -> bool:
+    """Whether all results of a program are zero, whatever its arguments."""
+    graph = Graph(closed, _compat.consts_of(closed))
+
+    def zero(atom: Any) -> bool:
+        if isinstance(atom, core.Literal):
+            return not np.any(atom.val)
+        eqn = graph.producers.get(atom)
+        return eqn is not None and eqn.primitive.name == "broadcast_in_dim" and zero(eqn.invars[0])
+
+    return bool(graph.jaxpr.outvars) and all(map(zero, graph.jaxpr.outvars))
+
+
+def make_rule(region: Region, backward: Any, wide: bool, ruled: bool) -> Rule:
+    """A rule for both modes where the gradient is linear in the cotangents.
+
+    JAX transposes a function without the rules inside it. So where the gradient has a rule of its
+    own (`ruled`), the function gets one for reverse mode only: second derivatives stay right.
+    """
+    backward, shared = _share(backward, region)
+    make, kind = _custom_vjp, "custom_vjp"
+    if not ruled and _is_linear(region, backward, shared, wide):
+        make, kind = _custom_jvp, "custom_jvp"
+    return Rule(make(region, backward, shared, wide), region.operands, kind)
+
+
+def _share(backward: Any, region: Region) -> tuple[Any, list[int]]:
+    """The gradient over the constants of the region, which hold its own copies; their places."""
+    jaxpr, constants = _jaxpr.split_constants(backward)
+    index = {
+        (c.dtype, c.shape, c.tobytes()): i
+        for i, c in enumerate(np.asarray(region.constants[v]) for v in region.held)
+    }
+    places = [index.get((c.dtype, c.shape, c.tobytes()), -1) for c in constants]
+    own = [c for c, i in zip(constants, places, strict=True) if i < 0]
+
+    def run(*values: Any) -> list[Any]:
+        shared, rest = values[: len(places) - len(own)], values[len(places) - len(own) :]
+        first, second = iter(shared), iter(own)
+        held = [next(second) if i < 0 else next(first) for i in places]
+        return _compat.eval_jaxpr(jaxpr, [*held, *rest])
+
+    return run, [i for i in places if i >= 0]
+
+
+def _pull(region: Region, backward: Any, shared: Sequence[int], wide: bool) -> Callable[..., Any]:
+    """The gradient as a function of the operands and the cotangents."""
+
+    def pull(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        rest = operands[len(region.held) :]
+        with jax.enable_x64(wide):
+            return tuple(backward(*(operands[i] for i in shared), *rest, *cotangents))
+
+    return pull
+
+
+def plain_function(region: Region, wide: bool) -> Callable[..., Any]:
+    def recovered(*operands: Any) -> list[Any]:
+        with jax.enable_x64(wide):
+            return _compat.eval_closed(region.forward, operands)
+
+    return recovered
+
+
+def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], wide: bool) -> Any:
+    """The derivative in a direction is the transpose of the gradient, which is linear."""
+    function = plain_function(region, wide)
+    pull = _pull(region, backward, shared, wide)
+    first = len(region.operands) - len(region.inputs)
+    cotangents = [type_of(v) for v in region.numbers]
+    rule = jax.custom_jvp(function)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        results = function(*primals)
+        moved = tuple(tangents[first + i] for i in region.wanted)
+        push = jax.linear_transpose(lambda *cts: pull(primals, cts), *cotangents)
+        with jax.enable_x64(wide):
+            found = iter(push(moved))
+        out = [
+            next(found) if is_differentiable(v.aval) else np.zeros(v.aval.shape, jax.dtypes.float0)
+            for v in region.results
+        ]
+        return results, out
+
+    rule.defjvp(jvp)
+    return rule
+
+
+def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], wide: bool) -> Any:
+    """A gradient that is not linear in the cotangents, as where it is clipped."""
+    function = plain_function(region, wide)
+    pull = _pull(region, backward, shared, wide)
+    first = len(region.operands) - len(region.inputs)
+    places = [i for i, v in enumerate(region.results) if is_differentiable(v.aval)]
+    rule = jax.custom_vjp(function)
+
+    def forward(*operands: Any) -> Any:
+        return function(*operands), operands
+
+    def back(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        found = pull(operands, [cotangents[i] for i in places])
+        out: list[Any] = [None] * len(operands)
+        for i, g in zip(region.wanted, found, strict=True):
+            out[first + i] = g
+        return tuple(out)
+
+    rule.defvjp(forward, back)
+    return rule
+
+
+def _is_linear(region: Region, backward: Any, shared: Sequence[int], wide: bool) -> bool:
+    """Whether the gradient is linear in the cotangents: JAX can transpose it, and numbers agree."""
+    pull = _pull(region, backward, shared, wide)
+    n = len(region.operands)
+    types = [type_of(v) for v in (*region.operands, *region.numbers)]
+    moved = [type_of(region.inputs[i]) for i in region.wanted]
+
+    def push(*values: Any) -> Any:
+        transposed = jax.linear_transpose(lambda *cts: pull(values[:n], cts), *types[n:])
+        return transposed(tuple(values[n:]))
+
+    def at(*values: Any) -> Any:
+        return pull(values[:n], values[n:])
+
+    try:
+        _compat.trace_closed(push, *types[:n], *moved)
+        with jax.enable_x64(wide):
+            run = jax.jit(at)
+            for values in _samples(types, len(region.numbers))[::3]:
+                operands, a = values[:n], values[n:]
+                b = [np.asarray(30 * np.roll(x, 1), x.dtype) for x in a]
+                zero = run(*operands, *(np.zeros_like(x) for x in a))
+                both = run(
+                    *operands, *(np.asarray(x + y, x.dtype) for x, y in zip(a, b, strict=True))
+                )
+                parts_ = zip(run(*operands, *a), run(*operands, *b), both, zero, strict=True)
+                for one, two, sum_, none in parts_:
+                    if np.any(np.nan_to_num(np.asarray(none), posinf=0.0, neginf=0.0)):
+                        return False
+                    if _beyond_rounding(np.asarray(one) + np.asarray(two), np.asarray(sum_)):
+                        return False
+    except FAILURES:
+        return False
+    return True
