@@ -138,7 +138,8 @@ AGREEING = {
 def test_nothing_is_left_where_autodiff_agrees(name):
     f = AGREEING[name]
     module = converted(f, X)
-    assert module.report.gradients == ("node 'IdentityN': agrees with autodiff",)
+    (said,) = module.report.gradients
+    assert said.startswith("node 'IdentityN': agrees with autodiff")
     assert "custom_gradient" not in module.report.primitives
     assert "custom_vjp_call" not in rules_of(module.jaxpr)
     # Functions of jax.nn bring rules of their own.
