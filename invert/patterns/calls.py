@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from invert._pattern import Site, Structural
@@ -16,8 +16,13 @@ OUTLINED = frozenset(
 
 def _outlined(site: Site) -> Callable[..., Any] | None:
     """`jit[{ cumsum x }] -> cumsum x`: lowering outlines the primitive again."""
+    return opened(site, OUTLINED)
+
+
+def opened(site: Site, names: Container[str]) -> Callable[..., Any] | None:
+    """The one equation of a call where its primitive has one of these names."""
     jaxpr = site.eqn.params["jaxpr"].jaxpr
-    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name not in OUTLINED:
+    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name not in names:
         return None
     (eqn,) = jaxpr.eqns
     if list(eqn.invars) != list(jaxpr.invars) or not set(jaxpr.outvars) <= set(eqn.outvars):

@@ -5,7 +5,8 @@ Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +17,8 @@ from jax.lax import linalg
 
 from invert import _compat
 from invert._compat import core
-from invert._pattern import Call, Pattern, Site, bind
+from invert._pattern import Call, Pattern, Site, Structural, bind
+from invert.patterns.calls import opened
 
 
 def _symmetric_product(site: Site) -> Iterator[Call]:
@@ -108,10 +110,34 @@ def _svd(site: Site) -> Iterator[Call]:
         )
 
 
+def _singular_values(site: Site) -> Iterator[Call]:
+    """The same without vectors: a function that holds one from a square matrix to the result."""
+    if site.platform != "tpu" or len(site.eqn.invars) != 1 or len(site.eqn.outvars) != 1:
+        return
+    a, out = site.aval(site.eqn.invars[0]), site.out
+    if len(a.shape) < 2 or out.shape != (*a.shape[:-2], min(a.shape[-2:])):
+        return
+    inner = _compat.open_jaxpr(site.eqn.params["jaxpr"]).eqns
+    if any(e.primitive.name == "jit" and site.aval(e.outvars[0]).shape == out.shape for e in inner):
+        params = {"full_matrices": False, "compute_uv": False, "subset_by_index": None}
+        call = bind(linalg.svd_p, a, **params, algorithm=None)
+        yield dataclasses.replace(call, is_call=True)
+
+
+def _svd_call(site: Site) -> Callable[..., Any] | None:
+    """`jit[{ svd x }] -> svd x` on TPUs, where lowering outlines the expansion."""
+    return opened(site, ("svd",)) if site.platform == "tpu" else None
+
+
 PATTERNS = (
     Pattern("symmetric_product", ("add",), _symmetric_product),
     Pattern("cholesky_update", ("scatter",), _cholesky_update),
 )
 
 # After the decompositions and the triangular solves that they are made of.
-SOLVES = (Pattern("solve", ("lu",), _solve), Pattern("svd_expanded", ("reduce_and",), _svd))
+SOLVES = (
+    Pattern("solve", ("lu",), _solve),
+    Pattern("svd_expanded", ("reduce_and",), _svd),
+    Pattern("singular_values", ("jit",), _singular_values),
+    Structural("svd_call", ("jit",), _svd_call),
+)

@@ -330,6 +330,29 @@ def test_random_numbers_of_accelerators(platform: str) -> None:
     assert {"random_bits", "random_split"} <= set(module.report.primitives)
 
 
+def _singular_values(a: jax.Array) -> Any:
+    return jax.lax.linalg.svd(a, compute_uv=False)
+
+
+@pytest.mark.parametrize(
+    "f, shape, primitive",
+    [
+        (jax.lax.linalg.cholesky, (3, 3), "cholesky"),
+        (jax.lax.linalg.svd, (5, 3), "svd"),
+        (jax.lax.linalg.svd, (3, 3), "svd"),
+        (_singular_values, (3, 3), "svd"),
+        (jax.lax.linalg.lu, (3, 3), "lu"),
+        (jax.lax.linalg.qr, (5, 3), "qr"),
+    ],
+)
+def test_linear_algebra_of_tpus(f: Any, shape: tuple[int, ...], primitive: str) -> None:
+    a = np.ones(shape, np.float32)
+    module = invert.from_exported(jax.export.export(jax.jit(f), platforms=["tpu"])(a))
+    assert str(module.report.certificate) == "exact"
+    assert module.report.primitives[primitive] == 1
+    assert "while" not in module.report.primitives
+
+
 _TOP_K = """module @m {{
   func.func private @above(%a: tensor<f32>, %b: tensor<f32>, %i: tensor<i32>, %j: tensor<i32>)
       -> tensor<i1> {{
