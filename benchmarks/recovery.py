@@ -89,7 +89,7 @@ def measure(name: str, strip: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--limit", type=int, default=900)
+    parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strip", action="store_true")
     parser.add_argument("--x64", action="store_true")

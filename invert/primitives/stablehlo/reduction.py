@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._compat import trace_open
 from invert._errors import InvertError
 from invert._raise import Context, Op, Value, is_constant, raises
-from invert.primitives.stablehlo import _attributes
+from invert.primitives.stablehlo import _attributes, _regions
 from invert.primitives.stablehlo._attributes import dense_ints
 
 _MONOIDS: dict[str, Callable] = {
@@ -52,26 +53,14 @@ def _monoid(region: Any, operands: Sequence[Value]) -> Callable | None:
 
 
 def _complex_extremum(region: Any, dtype: np.dtype) -> Callable | None:
-    """`lax.max` or `lax.min` where the region is JAX's lexicographic comparison of complex numbers.
-
-    The body that JAX writes (jax/_src/interpreters/mlir.py, `_minmax_hlo`, jax 0.10) is
-    `select(select(re(x)==re(y), im(x)>im(y), re(x)>re(y)), x, y)`.
-    """
+    """`lax.max` or `lax.min` where the region is JAX's lexicographic comparison."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return None
-    block = region.blocks[0]
-    x, y = block.arguments
-    *ops, terminator = (o.operation for o in block.operations)
-    text: dict[Any, Any] = {x: "x", y: "y"}
-    for op in ops:
-        args = [text[v] for v in op.operands]
-        name = op.name.removeprefix("stablehlo.")
-        if name == "compare":
-            name = _attributes.enum_name(op.attributes["comparison_direction"])
-        text[op.results[0]] = f"{name}({','.join(args)})"
-    form = "select(select(EQ(real(x),real(y)),{0}(imag(x),imag(y)),{0}(real(x),real(y))),x,y)"
-    found = text[terminator.operands[0]]
-    return {form.format("GT"): lax.max, form.format("LT"): lax.min}.get(found)
+    found = _regions.signature(region)
+    for reduction, monoid in ((lax.reduce_max, lax.max), (lax.reduce_min, lax.min)):
+        if found is not None and found == _regions.reducer(reduction, dtype):
+            return monoid
+    return None
 
 
 def scalar_computation(ctx: Context, region: Any, n: int) -> Callable:
@@ -141,7 +130,7 @@ def _select_and_scatter(ctx: Context, op: Op, operand: Value, source: Value, ini
     dimensions = op.get("window_dimensions")
     ones = (1,) * rank
     select, scatter = op.regions
-    return _compat_select_and_scatter(
+    return _bind_select_and_scatter(
         operand,
         scalar_computation(ctx, select, 1),
         ones if dimensions is None else dense_ints(dimensions),
@@ -164,7 +153,7 @@ def _select_direction(region: Any) -> str | None:
     return _attributes.enum_name(compare.attributes["comparison_direction"])
 
 
-def _compat_select_and_scatter(
+def _bind_select_and_scatter(
     operand: Value,
     select: Callable,
     window_dimensions: tuple[int, ...],
@@ -192,8 +181,6 @@ def _compat_select_and_scatter(
             padding=padding,
         )
     aval = jax.ShapeDtypeStruct((), operand.dtype)
-    from invert._compat import trace_open
-
     select_jaxpr, select_consts = trace_open(select, aval, aval)
     scatter_jaxpr, scatter_consts = trace_open(scatter, aval, aval)
     if select_consts or scatter_consts:

@@ -1,0 +1,93 @@
+"""Library functions with derivative rules of their own: at ties, bounds and steps too."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special
+import numpy as np
+import pytest
+from jax import lax, nn
+
+from tests.patterns.recovery import recover, same_values
+
+# Ties, zeros and the bounds of relu6.
+X = np.array([[0.0, 1.0, -1.0, 6.0], [6.0, 0.0, 2.0, 2.0], [-3.0, -3.0, 0.0, 7.0]], np.float32)
+
+FUNCTIONS = {
+    "relu": nn.relu,
+    "relu6": nn.relu6,
+    "softplus": nn.softplus,
+    "log_sigmoid": nn.log_sigmoid,
+    "log_softmax": nn.log_softmax,
+    "softmax": nn.softmax,
+    "softmax, axis 0": lambda x: nn.softmax(x, axis=0),
+    "logsumexp": nn.logsumexp,
+    "logsumexp, axis": lambda x: nn.logsumexp(x, axis=1, keepdims=True),
+    "logaddexp": lambda x: jnp.logaddexp(x, x[::-1]),
+    "logaddexp2": lambda x: jnp.logaddexp2(x, x),
+    "sinc": jnp.sinc,
+    "xlogy": lambda x: jax.scipy.special.xlogy(x, jnp.abs(x)),
+    "det": lambda x: jnp.linalg.det(x @ x.T),
+    "slogdet": lambda x: jnp.linalg.slogdet(x @ x.T + jnp.eye(3))[1],
+    "pinv": jnp.linalg.pinv,
+    "expi": lambda x: jax.scipy.special.expi(jnp.abs(x) + 0.5),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_are_those_of_the_function(name: str) -> None:
+    function = FUNCTIONS[name]
+    module = recover(function, X)
+    assert module.report.certificate.kind == "exact"
+    same_values(function, module, X)
+    for transform in (jax.jacrev, jax.jacfwd):
+        want, got = (jax.jit(transform(f))(X) for f in (function, module))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+LOOK_ALIKE = {
+    "max with one": lambda x: jnp.maximum(x, 1.0),
+    "zero first": lambda x: jnp.minimum(x, 0.0),
+    "sum before max": lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x), axis=1, keepdims=True),
+    "another axis": lambda x: (
+        jnp.exp(x - x.max(1, keepdims=True))
+        / jnp.exp(x - x.max(0, keepdims=True)).sum(1, keepdims=True)
+    ),
+    "no guard": lambda x: jnp.log(jnp.sum(jnp.exp(x - x.max()))) + x.max(),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKE)
+def test_look_alikes_are_left(name: str) -> None:
+    function = LOOK_ALIKE[name]
+    module = recover(function, X)
+    rules = {"library_call", "softmax", "logsumexp", "logaddexp"}
+    assert not rules & set(module.report.rewrites)
+    same_values(function, module, X)
+
+
+def test_inside_loops_and_branches() -> None:
+    def function(x):
+        y = lax.scan(lambda c, a: (nn.relu(c - a), nn.softmax(c)), x[0], x)[1]
+        return lax.cond(x.sum() > 0, nn.log_softmax, nn.relu, y)
+
+    module = recover(function, X)
+    assert module.report.rewrites["softmax"] == 1
+    assert module.report.rewrites["library_call"] >= 2
+
+    def grad(f):
+        return jax.grad(lambda x: (f(x) ** 2).sum())(X)
+
+    np.testing.assert_allclose(grad(module), grad(function), rtol=1e-5, atol=1e-6)
+
+
+def test_an_interior_value_used_elsewhere_refuses_the_function() -> None:
+    def function(x):
+        m = x.max(axis=1, keepdims=True)
+        e = jnp.exp(x - lax.stop_gradient(m))
+        return e / e.sum(axis=1, keepdims=True), e
+
+    module = recover(function, X)
+    assert "softmax" not in module.report.rewrites
+    same_values(function, module, X)

@@ -1,0 +1,129 @@
+"""Loops: a counted while is a scan; one that only looks so is not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.patterns.recovery import recover, same_values
+
+X = np.random.default_rng(0).uniform(0.5, 1.0, (4, 3)).astype(np.float32)
+
+
+def nested(x):
+    def row(c, a):
+        d, inner = lax.scan(lambda d, b: (d * b, d), c, x * a[0])
+        return c + a, (d, inner)
+
+    return lax.scan(row, x[0], x)
+
+
+SCANS = {
+    "carry and ys": lambda x: lax.scan(lambda c, a: (c + a, c * a), x[0], x),
+    "ys only": lambda x: lax.scan(lambda c, a: (c, a * 2), 0.0, x)[1],
+    "carry only": lambda x: lax.scan(lambda c, a: (c * a, None), x[0], x)[0],
+    "reverse": lambda x: lax.scan(lambda c, a: (c + a, (c, a)), x[0], x, reverse=True),
+    "xs used whole as well": lambda x: lax.scan(lambda c, a: (c + a @ x.T @ x, c), x[0], x),
+    "two xs": lambda x: lax.scan(lambda c, ab: (c + ab[0] * ab[1], c), x[0], (x, x[::-1])),
+    "no xs": lambda x: lax.scan(lambda c, _: (jnp.sin(c), c), x, None, length=5),
+    "length one": lambda x: lax.scan(lambda c, a: (c + a, c), x[0], x[:1]),
+    "map": lambda x: lax.map(lambda a: a * x[0], x),
+    "fori_loop": lambda x: lax.fori_loop(0, 5, lambda i, c: c * 1.1 + i, x),
+    "fori_loop from three": lambda x: lax.fori_loop(3, 7, lambda i, c: c + i, x),
+    "nested": nested,
+    "in a cond": lambda x: lax.cond(
+        x.sum() > 0, lambda x: lax.scan(lambda c, a: (c + a, c), x[0], x)[1], lambda x: x, x
+    ),
+    "batched": jax.vmap(lambda r: lax.scan(lambda c, a: (c + a, c * a), r[0], r)),
+    "integers": lambda x: lax.scan(lambda c, a: (c + 1, a * c), 0, x),
+}
+
+
+def total(function):
+    return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(function(x)))
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_scan(name: str) -> None:
+    function = SCANS[name]
+    module = recover(function, X)
+    assert "scan" in module.report.rewrites
+    assert "while" not in module.report.primitives
+    assert module.report.certificate.kind == "exact", module.report.certificate
+    same_values(function, module, X)
+    grads = [jax.jit(jax.grad(total(f)))(X) for f in (function, module)]
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-6, atol=1e-7)
+    many = np.stack([X, X[::-1]])
+    grads = [jax.jit(jax.vmap(jax.grad(total(f))))(many) for f in (function, module)]
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-5, atol=1e-6)
+
+
+def test_consts_carry_and_length_are_those_of_the_original() -> None:
+    def function(x, w):
+        return lax.scan(lambda c, a: (c @ w + a, c), x[0], x)
+
+    w = np.eye(3, dtype=np.float32)
+    want = next(e for e in jax.make_jaxpr(function)(X, w).eqns if e.primitive.name == "scan")
+    got = next(e for e in recover(function, X, w).jaxpr.eqns if e.primitive.name == "scan")
+    assert (got.params["length"], got.params["reverse"]) == (want.params["length"], False)
+    assert len(got.invars) == len(want.invars)
+    inner = [[e.primitive.name for e in eqn.params["jaxpr"].jaxpr.eqns] for eqn in (want, got)]
+    assert inner[0] == inner[1]
+
+
+WHILES = {
+    "stops by value": lambda x: lax.while_loop(lambda c: c.sum() < 99, lambda c: c * 2, x),
+    "bound from data": lambda x: lax.fori_loop(0, jnp.int32(x[0, 0] * 4), lambda i, c: c + i, x),
+    "steps of two": lambda x: lax.while_loop(
+        lambda s: s[0] < 6, lambda s: (s[0] + 2, s[1] * 1.5), (0, x)
+    ),
+    "starts at one": lambda x: lax.while_loop(
+        lambda s: s[0] < 6, lambda s: (s[0] + 1, s[1] * 1.5), (1, x)
+    ),
+    "counts down": lambda x: lax.while_loop(
+        lambda s: s[0] > 0, lambda s: (s[0] - 1, s[1] * 1.5), (5, x)
+    ),
+    "counter changed": lambda x: lax.while_loop(
+        lambda s: s[0] < 6,
+        lambda s: (jnp.where(s[1].sum() > 50, 6, s[0] + 1), s[1] * 1.5),
+        (0, x),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHILES)
+def test_other_loops_stay_while(name: str) -> None:
+    function = WHILES[name]
+    module = recover(function, X)
+    assert "scan" not in module.report.primitives
+    assert module.report.certificate.kind == "exact"
+    same_values(function, module, X)
+
+
+def test_a_hand_written_counted_while_differentiates_in_reverse() -> None:
+    def function(x):
+        return lax.while_loop(lambda s: s[0] < 6, lambda s: (s[0] + 1, s[1] * x + s[0]), (0, x))[1]
+
+    module = recover(function, X)
+
+    def unrolled(x):
+        return [y := x] and [y := y * x + i for i in range(6)][-1]
+
+    np.testing.assert_allclose(jax.grad(total(module))(X), jax.grad(total(unrolled))(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("write", ["read back", "stride", "short"])
+def test_buffers_that_are_no_outputs_stay_in_the_carry(write: str) -> None:
+    def function(x):
+        def body(s):
+            i, buffer = s
+            at = {"read back": i, "stride": jnp.minimum(2 * i, 3), "short": i}[write]
+            value = buffer[0] + x[0] if write == "read back" else x[0] * i
+            return i + 1, lax.dynamic_update_index_in_dim(buffer, value, at, 0)
+
+        return lax.while_loop(lambda s: s[0] < (3 if write == "short" else 4), body, (0, x))[1]
+
+    same_values(function, recover(function, X), X)
