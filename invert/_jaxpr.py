@@ -47,6 +47,39 @@ def merge_broadcasts(closed: Any) -> Any:
     return map_jaxprs(closed, merge)
 
 
+# Behind the sign: a constant array of one number, which raising has made a broadcast.
+WRITTEN_ARRAY = "constant"
+_LARGEST_ARRAY = 4096
+
+
+def restore_arrays(closed: Any) -> Any:
+    """Makes constants again of the small arrays of one number that the program holds.
+
+    While patterns are matched they are broadcasts, so that their numbers are scalars. Inside of
+    inner jaxprs, and where they are large, they stay so.
+    """
+    jaxpr = _compat.open_jaxpr(closed)
+    arrays = {
+        id(eqn): np.full(eqn.outvars[0].aval.shape, eqn.invars[0].val, eqn.outvars[0].aval.dtype)
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "broadcast_in_dim"
+        and _compat.names_of(eqn)[-1:] == (HINT + WRITTEN_ARRAY,)
+        and eqn.outvars[0].aval.size <= _LARGEST_ARRAY
+        and hasattr(eqn.invars[0], "val")
+    }
+    if not arrays:
+        return closed
+
+    def run(*values: Any) -> list[Any]:
+        held = [*jaxpr.constvars, *jaxpr.invars]
+        env = dict(zip(held, [*_compat.consts_of(closed), *values], strict=True))
+        env.update((e.outvars[0], arrays[id(e)]) for e in jaxpr.eqns if id(e) in arrays)
+        read = _compat.evaluate([e for e in jaxpr.eqns if id(e) not in arrays], env)
+        return [read(v) for v in jaxpr.outvars]
+
+    return _compat.trace_closed(run, *(v.aval for v in jaxpr.invars))
+
+
 def is_named(closed: Any) -> bool:
     """Whether a location of the program names a primitive."""
     return any(

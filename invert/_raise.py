@@ -21,7 +21,7 @@ from invert import _compat
 from invert._compat import ir
 from invert._config import Config
 from invert._errors import InvertError, Problem, UnsupportedOpError
-from invert._jaxpr import HINT
+from invert._jaxpr import HINT, WRITTEN_ARRAY
 from invert.primitives.stablehlo import _attributes
 
 Value = Any  # a tracer, or a NumPy array where the value is known at conversion
@@ -196,7 +196,8 @@ class Context:
             return value
         if v not in splats:
             scalar = value[(0,) * value.ndim]
-            splats[v] = lax.broadcast_in_dim(scalar, value.shape, ())
+            with _compat.name_stack((HINT + WRITTEN_ARRAY,)):
+                splats[v] = lax.broadcast_in_dim(scalar, value.shape, ())
             self.scalars[id(splats[v])] = (splats[v], scalar)
         return splats[v]
 
