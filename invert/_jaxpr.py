@@ -59,14 +59,15 @@ def restore_arrays(closed: Any) -> Any:
     inner jaxprs, and where they are large, they stay so.
     """
     jaxpr = _compat.open_jaxpr(closed)
-    arrays = {
-        id(eqn): np.full(eqn.outvars[0].aval.shape, eqn.invars[0].val, eqn.outvars[0].aval.dtype)
-        for eqn in jaxpr.eqns
-        if eqn.primitive.name == "broadcast_in_dim"
-        and _compat.names_of(eqn)[-1:] == (HINT + WRITTEN_ARRAY,)
-        and eqn.outvars[0].aval.size <= _LARGEST_ARRAY
-        and hasattr(eqn.invars[0], "val")
-    }
+    arrays: dict[int, np.ndarray] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "broadcast_in_dim":
+            continue
+        number: Any = eqn.invars[0]
+        aval: Any = eqn.outvars[0].aval
+        written = _compat.names_of(eqn)[-1:] == (HINT + WRITTEN_ARRAY,)
+        if written and aval.size <= _LARGEST_ARRAY and hasattr(number, "val"):
+            arrays[id(eqn)] = np.full(aval.shape, number.val, aval.dtype)
     if not arrays:
         return closed
 

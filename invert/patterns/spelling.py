@@ -1,7 +1,7 @@
 """Primitives that lower to the very same op as another: which one was meant.
 
 `x * x` and `lax.square(x)` are one program, and so are a reshape that drops dimensions of size one
-and a squeeze. What the location calls the op decides; without a location the op stays as it is.
+and a squeeze. What the location calls the op decides; without one, what people write more often.
 These run last, so that no template depends on locations.
 """
 
@@ -24,7 +24,8 @@ def _square(site: Site) -> Callable[..., Any] | None:
     x, y = site.eqn.invars
     if x is not y:
         return None
-    if site.hint == "square":
+    # Without any location a square is likelier meant than a product of equals.
+    if site.hint == "square" or not site.named:
         return lambda x, _: [lax.square(x)]
     return (lambda x, _: [lax.integer_pow(x, 2)]) if site.hint == "integer_pow" else None
 
@@ -143,7 +144,9 @@ def _split(site: Site) -> Iterator[Call]:
     while position in at and at[position] > position:
         sizes.append(at[position] - position)
         position = at[position]
-    if position == shape[axis] and len(sizes) > 1:
+    # Without a location, slices of different sizes are likelier to be just that.
+    meant = site.hint == "split" or len(set(sizes)) == 1
+    if position == shape[axis] and len(sizes) > 1 and meant:
         yield bind(lax.split_p, site.aval(x), sizes=tuple(sizes), axis=axis)
 
 

@@ -47,7 +47,8 @@ def _exponent(site: Site, atom: Any) -> int:
 def _integer_pow(site: Site) -> Iterator[Call]:
     """x * x * x, or more factors by squaring -> integer_pow."""
     a, b = site.eqn.invars
-    if site.hint == "integer_pow" and a is not b:
+    three = not site.named and _exponent(site, site.eqn.outvars[0]) == 3
+    if (site.hint == "integer_pow" and a is not b) or three:
         yield bind(lax.integer_pow_p, site.out, y=3)
     elif (k := _exponent(site, site.eqn.outvars[0])) >= 4:
         yield bind(lax.integer_pow_p, site.out, y=k)
