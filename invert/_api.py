@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.export
+import numpy as np
 
 from invert import _compat, _derivatives, _jaxpr, _module, patterns
 from invert._config import Config
@@ -96,8 +97,16 @@ def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping
         stages = (*stages, PatternStage(tuple(config.extra_patterns)))
     if not stages:
         return closed, {}
-    wide = _jaxpr.has_wide_types(_compat.open_jaxpr(closed))
-    rewriter = Rewriter(stages, raise_call, platform, x64=wide, named=_jaxpr.is_named(closed))
+    wide = _jaxpr.wide_types(_compat.open_jaxpr(closed))
+    rewriter = Rewriter(
+        stages,
+        raise_call,
+        platform,
+        x64=bool(wide),
+        # Counters of random bits are of 64 bits in every session.
+        x64_first=bool(wide - {np.dtype(np.uint64)}),
+        named=_jaxpr.is_named(closed),
+    )
     return rewriter.run(closed), dict(sorted(rewriter.counts.items()))
 
 

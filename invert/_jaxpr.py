@@ -192,8 +192,12 @@ def is_wide(atom: Any) -> bool:
     return is_wide_dtype(getattr(atom.aval, "dtype", None))
 
 
+def wide_types(jaxpr: Any) -> set[np.dtype]:
+    """The dtypes of 64 bits (128 for complex) that occur."""
+    pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in equations(jaxpr))]
+    return {v.aval.dtype for atoms in pending for v in atoms if is_wide(v)}
+
+
 def has_wide_types(jaxpr: Any) -> bool:
     """Whether a value of 64 bits (128 for complex) occurs."""
-
-    pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in equations(jaxpr))]
-    return any(is_wide(v) for atoms in pending for v in atoms)
+    return bool(wide_types(jaxpr))

@@ -29,6 +29,7 @@ class Rewriter:
     - `raise_call`: lowers and raises a call: `raise_call(call, platform) -> closed jaxpr`.
     - `platform`: the platform the program was lowered for.
     - `x64`: whether the program holds 64-bit types, so that calls are lowered with them too.
+    - `x64_first`: whether that form is tried first.
     - `named`: whether the locations of the program name primitives.
     """
 
@@ -36,6 +37,7 @@ class Rewriter:
     raise_call: Callable[[Call, str], Any]
     platform: str = "cpu"
     x64: bool = False
+    x64_first: bool = False
     named: bool = True
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     _bodies: dict[tuple[int, int], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
@@ -153,9 +155,10 @@ class Rewriter:
     def _variants(self, calls: Iterable[Call]) -> Iterator[Call]:
         """The calls, in a program of 64-bit types as JAX lowers them with such types enabled."""
         for call in calls:
+            forms = [call]
             if self.x64 and not call.wide:
-                yield dataclasses.replace(call, x64=True)
-            yield call
+                forms.append(dataclasses.replace(call, x64=True))
+            yield from reversed(forms) if self.x64_first else forms
 
     def _template(self, call: Call, number: int) -> Graph | None:
         key = (call, number)
@@ -166,6 +169,7 @@ class Rewriter:
                     self.stages,
                     self.raise_call,
                     self.platform,
+                    call.wide,
                     call.wide,
                     _templates=self._templates,
                 )

@@ -303,7 +303,7 @@ def test_locations_of_jax() -> None:
     [
         ("unknown", "", ""),
         ('"a.py":3:4', "", "a.py:3"),
-        ('"max"', "max", ""),
+        ('"max"', "max", "max"),
         ('callsite("jit(f)/add"("a.py":3:4) at "b.py":1:1)', "jit(f)/add", "a.py:3"),
         ('callsite("f"("a.py":3:4) at "g"("b.py":1:1))', "", "a.py:3"),
         ('fused[unknown, "jit(f)/add"("a.py":3:4)]', "jit(f)/add", "a.py:3"),
