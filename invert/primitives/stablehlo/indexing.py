@@ -15,7 +15,11 @@ from invert._errors import InvertError
 from invert._raise import Context, Op, Value, raises
 from invert.primitives.stablehlo import _attributes
 from invert.primitives.stablehlo._attributes import dense_ints
-from invert.primitives.stablehlo.reduction import scalar_computation, single_op
+from invert.primitives.stablehlo.reduction import (
+    complex_extremum,
+    scalar_computation,
+    single_op,
+)
 
 
 def _index_vectors_last(indices: Value, dimension: int) -> Value:
@@ -68,7 +72,7 @@ _SCATTERS: dict[str, Callable] = {
 }
 
 
-def _scatter_kind(region: Any) -> Callable | None:
+def _scatter_kind(region: Any, dtype: np.dtype) -> Callable | None:
     """The scatter primitive of an update region: `return y` sets, one op combines."""
     block = region.blocks[0]
     ops = list(block.operations)
@@ -77,7 +81,12 @@ def _scatter_kind(region: Any) -> Callable | None:
     name = single_op(region)
     if name == "stablehlo.subtract" and list(ops[0].operation.operands) != list(block.arguments):
         return None
-    return _SCATTERS.get(name) if name else None
+    if name is None:
+        extremum = complex_extremum(region, dtype)
+        if extremum is None:
+            return None
+        return lax.scatter_max if extremum is lax.max else lax.scatter_min
+    return _SCATTERS.get(name)
 
 
 @raises("stablehlo.scatter")
@@ -102,7 +111,7 @@ def _scatter(ctx: Context, op: Op, *operands: Value) -> Value:
     region = op.regions[0]
     if n != 1:
         raise InvertError("stablehlo.scatter with several operands has no lax counterpart")
-    kind = _scatter_kind(region)
+    kind = _scatter_kind(region, np.dtype(arrays[0].dtype))
     is_bool = arrays[0].dtype == np.bool_
     if kind is not None and not (is_bool and kind is not lax.scatter):
         return kind(arrays[0], indices, updates[0], numbers, mode=mode, **flags)

@@ -48,11 +48,11 @@ def _monoid(region: Any, operands: Sequence[Value]) -> Callable | None:
     if name in ("stablehlo.maximum", "stablehlo.minimum") and operands[0].dtype == np.bool_:
         return lax.bitwise_or if name == "stablehlo.maximum" else lax.bitwise_and
     if name is None and len(operands) == 1:
-        return _complex_extremum(region, operands[0].dtype)
+        return complex_extremum(region, operands[0].dtype)
     return _MONOIDS.get(name) if name else None
 
 
-def _complex_extremum(region: Any, dtype: np.dtype) -> Callable | None:
+def complex_extremum(region: Any, dtype: np.dtype) -> Callable | None:
     """`lax.max` or `lax.min` where the region is JAX's lexicographic comparison."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return None
