@@ -178,7 +178,7 @@ def check(tree: Tree) -> None:
 
 
 @hypothesis.given(nested)
-@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=8, deadline=None, derandomize=True)
 def test_random_programs(tree: Tree) -> None:
     check(tree)
 
