@@ -177,6 +177,7 @@ def check(tree: Tree) -> None:
     assert certificate.kind == "exact", str(certificate)
 
 
+@pytest.mark.slow
 @hypothesis.given(nested)
 @hypothesis.settings(max_examples=8, deadline=None, derandomize=True)
 def test_random_programs(tree: Tree) -> None:
