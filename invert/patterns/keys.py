@@ -26,6 +26,9 @@ _ONE_OPERATION = frozenset(
     "_threefry_split _threefry_fold_in _threefry4x32_fold_in _philox2x32_fold_in "
     "_philox4x32_fold_in".split()
 )
+# Of these, JAX never writes the operation itself into another function, so that a call with one of
+# them alone is such a function, whatever it is called.
+_ALWAYS_OUTLINED = frozenset(("random_split", "random_fold_in"))
 _LIBRARY = frozenset(n for n in vars(_compat.random_core) if n.startswith("_"))
 _MOVES = frozenset("slice reshape squeeze broadcast_in_dim dynamic_slice transpose".split())
 
@@ -40,6 +43,17 @@ class _Key:
     @functools.cached_property
     def words(self) -> Any:
         return prng.random_unwrap_p.bind(self.keys)
+
+
+def _is_one_operation(name: str, jaxpr: Any) -> bool:
+    """Whether a call holds nothing but an operation that JAX outlines."""
+    if not all(e.primitive in _OPERATIONS for e in jaxpr.eqns):
+        return False
+    wraps = (prng.random_wrap_p, prng.random_unwrap_p)
+    done = [e for e in jaxpr.eqns if e.primitive not in wraps]
+    alone = len(done) == 1 and done[0].primitive.name in _ALWAYS_OUTLINED
+    threefry = alone and _compat.key_impl(done[0].invars[0].aval.dtype) == "threefry2x32"
+    return name in _ONE_OPERATION or threefry
 
 
 def _plain(value: Any) -> Any:
@@ -164,7 +178,7 @@ class _Lifter:
     def jit(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         name, closed = eqn.params["name"], eqn.params["jaxpr"]
         jaxpr, consts = _compat.open_jaxpr(closed), _compat.consts_of(closed)
-        if name in _ONE_OPERATION and all(e.primitive in _OPERATIONS for e in jaxpr.eqns):
+        if _is_one_operation(name, jaxpr):
             return self.body(jaxpr, consts, args, typed)
         if name in _LIBRARY:
             typed = True

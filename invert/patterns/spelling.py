@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from invert import _compat
@@ -24,8 +25,10 @@ def _square(site: Site) -> Callable[..., Any] | None:
     x, y = site.eqn.invars
     if x is not y:
         return None
-    # Without any location a square is likelier meant than a product of equals.
-    if site.hint == "square" or not site.named:
+    # Without any location a square is likelier meant than a product of equals, but for unsigned
+    # integers, whose products wrap around on purpose.
+    likelier = not site.named and not jnp.issubdtype(site.out.dtype, jnp.unsignedinteger)
+    if site.hint == "square" or likelier:
         return lambda x, _: [lax.square(x)]
     return (lambda x, _: [lax.integer_pow(x, 2)]) if site.hint == "integer_pow" else None
 

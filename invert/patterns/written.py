@@ -61,8 +61,11 @@ def _negative_pow(site: Site) -> Iterator[Call]:
         return
     if site.hint == "integer_pow":
         yield bind(lax.integer_pow_p, site.out, y=-1)
-    # The numerator of the primitive is broadcast, that of `1 / (x * x)` is not.
-    elif (k := _exponent(site, x)) >= (2 if written_broadcasts(site.eqn) == {0} else 4):
+    # The numerator of the primitive is broadcast, that of `1 / (x * x)` is not; without any
+    # location that does not show, and a negative power is likelier.
+    elif (k := _exponent(site, x)) >= (
+        4 if site.named and written_broadcasts(site.eqn) != {0} else 2
+    ):
         yield bind(lax.integer_pow_p, site.out, y=-k)
 
 
@@ -83,10 +86,11 @@ def _bool_extremum(site: Site) -> Iterator[Call]:
 
 def _convert(site: Site) -> Iterator[Call]:
     """ne(x, 0), real(x), and those of real(x) -> convert_element_type."""
-    if site.hint != _CONVERT:
-        return
     x = site.eqn.invars[0]
     real = produced_by(site, x, "real")
+    # Without any location, the real part in another type is likelier one conversion.
+    if site.hint != _CONVERT and (site.named or real is None):
+        return
     if real is not None:
         x = real.invars[0]
     elif site.eqn.primitive.name == _CONVERT:
