@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert._pattern import Call, Pattern, Site, bind, written_broadcasts
+from invert._pattern import Call, Pattern, Site, bind, hint_of, is_var, written_broadcasts
 from invert.patterns.special import is_number, operand_types, produced_by
 
 
@@ -106,8 +106,21 @@ def _extremum(site: Site) -> Iterator[Call]:
         return
     if (order := produced_by(site, eqn.invars[1], "lt", "gt")) is not None:
         primitive = lax.max_p if order.primitive.name == "gt" else lax.min_p
+        if (shapes := [_before_stretch(site, v) for v in site.eqn.invars[1:]]) != [None, None]:
+            narrow = [jax.ShapeDtypeStruct(s or site.out.shape, site.out.dtype) for s in shapes]
+            # The selection names what it picks on false first.
+            yield bind(primitive, *reversed(narrow))
         for avals in operand_types(site, site.out.dtype, 2):
             yield bind(primitive, *avals)
+
+
+def _before_stretch(site: Site, atom: Any) -> tuple[int, ...] | None:
+    """The shape of an operand before the lowering of the primitive stretched it."""
+    eqn = produced_by(site, atom, "broadcast_in_dim")
+    if eqn is None or hint_of(eqn) == "broadcast_in_dim" or not is_var(eqn.invars[0]):
+        return None
+    shape = eqn.invars[0].aval.shape
+    return shape if len(shape) == len(site.out.shape) else None
 
 
 def _convolution(site: Site) -> Iterator[Call]:
