@@ -27,6 +27,8 @@ class Config:
         not read.
     - `prevent_gradient`: what differentiation of a function exported with `with_gradient=False`
         does: `"error"`: it raises `LookupError`; `"warn"`: it warns.
+    - `assertions`: what becomes of `tf.debugging` assertions and of `tf.debugging.check_numerics`:
+        `"drop"`: they are left out; `"error_if"`: they are `eqx.error_if`.
     """
 
     platform: str | None = None
@@ -36,3 +38,4 @@ class Config:
     verify: bool = True
     custom_gradients: Literal["check", "keep", "ignore"] = "check"
     prevent_gradient: Literal["error", "warn"] = "error"
+    assertions: Literal["drop", "error_if"] = "drop"

@@ -44,13 +44,17 @@ class EntryPoint:
 
     - `name`: name of the function or signature.
     - `fn`: `fn(param_values, *flat_args) -> list` of flat results; `param_values` is a sequence in
-        the order of `params`. Traceable by JAX: it runs the raising rules on whatever values it
-        is given, so tracing it yields the raw jaxpr.
+        the order of `params`. Where `draws`, a typed PRNG key follows the flat arguments. The new
+        values of the `assigned` parameters follow the results. Traceable by JAX: it runs the
+        raising rules on whatever values it is given, so tracing it yields the raw jaxpr.
     - `args`, `kwargs`: the signature as pytrees whose leaves are `ArgSpec`; `flat_args` of `fn` are
         the leaves of `(args, kwargs)` in `jax.tree_util` order.
     - `arg_names`: names of the positional arguments, one for each element of `args`.
     - `out_tree`: structure of the results; its leaves are the flat results of `fn`.
-    - `params`: the variables the function reads.
+    - `params`: the variables the function reads or assigns.
+    - `assigned`: indices of the parameters that the function assigns.
+    - `draws`: whether the function draws random numbers, and so needs a key.
+    - `notes`: gives lines for the report, once the function was run.
     - `source`: one line that says where it came from.
     - `results`: types of the flat results, where the container states them.
     - `platform`: the platform it was lowered for, where the container states it.
@@ -66,3 +70,6 @@ class EntryPoint:
     source: str = ""
     results: tuple[ArgSpec, ...] | None = None
     platform: str | None = None
+    assigned: tuple[int, ...] = ()
+    draws: bool = False
+    notes: Callable[[], Sequence[str]] = tuple

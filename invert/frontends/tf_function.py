@@ -20,6 +20,7 @@ from .._config import Config
 from .._entry import ArgSpec, EntryPoint, Param
 from .._errors import Problem, SignatureError, UnsupportedOpError
 from ..primitives.tf import import_tensorflow
+from ..primitives.tf._state import KEY, Resource
 from ..primitives.tf._static import array
 from .tf_graph import Graph
 from .tf_signature import (
@@ -258,6 +259,12 @@ def _build(
     )
     needed = set(program.main.order)
     params, feeds, problems = _captures(concrete, count, needed, variables)
+    written = program.writes()
+    assigned = dict.fromkeys(
+        f.name for i, f in enumerate(feeds, count) if isinstance(f, Resource) and i in written
+    )
+    places = {p.name: i for i, p in enumerate(params)}
+    draws = program.draws()
     problems += program.problems()
     if problems:
         raise UnsupportedOpError(problems)
@@ -265,13 +272,17 @@ def _build(
     out_dtypes = [np.dtype(t.dtype.as_numpy_dtype) for t in graph.outputs]
 
     def fn(param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
+        handles = (Resource("variable", p.name) for p in params)
+        state: dict[Resource, Any] = dict(zip(handles, param_values, strict=True))
+        if draws:
+            flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
         _check_arguments(name, leaves, flat_args)
         values: list[Any] = [None] * count
         for position, value in zip(signature.order, flat_args, strict=True):
             values[position] = value
-        values += [param_values[f] if isinstance(f, int) else f for f in feeds]
-        results = program.run(program.main, values)
-        return [array(results[i], out_dtypes[i]) for i in out_order]
+        results = program.run(program.main, [*values, *feeds], state)
+        out = [array(results[i], out_dtypes[i]) for i in out_order]
+        return out + [array(state[Resource("variable", v)]) for v in assigned]
 
     return EntryPoint(
         name=name,
@@ -282,17 +293,20 @@ def _build(
         out_tree=out_tree,
         params=tuple(params),
         source=source or f"TensorFlow function {name}",
+        assigned=tuple(places[v] for v in assigned),
+        draws=draws,
+        notes=lambda: tuple(program.notes),
     )
 
 
 def _captures(
     concrete: Any, count: int, needed: set[int], variables: Variables
 ) -> tuple[list[Param], list[Any], list[Problem]]:
-    """Variables, what feeds each captured input (their index or a constant), problems."""
+    """Variables, what feeds each captured input (a handle or a constant), problems."""
     tf = import_tensorflow()
     owners = {id(v.handle): v for v in concrete.graph.variables}
     params: list[Param] = []
-    index: dict[int, int] = {}
+    handles: dict[int, Resource] = {}
     feeds: list[Any] = []
     problems: list[Problem] = []
     names: set[str] = set()
@@ -301,10 +315,12 @@ def _captures(
         if count + i not in needed:
             feeds.append(None)
         elif variable is not None:
-            if id(variable) not in index:
-                index[id(variable)] = len(params)
-                params.append(variables.param(variable, names))
-            feeds.append(index[id(variable)])
+            if id(variable) not in handles:
+                param = variables.param(variable, names)
+                params.append(param)
+                shape = tuple(variable.shape) if variable.shape.rank is not None else None
+                handles[id(variable)] = Resource("variable", param.name, param.value.dtype, shape)
+            feeds.append(handles[id(variable)])
         elif captured.dtype in (tf.resource, tf.variant, tf.string):
             feeds.append(None)
             problems.append(

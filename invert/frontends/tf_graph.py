@@ -1,55 +1,41 @@
 """Runs a TensorFlow function graph on JAX values, one rule for each op.
 
-The graph comes as a `GraphDef`, whose library holds the functions it calls. Both are turned into a
-`Body`: nodes in an order in which every node follows its inputs, found without recursion, so that
-graphs of 10^5 nodes work and cost grows linearly.
+The graph comes as a `GraphDef`, whose library holds the functions it calls. Each becomes a `Body`
+once. A `Run` evaluates bodies on the current values of variables and other state.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._config import Config
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
-from ..primitives.tf import REGISTRY, Node
-from ..primitives.tf._node import attr_functions, decode_tensor
+from ..primitives.tf import Node
+from ..primitives.tf._lookup import entry_of
+from ..primitives.tf._node import Body, attr_functions, decode_tensor
+from ..primitives.tf._registry import Rule
+from ..primitives.tf._state import KEY, Resource, State
+from .tf_body import function_body, make_body, ordered
+from .tf_effects import Writes, draws, is_draw
 from .tf_gradient import TfGradient, read_gradient
 
-# Stateful ops, by their OpDef, that may be left out where only control dependencies lead to them:
-# they change nothing that outlives the call.
+# Stateful ops, by their OpDef, that run only where their results are used: they change nothing,
+# or nothing but the key of the call.
 _NO_EFFECT = frozenset(
-    ("NoOp", "ReadVariableOp", "XlaCallModule", "VarHandleOp", "VarIsInitializedOp", "Placeholder")
+    "NoOp Placeholder _Arg XlaCallModule VarHandleOp VariableV2 Variable ReadVariableOp "
+    "ResourceGather ResourceGatherNd VarIsInitializedOp IsVariableInitialized VariableShape "
+    "DestroyResourceOp TensorArrayV3 TensorArraySizeV3 TensorArrayReadV3 TensorArrayGatherV3 TensorArrayConcatV3 "
+    "TensorArrayCloseV3 StackV2 StackCloseV2 Print PrintV2 HistogramSummary ScalarSummary "
+    "TensorSummary TensorSummaryV2 MergeSummary ImageSummary".split()
 )
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-
-
-@dataclasses.dataclass(frozen=True)
-class Body:
-    """One graph or function.
-
-    **Arguments:**
-
-    - `nodes`: all nodes; those that stand for arguments have the op `_Arg`.
-    - `args`: indices of the arguments.
-    - `outputs`: results as `(node index, output index)`.
-    - `order`: indices of the nodes that the outputs need, each after its inputs.
-    - `effects`: indices of the nodes that only control dependencies lead to.
-    """
-
-    name: str
-    nodes: tuple[Node, ...]
-    args: tuple[int, ...]
-    outputs: tuple[tuple[int, int], ...]
-    order: tuple[int, ...]
-    effects: tuple[int, ...]
 
 
 class Graph:
-    """A function graph with the functions it calls. It is the context that rules receive.
+    """A function graph with the functions it calls.
 
     **Arguments:**
 
@@ -80,26 +66,28 @@ class Graph:
         self._gradients: dict[Node, TfGradient] = {}
         self._op_def = op_def
         self._source_line = source_line
+        self.library = graph_def.library
         self._functions = {f.signature.name: f for f in graph_def.library.function}
         self._bodies: dict[str, Body] = {}
         self._constants: dict[Node, np.ndarray] = {}
         self._programs: dict[Node, Any] = {}
-        self._active: set[str] = set()  # functions under way, to refuse a recursive library
+        self.active: set[str] = set()  # functions under way, to refuse a recursive library
+        self._effects: dict[str, bool] = {}
+        self.notes: dict[str, None] = {}  # lines for the report
         fed = [name.rpartition(":")[0] or name for name in inputs]
         self.main = self._with_gradients(
-            _make_body("", graph_def.node, fed, outputs, control_outputs, self._output_offset)
+            make_body(
+                "",
+                graph_def.node,
+                fed,
+                outputs,
+                control_outputs,
+                self._output_offset,
+                self.is_effect,
+            )
         )
 
     # -- what rules use
-
-    def call(self, function: str, values: Sequence[Any]) -> list[Any]:
-        if function in self._active:
-            raise MalformedModelError(f"the function {function!r} calls itself without end")
-        self._active.add(function)
-        try:
-            return self.run(self.body(function), values)
-        finally:
-            self._active.remove(function)
 
     def constant(self, node: Node) -> np.ndarray:
         if node not in self._constants:
@@ -122,6 +110,17 @@ class Graph:
     def gradient(self, node: Node) -> TfGradient | None:
         return self._gradients.get(node)
 
+    def op_def(self, op: str) -> Any | None:
+        return self._op_def(op)
+
+    def note(self, text: str) -> None:
+        self.notes.setdefault(text)
+
+    def rule(self, node: Node) -> Rule | None:
+        """What raises `node`; `None` where nothing does."""
+        entry = entry_of(node)
+        return None if entry is None else entry.rule
+
     # -- evaluation
 
     def _with_gradients(self, body: Body) -> Body:
@@ -133,8 +132,7 @@ class Graph:
                 gradient = read_gradient(self._tf_graph, body.name, node, self._gradient_graph)
                 self._gradients[node] = gradient
                 node.inputs += _sources(gradient, body)
-            order = _order(body.nodes, [i for i, _ in body.outputs], body.name)
-            body = dataclasses.replace(body, order=order)
+            body = ordered(body, self.is_effect)
             pending = [body.nodes[i] for i in order]
         return body
 
@@ -155,80 +153,86 @@ class Graph:
         if function not in self._bodies:
             if function not in self._functions:
                 raise MalformedModelError(f"the graph calls {function!r}, which its library lacks")
-            body = _function_body(self._functions[function], self._output_offset)
+            proto = self._functions[function]
+            body = function_body(proto, self._output_offset, self.is_effect)
             self._bodies[function] = self._with_gradients(body)
         return self._bodies[function]
 
-    def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
-        """Evaluates `body` on `values`, one for each argument."""
-        results: dict[int, Sequence[Any]] = {
-            i: (v,) for i, v in zip(body.args, values, strict=True)
-        }
-        for index in body.order:
-            if index in results:
-                continue
-            node = body.nodes[index]
-            entry = REGISTRY.get(node.op)
-            if entry is None:
-                raise UnsupportedOpError([self._missing(node)])
-            operands = [results[i][k] for i, k in node.inputs]
-            results[index] = entry.rule(self, node, operands)
-        return [results[i][k] for i, k in body.outputs]
+    def is_effect(self, node: Node) -> bool:
+        """Whether `node` runs even where its results are not used."""
+        if node.op in _NO_EFFECT:
+            return False
+        if node.op in ("Assert", "CheckNumerics", "CheckNumericsV2"):
+            return self.config.assertions == "error_if"
+        if functions := attr_functions(node):
+            return any(self._has_effects(f) for f in functions)
+        definition = self._op_def(node.op)
+        if definition is None:
+            return False  # unknown: `problems` reports it where its results are used
+        return definition.is_stateful and not is_draw(definition)
+
+    def _has_effects(self, function: str) -> bool:
+        if function not in self._effects:
+            self._effects[function] = False  # for functions that call themselves
+            body = self.body(function)
+            self._effects[function] = any(self.is_effect(body.nodes[i]) for i in body.order)
+        return self._effects[function]
+
+    def run(self, body: Body, values: Sequence[Any], state: State | None = None) -> list[Any]:
+        """Evaluates `body` on `values`, one for each argument; changes `state`."""
+        return Run(self, {} if state is None else state).run(body, values)
 
     # -- what cannot be raised
 
     def problems(self) -> list[Problem]:
         """Everything in the graph and in the functions it calls that has no rule."""
         found: list[Problem] = []
-        seen = {("", False)}
-        pending = [(self.main, False)]
-        while pending:
-            body, only_effects = pending.pop()
-            calls: list[tuple[str, bool]] = []
-            for index in () if only_effects else body.order:
-                node = body.nodes[index]
-                found += self._node_problems(node)
-                calls += [(name, False) for name in attr_functions(node) if _follows(node)]
-            for index in (*body.order, *body.effects) if only_effects else body.effects:
-                node = body.nodes[index]
-                found += self._effect_problems(node)
-                calls += [(name, True) for name in attr_functions(node) if _follows(node)]
-            for call in calls:
-                if call not in seen and (call[0], False) not in seen:
-                    seen.add(call)
-                    pending.append((self.body(call[0]), call[1]))
+        for node in self.reachable():
+            found += self._node_problems(node)
         return list(dict.fromkeys(found))
+
+    def reachable(self) -> Iterator[Node]:
+        """The nodes that run, those of called functions once."""
+        seen: set[str] = set()
+        pending = [self.main]
+        while pending:
+            body = pending.pop()
+            for index in body.order:
+                node = body.nodes[index]
+                yield node
+                # XlaCallModule reports its functions itself; the rest are calls and control flow.
+                for name in attr_functions(node) if node.op != "XlaCallModule" else ():
+                    if name not in seen:
+                        seen.add(name)
+                        pending.append(self.body(name))
+
+    def writes(self) -> frozenset[int | str]:
+        """Which handles are written to: numbers of inputs, names of variables made inside."""
+        return Writes(self.body, self._op_def).of_body(self.main)
+
+    def draws(self) -> bool:
+        """Whether the graph draws random numbers with the key of the call."""
+        return any(draws(node, self._op_def) for node in self.reachable())
 
     def _node_problems(self, node: Node) -> Iterable[Problem]:
         if node.op == "_Arg":
             return ()
-        entry = REGISTRY.get(node.op)
-        if entry is None:
-            return (self._missing(node),)
-        if entry.check is None:
+        if self.rule(node) is None:
+            return (self.missing(node),)
+        entry = entry_of(node)
+        if entry is None or entry.check is None:
             return ()
-        return entry.check(self, node)
+        return entry.check(Run(self, {}), node)
 
-    def _effect_problems(self, node: Node) -> Iterable[Problem]:
-        if node.op in _NO_EFFECT or node.op in _CALLS or node.op == "_Arg":
-            return ()
-        definition = self._op_def(node.op)
-        if definition is not None and not definition.is_stateful:
-            return ()
-        reason = "has an effect besides its results, and only its effect is used"
-        remedy = "Remove the side effect from the function."
-        return (Problem(f"tf.{node.op}", reason, self._where(node), remedy),)
-
-    def _missing(self, node: Node) -> Problem:
+    def missing(self, node: Node) -> Problem:
         if node.op == "Placeholder":
             reason = "is not an argument of the function"
             return Problem("tf.Placeholder", reason, self._where(node), "Feed it as an argument.")
-        return Problem(
-            f"tf.{node.op}",
-            "has no rule",
-            self._where(node),
-            "Compute it outside the function, or add a rule in invert/primitives/tf.",
-        )
+        reason, remedy = "has no rule", "Compute it outside the function."
+        if self.is_effect(node):
+            reason = "has an effect besides its results, and no rule"
+            remedy = "Remove the side effect from the function."
+        return Problem(f"tf.{node.op}", reason, self._where(node), remedy)
 
     def _where(self, node: Node) -> str:
         line = "" if node.where else self._source_line(node.name)
@@ -263,104 +267,65 @@ def _sources(gradient: TfGradient, body: Body) -> tuple[tuple[int, int], ...]:
     return tuple((body.args[c], 0) if isinstance(c, int) else (index[c[0]], c[1]) for c in captures)
 
 
-def _follows(node: Node) -> bool:
-    # XlaCallModule reports its functions itself; the rest are bodies of calls and loops.
-    return node.op != "XlaCallModule"
+class Run:
+    """A graph on one state: the context that rules receive."""
 
+    def __init__(self, graph: Graph, state: State):
+        self.graph = graph
+        self.state = state
+        self.config = graph.config
+        self.body = graph.body
+        self.constant = graph.constant
+        self.gradient = graph.gradient
+        self.program = graph.program
+        self.op_def = graph.op_def
+        self.library = graph.library
+        self.note = graph.note
 
-def _function_body(function: Any, offset: Callable[[Node, str], int]) -> Body:
-    args = [a.name for a in function.signature.input_arg]
-    outputs = [function.ret[a.name] for a in function.signature.output_arg]
-    return _make_body(
-        function.signature.name,
-        function.node_def,
-        args,
-        outputs,
-        list(function.control_ret.values()),
-        offset,
-    )
+    def on(self, state: State) -> Run:
+        return Run(self.graph, state)
 
+    def call(self, function: str, values: Sequence[Any]) -> list[Any]:
+        active = self.graph.active
+        if function in active:
+            raise MalformedModelError(f"the function {function!r} calls itself without end")
+        active.add(function)
+        try:
+            return self.run(self.graph.body(function), values)
+        finally:
+            active.remove(function)
 
-def _make_body(
-    name: str,
-    protos: Iterable[Any],
-    args: Sequence[str],
-    outputs: Sequence[str],
-    control_outputs: Sequence[str],
-    offset: Callable[[Node, str], int],
-) -> Body:
-    nodes = [Node("_Arg", a, {}, name) for a in args]
-    index = {a: i for i, a in enumerate(args)}
-    wires: list[Sequence[str]] = [()] * len(args)
-    for proto in protos:
-        if proto.name not in index:  # the placeholder of an argument is the argument
-            index[proto.name] = len(nodes)
-            nodes.append(Node(proto.op, proto.name, proto.attr, name))
-            wires.append(proto.input)
+    def read(self, resource: Any) -> Any:
+        if not isinstance(resource, Resource):
+            return resource
+        if resource not in self.state:
+            problem = Problem(
+                f"tf {resource.kind}",
+                f"{resource.name!r} is read before it has a value",
+                remedy="Initialize it before it is exported.",
+            )
+            raise UnsupportedOpError([problem])
+        return self.state[resource]
 
-    def find(key: str) -> int:
-        if key not in index:
-            raise MalformedModelError(f"the graph refers to a node {key!r} that it does not have")
-        return index[key]
+    def write(self, resource: Resource, value: Any) -> None:
+        self.state[resource] = value
 
-    def tensor(text: str) -> tuple[int, int]:
-        key, *rest = text.split(":")
-        i = find(key)
-        if not rest:
-            return i, 0
-        return i, int(rest[-1]) + (offset(nodes[i], rest[0]) if len(rest) == 2 else 0)
+    def key(self) -> Any:
+        key, drawn = jax.random.split(self.read(KEY))
+        self.state[KEY] = key
+        return drawn
 
-    for node, texts in zip(nodes, wires, strict=True):
-        node.inputs = tuple(tensor(t) for t in texts if not t.startswith("^"))
-        node.control = tuple(find(t[1:]) for t in texts if t.startswith("^"))
-    results = tuple(tensor(t) for t in outputs)
-    order = _order(nodes, [i for i, _ in results], name)
-    effects = _reach(nodes, [*order, *(find(c) for c in control_outputs)], set(order))
-    return Body(name, tuple(nodes), tuple(range(len(args))), results, order, effects)
-
-
-def _order(nodes: Sequence[Node], roots: Sequence[int], name: str) -> tuple[int, ...]:
-    """Depth-first postorder from `roots` along data inputs, on an explicit stack."""
-    order: list[int] = []
-    state = bytearray(len(nodes))  # 0 new, 1 inputs under way, 2 done
-    stack = list(reversed(roots))
-    while stack:
-        i = stack[-1]
-        if state[i] == 0:
-            state[i] = 1
-            for j, _ in reversed(nodes[i].inputs):
-                if state[j] == 1:
-                    raise UnsupportedOpError([_loop(nodes[j], name)])
-                if state[j] == 0:
-                    stack.append(j)
-            continue
-        stack.pop()
-        if state[i] == 1:
-            state[i] = 2
-            order.append(i)
-    return tuple(order)
-
-
-def _loop(node: Node, name: str) -> Problem:
-    return Problem(
-        f"tf.{node.op}",
-        "is part of a loop of version 1 control flow",
-        node.location,
-        "Export the model with tf.compat.v1.enable_control_flow_v2().",
-    )
-
-
-def _reach(nodes: Sequence[Node], roots: Sequence[int], evaluated: set[int]) -> tuple[int, ...]:
-    """What `roots` wait for, over data and control, besides the nodes `evaluated`."""
-    found = dict.fromkeys(i for i in roots if i not in evaluated)
-    stack = list(roots)
-    seen = set(stack)
-    while stack:
-        node = nodes[stack.pop()]
-        for j in (*(i for i, _ in node.inputs), *node.control):
-            if j not in seen:
-                seen.add(j)
-                stack.append(j)
-                if j not in evaluated:
-                    found[j] = None
-    return tuple(found)
+    def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
+        """Evaluates `body` on `values`, one for each argument."""
+        results: dict[int, Sequence[Any]] = {
+            i: (v,) for i, v in zip(body.args, values, strict=True)
+        }
+        for index in body.order:
+            if index in results:
+                continue
+            node = body.nodes[index]
+            rule = self.graph.rule(node)
+            if rule is None:
+                raise UnsupportedOpError([self.graph.missing(node)])
+            results[index] = rule(self, node, [results[i][k] for i, k in node.inputs])
+        return [results[i][k] for i, k in body.outputs]

@@ -5,6 +5,7 @@ from . import _call as _call
 from . import _elementwise as _elementwise
 from . import _linalg as _linalg
 from . import _reduce as _reduce
+from . import _variables as _variables
 from ._node import Node as Node
 from ._node import import_tensorflow as import_tensorflow
 from ._registry import REGISTRY as REGISTRY

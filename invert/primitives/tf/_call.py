@@ -1,4 +1,4 @@
-"""Identities, calls, variables, and the module that jax2tf wraps."""
+"""Identities, calls, and the module that jax2tf wraps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _MIN_VERSION = 5
 
 @raises_tf(
     "Identity",
-    "ReadVariableOp",  # a variable is represented by the array it holds
     "Snapshot",
     "PlaceholderWithDefault",
 )
@@ -42,7 +41,8 @@ def _identity_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if gradient is None:
         return list(values)
     count = len(values) - sum(not isinstance(c, np.ndarray) for c in gradient.captures)
-    own, captured = values[:count], iter(arrays(values[count:]))
+    # Gradient functions read the variables they capture; they never change them.
+    own, captured = values[:count], iter(arrays([ctx.read(v) for v in values[count:]]))
     captures = [
         array(c) if isinstance(c, np.ndarray) else next(captured) for c in gradient.captures
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import ModuleType
 from typing import Any
@@ -64,6 +65,27 @@ class Node:
     @property
     def location(self) -> str:
         return f"node {self.name!r}" + (f" of function {self.where!r}" if self.where else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """One graph or function.
+
+    **Arguments:**
+
+    - `nodes`: all nodes; those that stand for arguments have the op `_Arg`.
+    - `args`: indices of the arguments.
+    - `outputs`: results as `(node index, output index)`.
+    - `controls`: indices of the nodes that have to run besides.
+    - `order`: indices of the nodes that run, each after those it uses or waits for.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    args: tuple[int, ...]
+    outputs: tuple[tuple[int, int], ...]
+    controls: tuple[int, ...]
+    order: tuple[int, ...]
 
 
 def decode_attr(value: Any) -> Any:

@@ -10,16 +10,57 @@ import numpy as np
 
 from ..._config import Config
 from ..._errors import Problem
-from ._node import Node
+from ._node import Body, Node
+from ._state import Resource, State
 
 
 class Context(Protocol):
-    """What a rule may use besides the node and its input values."""
+    """What a rule may use besides the node and its input values.
+
+    A value is a JAX value, a static `np.ndarray` (see `_static`), a `Resource`, or a registered
+    pytree such as a `TensorList`.
+
+    **Attributes:**
+
+    - `config`: options of the conversion.
+    - `state`: current values of all handles. Rules use `read`, `write` and `key`; only control
+        flow looks at the whole.
+    - `library`: the `FunctionDefLibrary` proto of the graph.
+    """
 
     config: Config
+    state: State
+    library: Any
 
     def call(self, function: str, values: Sequence[Any]) -> list[Any]:
-        """Evaluates the library function `function`."""
+        """Evaluates the library function `function` on the same state."""
+        ...
+
+    def on(self, state: State) -> Context:
+        """The same graph on another state."""
+        ...
+
+    def body(self, function: str) -> Body:
+        """The nodes of the library function `function`."""
+        ...
+
+    def read(self, resource: Any) -> Any:
+        """The current value of a `Resource`; a value that is none stands for itself.
+
+        **Raises:** `UnsupportedOpError` where nothing was written to it yet.
+        """
+        ...
+
+    def write(self, resource: Resource, value: Any) -> None:
+        """Sets the value of a `Resource` from here on in the order of execution."""
+        ...
+
+    def key(self) -> Any:
+        """A new typed PRNG key, split off the key of the call."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Adds a line to the report, once."""
         ...
 
     def constant(self, node: Node) -> np.ndarray:
@@ -34,6 +75,10 @@ class Context(Protocol):
         """The parsed module of an `XlaCallModule`; parsed once."""
         ...
 
+    def op_def(self, op: str) -> Any | None:
+        """The `OpDef` proto of an op type; `None` where it is unknown."""
+        ...
+
 
 Rule = Callable[[Context, Node, list[Any]], Sequence[Any]]
 Check = Callable[[Context, Node], Iterable[Problem]]
@@ -41,10 +86,19 @@ Check = Callable[[Context, Node], Iterable[Problem]]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A rule and an optional `check`, which finds what the rule could not raise beforehand."""
+    """A rule for an op.
+
+    **Arguments:**
+
+    - `rule`: takes `(ctx, node, values)` and returns the list of results.
+    - `check`: finds what the rule could not raise beforehand.
+    - `draws`: whether the rule calls `ctx.key()`. Ops that are stateful and have the attributes
+        `seed` and `seed2` are known to.
+    """
 
     rule: Rule
     check: Check | None = None
+    draws: bool = False
 
 
 class Registry:
@@ -74,21 +128,18 @@ class Registry:
 REGISTRY = Registry()
 
 
-def raises_tf(*ops: str, check: Check | None = None) -> Callable[[Rule], Rule]:
-    """Registers the decorated function as the rule of `ops`.
-
-    A rule takes `(ctx, node, values)` and returns the list of results.
-    """
+def raises_tf(*ops: str, check: Check | None = None, draws: bool = False) -> Callable[[Rule], Rule]:
+    """Registers the decorated function as the rule of `ops`; see `Entry`."""
 
     def register(rule: Rule) -> Rule:
         for op in ops:
-            REGISTRY.add(op, Entry(rule, check))
+            REGISTRY.add(op, Entry(rule, check, draws))
         return rule
 
     return register
 
 
-def add_table(rows: Mapping[str, Rule]) -> None:
-    """Registers one rule for each row."""
+def add_table(rows: Mapping[str, Rule], *, draws: bool = False) -> None:
+    """Registers one rule for each row; see `Entry`."""
     for op, rule in rows.items():
-        REGISTRY.add(op, Entry(rule))
+        REGISTRY.add(op, Entry(rule, draws=draws))

@@ -1,0 +1,38 @@
+"""Handles of what a graph changes while it runs, and the mapping that holds the current values.
+
+Variables, tensor arrays and the key of the call all live in one mapping from handle to value.
+Control flow runs its bodies on copies of it: what a body wrote becomes a further result of a
+`cond`, or is carried by a loop; what it only read is closed over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import MutableMapping
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+    """A handle: the value of a tensor of type `resource`, or of a reference to a variable.
+
+    **Arguments:**
+
+    - `kind`: `"variable"`, `"key"`, `"tensor_array"`, `"stack"`, or another that a rule makes up.
+    - `name`: together with `kind` says which one it is.
+    - `dtype`, `shape`: type of the value, where it is known; sizes may be `None`.
+    """
+
+    kind: str
+    name: str
+    dtype: np.dtype | None = dataclasses.field(default=None, compare=False)
+    shape: tuple[int | None, ...] | None = dataclasses.field(default=None, compare=False)
+
+
+# Values are pytrees of JAX values; a handle that is not there has no value yet.
+State = MutableMapping[Resource, Any]
+
+# The key of the call, a typed PRNG key.
+KEY = Resource("key", "key")
