@@ -1,0 +1,101 @@
+"""One op run or traced by TensorFlow itself, on values that are known while raising."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..._errors import Problem, UnsupportedOpError
+from ._node import Node, import_tensorflow
+from ._registry import Context
+
+
+def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
+    """The node without its inputs, and the functions that its attributes name, as protos."""
+    proto = import_tensorflow().compat.v1.NodeDef(op=node.op, name="op")
+    calls = False
+    for name in sorted(node.attrs):
+        # Attributes with an underscore are hints: devices, shapes and classes of other nodes.
+        if not name.startswith("_"):
+            proto.attr[name].CopyFrom(node.attrs[name])
+            calls |= bool(node.attrs[name].func.name or node.attrs[name].list.func)
+    library = ctx.library if calls else None
+    # Maps have no order of their own, and the bytes are the key of a cache.
+    return (
+        proto.SerializeToString(deterministic=True),
+        b"" if library is None else library.SerializeToString(deterministic=True),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _op_def(op: str) -> Any:
+    return import_tensorflow().Graph().op_def_for_type(op)
+
+
+def input_types(node: Node) -> list[int]:
+    """The `DataType` of each input, from the definition of the op and the attributes."""
+    types: list[int] = []
+    for arg in _op_def(node.op).input_arg:
+        if arg.type_list_attr:
+            types += node.attrs[arg.type_list_attr].list.type
+            continue
+        count = node.attrs[arg.number_attr].i if arg.number_attr else 1
+        types += [node.attrs[arg.type_attr].type if arg.type_attr else arg.type] * count
+    return types
+
+
+def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
+    """The results of the op in the graph that is being traced, on `tensors`."""
+    tf = import_tensorflow()
+    graph = tf.compat.v1.GraphDef()
+    graph.versions.producer = tf.version.GRAPH_DEF_VERSION
+    if library:
+        graph.library.ParseFromString(library)
+    node = graph.node.add()
+    node.ParseFromString(text)
+    feeds = {f"input{i}": tensor for i, tensor in enumerate(tensors)}
+    node.input.extend(feeds)
+    (op,) = tf.graph_util.import_graph_def(
+        graph, input_map=feeds, return_elements=["op"], name="invert"
+    )
+    return list(op.outputs)
+
+
+def run_eagerly(ctx: Context, node: Node, values: Sequence[Any]) -> list[np.ndarray]:
+    """The results of a pure op on known values, computed by TensorFlow on the CPU.
+
+    **Raises:** `UnsupportedOpError` where TensorFlow refuses the values.
+    """
+    tf = import_tensorflow()
+    text, library = serialized(ctx, node)
+    types = [tf.dtypes.as_dtype(t) for t in input_types(node)]
+
+    def function() -> list[Any]:
+        known = [tf.constant(v, t) for v, t in zip(values, types, strict=True)]
+        return graph_of(text, library, known)
+
+    try:
+        with tf.init_scope(), tf.device("/CPU:0"):
+            results = tf.function(function, autograph=False)()
+    except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
+        raise UnsupportedOpError(
+            [
+                Problem(
+                    f"tf.{node.op}",
+                    f"TensorFlow refuses its inputs: {reason_of(error)}",
+                    node.location,
+                    "The model itself fails here.",
+                )
+            ]
+        ) from error
+    return [np.asarray(r.numpy()) for r in results]
+
+
+def reason_of(error: Exception) -> str:
+    """The line of a message of TensorFlow that says what is wrong."""
+    text = getattr(error, "message", None) or str(error)
+    text = text.removeprefix("Failed getting HLO text: '")
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
