@@ -28,9 +28,9 @@ from .tf_gradient import TfGradient, read_gradient
 _NO_EFFECT = frozenset(
     "NoOp Placeholder _Arg XlaCallModule VarHandleOp VariableV2 Variable ReadVariableOp "
     "ResourceGather ResourceGatherNd VarIsInitializedOp IsVariableInitialized VariableShape "
-    "DestroyResourceOp TensorArrayV3 TensorArraySizeV3 TensorArrayReadV3 TensorArrayGatherV3 TensorArrayConcatV3 "
-    "TensorArrayCloseV3 StackV2 StackCloseV2 Print PrintV2 HistogramSummary ScalarSummary "
-    "TensorSummary TensorSummaryV2 MergeSummary ImageSummary".split()
+    "DestroyResourceOp TensorArrayV3 TensorArraySizeV3 TensorArrayReadV3 TensorArrayGatherV3 "
+    "TensorArrayConcatV3 TensorArrayCloseV3 StackV2 StackCloseV2 Print PrintV2 "
+    "HistogramSummary ScalarSummary TensorSummary TensorSummaryV2 MergeSummary ImageSummary".split()
 )
 
 
@@ -280,6 +280,7 @@ class Run:
         self.program = graph.program
         self.op_def = graph.op_def
         self.library = graph.library
+        self.parse = _parse
         self.note = graph.note
 
     def on(self, state: State) -> Run:
@@ -329,3 +330,10 @@ class Run:
                 raise UnsupportedOpError([self.graph.missing(node)])
             results[index] = rule(self, node, [results[i][k] for i, k in node.inputs])
         return [results[i][k] for i, k in body.outputs]
+
+
+def _parse(module: bytes, config: Config) -> Any:
+    """A StableHLO module that this process made, as a program."""
+    from .stablehlo import Program
+
+    return Program.from_bytes(module, config=config, trusted=True)

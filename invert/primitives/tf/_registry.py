@@ -75,6 +75,10 @@ class Context(Protocol):
         """The parsed module of an `XlaCallModule`; parsed once."""
         ...
 
+    def parse(self, module: bytes, config: Config) -> Any:
+        """A StableHLO module that this process made, as a callable program."""
+        ...
+
     def op_def(self, op: str) -> Any | None:
         """The `OpDef` proto of an op type; `None` where it is unknown."""
         ...
