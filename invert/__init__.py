@@ -21,6 +21,7 @@ from invert._pattern import Pattern as Pattern
 from invert._pattern import Site as Site
 from invert._pattern import Structural as Structural
 from invert._report import Report as Report
+from invert._trainable import trainable as trainable
 from invert._verify import Certificate as Certificate
 
 __version__ = "0.1.0"

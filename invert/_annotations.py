@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import equinox as eqx
 import jax
 import jaxtyping
 import numpy as np
@@ -59,8 +60,11 @@ def tree_type(tree: Any) -> Any:
     return PyTree
 
 
-def signature(entry: EntryPoint) -> inspect.Signature:
-    """The call signature of an entry point, annotated."""
+def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature:
+    """The call signature of an entry point, annotated.
+
+    `stateful`: whether it takes a state, as one that assigns variables does in any case.
+    """
     names = list(entry.arg_names)
     ordinary = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
     kind = (
@@ -70,14 +74,37 @@ def signature(entry: EntryPoint) -> inspect.Signature:
         inspect.Parameter(name, kind, annotation=tree_type(tree))
         for name, tree in zip(names, entry.args, strict=True)
     ]
+    state, key = state_and_key(entry, stateful)
+    if state is not None:
+        parameters.append(inspect.Parameter(state, kind, annotation=eqx.nn.State))
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=tree_type(tree))
         for name, tree in entry.kwargs.items()
     ]
+    if key is not None:
+        annotation = jaxtyping.Key[Array, ""]
+        parameters.append(
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+        )
     return inspect.Signature(parameters, return_annotation=_result_type(entry))
 
 
+def state_and_key(entry: EntryPoint, stateful: bool) -> tuple[str | None, str | None]:
+    """Names of the parameters for the state and the key; `None` where there is none.
+
+    They are `state` and `key`, with underscores where arguments have these names.
+    """
+    taken = {*entry.arg_names, *entry.kwargs}
+
+    def free(name: str) -> str:
+        return free(name + "_") if name in taken else name
+
+    takes_state = stateful or bool(entry.assigned)
+    return free("state") if takes_state else None, free("key") if entry.draws else None
+
+
 def _result_type(entry: EntryPoint) -> Any:
-    if entry.results is None:
-        return PyTree
-    return tree_type(jax.tree_util.tree_unflatten(entry.out_tree, entry.results))
+    result: Any = PyTree
+    if entry.results is not None:
+        result = tree_type(jax.tree_util.tree_unflatten(entry.out_tree, entry.results))
+    return tuple[result, eqx.nn.State] if entry.assigned else result

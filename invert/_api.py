@@ -75,6 +75,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         seconds=seconds,
         certificate=certificate,
         gradients=tuple(settle.messages),
+        notes=tuple(entry.notes()),
     )
     return Stage(jaxpr, constants, report, wide)
 

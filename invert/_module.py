@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, cast
 
 import equinox as eqx
@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from invert import _annotations, _compat
-from invert._entry import ArgSpec, EntryPoint
+from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import SignatureError
 from invert._report import Report
 
@@ -51,7 +51,13 @@ class Stage:
 class Function:
     """An entry point with the programs recovered for the argument types seen so far."""
 
-    def __init__(self, entry: EntryPoint, recover: Callable[[EntryPoint, Sequence[Any]], Stage]):
+    def __init__(
+        self,
+        entry: EntryPoint,
+        recover: Callable[[EntryPoint, Sequence[Any]], Stage],
+        *,
+        stateful: bool = False,
+    ):
         self.entry = entry
         self._recover = recover
         self._stages: dict[Any, Stage] = {}
@@ -61,7 +67,8 @@ class Function:
             (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
         )
         self.specs: list[ArgSpec] = specs
-        self.signature = _annotations.signature(entry)
+        self.signature = _annotations.signature(entry, stateful=stateful)
+        self._state, self._key = _annotations.state_and_key(entry, stateful)
 
     @property
     def is_static(self) -> bool:
@@ -72,26 +79,61 @@ class Function:
     def stages(self) -> Mapping[Any, Stage]:
         return self._stages
 
-    def stage(self, values: Sequence[Any]) -> Stage:
-        """The program for the shapes of `values`, recovered once."""
-        key = tuple(tuple(v.shape) for v in values)
-        if key not in self._stages:
+    def stage(self, values: Sequence[Any], key: Any = None) -> Stage:
+        """The program for the shapes of `values` and the kind of `key`, recovered once."""
+        shapes = tuple(tuple(v.shape) for v in values)
+        # jax.random.key makes keys of the session's default generator.
+        drawn = (jax.random.key(0) if key is None else key).dtype if self._key else None
+        if (shapes, drawn) not in self._stages:
             avals = [
                 jax.ShapeDtypeStruct(shape, spec.dtype)
-                for shape, spec in zip(key, self.specs, strict=True)
+                for shape, spec in zip(shapes, self.specs, strict=True)
             ]
-            self._stages[key] = self._recover(self.entry, avals)
-        return self._stages[key]
+            avals += [jax.ShapeDtypeStruct((), drawn)] if self._key else []
+            self._stages[shapes, drawn] = self._recover(self.entry, avals)
+        return self._stages[shapes, drawn]
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The flat arguments, checked against the signature.
+    def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
+        """The flat arguments, the state and the key, checked against the signature.
 
         **Raises:** `SignatureError` with all that does not fit.
         """
+        name = self.entry.name
+        if self._key is not None and kwargs.get(self._key) is None:
+            raise SignatureError(
+                f"{name}{self.signature} draws random numbers; pass {self._key}=jax.random.key(0) "
+                "or another key"
+            )
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
+            raise SignatureError(f"{name}{self.signature}: {error}") from error
+        state = key = None
+        if self._key is not None:
+            key = _typed_key(bound.arguments.pop(self._key), name)
+        if self._state is not None:
+            state = bound.arguments.pop(self._state)
+            if not isinstance(state, eqx.nn.State):
+                raise SignatureError(
+                    f"{name}: {self._state!r} is a {type(state).__name__}, expected the "
+                    "equinox.nn.State that equinox.nn.State(module) makes"
+                )
+        return self._flat(bound), state, key
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The flat arguments, without state and key, checked against the signature.
+
+        **Raises:** `SignatureError` with all that does not fit.
+        """
+        extra = (self._state, self._key)
+        parameters = [p for n, p in self.signature.parameters.items() if n not in extra]
+        try:
+            bound = self.signature.replace(parameters=parameters).bind(*args, **kwargs)
+        except TypeError as error:
             raise SignatureError(f"{self.entry.name}{self.signature}: {error}") from error
+        return self._flat(bound)
+
+    def _flat(self, bound: inspect.BoundArguments) -> list[Any]:
         n = len(self.entry.args)
         names = list(self.entry.arg_names)
         args = tuple(bound.arguments[names[i]] for i in range(n))
@@ -131,11 +173,22 @@ class Function:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        flat = self.flatten(args, kwargs)
-        stage = self.stage(flat)
+        """Runs the program.
+
+        **Arguments:**
+
+        - `constants`: values of the leading arguments of the program the module was built with.
+        - `params`: arrays, or `eqx.nn.StateIndex` for those whose values are in the state.
+        - `args`, `kwargs`: as the user gave them.
+
+        **Returns:** the results; with the new state, where there are assigned variables.
+        """
+        flat, state, key = self.split(args, kwargs)
+        stage = self.stage(flat, key)
         # The module carries the constants of the program it was built with; others bring their own.
         held = constants if stage is self.home else stage.constants
-        values = (*held, *params, *flat)
+        read = [_read_param(p, state) for p in params]
+        values = (*held, *read, *flat, *(() if key is None else (key,)))
         traced = any(_compat.is_tracer(v) for v in values)
         if traced:
             results = stage.run(*values)
@@ -144,11 +197,37 @@ class Function:
                 self._compiled[stage] = jax.jit(stage.run)
             with jax.enable_x64(True) if stage.wide else contextlib.nullcontext():
                 results = self._compiled[stage](*values)
-        return jax.tree_util.tree_unflatten(self.entry.out_tree, results)
+        assigned = self.entry.assigned
+        count = len(results) - len(assigned)
+        out = jax.tree_util.tree_unflatten(self.entry.out_tree, results[:count])
+        if not assigned:
+            return out
+        assert state is not None
+        for i, value in zip(assigned, results[count:], strict=True):
+            # Without 64-bit types the state holds narrower values than the program computes.
+            state = state.set(params[i], _widen(value, state.get(params[i]).dtype))
+        return out, state
+
+
+def _read_param(param: Any, state: Any) -> Any:
+    return state.get(param) if isinstance(param, eqx.nn.StateIndex) else param
+
+
+def _typed_key(key: Any, name: str) -> Any:
+    """One typed key; words of the older kind are wrapped."""
+    if getattr(key, "dtype", None) == np.uint32 and np.ndim(key) == 1:
+        key = jax.random.wrap_key_data(key)
+    typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed or np.shape(key) != ():
+        raise SignatureError(f"{name}: the key is none that jax.random.key makes")
+    return key
 
 
 def _widen(value: Any, dtype: Any) -> Any:
-    """A value that JAX has narrowed, because 64-bit types were off, in the type of the program."""
+    """A value that JAX has narrowed, because 64-bit types were off, in the type of the program.
+
+    And the other way round for what goes back into a state.
+    """
     return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)
 
 
@@ -193,7 +272,9 @@ class Module(eqx.Module):
 
     **Attributes:**
 
-    - `params`: nested dictionaries of arrays that follow the names of the variables.
+    - `params`: nested dictionaries of arrays that follow the names of the variables. Variables that
+        the program assigns are `eqx.nn.StateIndex`; their values are in the state that
+        `eqx.nn.State(module)` makes. It is called as `out, state = module(x, state)`.
     - `constants`: arrays that the program holds itself, such as weights it was exported with.
     """
 
@@ -206,20 +287,21 @@ class Module(eqx.Module):
 
         **Raises:** `SignatureError` where the arguments do not fit the signature.
         """
-        function = self._function
-        leaves = [
-            _lookup(self.params, path)
-            for path in param_paths([p.name for p in function.entry.params])
-        ]
-        return function(self.constants, leaves, args, kwargs)
+        leaves = list(self.named_params().values())
+        return self._function(self.constants, leaves, args, kwargs)
 
     def __hash__(self) -> int:
         # By identity, so that `jax.jit(module)` works; the arrays of a module have no hash.
         return id(self)
 
+    def named_params(self) -> dict[str, Any]:
+        """Leaves of `params` by the names of the variables."""
+        names = [p.name for p in self._function.entry.params]
+        return {n: lookup(self.params, p) for n, p in zip(names, param_paths(names), strict=True)}
+
     @property
     def jaxpr(self) -> Any:
-        """The program as a jaxpr: constants, parameters, then the flat arguments.
+        """The program as a jaxpr: constants, parameters, the flat arguments, then the key.
 
         **Raises:** `SignatureError` where argument sizes are open and no call has fixed them.
         """
@@ -264,35 +346,47 @@ def nest(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
     return tree
 
 
-def _lookup(tree: Any, path: Sequence[str]) -> Any:
+def lookup(tree: Any, path: Sequence[str]) -> Any:
     for part in path:
         tree = tree[part]
     return tree
 
 
-def build(function: Function) -> Module:
-    """The module of an entry point, of a class made for it."""
-    entry = function.entry
-    base = Module.__call__
+def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` as a method called `name`, with the signature of a function."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return base(self, *args, **kwargs)
+        return run(self, *args, **kwargs)
 
-    call.__name__, call.__qualname__ = "__call__", f"{entry.name}.__call__"
-    call.__doc__ = f"Recovered from {entry.source}."
+    call.__name__, call.__qualname__ = name, f"{function.entry.name}.{name}"
+    call.__doc__ = f"Recovered from {function.entry.source}."
     self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [self_parameter, *function.signature.parameters.values()]
     signature = function.signature.replace(parameters=parameters)
     setattr(call, "__signature__", signature)  # noqa: B010  functions have no such field by type
     call.__annotations__ = {p.name: p.annotation for p in parameters[1:]}
     call.__annotations__["return"] = function.signature.return_annotation
+    return call
+
+
+def build(function: Function) -> Module:
+    """The module of an entry point, of a class made for it."""
+    entry = function.entry
+    call = method(function, "__call__", Module.__call__)
     name = entry.name if entry.name.isidentifier() else "Recovered"
     cls: Any = cast(Any, type(Module))(
         name, (Module,), {"__call__": call, "__module__": __name__, "__doc__": call.__doc__}
     )
-    params = nest([p.name for p in entry.params], [jnp_or_numpy(p.value) for p in entry.params])
+    assigned = {entry.params[i].name for i in entry.assigned}
+    params = nest([p.name for p in entry.params], [leaf_of(p, assigned) for p in entry.params])
     function.home = next(iter(function.stages.values()), None)
     return cls(params, function.home.constants if function.home else (), function)
+
+
+def leaf_of(param: Param, assigned: Container[str]) -> Any:
+    """The leaf of a module for a variable: an array, or an index into the state."""
+    value = jnp_or_numpy(param.value)
+    return eqx.nn.StateIndex(value) if param.name in assigned else value
 
 
 def jnp_or_numpy(value: np.ndarray) -> Array | np.ndarray:

@@ -21,6 +21,7 @@ class Report:
     - `seconds`: wall time of each stage, in seconds.
     - `certificate`: how far the recovery is proved.
     - `gradients`: what became of each gradient function that the container holds.
+    - `notes`: what else the reader should know, such as ops that were left out.
     """
 
     entry: str
@@ -31,6 +32,7 @@ class Report:
     seconds: Mapping[str, float]
     certificate: Certificate
     gradients: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def equations(self) -> int:
@@ -50,6 +52,7 @@ class Report:
             text = ", ".join(f"{n} x @{name}" for name, n in sorted(self.opaque.items()))
             lines.append(f"  opaque custom calls: {text}")
         lines += [f"  gradient of {text}" for text in self.gradients]
+        lines += [f"  note: {text}" for text in self.notes]
         total = sum(self.seconds.values())
         stages = ", ".join(f"{name} {s:.3f} s" for name, s in self.seconds.items())
         lines.append(f"  converted in {total:.3f} s ({stages})")

@@ -53,6 +53,8 @@ RANK = {
     "_annotations": 10,
     "emit": 10,
     "_module": 11,
+    "_methods": 11,
+    "_trainable": 11,
     "_rewriting": 9,
     "_api": 12,
     "__init__": 13,
