@@ -2,8 +2,14 @@
 
 from . import _array as _array
 from . import _call as _call
+from . import _conv as _conv
 from . import _elementwise as _elementwise
+from . import _fused as _fused
 from . import _linalg as _linalg
+from . import _loss as _loss
+from . import _nn as _nn
+from . import _norm as _norm
+from . import _pool as _pool
 from . import _reduce as _reduce
 from . import _variables as _variables
 from ._node import Node as Node
