@@ -9,6 +9,7 @@ from . import _linalg as _linalg
 from . import _loss as _loss
 from . import _nn as _nn
 from . import _norm as _norm
+from . import _optimizer as _optimizer
 from . import _pool as _pool
 from . import _reduce as _reduce
 from . import _variables as _variables

@@ -1,0 +1,113 @@
+"""Optimizer ops, which update a variable and its slots in place: a table first.
+
+Each row gives rise to four ops: for resources and for the reference variables of TensorFlow 1, and
+for gradients of the whole variable and of some of its rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jax import lax
+
+from . import _optimizer_steps as steps
+from ._node import Node
+from ._registry import REGISTRY, Context, Entry
+from ._static import array
+from ._variables import assign, current
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """One optimizer.
+
+    **Arguments:**
+
+    - `slots`: how many inputs are variables; they come first.
+    - `inputs`: names of the other inputs of the dense op, in order.
+    - `step`: the update, see `_optimizer_steps`.
+    - `flag`: name of an attribute of the op that the update takes, with its default.
+    - `sparse`: whether there is an op for gradients of rows.
+    """
+
+    slots: int
+    inputs: str
+    step: Callable[..., tuple[Any, ...]]
+    flag: tuple[str, bool] | None = None
+    sparse: bool = False
+
+
+NESTEROV = ("use_nesterov", False)
+SLOTS = ("update_slots", True)
+LINEAR = ("multiply_linear_by_lr", False)
+BETAS = "lr beta1 beta2 epsilon grad"
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "AdaMax": Optimizer(3, f"beta1_power {BETAS}", steps.ada_max),
+    "Adadelta": Optimizer(3, "lr rho epsilon grad", steps.adadelta, sparse=True),
+    "Adagrad": Optimizer(2, "lr grad", steps.adagrad, SLOTS, True),
+    "AdagradDA": Optimizer(3, "grad lr l1 l2 global_step", steps.adagrad_da, sparse=True),
+    "AdagradV2": Optimizer(2, "lr epsilon grad", steps.adagrad_v2, SLOTS, True),
+    "Adam": Optimizer(3, f"beta1_power beta2_power {BETAS}", steps.adam, NESTEROV),
+    "AdamWithAmsgrad": Optimizer(4, f"beta1_power beta2_power {BETAS}", steps.adam_with_amsgrad),
+    "AddSign": Optimizer(2, "lr alpha sign_decay beta grad", steps.add_sign),
+    "CenteredRMSProp": Optimizer(
+        4, "lr rho momentum epsilon grad", steps.centered_rms_prop, sparse=True
+    ),
+    "Ftrl": Optimizer(3, "grad lr l1 l2 lr_power", steps.ftrl, LINEAR, True),
+    "FtrlV2": Optimizer(3, "grad lr l1 l2 l2_shrinkage lr_power", steps.ftrl, LINEAR, True),
+    "GradientDescent": Optimizer(1, "lr grad", steps.gradient_descent),
+    "KerasMomentum": Optimizer(2, "lr grad momentum", steps.keras_momentum, NESTEROV, True),
+    "Momentum": Optimizer(2, "lr grad momentum", steps.momentum, NESTEROV, True),
+    "PowerSign": Optimizer(2, "lr logbase sign_decay beta grad", steps.power_sign),
+    "ProximalAdagrad": Optimizer(2, "lr l1 l2 grad", steps.proximal_adagrad, sparse=True),
+    "ProximalGradientDescent": Optimizer(
+        1, "lr l1 l2 grad", steps.proximal_gradient_descent, sparse=True
+    ),
+    "RMSProp": Optimizer(3, "lr rho momentum epsilon grad", steps.rms_prop, sparse=True),
+}
+
+
+def _apply(
+    optimizer: Optimizer, sparse: bool, ctx: Context, node: Node, values: list[Any]
+) -> list[Any]:
+    handles = values[: optimizer.slots]
+    names = optimizer.inputs.replace("grad", "grad indices") if sparse else optimizer.inputs
+    given = dict(zip(names.split(), map(array, values[optimizer.slots :]), strict=True))
+    grad, indices = given.pop("grad"), given.pop("indices", None)
+    if optimizer.flag is not None:
+        name, default = optimizer.flag
+        given[name] = bool(node.attr(name, default))
+    slots = tuple(current(ctx, h) for h in handles)
+    step = functools.partial(optimizer.step, **given)
+    new = step(slots, grad) if indices is None else _by_rows(step, slots, grad, indices)
+    for handle, value in zip(handles, new, strict=True):
+        assign(ctx, node, handle, value)
+    # The ops on references return the reference to the variable.
+    return [] if node.op.startswith("Resource") else [handles[0]]
+
+
+def _by_rows(
+    step: Callable[..., tuple[Any, ...]], slots: tuple[Any, ...], grad: Any, indices: Any
+) -> tuple[Any, ...]:
+    """One row after the other, so that a row that occurs twice is updated twice, as on the CPU."""
+
+    def update(slots: tuple[Any, ...], item: tuple[Any, Any]) -> tuple[tuple[Any, ...], None]:
+        row, place = item
+        new = step(tuple(lax.dynamic_index_in_dim(s, place, keepdims=False) for s in slots), row)
+        pairs = zip(slots, new, strict=True)
+        return tuple(lax.dynamic_update_index_in_dim(s, n, place, 0) for s, n in pairs), None
+
+    return lax.scan(update, slots, (grad, indices))[0]
+
+
+for _name, _optimizer in OPTIMIZERS.items():
+    for _sparse in (False, True) if _optimizer.sparse else (False,):
+        _entry = Entry(functools.partial(_apply, _optimizer, _sparse))
+        _op = f"SparseApply{_name}" if _sparse else f"Apply{_name}"
+        REGISTRY.add(f"Resource{_op}", _entry)
+        if _name not in ("AdamWithAmsgrad", "KerasMomentum"):  # newer than references
+            REGISTRY.add(_op, _entry)

@@ -1,0 +1,177 @@
+"""The update rules of TensorFlow's optimizer ops.
+
+Each takes the variable and its slots, the gradient, and the hyperparameters by the names of the
+op's inputs and attributes, and returns the new variable and slots. The formulas are those of
+tensorflow/core/kernels/training_ops.cc, TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+Slots = tuple[Any, ...]
+
+
+def gradient_descent(slots: Slots, grad: Any, lr: Any) -> Slots:
+    (var,) = slots
+    return (var - lr * grad,)
+
+
+def proximal_gradient_descent(slots: Slots, grad: Any, lr: Any, l1: Any, l2: Any) -> Slots:
+    (var,) = slots
+    return (_proximal(var - lr * grad, lr, l1, l2),)
+
+
+def _proximal(x: Any, lr: Any, l1: Any, l2: Any) -> Any:
+    return lax.sign(x) * jnp.maximum(lax.abs(x) - lr * l1, 0) / (1 + lr * l2)
+
+
+def momentum(slots: Slots, grad: Any, lr: Any, momentum: Any, use_nesterov: bool) -> Slots:
+    var, accum = slots
+    accum = momentum * accum + grad
+    step = grad + momentum * accum if use_nesterov else accum
+    return var - lr * step, accum
+
+
+def keras_momentum(slots: Slots, grad: Any, lr: Any, momentum: Any, use_nesterov: bool) -> Slots:
+    var, accum = slots
+    accum = momentum * accum - lr * grad
+    return var + (momentum * accum - lr * grad if use_nesterov else accum), accum
+
+
+def adam(
+    slots: Slots,
+    grad: Any,
+    beta1_power: Any,
+    beta2_power: Any,
+    lr: Any,
+    beta1: Any,
+    beta2: Any,
+    epsilon: Any,
+    use_nesterov: bool,
+) -> Slots:
+    var, m, v = slots
+    rate = lr * lax.sqrt(1 - beta2_power) / (1 - beta1_power)
+    m = m + (1 - beta1) * (grad - m)
+    v = v + (1 - beta2) * (lax.square(grad) - v)
+    mean = (1 - beta1) * grad + beta1 * m if use_nesterov else m
+    return var - rate * mean / (lax.sqrt(v) + epsilon), m, v
+
+
+def adam_with_amsgrad(
+    slots: Slots,
+    grad: Any,
+    beta1_power: Any,
+    beta2_power: Any,
+    lr: Any,
+    beta1: Any,
+    beta2: Any,
+    epsilon: Any,
+) -> Slots:
+    var, m, v, v_hat = slots
+    rate = lr * lax.sqrt(1 - beta2_power) / (1 - beta1_power)
+    m = m + (1 - beta1) * (grad - m)
+    v = v + (1 - beta2) * (lax.square(grad) - v)
+    v_hat = jnp.maximum(v_hat, v)
+    return var - rate * m / (lax.sqrt(v_hat) + epsilon), m, v, v_hat
+
+
+def ada_max(
+    slots: Slots, grad: Any, beta1_power: Any, lr: Any, beta1: Any, beta2: Any, epsilon: Any
+) -> Slots:
+    var, m, v = slots
+    m = m + (1 - beta1) * (grad - m)
+    v = jnp.maximum(beta2 * v, lax.abs(grad))
+    return var - lr / (1 - beta1_power) * m / (v + epsilon), m, v
+
+
+def adagrad(slots: Slots, grad: Any, lr: Any, update_slots: bool) -> Slots:
+    var, accum = slots
+    accum = accum + lax.square(grad) if update_slots else accum
+    return var - lr * grad * lax.rsqrt(accum), accum
+
+
+def adagrad_v2(slots: Slots, grad: Any, lr: Any, epsilon: Any, update_slots: bool) -> Slots:
+    var, accum = slots
+    accum = accum + lax.square(grad) if update_slots else accum
+    return var - lr * grad / (lax.sqrt(accum) + epsilon), accum
+
+
+def proximal_adagrad(slots: Slots, grad: Any, lr: Any, l1: Any, l2: Any) -> Slots:
+    var, accum = slots
+    accum = accum + lax.square(grad)
+    rate = lr * lax.rsqrt(accum)
+    return _proximal(var - rate * grad, rate, l1, l2), accum
+
+
+def adagrad_da(slots: Slots, grad: Any, lr: Any, l1: Any, l2: Any, global_step: Any) -> Slots:
+    var, total, squares = slots
+    step = global_step.astype(var.dtype)
+    total, squares = total + grad, squares + lax.square(grad)
+    shrunk = lax.sign(total) * jnp.maximum(lax.abs(total) - step * l1, 0)
+    return -lr * shrunk / (step * l2 * lr + lax.sqrt(squares)), total, squares
+
+
+def adadelta(slots: Slots, grad: Any, lr: Any, rho: Any, epsilon: Any) -> Slots:
+    var, accum, accum_update = slots
+    accum = rho * accum + (1 - rho) * lax.square(grad)
+    update = lax.sqrt(accum_update + epsilon) * lax.rsqrt(accum + epsilon) * grad
+    return var - lr * update, accum, rho * accum_update + (1 - rho) * lax.square(update)
+
+
+def rms_prop(slots: Slots, grad: Any, lr: Any, rho: Any, momentum: Any, epsilon: Any) -> Slots:
+    var, ms, mom = slots
+    ms = ms + (1 - rho) * (lax.square(grad) - ms)
+    mom = momentum * mom + lr * grad * lax.rsqrt(ms + epsilon)
+    return var - mom, ms, mom
+
+
+def centered_rms_prop(
+    slots: Slots, grad: Any, lr: Any, rho: Any, momentum: Any, epsilon: Any
+) -> Slots:
+    var, mg, ms, mom = slots
+    ms = ms + (1 - rho) * (lax.square(grad) - ms)
+    mg = mg + (1 - rho) * (grad - mg)
+    mom = momentum * mom + lr * grad * lax.rsqrt(ms - lax.square(mg) + epsilon)
+    return var - mom, mg, ms, mom
+
+
+def add_sign(slots: Slots, grad: Any, lr: Any, alpha: Any, sign_decay: Any, beta: Any) -> Slots:
+    var, m = slots
+    m = beta * m + (1 - beta) * grad
+    agreement = lax.sign(grad) * lax.sign(m)
+    return var - lr * (alpha + sign_decay * agreement) * grad, m
+
+
+def power_sign(slots: Slots, grad: Any, lr: Any, logbase: Any, sign_decay: Any, beta: Any) -> Slots:
+    var, m = slots
+    m = beta * m + (1 - beta) * grad
+    agreement = lax.sign(grad) * lax.sign(m)
+    return var - lr * lax.exp(logbase * sign_decay * agreement) * grad, m
+
+
+def ftrl(
+    slots: Slots,
+    grad: Any,
+    lr: Any,
+    l1: Any,
+    l2: Any,
+    lr_power: Any,
+    multiply_linear_by_lr: bool,
+    l2_shrinkage: Any = 0,
+) -> Slots:
+    var, accum, linear = slots
+    new_accum = accum + lax.square(grad)
+    # In units in which the linear term is divided by the learning rate, or not.
+    unit, over = (lr, 1) if multiply_linear_by_lr else (1, lr)
+    power, new_power = accum**-lr_power, new_accum**-lr_power
+    shrunk = grad + 2 * l2_shrinkage * var
+    linear = linear + unit * shrunk - (new_power - power) / over * var
+    quadratic = new_power / over + 2 * l2 * unit
+    var = jnp.where(
+        lax.abs(linear) > l1 * unit, (l1 * unit * lax.sign(linear) - linear) / quadratic, 0
+    )
+    return var, new_accum, linear
