@@ -39,6 +39,7 @@ _SILENT_ATTRIBUTES = frozenset(
         "sdy.sharding",
         "sdy.propagated_shardings",
         "xla_shape",
+        "result_layout",  # of a transpose that comes from HLO
         "result_layouts",
         "operand_layouts",
         "mhlo.original_value",

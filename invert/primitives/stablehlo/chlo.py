@@ -80,6 +80,9 @@ def _register(name: str, function: Callable) -> None:
 for _name, _function in (UNARY | BINARY).items():
     _register(f"chlo.{_name}", _function)
 
+# What jaxlib makes of the one HLO op of this kind that StableHLO lacks.
+_register("mhlo.erf", lax.erf)
+
 
 def _together(op: Op, operands: tuple[Value, ...]) -> list[Value]:
     """The operands at their common shape; `broadcast_dimensions` places the smaller one."""
