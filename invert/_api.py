@@ -60,7 +60,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         wide = _jaxpr.has_wide_types(raw)
         start = time.perf_counter()
         # The comparison is over the constants of the raw program; arrays come back after it.
-        recovered, _ = _jaxpr.split_constants(closed)
+        recovered = _jaxpr.over_constants(closed, known)
         certificate = _certify(raw, recovered, known, platform, wide, config)
         seconds["verify"] = time.perf_counter() - start
         closed = _jaxpr.without_hints(_jaxpr.restore_arrays(closed))

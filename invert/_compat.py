@@ -370,6 +370,13 @@ def dce(jaxpr: core.Jaxpr) -> core.Jaxpr:
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
+def live_part(
+    jaxpr: core.Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
+) -> tuple[core.Jaxpr, list[bool]]:
+    """What the used results need, without other arguments than those kept; which it needs."""
+    return partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept)
+
+
 def constants_as_arguments(jaxpr: core.Jaxpr) -> core.Jaxpr:
     """Makes the constant variables the leading arguments."""
     return partial_eval.convert_constvars_jaxpr(jaxpr)

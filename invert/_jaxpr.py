@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,75 @@ HINT = "="
 
 def canonicalize(closed: Any) -> Any:
     """Removes dead equations, in inner jaxprs too. A shared inner jaxpr stays shared."""
-    return map_jaxprs(closed, _compat.dce)
+    closed = map_jaxprs(closed, _live)
+    while any(e.primitive.name == "while" for e in equations(_compat.open_jaxpr(closed))):
+        # What a body outside does not use may be what a loop inside is for.
+        size = _size(closed)
+        closed = map_jaxprs(closed, _live)
+        if _size(closed) == size:
+            break
+    return closed
+
+
+def _size(closed: Any) -> int:
+    return sum(1 + len(e.invars) for e in equations(_compat.open_jaxpr(closed)))
+
+
+def _live(jaxpr: Any) -> Any:
+    """Without dead equations, and loops without what they carry for nothing.
+
+    JAX has no rule for the latter, and every other way to write the program drops them.
+    """
+    while True:
+        jaxpr = _compat.dce(jaxpr)
+        used = {v for v in jaxpr.outvars if not hasattr(v, "val")}
+        eqns = []
+        for eqn in reversed(jaxpr.eqns):
+            if eqn.primitive.name == "while" and not eqn.effects:
+                eqn = _live_loop(eqn, used)
+            used |= {v for v in eqn.invars if not hasattr(v, "val")}
+            eqns.append(eqn)
+        eqns.reverse()
+        if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+            return jaxpr
+        jaxpr = jaxpr.replace(eqns=eqns)
+
+
+def _live_loop(eqn: Any, used: Set[Any]) -> Any:
+    """A `while` that carries only what it goes on by and what is used after it."""
+    params = eqn.params
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body = (_compat.open_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    _, tested = _compat.live_part(test, [True])
+    live = [v in used or t for v, t in zip(eqn.outvars, tested[n_cond:], strict=True)]
+    while True:
+        _, needed = _compat.live_part(body, live)
+        more = [a or b for a, b in zip(live, needed[n_body:], strict=True)]
+        if more == live:
+            break
+        live = more
+    kept_test, kept_body = [*tested[:n_cond], *live], [*needed[:n_body], *live]
+    kept = [*tested[:n_cond], *kept_body]
+    if all(kept):
+        return eqn
+    # A carry that the test or the body does not look at stays an argument of both.
+    test, _ = _compat.live_part(test, [True], kept_test)
+    body, _ = _compat.live_part(body, live, kept_body)
+    return eqn.replace(
+        invars=_kept(eqn.invars, kept),
+        outvars=_kept(eqn.outvars, live),
+        params={
+            **params,
+            "cond_jaxpr": _compat.close_like(params["cond_jaxpr"], test),
+            "body_jaxpr": _compat.close_like(params["body_jaxpr"], body),
+            "cond_nconsts": sum(tested[:n_cond]),
+            "body_nconsts": sum(needed[:n_body]),
+        },
+    )
+
+
+def _kept(values: Sequence[Any], keep: Sequence[bool]) -> list[Any]:
+    return [v for v, k in zip(values, keep, strict=True) if k]
 
 
 # Behind the sign, the number of a broadcast that is written once and used by several equations.
@@ -141,6 +209,32 @@ def split_constants(closed: Any) -> tuple[Any, tuple[np.ndarray, ...]]:
     """Makes the constants leading arguments; returns the open jaxpr and their values."""
     constants = tuple(np.asarray(c) for c in _compat.consts_of(closed))
     return _compat.constants_as_arguments(_compat.open_jaxpr(closed)), constants
+
+
+def over_constants(closed: Any, constants: Sequence[np.ndarray]) -> Any:
+    """The program over these constants as leading arguments, whether it uses all of them or not.
+
+    Constants that are not among them, which a derivative rule may bring, stay constants.
+    """
+    held = [np.asarray(c) for c in _compat.consts_of(closed)]
+    places = [next((i for i, c in enumerate(constants) if _same(c, h)), None) for h in held]
+    jaxpr = _compat.open_jaxpr(closed)
+    if places == list(range(len(constants))):
+        return _compat.constants_as_arguments(jaxpr)
+
+    def run(*values: Any) -> list[Any]:
+        pairs = zip(held, places, strict=True)
+        found = [constant if i is None else values[i] for constant, i in pairs]
+        args = [*found, *values[len(constants) :]]
+        return _compat.eval_jaxpr(_compat.constants_as_arguments(jaxpr), args)
+
+    return _compat.trace_closed(run, *constants, *(v.aval for v in jaxpr.invars))
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    if a is b:
+        return True
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:

@@ -56,7 +56,7 @@ def certify(
 
     **Arguments:**
 
-    - `raw`, `recovered`: open jaxprs over the same arguments.
+    - `raw`, `recovered`: jaxprs over the same arguments.
     - `avals`: types of these arguments.
     - `constants`: values of the leading arguments that are constants of the program.
     - `platform`: the platform the program was lowered for.
@@ -81,15 +81,16 @@ def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> A
     """The recovered program after lowering and raising, closed over its own constants."""
 
     def run(*values: Any) -> list[Any]:
-        return _compat.eval_jaxpr(recovered, values)
+        return _compat.eval_closed(recovered, values)
 
     with jax.enable_x64(wide):
         module = _compat.lowered_module(run, *avals, platform=platform)
     program = Program(module, b"", Config())
+    outvars = _compat.open_jaxpr(recovered).outvars
 
     def raised(*values: Any) -> list[Any]:
         results = program(*map(words_of, values))
-        return [keys_of(r, v.aval) for r, v in zip(results, recovered.outvars, strict=True)]
+        return [keys_of(r, v.aval) for r, v in zip(results, outvars, strict=True)]
 
     with jax.enable_x64(True):
         closed = _compat.trace_closed(raised, *avals)
@@ -109,7 +110,7 @@ def _numerical(
                 drawn = [_random(rng, a) for a in avals[len(constants) :]]
                 values = [*constants, *drawn]
                 one, two = (
-                    jax.jit(lambda *xs, j=j: _compat.eval_jaxpr(j, xs))(*values)
+                    jax.jit(lambda *xs, j=j: _compat.eval_closed(j, xs))(*values)
                     for j in (raw, recovered)
                 )
                 for x, y in zip(one, two, strict=True):
