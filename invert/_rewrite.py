@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,9 @@ from invert._errors import InvertError
 from invert._jaxpr import HINT
 from invert._match import Match, equivalent
 from invert._pattern import Call, Graph, Pattern, Site, Stage, Structural, Whole, is_var, rounded
+
+# Values of leading arguments of a body; `None` where they are not constant.
+Known = tuple[Any, ...]
 
 
 @dataclasses.dataclass
@@ -40,7 +43,7 @@ class Rewriter:
     x64_first: bool = False
     named: bool = True
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    _bodies: dict[tuple[int, int], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    _bodies: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     _templates: dict[Any, Graph | None] = dataclasses.field(default_factory=dict)
 
     def run(self, closed: Any, stages: int | None = None) -> Any:
@@ -55,50 +58,57 @@ class Rewriter:
                     self.counts[pattern.name] += 1
         return closed
 
-    def _body(self, jaxpr: Any, number: int) -> Any:
-        """One stage over one jaxpr and those inside of it; a shared jaxpr stays shared."""
-        key = (id(jaxpr), number)
+    def _body(self, jaxpr: Any, number: int, known: Known = ()) -> Any:
+        """One stage over one jaxpr and those inside of it; a shared jaxpr stays shared.
+
+        `known` are the values of leading arguments, `None` for those that are not constant.
+        """
+        key = (id(jaxpr), number, *map(id, known))
         if key not in self._bodies:
-            # The key holds the jaxpr alive, so that its id is not reused.
-            self._bodies[key] = (jaxpr, self._rewrite(jaxpr, number))
+            # The key holds the jaxpr and the values alive, so that no id is reused.
+            self._bodies[key] = ((jaxpr, known), self._rewrite(jaxpr, number, known))
         return self._bodies[key][1]
 
-    def _rewrite(self, closed: Any, number: int) -> Any:
-        consts = _compat.consts_of(closed)
+    def _rewrite(self, closed: Any, number: int, known: Known) -> Any:
         jaxpr = _compat.open_jaxpr(closed)
+        consts = dict(zip(jaxpr.constvars, _compat.consts_of(closed), strict=False))
+        consts.update((v, c) for v, c in zip(jaxpr.invars, known, strict=False) if c is not None)
         if self.stages[number].outermost_first:
-            if replacements := self._sweep(graph := Graph(jaxpr, consts), number):
+            if replacements := self._sweep(graph := _graph(jaxpr, consts), number):
                 jaxpr = replace(graph, replacements)
-            jaxpr = self._inside(jaxpr, number)
+            jaxpr = self._inside(jaxpr, number, consts)
             return _compat.close_like(closed, jaxpr)
-        jaxpr = self._inside(jaxpr, number)
-        while replacements := self._sweep(graph := Graph(jaxpr, consts), number):
+        jaxpr = self._inside(jaxpr, number, consts)
+        while replacements := self._sweep(graph := _graph(jaxpr, consts), number):
             jaxpr = replace(graph, replacements)
         return _compat.close_like(closed, jaxpr)
 
-    def _inside(self, jaxpr: Any, number: int) -> Any:
-        eqns = [self._inner(eqn, number) for eqn in jaxpr.eqns]
+    def _inside(self, jaxpr: Any, number: int, consts: Mapping[Any, Any]) -> Any:
+        eqns = [self._inner(eqn, number, consts) for eqn in jaxpr.eqns]
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return jaxpr.replace(eqns=eqns)
 
-    def _inner(self, eqn: Any, number: int) -> Any:
+    def _inner(self, eqn: Any, number: int, consts: Mapping[Any, Any]) -> Any:
         if not _compat.holds_jaxprs(eqn):
             return eqn
         if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
             return eqn
         params = {}
         for name, value in eqn.params.items():
-            new = self._param(value, number)
+            # Array constants stand outside of the bodies that use them.
+            found = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
+            known = () if all(c is None for c in found) else tuple(found)
+            new = self._param(value, number, known)
             if new is not value:
                 params[name] = new
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
-    def _param(self, value: Any, number: int) -> Any:
+    def _param(self, value: Any, number: int, known: Known) -> Any:
         if _compat.is_jaxpr(value):
-            return self._body(value, number)
+            return self._body(value, number, known)
         if isinstance(value, tuple) and any(_compat.is_jaxpr(v) for v in value):
-            new = tuple(self._param(v, number) for v in value)
+            new = tuple(self._param(v, number, known) for v in value)
             if all(a is b for a, b in zip(new, value, strict=True)):
                 return value
             return _compat.tuple_like(value, new)
@@ -181,6 +191,30 @@ class Rewriter:
 
 
 _WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+
+def _graph(jaxpr: Any, consts: Mapping[Any, Any]) -> Graph:
+    graph = Graph(jaxpr)
+    graph.consts.update(consts)
+    return graph
+
+
+def _fixed_operands(eqn: Any, name: str) -> Sequence[Any]:
+    """The operands that the leading arguments of an inner jaxpr are whenever it runs."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "jit":
+            return eqn.invars
+        case "cond":
+            return eqn.invars[1:]
+        case "scan":
+            return eqn.invars[: params["num_consts"]]
+        case "while":
+            n = params["cond_nconsts"]
+            start, end = (0, n) if name == "cond_jaxpr" else (n, n + params["body_nconsts"])
+            return eqn.invars[start:end]
+        case _:
+            return ()
 
 
 def _holds(graph: Graph, marker: float | tuple[float, ...] | None) -> bool:
