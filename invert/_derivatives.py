@@ -36,6 +36,7 @@ from invert._gradient_rules import (
 from invert._match import difference
 from invert._pattern import Graph
 from invert._rewrite import Replacement, replace
+from invert._stops import with_stops
 from invert.frontends.stablehlo import Program
 
 _CLIP = jax.lax.GatherScatterMode.CLIP
@@ -156,6 +157,11 @@ class Settler:
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, parts(eqn)[0], "stop_gradient")
+        if self.config.custom_gradients == "check":
+            for found in with_stops(region, raw, self.wide):
+                if self._is_proved(found, raw):
+                    self._say(gradient, "agrees with autodiff, with stop_gradient put back")
+                    return Rule(plain_function(found, self.wide), found.operands, "plain")
         backward, ruled = self._second(region, raw)
         rule = make_rule(region, backward, self.wide, ruled)
         self._say(gradient, f"kept as {rule.kind}: {reason}")
@@ -286,6 +292,10 @@ class _Region:
 
     def autodiff(self, *values: Any) -> list[Any]:
         """What automatic differentiation of the recovered program gives for the same."""
+        return self.autodiff_of(lambda *full: _compat.eval_closed(self.forward, full), values)
+
+    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
+        """What automatic differentiation of another program over `operands` gives."""
         operands, cotangents = self._split(values)
         first = len(operands) - len(self.inputs)
         places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
@@ -294,7 +304,7 @@ class _Region:
             full = list(operands)
             for i, x in zip(self.wanted, numbers, strict=True):
                 full[first + i] = x
-            results = _compat.eval_closed(self.forward, full)
+            results = program(*full)
             return [results[i] for i in places]
 
         _, pull = jax.vjp(jax.jit(function), *(operands[first + i] for i in self.wanted))

@@ -44,6 +44,10 @@ class Region(Protocol):
         """What automatic differentiation gives for `avals`."""
         ...
 
+    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
+        """The same for another program over `operands`."""
+        ...
+
 
 # What JAX raises where it cannot differentiate, transpose, lower or run a program.
 FAILURES = (
@@ -57,7 +61,7 @@ def type_of(v: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
 
 
-def _samples(avals: Sequence[Any], cotangents: int) -> list[list[np.ndarray]]:
+def samples(avals: Sequence[Any], cotangents: int) -> list[list[np.ndarray]]:
     """Values at which rules are known to differ: ties, zeros, steps, bounds, large numbers."""
     rng = np.random.default_rng(0)
     makers: list[Callable[[Any], np.ndarray]] = [
@@ -99,13 +103,13 @@ def largest_difference(region: Region, raw: Any, wide: bool) -> float:
     with jax.enable_x64(wide):
         one = jax.jit(lambda *xs: _compat.eval_closed(raw, xs))
         two = jax.jit(region.autodiff)
-        for values in _samples(region.avals, len(region.numbers)):
+        for values in samples(region.avals, len(region.numbers)):
             for x, y in zip(one(*values), two(*values), strict=True):
-                largest = max(largest, _beyond_rounding(np.asarray(x), np.asarray(y)))
+                largest = max(largest, beyond_rounding(np.asarray(x), np.asarray(y)))
     return largest
 
 
-def _beyond_rounding(x: np.ndarray, y: np.ndarray) -> float:
+def beyond_rounding(x: np.ndarray, y: np.ndarray) -> float:
     """The gap where `x` is finite; elsewhere it says nothing, as at a singular matrix."""
     finite_x = np.isfinite(x)
     x, y = x[finite_x], y[finite_x]
@@ -259,7 +263,7 @@ def _is_linear(region: Region, backward: Any, shared: Sequence[int], wide: bool)
         _compat.trace_closed(push, *types[:n], *moved)
         with jax.enable_x64(wide):
             run = jax.jit(at)
-            for values in _samples(types, len(region.numbers))[::3]:
+            for values in samples(types, len(region.numbers))[::3]:
                 operands, a = values[:n], values[n:]
                 b = [np.asarray(30 * np.roll(x, 1), x.dtype) for x in a]
                 zero = run(*operands, *(np.zeros_like(x) for x in a))
@@ -270,7 +274,7 @@ def _is_linear(region: Region, backward: Any, shared: Sequence[int], wide: bool)
                 for one, two, sum_, none in parts_:
                     if np.any(np.nan_to_num(np.asarray(none), posinf=0.0, neginf=0.0)):
                         return False
-                    if _beyond_rounding(np.asarray(one) + np.asarray(two), np.asarray(sum_)):
+                    if beyond_rounding(np.asarray(one) + np.asarray(two), np.asarray(sum_)):
                         return False
     except FAILURES:
         return False

@@ -87,7 +87,6 @@ DIFFERENT = {
     "weights": lambda x: jnp.sum(straight_through(x @ WEIGHTS) @ WEIGHTS),
     "clipped": lambda x: jnp.sum(clipped(x) ** 2),
     "custom_jvp": lambda x: jnp.sum(tripled(x) ** 2),
-    "stop_gradient": lambda x: jnp.sum(x * lax.stop_gradient(jnp.sin(x))),
     "scan": lambda x: lax.scan(lambda c, a: (c * jnp.tanh(a), straight_through(c)), 1.0, x)[
         1
     ].sum(),
@@ -149,6 +148,56 @@ def test_nothing_is_left_where_autodiff_agrees(name):
     for transform in (jax.grad, jax.hessian, REVERSE["vmap"], FORWARD["vmap_jvp"]):
         for point in POINTS[:2]:
             assert_same(transform, f, module, point)
+
+
+def rounded(x):
+    return x + lax.stop_gradient(jnp.round(x) - x)
+
+
+def temporal_difference(x):
+    value = jnp.max(jnp.outer(x, x) @ WEIGHTS, axis=1)
+    return jnp.mean((x - lax.stop_gradient(value)) ** 2)
+
+
+# The function, and the primitives whose results its author stopped.
+STOPPED = {
+    "factor": (lambda x: jnp.sum(x * lax.stop_gradient(jnp.sin(x))), ["sin"]),
+    "square": (lambda x: jnp.sum(x * lax.stop_gradient(x)), [None]),
+    "straight_through": (lambda x: jnp.sum(rounded(x) ** 2), ["sub"]),
+    "twice": (lambda x: jnp.sum(rounded(jnp.tanh(rounded(x @ WEIGHTS)) @ WEIGHTS)), ["sub", "sub"]),
+    "target": (temporal_difference, ["reduce_max"]),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_stop_gradient_comes_back_where_it_was(name):
+    f, stopped = STOPPED[name]
+    module = converted(f, X)
+    assert "stop_gradient put back" in module.report.gradients[-1]
+    producers = {v: e.primitive.name for e in module.jaxpr.eqns for v in e.outvars}
+    found = [producers.get(e.invars[0]) for e in module.jaxpr.eqns if is_stop(e)]
+    assert found == stopped
+    assert module.report.certificate.kind == "exact"
+    for transform in (jax.hessian, REVERSE["vmap"], FORWARD["vmap_jvp"]):
+        for point in POINTS[:2]:
+            assert_same(transform, f, module, point)
+
+
+def is_stop(eqn):
+    return eqn.primitive.name == "stop_gradient"
+
+
+def test_an_argument_without_gradient_is_stopped():
+    def f(free, scale, shift, x):
+        scale, shift = lax.stop_gradient((scale, shift))
+        return jnp.sum(jnp.tanh(x * scale + free) * shift)
+
+    args = (X, X - 1, X + 1, 2 * X)
+    module = converted(f, *args)
+    assert "stop_gradient put back" in module.report.gradients[-1]
+    want, got = (jax.grad(g, argnums=(0, 1, 2, 3))(*args) for g in (f, module))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), want, got)
+    assert not np.any(got[1]) and not np.any(got[2])
 
 
 def test_stop_gradient_alone():
