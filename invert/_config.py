@@ -29,6 +29,9 @@ class Config:
         does: `"error"`: it raises `LookupError`; `"warn"`: it warns.
     - `assertions`: what becomes of `tf.debugging` assertions and of `tf.debugging.check_numerics`:
         `"drop"`: they are left out; `"error_if"`: they are `eqx.error_if`.
+    - `max_scan`: a loop that ends on a condition on data, but after no more steps than this,
+        becomes a `scan` of that many steps, which do nothing once the condition fails, so that it
+        differentiates in reverse. Longer ones stay a `while`.
     """
 
     platform: str | None = None
@@ -39,3 +42,4 @@ class Config:
     custom_gradients: Literal["check", "keep", "ignore"] = "check"
     prevent_gradient: Literal["error", "warn"] = "error"
     assertions: Literal["drop", "error_if"] = "drop"
+    max_scan: int = 4096

@@ -76,10 +76,20 @@ def make_body(
     for node, texts in zip(nodes, wires, strict=True):
         node.inputs = tuple(tensor(t) for t in texts if not t.startswith("^"))
         node.control = tuple(find(t[1:]) for t in texts if t.startswith("^"))
+    for node in nodes:
+        if node.op == "Assert":  # what it would print is text, which is no value here
+            node.message = _text([nodes[i] for i, _ in node.inputs[1:]])
+            node.inputs = node.inputs[:1]
     results = tuple(tensor(t) for t in outputs)
     controls = tuple(find(c) for c in control_outputs)
     body = Body(name, tuple(nodes), tuple(range(len(args))), results, controls, ())
     return ordered(body, is_effect)
+
+
+def _text(nodes: Sequence[Node]) -> str:
+    """The constant strings among some nodes."""
+    texts = [t for n in nodes if n.op == "Const" for t in n.attrs["value"].tensor.string_val]
+    return " ".join(t.decode("utf-8", "replace") for t in texts)
 
 
 def ordered(body: Body, is_effect: IsEffect) -> Body:

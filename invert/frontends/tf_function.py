@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -20,6 +21,7 @@ from .._config import Config
 from .._entry import ArgSpec, EntryPoint, Param
 from .._errors import Problem, SignatureError, UnsupportedOpError
 from ..primitives.tf import import_tensorflow
+from ..primitives.tf._control import check_resource
 from ..primitives.tf._state import KEY, Resource
 from ..primitives.tf._static import array
 from .tf_graph import Graph
@@ -265,6 +267,7 @@ def _build(
     )
     places = {p.name: i for i, p in enumerate(params)}
     draws = program.draws()
+    checks = {check_resource(node): node for node in program.checks()}
     problems += program.problems()
     if problems:
         raise UnsupportedOpError(problems)
@@ -274,6 +277,7 @@ def _build(
     def fn(param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
         handles = (Resource("variable", p.name) for p in params)
         state: dict[Resource, Any] = dict(zip(handles, param_values, strict=True))
+        state.update(dict.fromkeys(checks, np.zeros((), bool)))
         if draws:
             flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
         _check_arguments(name, leaves, flat_args)
@@ -282,7 +286,11 @@ def _build(
             values[position] = value
         results = program.run(program.main, [*values, *feeds], state)
         out = [array(results[i], out_dtypes[i]) for i in out_order]
-        return out + [array(state[Resource("variable", v)]) for v in assigned]
+        out += [array(state[Resource("variable", v)]) for v in assigned]
+        for resource, node in checks.items():
+            text = f"tf.{node.op} ({node.location}) failed: {node.message}"
+            out = eqx.error_if(out, state[resource], text) if out else out
+        return out
 
     return EntryPoint(
         name=name,

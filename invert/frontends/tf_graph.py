@@ -14,7 +14,7 @@ import numpy as np
 
 from .._config import Config
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
-from ..primitives.tf import Node
+from ..primitives.tf import REGISTRY, Node
 from ..primitives.tf._lookup import entry_of
 from ..primitives.tf._node import Body, attr_functions, decode_tensor
 from ..primitives.tf._registry import Rule
@@ -29,9 +29,16 @@ _NO_EFFECT = frozenset(
     "NoOp Placeholder _Arg XlaCallModule VarHandleOp VariableV2 Variable ReadVariableOp "
     "ResourceGather ResourceGatherNd VarIsInitializedOp IsVariableInitialized VariableShape "
     "DestroyResourceOp TensorArrayV3 TensorArraySizeV3 TensorArrayReadV3 TensorArrayGatherV3 "
-    "TensorArrayConcatV3 TensorArrayCloseV3 StackV2 StackCloseV2 Print PrintV2 "
-    "HistogramSummary ScalarSummary TensorSummary TensorSummaryV2 MergeSummary ImageSummary".split()
+    "TensorArrayConcatV3 TensorArrayCloseV3 StackV2 StackCloseV2".split()
 )
+# Left out with a line in the report, where their results are not used.
+_REPORTS = frozenset(
+    "Print PrintV2 HistogramSummary ScalarSummary TensorSummary TensorSummaryV2 MergeSummary "
+    "ImageSummary AudioSummary AudioSummaryV2 WriteSummary WriteScalarSummary WriteImageSummary "
+    "WriteHistogramSummary".split()
+)
+_VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
+_CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
 
 
 class Graph:
@@ -74,6 +81,7 @@ class Graph:
         self.active: set[str] = set()  # functions under way, to refuse a recursive library
         self._effects: dict[str, bool] = {}
         self.notes: dict[str, None] = {}  # lines for the report
+        self.plans: dict[Any, Any] = {}  # what loops found out about their variables
         fed = [name.rpartition(":")[0] or name for name in inputs]
         self.main = self._with_gradients(
             make_body(
@@ -118,7 +126,10 @@ class Graph:
 
     def rule(self, node: Node) -> Rule | None:
         """What raises `node`; `None` where nothing does."""
-        entry = entry_of(node)
+        if node.op in ("AddN", "ZerosLike") and node.attrs["T"].type == _VARIANT:
+            entry = REGISTRY.get(f"{node.op}:variant")
+        else:
+            entry = entry_of(node)
         return None if entry is None else entry.rule
 
     # -- evaluation
@@ -160,10 +171,13 @@ class Graph:
 
     def is_effect(self, node: Node) -> bool:
         """Whether `node` runs even where its results are not used."""
+        if node.op in _CHECKS and self.config.assertions == "error_if":
+            return True
+        if node.op in _CHECKS or node.op in _REPORTS:
+            self.note(f"tf.{node.op} ({node.location}) is left out")
+            return False
         if node.op in _NO_EFFECT:
             return False
-        if node.op in ("Assert", "CheckNumerics", "CheckNumericsV2"):
-            return self.config.assertions == "error_if"
         if functions := attr_functions(node):
             return any(self._has_effects(f) for f in functions)
         definition = self._op_def(node.op)
@@ -213,6 +227,12 @@ class Graph:
     def draws(self) -> bool:
         """Whether the graph draws random numbers with the key of the call."""
         return any(draws(node, self._op_def) for node in self.reachable())
+
+    def checks(self) -> list[Node]:
+        """The assertions that are kept."""
+        if self.config.assertions == "drop":
+            return []
+        return [node for node in self.reachable() if node.op in _CHECKS]
 
     def _node_problems(self, node: Node) -> Iterable[Problem]:
         if node.op == "_Arg":
@@ -281,7 +301,10 @@ class Run:
         self.op_def = graph.op_def
         self.library = graph.library
         self.parse = _parse
+        self.graph_of = graph._gradient_graph
+        self.reads_gradients = graph._tf_graph is not None
         self.note = graph.note
+        self.plans = graph.plans
 
     def on(self, state: State) -> Run:
         return Run(self.graph, state)

@@ -2,10 +2,12 @@
 
 from . import _array as _array
 from . import _call as _call
+from . import _control as _control
 from . import _conv as _conv
 from . import _elementwise as _elementwise
 from . import _fused as _fused
 from . import _linalg as _linalg
+from . import _list_ops as _list_ops
 from . import _loss as _loss
 from . import _nn as _nn
 from . import _norm as _norm

@@ -55,11 +55,6 @@ def _no_op(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return []
 
 
-@raises_tf("PartitionedCall", "StatefulPartitionedCall")
-def _partitioned_call(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return ctx.call(node.attr("f"), values)
-
-
 @raises_tf("StopGradient")
 def _stop_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.stop_gradient(array(values[0]))]

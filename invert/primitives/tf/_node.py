@@ -44,9 +44,13 @@ class Node:
     - `control`: indices of the nodes this one only waits for.
     - `attrs`: the proto map of attributes.
     - `where`: name of the function the node is in; empty for the outermost graph.
+
+    **Attributes:**
+
+    - `message`: what an `Assert` says.
     """
 
-    __slots__ = ("attrs", "control", "inputs", "name", "op", "where")
+    __slots__ = ("attrs", "control", "inputs", "message", "name", "op", "where")
 
     def __init__(self, op: str, name: str, attrs: Any, where: str = ""):
         self.op = op
@@ -55,6 +59,7 @@ class Node:
         self.where = where
         self.inputs: tuple[tuple[int, int], ...] = ()
         self.control: tuple[int, ...] = ()
+        self.message = ""
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The attribute `name` as a Python value, or `default` where the node has none."""
@@ -117,6 +122,8 @@ def attr_functions(node: Node) -> list[str]:
 
 def decode_dtype(enum: int) -> np.dtype:
     """The NumPy (or ml_dtypes) dtype of a `DataType` enum; `object` for strings and handles."""
+    if enum == _VARIANT:  # has none in TensorFlow
+        return np.dtype(object)
     return np.dtype(import_tensorflow().dtypes.as_dtype(enum).as_numpy_dtype)
 
 
@@ -155,6 +162,9 @@ def canonical(value: Any) -> Any:
         return value if dtype == value.dtype else value.astype(dtype)
     return value
 
+
+# DT_VARIANT of tensorflow/core/framework/types.proto.
+_VARIANT = 21
 
 _ONE_BYTE_FLOATS = frozenset(
     ("float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz")

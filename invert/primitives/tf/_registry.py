@@ -26,11 +26,16 @@ class Context(Protocol):
     - `state`: current values of all handles. Rules use `read`, `write` and `key`; only control
         flow looks at the whole.
     - `library`: the `FunctionDefLibrary` proto of the graph.
+    - `reads_gradients`: whether gradient functions are read.
+    - `plans`: what loops found out about their variables, so that a body which is traced again
+        need not find it again.
     """
 
     config: Config
     state: State
     library: Any
+    reads_gradients: bool
+    plans: dict[Any, Any]
 
     def call(self, function: str, values: Sequence[Any]) -> list[Any]:
         """Evaluates the library function `function` on the same state."""
@@ -73,6 +78,10 @@ class Context(Protocol):
 
     def program(self, node: Node) -> Any:
         """The parsed module of an `XlaCallModule`; parsed once."""
+        ...
+
+    def graph_of(self, tf_graph: Any, inputs: list[str], outputs: list[str], nested: bool) -> Any:
+        """A TensorFlow graph in the form that is evaluated; `nested`: gradients are read in it."""
         ...
 
     def parse(self, module: bytes, config: Config) -> Any:

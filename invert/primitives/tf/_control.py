@@ -1,0 +1,201 @@
+"""Branches and calls, and the ops that choose between values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..._errors import Problem, UnsupportedOpError
+from ._loop import while_loop
+from ._node import Node
+from ._registry import Context, raises_tf
+from ._stage import Absent, Form, ShapeVariesError, Staged, bring, flatten, form_of, join
+from ._state import Resource
+from ._static import array
+
+
+def branches(
+    ctx: Context,
+    node: Node,
+    functions: Sequence[str],
+    values: Sequence[Any],
+    choose: Callable[[Sequence[Callable[[], Any]]], Any],
+) -> list[Any]:
+    """Runs one of several functions on the same values.
+
+    **Arguments:**
+
+    - `choose`: calls one of the functions it is given, as `lax.cond` and `lax.switch` do.
+
+    **Raises:** `UnsupportedOpError` where the branches give results of different types.
+    """
+    written: dict[Resource, None] = {}
+    staged: list[tuple[Staged, list[Resource]]] = []
+    for function in functions:
+        changed: list[Resource] = []
+
+        def run(function: str = function, changed: list[Resource] = changed) -> list[Any]:
+            child = ctx.on(dict(ctx.state))
+            results = child.call(function, values)
+            changed += [r for r, old in ctx.state.items() if child.state.get(r) is not old]
+            return [*results, *(child.state[r] for r in changed)]
+
+        body = Staged(run)
+        staged.append((body, changed))
+        written.update(dict.fromkeys(changed))
+    count = len(staged[0][0].results) - len(staged[0][1])
+
+    def completed(results: Sequence[Any], changed: Sequence[Resource]) -> list[Any]:
+        """Results, then the value of everything that one of the branches writes."""
+        new = dict(zip(changed, results[count:], strict=True))
+        return [*results[:count], *(new.get(r, ctx.state[r]) for r in written)]
+
+    types = [completed(body.results, changed) for body, changed in staged]
+    forms = [_common(node, i, same) for i, same in enumerate(zip(*types, strict=True))]
+    rebuild: list[Callable[[Sequence[Any]], list[Any]]] = []
+
+    def leaves_of(body: Staged, changed: list[Resource]) -> Callable[[], list[Any]]:
+        def run() -> list[Any]:
+            results = completed(body(), changed)
+            leaves, put = flatten([bring(x, f) for x, f in zip(results, forms, strict=True)])
+            rebuild.append(put)
+            return leaves
+
+        return run
+
+    leaves = choose([leaves_of(body, changed) for body, changed in staged])
+    results = rebuild[-1](leaves)
+    ctx.state.update(zip(written, results[count:], strict=True))
+    return results[:count]
+
+
+def _common(node: Node, index: int, values: Sequence[Any]) -> Form:
+    form = form_of(values[0])
+    for value in values[1:]:
+        try:
+            form = join(form, form_of(value))
+        except ShapeVariesError as error:
+            reason = f"result {index} {error}"
+            remedy = "Arrays of a JAX program have one shape; let the branches agree on it."
+            problem = Problem(f"tf.{node.op}", reason, node.location, remedy)
+            raise UnsupportedOpError([problem]) from error
+    return form
+
+
+def truth(value: Any) -> Any:
+    """The condition of an `If`: static, or a scalar of type bool.
+
+    Numbers count as true unless they are zero, other arrays unless they are empty
+    (tensorflow/core/kernels/functional_ops.cc, `ToBool`, TensorFlow 2.21).
+    """
+    if np.ndim(value) or not isinstance(value, np.ndarray):
+        if np.ndim(value):
+            return np.asarray(0 not in np.shape(value))
+        return value if value.dtype == np.bool_ else lax.ne(value, np.zeros((), value.dtype))
+    return np.asarray(bool(value))
+
+
+@raises_tf("If", "StatelessIf")
+def _if(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    then, otherwise = node.attr("then_branch"), node.attr("else_branch")
+    predicate = truth(values[0])
+    if isinstance(predicate, np.ndarray):
+        return ctx.call(then if predicate else otherwise, values[1:])
+    return branches(ctx, node, (then, otherwise), values[1:], lambda fns: lax.cond(predicate, *fns))
+
+
+@raises_tf("Case", "StatelessCase")
+def _case(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    functions = node.attr("branches")
+    index, last = values[0], len(functions) - 1
+    if isinstance(index, np.ndarray):
+        k = int(index)
+        return ctx.call(functions[k if 0 <= k < last else last], values[1:])
+    # An index out of range means the last branch.
+    outside = lax.lt(index, np.zeros((), index.dtype))
+    index = lax.select(outside, jnp.full((), last, index.dtype), index)
+    return branches(ctx, node, functions, values[1:], lambda fns: lax.switch(index, fns))
+
+
+@raises_tf("While", "StatelessWhile")
+def _while(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return while_loop(ctx, node, node.attr("cond"), node.attr("body"), values)
+
+
+@raises_tf("PartitionedCall", "StatefulPartitionedCall")
+def _partitioned_call(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return ctx.call(node.attr("f"), values)
+
+
+@raises_tf("FakeParam")
+def _fake_param(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [Absent()]
+
+
+@raises_tf("OptionalNone")
+def _optional_none(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [Absent()]
+
+
+@raises_tf("OptionalFromValue")
+def _optional_from_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    if len(values) != 1:
+        reason = "holds more than one value"
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+    return [values[0]]
+
+
+@raises_tf("OptionalGetValue")
+def _optional_get_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [_present(value, node) for value in values]
+
+
+def _present(value: Any, node: Node) -> Any:
+    """A value that the branch which was taken gave; the gradient of an `If` asks for no other."""
+    if not isinstance(value, Absent):
+        return value
+    shape, dtype = node.attr("output_shapes"), node.attr("output_types")
+    if not shape or shape[0] is None or None in shape[0]:
+        reason = "takes a value that no branch gives"
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+    return jnp.zeros(shape[0], jax.dtypes.canonicalize_dtype(dtype[0]))
+
+
+@raises_tf("OptionalHasValue")
+def _optional_has_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [np.asarray(not isinstance(values[0], Absent))]
+
+
+def check_resource(node: Node) -> Resource:
+    """The handle of the truth value that says whether the check of a node failed."""
+    return Resource("check", node.location)
+
+
+def _fail(ctx: Context, node: Node, failed: Any) -> None:
+    """Notes a failed check. What becomes of it is settled at the end of the whole program."""
+    resource = check_resource(node)
+    if resource in ctx.state:
+        ctx.write(resource, lax.bitwise_or(ctx.state[resource], failed))
+
+
+@raises_tf("Assert")
+def _assert(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    holds = truth(values[0])
+    _fail(ctx, node, np.asarray(not holds) if isinstance(holds, np.ndarray) else ~holds)
+    return []
+
+
+@raises_tf("CheckNumerics", "CheckNumericsV2")
+def _check_numerics(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    _fail(ctx, node, ~jnp.all(jnp.isfinite(array(values[0]))))
+    return [values[0]]
+
+
+@raises_tf("Print")
+def _print(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [values[0]]

@@ -1,0 +1,200 @@
+"""The `TensorList…` ops, which `tf.TensorArray` and the gradients of loops are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..._errors import Problem, UnsupportedOpError
+from . import _tensor_list as lists
+from ._node import Node
+from ._registry import Context, raises_tf
+from ._static import array, ints, static
+from ._tensor_list import Element, TensorList
+
+
+def _dtype(node: Node) -> np.dtype | None:
+    dtype = node.attr("element_dtype")
+    return None if dtype is None or dtype.kind == "O" else dtype
+
+
+def _element(node: Node, values: Sequence[Any], index: int) -> Element | None:
+    """The type that input `index` states: a shape, or the scalar -1 for an unknown rank."""
+    value = values[index]
+    if not isinstance(value, np.ndarray) or value.ndim == 0 or value.dtype == object:
+        return None
+    return lists.element_type(ints(value), _dtype(node))
+
+
+def _list(node: Node, value: Any) -> TensorList:
+    if not isinstance(value, TensorList):
+        reason = f"takes a {type(value).__name__} for a list"
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+    return value
+
+
+@raises_tf("EmptyTensorList")
+def _empty(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [lists.empty(_dtype(node), _element(node, values, 0))]
+
+
+@raises_tf("TensorListReserve")
+def _reserve(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    (size,) = ints(static(node, values, 1))
+    return [lists.empty(_dtype(node), _element(node, values, 0), size)]
+
+
+@raises_tf("TensorListFromTensor")
+def _from_tensor(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [lists.from_tensor(jnp.asarray(array(values[0])), _dtype(node))]
+
+
+@raises_tf("TensorListPushBack")
+def _push_back(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [lists.push_back(_list(node, values[0]), values[1])]
+
+
+@raises_tf("TensorListPopBack")
+def _pop_back(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return list(lists.pop_back(_list(node, values[0]), _element(node, values, 1)))
+
+
+@raises_tf("TensorListLength")
+def _length(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    size = _list(node, values[0]).size
+    return [np.asarray(size, np.int32) if isinstance(size, int) else size]
+
+
+@raises_tf("TensorListElementShape")
+def _element_shape(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    element = lists.known_element(_list(node, values[0]))
+    dtype = node.attr("shape_type")
+    if not isinstance(element, jax.ShapeDtypeStruct):
+        return [np.asarray(-1, dtype)]
+    return [np.asarray(element.shape, dtype)]
+
+
+@raises_tf("TensorListResize")
+def _resize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [lists.resized(_list(node, values[0]), values[1])]
+
+
+@raises_tf("TensorListGetItem")
+def _get_item(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [lists.get_item(_list(node, values[0]), values[1], _element(node, values, 2))]
+
+
+@raises_tf("TensorListSetItem")
+def _set_item(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    resize = node.attr("resize_if_index_not_less_than_size", False)
+    return [lists.set_item(_list(node, values[0]), values[1], values[2], resize=resize)]
+
+
+@raises_tf("TensorListStack")
+def _stack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [lists.stacked(_list(node, values[0]), _element(node, values, 1))]
+
+
+@raises_tf("TensorListGather")
+def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    lst, indices = _list(node, values[0]), values[1]
+    element = _element(node, values, 2)
+    if isinstance(indices, np.ndarray):
+        places = [np.asarray(i, np.int32) for i in ints(indices)]
+        if isinstance(lst.size, int) and [int(i) for i in places] == list(range(lst.size)):
+            return [lists.stacked(lst, element)]
+        return [jnp.stack([lists.get_item(lst, i, element) for i in places])]
+    rows = lists.with_buffer(lst, element=element).buffer
+    return [jnp.take(rows, indices, axis=0, mode="clip")]
+
+
+@raises_tf("TensorListScatter", "TensorListScatterV2", "TensorListScatterIntoExistingList")
+def _scatter(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    if node.op == "TensorListScatterIntoExistingList":
+        lst, tensor, indices = _list(node, values[0]), array(values[1]), values[2]
+    else:
+        tensor, indices = array(values[0]), values[1]
+        fixed = ints(static(node, values, 3))[0] if node.op == "TensorListScatterV2" else -1
+        size = fixed if fixed != -1 else 1 + max(ints(static(node, values, 1)), default=-1)
+        lst = lists.empty(_dtype(node), lists.element_of(tensor[0]) if len(tensor) else None, size)
+    if isinstance(indices, np.ndarray):
+        for position, index in enumerate(ints(indices)):
+            item = lax.index_in_dim(tensor, position, keepdims=False)
+            lst = lists.set_item(lst, np.asarray(index, np.int32), item, resize=True)
+        return [lst]
+    element = jax.ShapeDtypeStruct(tensor.shape[1:], tensor.dtype)
+    lst = lists.with_buffer(lst, element=element)
+    buffer = lst.buffer.at[indices].set(tensor, mode="drop", wrap_negative_indices=False)
+    return [TensorList(None, buffer, lst.size, element, lst.dtype)]
+
+
+@raises_tf("TensorListConcat", "TensorListConcatV2")
+def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    lst = _list(node, values[0])
+    length_type = np.int64
+    if lst.items is not None:
+        element = lists.known_element(lst)
+        items = [lists.zeros_of(element) if x is None else x for x in lst.items]
+        if not items:
+            empty = _element(node, values, 1) if len(values) > 1 else None
+            items = [lists.zeros_of(empty)[:0]] if empty is not None else []
+        lengths = np.asarray([x.shape[0] for x in items][: len(lst.items)], length_type)
+        return [lax.concatenate(items, 0), lengths]
+    rows = lists.stacked(lst)
+    lengths = np.full(rows.shape[0], rows.shape[1], length_type)
+    return [lax.reshape(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:])), lengths]
+
+
+@raises_tf("TensorListSplit")
+def _split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    tensor, lengths = array(values[0]), ints(static(node, values, 2))
+    return [
+        TensorList(tuple(lax.split(tensor, lengths, 0)), None, len(lengths), None, _dtype(node))
+    ]
+
+
+@raises_tf("TensorListConcatLists")
+def _concat_lists(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    one, two = _list(node, values[0]), _list(node, values[1])
+    if one.items is not None and two.items is not None:
+        items = (*one.items, *two.items)
+        return [TensorList(items, None, len(items), one.element, one.dtype)]
+    rows = jax.tree_util.tree_map(
+        lambda a, b: lax.concatenate([a, b], 0), lists.stacked(one), lists.stacked(two)
+    )
+    total = jax.tree_util.tree_leaves(rows)[0].shape[0]
+    return [TensorList(None, rows, total, lists.known_element(one), one.dtype)]
+
+
+# Ops on values of any type that take lists too. `Graph.rule` finds these for the type variant.
+
+
+@raises_tf("ZerosLike:variant")
+def _zeros_like(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [jax.tree_util.tree_map(jnp.zeros_like, _without_size(values[0]))]
+
+
+def _without_size(value: Any) -> Any:
+    """A list with a static size, of which no tangent is to be made zero."""
+    if isinstance(value, TensorList) and not isinstance(value.size, int):
+        reason = "makes zeros of a list whose size depends on data"
+        raise UnsupportedOpError([Problem("tf.ZerosLike", reason)])
+    return value
+
+
+@raises_tf("AddN:variant")
+def _add_lists(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    total = lists.with_buffer(_list(node, values[0]))
+    for value in values[1:]:
+        other = lists.with_buffer(_list(node, value), element=lists.known_element(total))
+        if total.buffer is None or other.buffer is None:
+            total = other if total.buffer is None else total
+            continue
+        buffer = jax.tree_util.tree_map(lax.add, total.buffer, other.buffer)
+        total = TensorList(None, buffer, total.size, lists.known_element(total), total.dtype)
+    return [total]

@@ -1,0 +1,370 @@
+"""`While`: loops over functions of the graph.
+
+A loop whose number of steps is known becomes a `while` that counts from zero to it, whatever
+counters the graph keeps; the patterns make a `scan` of that. Variables that no step changes are
+closed over, and those that are static stay static.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..._errors import Problem, UnsupportedOpError
+from . import _counting
+from ._node import Body, Node
+from ._registry import Context
+from ._stage import (
+    Arrays,
+    Fixed,
+    Form,
+    Lists,
+    ShapeVariesError,
+    Staged,
+    bring,
+    flatten,
+    form_of,
+    join,
+    type_of,
+)
+from ._state import Resource
+from ._static import array
+from ._tensor_list import TensorList
+
+# Loops that need it, since shapes change from step to step, are unrolled up to this length.
+_MAX_UNROLLED = 256
+
+
+def while_loop(
+    ctx: Context, node: Node, condition: str, body: str, values: Sequence[Any]
+) -> list[Any]:
+    """Runs the function `body` on `values` as long as the function `condition` holds.
+
+    **Raises:** `UnsupportedOpError` where a variable changes its shape, or a list grows without a
+        bound.
+    """
+    loop = _Loop(ctx, node, condition, body, values)
+    try:
+        loop.settle()
+    except ShapeVariesError as error:
+        results = _unrolled(ctx, condition, body, values)
+        if results is None:
+            problem = Problem(
+                f"tf.{node.op}",
+                str(error),
+                node.location,
+                "Arrays of a JAX program have one shape; keep that of the loop variable, or let "
+                "the number of steps follow from shapes.",
+            )
+            raise UnsupportedOpError([problem]) from error
+        return results
+    return loop.run()
+
+
+def _unrolled(ctx: Context, condition: str, body: str, values: Sequence[Any]) -> list[Any] | None:
+    """The steps one after another; `None` where their number is not known or too large."""
+    child = ctx.on(dict(ctx.state))
+    current = list(values)
+    for _ in range(_MAX_UNROLLED):
+        (more,) = child.call(condition, current)
+        if not isinstance(more, np.ndarray):
+            return None
+        if not more:
+            ctx.state.clear()
+            ctx.state.update(child.state)
+            return current
+        current = child.call(body, current)
+    return None
+
+
+def _sources(body: Body) -> list[tuple[str, int | None]]:
+    """For each result of a body the op it comes from, and the argument where it is just that."""
+    arguments = {i: k for k, i in enumerate(body.args)}
+    found: list[tuple[str, int | None]] = []
+    for i, k in body.outputs:
+        while body.nodes[i].op in ("Identity", "StopGradient") and k == 0:
+            i, k = body.nodes[i].inputs[0]
+        found.append((body.nodes[i].op, arguments.get(i)))
+    return found
+
+
+class _Loop:
+    """One `While` node on its values.
+
+    `forms` holds the forms of the variables by their number and of the written state by its handle.
+    What is not in it is closed over.
+    """
+
+    def __init__(self, ctx: Context, node: Node, condition: str, body: str, values: Sequence[Any]):
+        self.ctx, self.node = ctx, node
+        self.condition, self.body = condition, body
+        self.values = list(values)
+        self.forms: dict[int | Resource, Form] = {}
+        for i, (op, argument) in enumerate(_sources(ctx.body(body))):
+            if argument == i:
+                continue  # no step changes it
+            form = form_of(values[i])
+            if isinstance(form, Fixed) and op in ("Add", "AddV2", "Sub"):
+                form = _as_array(form)  # a counter
+            self.forms[i] = form
+        self._hints = ctx.plans
+        self._key = (node, tuple(str(f) for f in self.forms.values()))
+        for place, form in self._hints.get(self._key, {}).items():
+            known = self.forms.get(place)
+            if isinstance(place, Resource):
+                if place in ctx.state:
+                    self.forms[place] = form
+            elif isinstance(known, Fixed) and isinstance(form, Arrays):
+                self.forms[place] = _as_array(known)
+            elif isinstance(known, Lists):
+                self.forms[place] = form
+
+    # -- what the loop carries
+
+    def settle(self) -> None:
+        """Traces the body until the forms of its variables do not change any more.
+
+        **Raises:** `ShapeVariesError`.
+        """
+        while True:
+            self._trace()
+            if self._changed:
+                continue
+            if not self._give_room():
+                break
+        self._hints[self._key] = dict(self.forms)
+
+    def _trace(self) -> None:
+        entry = [bring(self._value(place), form) for place, form in self.forms.items()]
+        self.leaves, self.rebuild = flatten(entry)
+        # Initial values of the leaves, where they are known whole numbers; the last leaf of each
+        # variable, which of a list is its size.
+        self._starts: list[int | None] = []
+        self._last: dict[int | Resource, int] = {}
+        for (place, form), value in zip(self.forms.items(), entry, strict=True):
+            self._starts += [None] * len(flatten([value])[0])
+            self._last[place] = len(self._starts) - 1
+            old = self._value(place)
+            if isinstance(form, Arrays):
+                self._starts[-1] = _whole(old)
+            elif isinstance(form, Lists) and form.size is None and isinstance(old.size, int):
+                self._starts[-1] = old.size
+        self._lines: list[_counting.Line | None] | None = None
+        self._changed = False
+        self._growth: dict[int | Resource, int] = {}
+        self.staged = Staged(self._step, [type_of(x) for x in self.leaves])
+
+    def _value(self, place: int | Resource) -> Any:
+        return self.ctx.state[place] if isinstance(place, Resource) else self.values[place]
+
+    def _inside(self, leaves: Sequence[Any]) -> tuple[Context, list[Any]]:
+        """The context and the variables in a step."""
+        new = dict(zip(self.forms, self.rebuild(leaves), strict=True))
+        state = dict(self.ctx.state)
+        state.update((k, v) for k, v in new.items() if isinstance(k, Resource))
+        values = [new.get(i, v) for i, v in enumerate(self.values)]
+        return self.ctx.on(state), values
+
+    def _step(self, *leaves: Any) -> list[Any]:
+        ctx, values = self._inside(leaves)
+        before = dict(ctx.state)
+        results: dict[int | Resource, Any] = dict(enumerate(ctx.call(self.body, values)))
+        results.update((place, value) for place, value in ctx.state.items())
+        for place, old in before.items():
+            if place not in self.forms and ctx.state.get(place) is not old:
+                self.forms[place] = form_of(self.ctx.state[place])
+                self._changed = True
+        if self._changed:
+            return []
+        out = []
+        for place, form in list(self.forms.items()):
+            new = results[place]
+            try:
+                joined = join(form, form_of(new), growing=True)
+            except ShapeVariesError as error:
+                raise ShapeVariesError(f"{self._name(place)} {error}") from error
+            if not _is_same(joined, form):
+                self.forms[place] = joined
+                self._changed = True
+            if isinstance(new, TensorList):
+                self._growth[place] = new.growth
+            out.append((new, form))
+        return [] if self._changed else [bring(new, form) for new, form in out]
+
+    def _name(self, place: int | Resource) -> str:
+        if isinstance(place, Resource):
+            return f"the {place.kind} {place.name!r}"
+        return f"loop variable {place}"
+
+    def _give_room(self) -> bool:
+        """Finds the capacity of lists that grow; whether there was one without."""
+        lacking = [
+            p
+            for p, f in self.forms.items()
+            if isinstance(f, Lists) and f.capacity is None and f.element is not None
+        ]
+        if not lacking:
+            return False
+        steps = self.count()
+        for place in lacking:
+            form = self.forms[place]
+            old = self._value(place)
+            assert isinstance(form, Lists)
+            room = old.capacity or 0
+            if form.size is None:
+                needed = self._needed(old, self._last[place], steps, self._growth.get(place, 0))
+                room = max(room, needed)
+            self.forms[place] = dataclasses.replace(form, capacity=room)
+        return True
+
+    def _needed(self, old: TensorList, leaf: int, steps: _counting.Count, growth: int) -> int:
+        """Room for the elements that a list gets, `leaf` being the one that is its size."""
+        lines = self.lines()
+        line = lines[leaf]
+        if (line is not None and line.step <= 0) or (
+            line is None
+            and growth == 0
+            and _counting.largest(self.staged.closed, lines, leaf, 0) is None
+        ):
+            return old.capacity or 0
+        if steps.bound is None or not isinstance(old.size, int):
+            raise self._problem(
+                "a list grows in a loop whose number of steps has no known bound",
+                "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
+            )
+        bound = _counting.largest(self.staged.closed, lines, leaf, steps.bound)
+        return bound if bound is not None else old.size + growth * steps.bound
+
+    def _problem(self, reason: str, remedy: str) -> UnsupportedOpError:
+        return UnsupportedOpError(
+            [Problem(f"tf.{self.node.op}", reason, self.node.location, remedy)]
+        )
+
+    # -- how often it runs
+
+    def lines(self) -> list[_counting.Line | None]:
+        """The lines that the leaves follow; those of the last trace."""
+        if self._lines is None:
+            self._lines = _counting.lines(self.staged.closed, self._starts)
+        return self._lines
+
+    def _test(self) -> Staged:
+        def test(*leaves: Any) -> list[Any]:
+            ctx, values = self._inside(leaves)
+            (more,) = ctx.call(self.condition, values)
+            return [more]
+
+        return Staged(test, [type_of(x) for x in self.leaves])
+
+    def count(self) -> _counting.Count:
+        test = self._test()
+        (more,) = test.results
+        if isinstance(more, np.ndarray):
+            return _counting.Count(None if more else 0, exact=not more)
+        return _counting.count(test.closed, self.lines())
+
+    # -- the loop itself
+
+    def run(self) -> list[Any]:
+        test = self._test()
+        (more,) = test.results
+        if isinstance(more, np.ndarray):
+            if more:
+                raise self._problem("never ends", "Its condition does not change.")
+            final: Sequence[Any] = self.leaves
+        else:
+            lines = self.lines()
+            steps = _counting.count(test.closed, lines)
+            if steps.exact:
+                assert steps.bound is not None
+                final = self._counted(steps.bound, lines)
+            elif steps.bound is not None and steps.bound <= self.ctx.config.max_scan:
+                final = self._bounded(steps.bound, test)
+            else:
+                final = lax.while_loop(
+                    lambda c: test.flat(c)[0], self.staged.flat, list(self.leaves)
+                )
+        new = dict(zip(self.forms, map(_counted_out, self.rebuild(final)), strict=True))
+        self.ctx.state.update((k, v) for k, v in new.items() if isinstance(k, Resource))
+        return [new.get(i, v) for i, v in enumerate(self.values)]
+
+    def _counted(self, count: int, lines: Sequence[_counting.Line | None]) -> list[Any]:
+        """A loop of `count` steps. Variables that follow a line are computed, not carried."""
+        carried = [i for i, line in enumerate(lines) if line is None]
+        types = [type_of(x).dtype for x in self.leaves]
+
+        def step(carry: Sequence[Any]) -> list[Any]:
+            k, *rest = carry
+            of = dict(zip(carried, rest, strict=True))
+            leaves = [
+                of[i] if line is None else _on_line(line, k, types[i])
+                for i, line in enumerate(lines)
+            ]
+            out = self.staged.flat(leaves)
+            return [lax.add(k, np.int32(1)), *(out[i] for i in carried)]
+
+        init = [np.int32(0), *(self.leaves[i] for i in carried)]
+        if not carried or count == 0:
+            rest = init[1:]
+        else:
+            _, *rest = lax.while_loop(lambda c: lax.lt(c[0], np.int32(count)), step, init)
+        of = dict(zip(carried, rest, strict=True))
+        return [
+            of[i] if line is None else np.asarray(line.at(count), types[i])
+            for i, line in enumerate(lines)
+        ]
+
+    def _bounded(self, count: int, test: Staged) -> list[Any]:
+        """A loop of `count` steps that do nothing once the condition failed."""
+
+        def step(carry: Sequence[Any]) -> list[Any]:
+            k, *leaves = carry
+            more = test.flat(leaves)[0]
+            out = lax.cond(more, lambda: self.staged.flat(leaves), lambda: leaves)
+            return [lax.add(k, np.int32(1)), *out]
+
+        init = [np.int32(0), *self.leaves]
+        _, *final = lax.while_loop(lambda c: lax.lt(c[0], np.int32(count)), step, init)
+        return final
+
+
+def _as_array(form: Fixed) -> Form:
+    if form.value is None or isinstance(form.value, Resource):
+        return form
+    value = jnp.asarray(array(np.asarray(form.value)))
+    return Arrays(type_of(value))
+
+
+def _is_same(one: Form, two: Form) -> bool:
+    if isinstance(one, Lists) and isinstance(two, Lists):
+        known = (one.element is None) == (two.element is None)
+        return known and (one.capacity, one.size) == (two.capacity, two.size)
+    return type(one) is type(two)
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "iu":
+        return int(value)
+    return None
+
+
+def _on_line(line: _counting.Line, k: Any, dtype: Any) -> Any:
+    """The value of a line in step `k`."""
+    k = k if dtype == np.int32 else lax.convert_element_type(k, dtype)
+    start = np.asarray(line.start, dtype)
+    if line.step == -1:
+        return lax.sub(start, k)
+    product = k if line.step == 1 else lax.mul(k, np.asarray(line.step, dtype))
+    return lax.add(product, start) if line.start else product
+
+
+def _counted_out(value: Any) -> Any:
+    """A list whose size is known after the loop has a static one."""
+    if isinstance(value, TensorList) and isinstance(value.size, np.ndarray):
+        return dataclasses.replace(value, size=int(value.size))
+    return value

@@ -1,0 +1,246 @@
+"""Bodies of control flow: traced once each, with what they return and what they write.
+
+A branch or body is traced into a jaxpr of its own first. That shows which state it writes and
+which of its results are static, before `lax.cond` or `lax.while_loop` want results of one type.
+The jaxpr is then evaluated inside of them, so that a body is raised once however deep it is nested.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ... import _compat
+from ._state import Resource
+from ._static import array
+from ._tensor_list import Element, TensorList, known_element, with_buffer
+
+
+class ShapeVariesError(Exception):
+    """A value has another type on another way through the program."""
+
+
+@jax.tree_util.register_pytree_node_class
+class Absent:
+    """A value that one branch does not give, of whatever type the other branches have."""
+
+    def tree_flatten(self) -> tuple[tuple[()], None]:
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: tuple[()]) -> Absent:
+        return cls()
+
+
+@jax.tree_util.register_pytree_node_class
+class _Known:
+    """What is known while raising, as a pytree without leaves."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        return (), self.value
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: tuple[()]) -> _Known:
+        return cls(aux)
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value takes no part in tracing: a static array, a handle, or nothing."""
+    return value is None or isinstance(value, np.ndarray | Resource | bool | int | float)
+
+
+def flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """The JAX values in `values`, and the function that puts others in their places."""
+    wrapped = [_Known(v) if is_known(v) else v for v in values]
+    leaves, tree = jax.tree_util.tree_flatten(wrapped)
+
+    def rebuild(new: Sequence[Any]) -> list[Any]:
+        values = jax.tree_util.tree_unflatten(tree, new)
+        return [v.value if isinstance(v, _Known) else v for v in values]
+
+    return leaves, rebuild
+
+
+def type_of(x: Any) -> jax.ShapeDtypeStruct:
+    """The type of a JAX value, keys among them."""
+    dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+    return jax.ShapeDtypeStruct(np.shape(x), dtype)
+
+
+def strong(x: Any) -> Any:
+    """`x` with a type of its own, where it took that of a Python number."""
+    x = jnp.asarray(x)
+    return lax.convert_element_type(x, x.dtype) if x.weak_type else x
+
+
+class Staged:
+    """A function traced once.
+
+    **Arguments:**
+
+    - `fn`: takes one value for each of `inputs` and returns a list of values.
+    - `inputs`: types of the arguments.
+    """
+
+    def __init__(self, fn: Callable[..., Sequence[Any]], inputs: Sequence[Any] = ()):
+        rebuild: list[Callable[[Sequence[Any]], list[Any]]] = []
+
+        def traced(*leaves: Any) -> list[Any]:
+            results, put = flatten(fn(*leaves))
+            rebuild.append(put)
+            return [strong(x) for x in results]
+
+        self.closed = _compat.trace_closed(traced, *inputs)
+        self._rebuild = rebuild[-1]
+        outvars: Sequence[Any] = _compat.open_jaxpr(self.closed).outvars
+        avals: list[Any] = [v.aval for v in outvars]
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        self.results = self._rebuild(types)
+
+    def flat(self, leaves: Sequence[Any]) -> list[Any]:
+        """The JAX values among the results."""
+        return _compat.eval_closed(self.closed, leaves)
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        return self._rebuild(self.flat(leaves))
+
+
+# -- forms: what values of several ways through the program are brought to
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """A value that is the same on every way: static, a handle, or a pytree of a given type."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+    """An array of one type."""
+
+    type: jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """A list with a buffer for `capacity` elements; `None`: of a size not known yet."""
+
+    capacity: int | None
+    element: Element | None
+    size: int | None  # where it is always the same
+
+
+Form = Fixed | Arrays | Lists
+
+
+def form_of(value: Any) -> Form:
+    """The form of one value."""
+    if isinstance(value, TensorList):
+        size = value.size if isinstance(value.size, int) else None
+        return Lists(value.capacity, known_element(value), size)
+    if is_known(value) or isinstance(value, Absent):
+        return Fixed(value)
+    return Arrays(type_of(value))
+
+
+def join(one: Form, two: Form, *, growing: bool = False) -> Form:
+    """The form that values of both forms can be brought to.
+
+    `growing`: the second is the first after a step of a loop, in which lists may grow.
+
+    **Raises:** `ShapeVariesError`.
+    """
+    if isinstance(one, Fixed) and isinstance(one.value, Absent):
+        return two
+    if isinstance(two, Fixed) and isinstance(two.value, Absent):
+        return one
+    if isinstance(one, Lists) and isinstance(two, Lists):
+        return _join_lists(one, two, growing)
+    if isinstance(one, Lists) or isinstance(two, Lists):
+        raise ShapeVariesError("is a list on one way and none on another")
+    if isinstance(one, Fixed) and isinstance(two, Fixed) and _same(one.value, two.value):
+        return one
+    types = [_array_type(f) for f in (one, two)]
+    if types[0] != types[1]:
+        raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
+    return Arrays(types[0])
+
+
+def _join_lists(one: Lists, two: Lists, growing: bool) -> Lists:
+    size = one.size if one.size == two.size else None
+    if growing:
+        # A list that changes its size needs a capacity that only the loop as a whole tells.
+        capacity = one.capacity if size == one.size or one.size is None else None
+    else:
+        known = [c for c in (one.capacity, two.capacity) if c is not None]
+        capacity = max(known) if len(known) == 2 else None
+    element = one.element if one.element is not None else two.element
+    if one.element is not None and two.element is not None and not _equal(one, two):
+        raise ShapeVariesError(f"holds {one.element} on one way and {two.element} on another")
+    return Lists(capacity, element, size)
+
+
+def _equal(one: Lists, two: Lists) -> bool:
+    a, b = (jax.tree_util.tree_leaves(f.element) for f in (one, two))
+    return len(a) == len(b) and all(
+        (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _array_type(form: Fixed | Arrays) -> jax.ShapeDtypeStruct:
+    if isinstance(form, Arrays):
+        return form.type
+    value = form.value
+    if value is None or isinstance(value, Resource):
+        raise ShapeVariesError(f"is {value!r} on one way and something else on another")
+    x = np.asarray(value)
+    dtype = np.dtype(np.int32) if x.dtype == object else jax.dtypes.canonicalize_dtype(x.dtype)
+    return jax.ShapeDtypeStruct(x.shape, dtype)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        if a is b:
+            return True
+        return a.dtype == b.dtype and a.shape == b.shape and bool(np.all(_bits(a) == _bits(b)))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _bits(x: np.ndarray) -> Any:
+    """Contents for comparison: what is not a number equals itself."""
+    return x if x.dtype == object or not x.size else np.frombuffer(x.tobytes(), np.uint8)
+
+
+def _text(t: jax.ShapeDtypeStruct) -> str:
+    return f"{t.dtype}{list(t.shape)}"
+
+
+def bring(value: Any, form: Form) -> Any:
+    """`value` in a form that `join` found for it."""
+    if isinstance(form, Fixed):
+        return form.value
+    if isinstance(form, Arrays):
+        if isinstance(value, Absent):
+            return jnp.zeros(form.type.shape, form.type.dtype)
+        return strong(array(value, form.type.dtype))
+    if isinstance(value, Absent):
+        value = TensorList(None, None, form.size or 0, form.element, None)
+    if form.capacity is None:
+        size = form.size if form.size is not None else jnp.asarray(value.size, np.int32)
+        return TensorList(None, None, size, form.element, value.dtype, value.growth)
+    if value.is_unallocated and form.element is not None:
+        value = dataclasses.replace(value, items=(None,) * form.capacity)
+    lst = with_buffer(
+        value, element=form.element, capacity=form.capacity, counted=form.size is None
+    )
+    return dataclasses.replace(lst, element=form.element, growth=0)

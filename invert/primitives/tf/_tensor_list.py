@@ -1,0 +1,317 @@
+"""Lists of tensors: a value for `TensorList`, and what can be done with it.
+
+Outside of loops a list is a tuple of its elements. A list that is indexed by data, or carried by a
+loop, is a buffer with room for `capacity` elements and the number of those in use. The functions
+here are shared by the ops of both kinds of arrays, `TensorList…` and `TensorArray…V3`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..._errors import Problem, UnsupportedOpError
+from ._static import array
+
+Element = Any  # a pytree of jax.ShapeDtypeStruct
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class TensorList:
+    """A list of tensors of one type.
+
+    **Arguments:**
+
+    - `items`: the elements, `None` where one was not written; `None` for a list with a buffer.
+    - `buffer`: the elements along the leading axis of each leaf.
+    - `size`: number of elements, an `int` or a scalar array.
+    - `element`: type of an element, where it is known.
+    - `dtype`: type of the elements as the graph states it; `None` for lists of lists.
+    - `growth`: for a list of unknown capacity (neither items nor buffer), which stands for a list
+        while the body of a loop is looked at for the first time: the number of elements added.
+    """
+
+    items: tuple[Any, ...] | None
+    buffer: Any
+    size: Any
+    element: Element | None
+    dtype: np.dtype | None
+    growth: int = 0
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        fixed = self.size if isinstance(self.size, int) else None
+        dynamic = None if isinstance(self.size, int) else self.size
+        aux = (fixed, _Hidden(self.element), self.dtype, self.growth)
+        return (self.items, self.buffer, dynamic), aux
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> TensorList:
+        items, buffer, dynamic = children
+        fixed, element, dtype, growth = aux
+        size = fixed if fixed is not None else dynamic
+        return cls(items, buffer, size, element.value, dtype, growth)
+
+    @property
+    def capacity(self) -> int | None:
+        """Number of elements there is room for; `None` where it is not known yet."""
+        if self.items is not None:
+            return len(self.items)
+        leaves = jax.tree_util.tree_leaves(self.buffer)
+        return leaves[0].shape[0] if leaves else None
+
+    @property
+    def is_unallocated(self) -> bool:
+        return self.items is None and self.buffer is None
+
+
+class _Hidden:
+    """Keeps pytrees of types out of the comparison of tree structures."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hidden)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def empty(dtype: np.dtype | None, element: Element | None, size: int = 0) -> TensorList:
+    """A list of `size` elements none of which was written."""
+    return TensorList((None,) * size, None, size, element, dtype)
+
+
+def from_tensor(tensor: Any, dtype: np.dtype | None) -> TensorList:
+    """The list of the slices of an array along its leading axis."""
+    element = jax.ShapeDtypeStruct(tensor.shape[1:], tensor.dtype)
+    return TensorList(None, tensor, tensor.shape[0], element, dtype)
+
+
+def element_of(value: Any) -> Element:
+    """The type of an element."""
+    return jax.tree_util.tree_map(
+        lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)), value
+    )
+
+
+def element_type(shape: Sequence[int | None] | None, dtype: np.dtype | None) -> Element | None:
+    """The type of elements of a declared shape; `None` where a size is open."""
+    if dtype is None or shape is None or not all(isinstance(d, int) and d >= 0 for d in shape):
+        return None
+    return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))
+
+
+def zeros_of(element: Element) -> Any:
+    return jax.tree_util.tree_map(lambda t: jnp.zeros(t.shape, t.dtype), element)
+
+
+def known_element(lst: TensorList, value: Any = None) -> Element | None:
+    """The type of the elements, from what is stored where it was not declared."""
+    if lst.element is not None:
+        return lst.element
+    stored = [x for x in lst.items or () if x is not None]
+    if value is not None or stored:
+        return element_of(value if value is not None else stored[0])
+    if lst.buffer is not None:
+        types = element_of(lst.buffer)
+        return jax.tree_util.tree_map(lambda t: jax.ShapeDtypeStruct(t.shape[1:], t.dtype), types)
+    return None
+
+
+def element_value(value: Any) -> Any:
+    """A value as it is stored: arrays only, lists with a buffer and a counted size."""
+    if isinstance(value, TensorList):
+        return with_buffer(value, counted=True)
+    return jnp.asarray(array(value))
+
+
+def with_buffer(
+    lst: TensorList,
+    *,
+    element: Element | None = None,
+    capacity: int | None = None,
+    counted: bool = False,
+) -> TensorList:
+    """The list with a buffer.
+
+    **Arguments:**
+
+    - `element`: type of the elements, where the list does not know.
+    - `capacity`: room for at least so many elements.
+    - `counted`: whether the size becomes an array.
+    """
+    element = element if element is not None else known_element(lst)
+    size = jnp.asarray(lst.size, np.int32) if counted else lst.size
+    if lst.is_unallocated or element is None:
+        return dataclasses.replace(lst, items=None, buffer=None, size=size, element=element)
+    buffer = lst.buffer
+    if lst.items is not None:
+        items = [zeros_of(element) if x is None else x for x in lst.items]
+        if all(x is None for x in lst.items):
+            buffer = jax.tree_util.tree_map(
+                lambda t: lax.full((len(items), *t.shape), 0, t.dtype), element
+            )
+        else:
+            try:
+                buffer = jax.tree_util.tree_map(lambda *xs: jnp.stack(xs), *items)
+            except (TypeError, ValueError) as error:
+                raise _problem(f"holds elements of several shapes: {error}") from error
+    have = len(lst.items) if lst.items is not None else lst.capacity
+    assert have is not None
+    if capacity is not None and capacity > have:
+        buffer = jax.tree_util.tree_map(lambda b: _padded(b, capacity - have), buffer)
+    return TensorList(None, buffer, size, element, lst.dtype)
+
+
+def _padded(x: Any, count: int) -> Any:
+    return lax.pad(x, np.zeros((), x.dtype), [(0, count, 0), *([(0, 0, 0)] * (x.ndim - 1))])
+
+
+def _problem(reason: str, remedy: str = "") -> UnsupportedOpError:
+    return UnsupportedOpError([Problem("tf.TensorList", reason, remedy=remedy)])
+
+
+def get_item(lst: TensorList, index: Any, element: Element | None = None) -> Any:
+    """The element at `index`; zeros where none was written."""
+    element = lst.element if lst.element is not None else element
+    if lst.items is not None and isinstance(index, np.ndarray):
+        i = int(index)
+        if not 0 <= i < len(lst.items):
+            raise _problem(f"reads element {i} of {len(lst.items)}")
+        if lst.items[i] is not None:
+            return lst.items[i]
+    lst = with_buffer(lst, element=element)
+    if lst.buffer is None:
+        if lst.element is None:
+            raise _problem(
+                "reads an element that was not written, of a shape that is not known",
+                "Give the TensorArray an element_shape.",
+            )
+        return zeros_of(lst.element)
+    return jax.tree_util.tree_map(lambda b: slice_at(b, index), lst.buffer)
+
+
+def slice_at(x: Any, index: Any) -> Any:
+    """`x[index]` for an index in range; static where the index is."""
+    if isinstance(index, np.ndarray):
+        i = int(index)
+        return lax.squeeze(lax.slice_in_dim(x, i, i + 1), (0,))
+    starts = (index, *([np.zeros((), index.dtype)] * (x.ndim - 1)))
+    sizes = (1, *x.shape[1:])
+    return lax.squeeze(_dynamic_slice(x, starts, sizes), (0,))
+
+
+def _dynamic_slice(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> Any:
+    # Indices of a list are never negative, so that no correction of them is wanted.
+    return lax.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
+
+
+def update_at(x: Any, value: Any, index: Any) -> Any:
+    """`x` with `value` at `index` of its leading axis."""
+    dtype = np.dtype(np.int32) if isinstance(index, np.ndarray) else index.dtype
+    start = np.asarray(index, dtype) if isinstance(index, np.ndarray) else index
+    zeros = [np.zeros((), dtype)] * (x.ndim - 1)
+    return lax.dynamic_update_slice_p.bind(x, lax.expand_dims(value, (0,)), start, *zeros)
+
+
+def set_item(lst: TensorList, index: Any, value: Any, *, resize: bool = False) -> TensorList:
+    """The list with another element at `index`; longer, if need be, where `resize`."""
+    value = element_value(value)
+    if lst.items is not None and isinstance(index, np.ndarray):
+        i = int(index)
+        items = lst.items + (None,) * (i + 1 - len(lst.items) if resize else 0)
+        if not 0 <= i < len(items):
+            raise _problem(f"writes element {i} of {len(items)}")
+        items = (*items[:i], value, *items[i + 1 :])
+        return TensorList(items, None, len(items), lst.element, lst.dtype)
+    element = known_element(lst, value)
+    size = lst.size
+    if resize:
+        end = jnp.asarray(index, np.int32) + np.int32(1)
+        size = lax.max(jnp.asarray(size, np.int32), end)
+    lst = with_buffer(lst, element=element)
+    if lst.buffer is None:
+        growth = lst.growth + int(resize)
+        return dataclasses.replace(lst, size=size, element=element, growth=growth)
+    buffer = jax.tree_util.tree_map(lambda b, v: update_at(b, v, index), lst.buffer, value)
+    return dataclasses.replace(lst, buffer=buffer, size=size)
+
+
+def push_back(lst: TensorList, value: Any) -> TensorList:
+    """The list with one more element at the end."""
+    value = element_value(value)
+    if lst.items is not None:
+        items = (*lst.items, value)
+        return TensorList(items, None, len(items), lst.element, lst.dtype)
+    element = known_element(lst, value)
+    if lst.buffer is None:
+        size = lst.size + (1 if isinstance(lst.size, int) else np.int32(1))
+        return dataclasses.replace(lst, size=size, element=element, growth=lst.growth + 1)
+    if isinstance(lst.size, int):
+        capacity = lst.capacity
+        assert capacity is not None
+        if lst.size == capacity:
+            lst = with_buffer(lst, capacity=capacity + 1)
+        index: Any = np.asarray(lst.size, np.int32)
+        size: Any = lst.size + 1
+    else:
+        index, size = lst.size, lst.size + np.int32(1)
+    buffer = jax.tree_util.tree_map(lambda b, v: update_at(b, v, index), lst.buffer, value)
+    return dataclasses.replace(lst, buffer=buffer, size=size, element=element)
+
+
+def pop_back(lst: TensorList, element: Element | None = None) -> tuple[TensorList, Any]:
+    """The list without its last element, and that element."""
+    if isinstance(lst.size, int):
+        if lst.size == 0:
+            raise _problem("takes an element off an empty list")
+        last: Any = np.asarray(lst.size - 1, np.int32)
+        size: Any = lst.size - 1
+    else:
+        last = size = lst.size - np.int32(1)
+    value = get_item(lst, last, element)
+    if lst.items is not None:
+        return TensorList(lst.items[:-1], None, size, lst.element, lst.dtype), value
+    return dataclasses.replace(lst, size=size), value
+
+
+def resized(lst: TensorList, size: Any) -> TensorList:
+    """The list cut or filled up to `size` elements."""
+    if isinstance(size, np.ndarray) and isinstance(lst.size, int):
+        n = int(size)
+        if lst.items is not None:
+            items = lst.items[:n] + (None,) * (n - len(lst.items))
+            return TensorList(items, None, n, lst.element, lst.dtype)
+        if lst.buffer is not None and n <= lst.size:
+            return dataclasses.replace(lst, size=n)
+        return dataclasses.replace(with_buffer(lst, capacity=n), size=n)
+    return dataclasses.replace(with_buffer(lst), size=jnp.asarray(array(size), np.int32))
+
+
+def stacked(lst: TensorList, element: Element | None = None) -> Any:
+    """All elements along a new leading axis.
+
+    **Raises:** `UnsupportedOpError` where their number depends on data.
+    """
+    if not isinstance(lst.size, int):
+        raise _problem(
+            "is stacked, but the number of its elements depends on data",
+            "Give the TensorArray a fixed size.",
+        )
+    lst = with_buffer(lst, element=element)
+    if lst.buffer is None:
+        if lst.element is None:
+            raise _problem("is stacked, but nothing was written and no element_shape is known")
+        lst = dataclasses.replace(lst, items=(None,) * lst.size)
+        lst = with_buffer(lst)
+    if lst.capacity == lst.size:
+        return lst.buffer
+    return jax.tree_util.tree_map(lambda b: lax.slice_in_dim(b, 0, lst.size), lst.buffer)
