@@ -6,6 +6,7 @@ from . import _control as _control
 from . import _conv as _conv
 from . import _elementwise as _elementwise
 from . import _fused as _fused
+from . import _image as _image
 from . import _linalg as _linalg
 from . import _list_ops as _list_ops
 from . import _loss as _loss
@@ -14,6 +15,8 @@ from . import _norm as _norm
 from . import _optimizer as _optimizer
 from . import _pool as _pool
 from . import _reduce as _reduce
+from . import _resize as _resize
+from . import _suppression as _suppression
 from . import _variables as _variables
 from ._node import Node as Node
 from ._node import import_tensorflow as import_tensorflow
