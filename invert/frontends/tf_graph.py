@@ -303,6 +303,8 @@ class Run:
         self.parse = _parse
         self.graph_of = graph._gradient_graph
         self.reads_gradients = graph._tf_graph is not None
+        self.graph_of = graph._gradient_graph
+        self.reads_gradients = graph._tf_graph is not None
         self.note = graph.note
         self.plans = graph.plans
 

@@ -21,8 +21,17 @@ from jax import lax
 from ... import _compat
 from ..._config import Config
 from ..._errors import Problem, UnsupportedOpError
+from ._bridge_gradient import marked
 from ._bridge_ops import BRIDGED, NEEDS_RULE, PREFIX
-from ._eager import graph_of, input_types, reason_of, run_eagerly, serialized
+from ._eager import (
+    Input,
+    constants_of,
+    graph_of,
+    input_types,
+    reason_of,
+    run_eagerly,
+    serialized,
+)
 from ._node import Node, import_tensorflow
 from ._registry import Context, Entry
 from ._static import is_static
@@ -76,7 +85,8 @@ def _bridge(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     values = [_concrete(node, v) for v in values]
     if values and all(is_static(v) for v in values):
         return run_eagerly(ctx, node, values)  # arithmetic of shapes stays known
-    compiled_in, program = _program(ctx, node, values)
+    key, program = _program(ctx, node, values)
+    compiled_in = [value is not None for _, value in key[-1]]
     if program.open_results:
         if all(isinstance(v, np.ndarray) for v in values):
             return run_eagerly(ctx, node, values)
@@ -93,10 +103,17 @@ def _bridge(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
         )
     ]
     try:
-        return list(program.call(*operands))
+        results = list(program.call(*operands))
     except UnsupportedOpError as error:
         reasons = [f"is compiled by XLA to {p.op}, but {p.reason}" for p in error.problems]
         raise UnsupportedOpError([_problem(node, reason) for reason in reasons]) from error
+    # Some kernels do not keep the types of the op: that of ConjugateTranspose makes complex numbers
+    # of real ones (tensorflow/compiler/tf2xla/kernels/transpose_op.cc, TensorFlow 2.21).
+    for x, dtype in zip(results, program.declared, strict=True):
+        if x.dtype != dtype:
+            reason = f"is compiled by XLA to {x.dtype}, but its results are {dtype}"
+            raise UnsupportedOpError([_problem(node, reason)])
+    return marked(ctx, node.location, key, operands, results)
 
 
 def _concrete(node: Node, value: Any) -> Any:
@@ -113,8 +130,12 @@ def _concrete(node: Node, value: Any) -> Any:
     return value.astype(np.int64) if held else value
 
 
-def _program(ctx: Context, node: Node, values: Sequence[Any]) -> tuple[tuple[bool, ...], _Compiled]:
-    """The compiled op, and which inputs are constants in it."""
+# Op, its proto, its library, the types of its inputs, and what is known of them.
+_Key = tuple[str, bytes, bytes, tuple[int, ...], tuple[Input, ...]]
+
+
+def _program(ctx: Context, node: Node, values: Sequence[Any]) -> tuple[_Key, _Compiled]:
+    """The compiled op, and what it was compiled of."""
     text, library = serialized(ctx, node)
     types = tuple(input_types(node))
     small = tuple(_is_small(v) for v in values)
@@ -124,10 +145,9 @@ def _program(ctx: Context, node: Node, values: Sequence[Any]) -> tuple[tuple[boo
             (tuple(np.shape(v)), (v.dtype, v.tobytes()) if constant else None)
             for v, constant in zip(values, compiled_in, strict=True)
         )
+        key = (node.op, text, library, types, inputs)
         try:
-            return compiled_in, _compiled(
-                node.op, text, library, types, inputs, ctx.parse, ctx.config
-            )
+            return key, _compiled(*key, ctx.parse, ctx.config)
         except _NotConstantError as error:
             if compiled_in == known:
                 reason = f"must know an input while it is compiled, which depends on data: {error}"
@@ -154,8 +174,9 @@ class _NotConstantError(_CompileError):
 class _Compiled:
     """A compiled op: a function of the inputs that were not compiled in."""
 
-    def __init__(self, program: Any, op: str):
+    def __init__(self, program: Any, op: str, declared: Sequence[np.dtype]):
         self.dtypes = [dtype for _, dtype in program.in_types]
+        self.declared = tuple(declared)
         results = program.functions[program.entry].attributes["function_type"].value.results
         self.open_results = [str(t) for t in results if "?" in str(t)]
 
@@ -167,36 +188,30 @@ class _Compiled:
         self.call: Callable[..., list[Any]] = jax.jit(call)
 
 
-# The shape of an input; dtype and bytes where its value is compiled in.
-_Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | None]
-
-
 @functools.lru_cache(maxsize=1024)
 def _compiled(
     op: str,
     text: bytes,
     library: bytes,
     types: tuple[int, ...],
-    inputs: tuple[_Input, ...],
+    inputs: tuple[Input, ...],
     parse: Callable[[bytes, Config], Any],
     config: Config,
 ) -> _Compiled:
     """The op of the serialized node `text` at these inputs."""
     tf = import_tensorflow()
-    dtypes = [tf.dtypes.as_dtype(t) for t in types]
     specs = [
-        tf.TensorSpec(shape, t)
-        for (shape, value), t in zip(inputs, dtypes, strict=True)
+        tf.TensorSpec(shape, tf.dtypes.as_dtype(t))
+        for (shape, value), t in zip(inputs, types, strict=True)
         if value is None
     ]
+    declared: list[np.dtype] = []
 
     def function(*args: Any) -> list[Any]:
         given = iter(args)
-        tensors = [
-            next(given) if value is None else tf.constant(_array(value, shape), t)
-            for (shape, value), t in zip(inputs, dtypes, strict=True)
-        ]
-        return graph_of(text, library, tensors)
+        results = graph_of(text, library, constants_of(types, inputs, lambda *_: next(given)))
+        declared[:] = [np.dtype(t.dtype.as_numpy_dtype) for t in results]
+        return results
 
     try:
         module = _stablehlo(function, specs)
@@ -204,12 +219,7 @@ def _compiled(
     except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
         kind = _NotConstantError if "compile-time constant" in str(error) else _CompileError
         raise kind(reason_of(error)) from error
-    return _Compiled(parse(module, config), op)
-
-
-def _array(value: tuple[np.dtype, bytes], shape: tuple[int, ...]) -> np.ndarray:
-    dtype, data = value
-    return np.frombuffer(data, dtype).reshape(shape)
+    return _Compiled(parse(module, config), op, declared)
 
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"

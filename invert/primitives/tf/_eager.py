@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,26 @@ def input_types(node: Node) -> list[int]:
         count = node.attrs[arg.number_attr].i if arg.number_attr else 1
         types += [node.attrs[arg.type_attr].type if arg.type_attr else arg.type] * count
     return types
+
+
+# The shape of an input; dtype and bytes where its value is known.
+Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | None]
+
+
+def constants_of(
+    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Any, Any], Any]
+) -> list[Any]:
+    """Tensors for inputs: constants where the value is known, else `other(dtype, shape)`."""
+    tf = import_tensorflow()
+    tensors = []
+    for number, (shape, value) in zip(types, inputs, strict=True):
+        dtype = tf.dtypes.as_dtype(number)
+        if value is None:
+            tensors.append(other(dtype, shape))
+        else:
+            array = np.frombuffer(value[1], value[0]).reshape(shape)
+            tensors.append(tf.constant(array, dtype))
+    return tensors
 
 
 def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:

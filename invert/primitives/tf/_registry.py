@@ -27,6 +27,7 @@ class Context(Protocol):
         flow looks at the whole.
     - `library`: the `FunctionDefLibrary` proto of the graph.
     - `reads_gradients`: whether gradient functions are read.
+    - `reads_gradients`: whether gradient functions are read.
     - `plans`: what loops found out about their variables, so that a body which is traced again
         need not find it again.
     """
@@ -34,6 +35,7 @@ class Context(Protocol):
     config: Config
     state: State
     library: Any
+    reads_gradients: bool
     reads_gradients: bool
     plans: dict[Any, Any]
 
@@ -78,6 +80,10 @@ class Context(Protocol):
 
     def program(self, node: Node) -> Any:
         """The parsed module of an `XlaCallModule`; parsed once."""
+        ...
+
+    def graph_of(self, tf_graph: Any, inputs: list[str], outputs: list[str], nested: bool) -> Any:
+        """A TensorFlow graph in the form that is evaluated; `nested`: gradients are read in it."""
         ...
 
     def graph_of(self, tf_graph: Any, inputs: list[str], outputs: list[str], nested: bool) -> Any:
