@@ -14,8 +14,10 @@ from . import _nn as _nn
 from . import _norm as _norm
 from . import _optimizer as _optimizer
 from . import _pool as _pool
+from . import _random as _random
 from . import _reduce as _reduce
 from . import _resize as _resize
+from . import _stateless_random as _stateless_random
 from . import _suppression as _suppression
 from . import _variables as _variables
 from ._node import Node as Node
