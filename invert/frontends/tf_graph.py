@@ -290,9 +290,10 @@ def _sources(gradient: TfGradient, body: Body) -> tuple[tuple[int, int], ...]:
 class Run:
     """A graph on one state: the context that rules receive."""
 
-    def __init__(self, graph: Graph, state: State):
+    def __init__(self, graph: Graph, state: State, branch: int = 0):
         self.graph = graph
         self.state = state
+        self.branch = branch
         self.config = graph.config
         self.body = graph.body
         self.constant = graph.constant
@@ -303,13 +304,11 @@ class Run:
         self.parse = _parse
         self.graph_of = graph._gradient_graph
         self.reads_gradients = graph._tf_graph is not None
-        self.graph_of = graph._gradient_graph
-        self.reads_gradients = graph._tf_graph is not None
         self.note = graph.note
         self.plans = graph.plans
 
-    def on(self, state: State) -> Run:
-        return Run(self.graph, state)
+    def on(self, state: State, branch: int | None = None) -> Run:
+        return Run(self.graph, state, self.branch if branch is None else branch)
 
     def call(self, function: str, values: Sequence[Any]) -> list[Any]:
         active = self.graph.active
