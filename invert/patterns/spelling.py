@@ -40,10 +40,16 @@ def _add_any(site: Site) -> Callable[..., Any] | None:
     return lambda x, y: [add_any_p.bind(x, y)]
 
 
+_BOOL_REDUCTIONS = {
+    "reduce_or": ("reduce_max", lax.reduce_max),
+    "reduce_and": ("reduce_min", lax.reduce_min),
+}
+
+
 def _bool_reduction(site: Site) -> Callable[..., Any] | None:
     """`reduce_or x` -> `reduce_max x`, and `reduce_and x` -> `reduce_min x`, of booleans."""
-    reduction = {"reduce_max": lax.reduce_max, "reduce_min": lax.reduce_min}.get(site.hint)
-    if reduction is None:
+    meant, reduction = _BOOL_REDUCTIONS[site.eqn.primitive.name]
+    if site.hint != meant:
         return None
     axes = site.eqn.params["axes"]
     return lambda x: [reduction(x, axes)]
