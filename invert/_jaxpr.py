@@ -98,14 +98,16 @@ def merge_broadcasts(closed: Any) -> Any:
     sign = HINT + WRITTEN_BROADCAST
 
     def merge(jaxpr: Any) -> Any:
-        kept: dict[tuple[str, Any], Any] = {}
+        kept: dict[Any, Any] = {}
         renamed: dict[Any, Any] = {}
         eqns = []
         for eqn in jaxpr.eqns:
             names = _compat.names_of(eqn)
             if names and names[-1].startswith(sign):
                 (out,) = eqn.outvars
-                first = kept.setdefault((names[-1], out.aval), out)
+                (x,) = eqn.invars
+                value = np.asarray(x.val).tobytes() if hasattr(x, "val") else x
+                first = kept.setdefault((names[-1], out.aval, value), out)
                 if first is not out:
                     renamed[out] = first
                     continue
