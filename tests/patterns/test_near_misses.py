@@ -1,0 +1,156 @@
+"""Each pattern applies to its preimage, and not to programs that differ from that in one thing.
+
+The near misses are made of the preimage itself: one literal, operand, primitive or parameter of its
+lowering is another. What comes back has to lower to the changed program, whatever was recognized in
+it, and the pattern may not see in all of them what it was written for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+import pytest
+
+import invert.patterns
+from invert import _compat, _jaxpr
+from invert._config import Config
+from invert._match import difference
+from invert._rewrite import Rewriter
+from invert._templates import raise_call
+from invert._verify import Certificate, certify
+from invert.frontends import exported, stablehlo
+from invert.patterns import STAGES
+from tests.patterns.perturb import perturbed
+from tests.patterns.preimages import PREIMAGES, Preimage
+
+NAMES = invert.patterns.names()
+_JAX = tuple(int(n) for n in jax.__version__.split(".")[:2])
+
+
+def _raised(preimage: Preimage) -> Any:
+    """The program as it comes out of raising."""
+    if isinstance(preimage.function, str):
+        entry = stablehlo.entry_point(preimage.function, config=Config())
+        avals = [jax.ShapeDtypeStruct(tuple(a.shape), a.dtype) for a in entry.args]
+    else:
+        with jax.enable_x64(any(_jaxpr.is_wide_dtype(a.dtype) for a in preimage.avals)):
+            found = jax.export.export(
+                jax.jit(preimage.function),
+                platforms=[preimage.platform],
+                disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("ApproxTopK")],
+            )(*preimage.avals)
+        entry = exported.entry_point(found, config=Config())
+        avals = list(preimage.avals)
+    with jax.enable_x64(True):
+        closed = _compat.trace_closed(lambda *xs: entry.fn((), *xs), *avals)
+        return _jaxpr.canonicalize(closed)
+
+
+@functools.cache
+def _rewriter(platform: str, wide: bool, first: bool, named: bool) -> Rewriter:
+    """Shared by all tests, so that each template is made once."""
+    return Rewriter(STAGES, raise_call, platform, wide, first, named)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovered:
+    """A program before and after; `fired` is how often the pattern applied."""
+
+    raw: Any
+    closed: Any
+    fired: int
+
+    def certificate(self, platform: str) -> Certificate:
+        raw, constants = _jaxpr.split_constants(self.raw)
+        recovered = _jaxpr.over_constants(_jaxpr.merge_broadcasts(self.closed), constants)
+        wide = _jaxpr.has_wide_types(raw)
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
+        return certify(raw, recovered, avals, constants, platform=platform, wide=wide)
+
+
+def _recovered(name: str, raw: Any, platform: str) -> Recovered:
+    with jax.enable_x64(True):
+        wide = _jaxpr.wide_types(_compat.open_jaxpr(raw))
+        first = bool(wide - {np.dtype(np.uint64)})
+        rewriter = _rewriter(platform, bool(wide), first, _jaxpr.is_named(raw))
+        before = rewriter.counts[name]
+        closed = rewriter.run(raw)
+        return Recovered(raw, closed, rewriter.counts[name] - before)
+
+
+def _near(name: str, raw: Any) -> Iterator[tuple[str, Any]]:
+    """Near misses of a program, the one made by hand first."""
+    by_hand = PREIMAGES[name].near
+    if by_hand is not None:
+        # Without locations, which would tell: what is left are the ops.
+        yield "by hand", _jaxpr.without_hints(_raised(by_hand))
+    changes = perturbed(raw, random.Random(zlib.crc32(name.encode())))
+    while True:
+        with jax.enable_x64(True):
+            what, changed = next(changes, ("", None))
+            if changed is None:
+                return
+            changed = _jaxpr.canonicalize(changed)
+        # What changes nothing that is used is no other program.
+        if difference(raw, changed) is not None:
+            yield what, changed
+
+
+def check(name: str, count: int, enough: int) -> tuple[int, int]:
+    """Tries `count` near misses, until the pattern left `enough` of them.
+
+    **Returns:** how many it left and how many were tried.
+    """
+    preimage = PREIMAGES[name]
+    if preimage.since > _JAX:
+        pytest.skip(f"lowered in this form since jax {'.'.join(map(str, preimage.since))}")
+    raw = _raised(preimage)
+    good = _recovered(name, raw, preimage.platform)
+    assert good.fired, "the pattern does not apply to its preimage"
+    if not preimage.dated:
+        assert str(good.certificate(preimage.platform)) == "exact"
+    # Not every changed program is what lowering would write, so that it does not come back as it
+    # was even where it was left alone: then the values have to be the same, bit for bit.
+    left, tried = 0, []
+    for what, changed in itertools.islice(_near(name, raw), count):
+        tried.append(what)
+        found = _recovered(name, changed, preimage.platform)
+        if not preimage.dated:
+            certificate = found.certificate(preimage.platform)
+            if not (certificate.kind == "exact" or certificate.largest_error == 0):
+                # What JAX does not lower as it stands says nothing.
+                untouched = dataclasses.replace(found, closed=changed)
+                assert untouched.certificate(preimage.platform).kind == "unverified", (
+                    f"{what}: fired {found.fired} times, {certificate}"
+                )
+                continue
+        left += found.fired < good.fired
+        if left >= enough:
+            break
+    assert left, f"applies to all of {tried}"
+    return left, len(tried)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not PREIMAGES[n].heavy])
+def test_near_miss(name: str) -> None:
+    check(name, 40, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_many_near_misses(name: str) -> None:
+    left, tried = check(name, 40, 40)
+    print(f"{name}: {left} of {tried}")
+
+
+def test_every_pattern_has_a_preimage() -> None:
+    assert set(PREIMAGES) == set(NAMES)
