@@ -18,6 +18,9 @@ import tensorflow as tf
 from invert._config import Config
 from invert.frontends.tf_function import entry_point
 
+# Every case makes functions of its own, and TensorFlow would say so each time.
+tf.get_logger().setLevel("ERROR")
+
 # Relative errors of sums in another order, for values around one.
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 

@@ -4,6 +4,8 @@ from . import _array as _array
 from . import _call as _call
 from . import _control as _control
 from . import _conv as _conv
+from . import _ctc as _ctc
+from . import _cudnn as _cudnn
 from . import _elementwise as _elementwise
 from . import _fused as _fused
 from . import _image as _image
@@ -17,6 +19,7 @@ from . import _pool as _pool
 from . import _random as _random
 from . import _reduce as _reduce
 from . import _resize as _resize
+from . import _rnn as _rnn
 from . import _stateless_random as _stateless_random
 from . import _suppression as _suppression
 from . import _variables as _variables
