@@ -32,6 +32,9 @@ class Config:
     - `max_scan`: a loop that ends on a condition on data, but after no more steps than this,
         becomes a `scan` of that many steps, which do nothing once the condition fails, so that it
         differentiates in reverse. Longer ones stay a `while`.
+    - `host_ops`: what becomes of ops of a TensorFlow graph that only a host can run (text, images
+        in their encoded form), where their inputs depend on data. `"error"`: all of them are
+        reported; `"callback"`: TensorFlow runs them at run time, in a `jax.pure_callback`.
     """
 
     platform: str | None = None
@@ -43,3 +46,4 @@ class Config:
     prevent_gradient: Literal["error", "warn"] = "error"
     assertions: Literal["drop", "error_if"] = "drop"
     max_scan: int = 4096
+    host_ops: Literal["error", "callback"] = "error"

@@ -22,6 +22,7 @@ from .._entry import ArgSpec, EntryPoint, Param
 from .._errors import Problem, SignatureError, UnsupportedOpError
 from ..primitives.tf import import_tensorflow
 from ..primitives.tf._control import check_resource
+from ..primitives.tf._host import Table, table, text_problems
 from ..primitives.tf._state import KEY, Resource
 from ..primitives.tf._static import array
 from .tf_graph import Graph
@@ -268,7 +269,9 @@ def _build(
     places = {p.name: i for i, p in enumerate(params)}
     draws = program.draws()
     checks = {check_resource(node): node for node in program.checks()}
-    problems += program.problems()
+    constants = [isinstance(f, np.ndarray | Table) for f in feeds]
+    problems += program.problems([False] * count + constants)
+    problems += text_problems(graph.inputs[:count], graph.outputs)
     if problems:
         raise UnsupportedOpError(problems)
     leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
@@ -329,18 +332,21 @@ def _captures(
                 shape = tuple(variable.shape) if variable.shape.rank is not None else None
                 handles[id(variable)] = Resource("variable", param.name, param.value.dtype, shape)
             feeds.append(handles[id(variable)])
-        elif captured.dtype in (tf.resource, tf.variant, tf.string):
+        elif captured.dtype == tf.resource and (found := table(captured)) is not None:
+            feeds.append(found)
+        elif captured.dtype in (tf.resource, tf.variant):
             feeds.append(None)
             problems.append(
                 Problem(
                     "tf.Placeholder",
                     f"captures a {captured.dtype.name} that is not a variable",
                     f"input {concrete.graph.inputs[count + i].name!r}",
-                    "Move the table or string out of the function.",
+                    "Move it out of the function.",
                 )
             )
         else:
-            feeds.append(np.asarray(captured.numpy()))
+            dtype = object if captured.dtype == tf.string else None
+            feeds.append(np.asarray(captured.numpy(), dtype))
     return params, feeds, problems
 
 

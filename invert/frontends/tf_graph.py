@@ -15,6 +15,7 @@ import numpy as np
 from .._config import Config
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
 from ..primitives.tf import REGISTRY, Node
+from ..primitives.tf._host_check import host_problems
 from ..primitives.tf._lookup import entry_of
 from ..primitives.tf._node import Body, attr_functions, decode_tensor
 from ..primitives.tf._registry import Rule
@@ -198,11 +199,19 @@ class Graph:
 
     # -- what cannot be raised
 
-    def problems(self) -> list[Problem]:
-        """Everything in the graph and in the functions it calls that has no rule."""
+    def problems(self, known: Sequence[bool] = ()) -> list[Problem]:
+        """Everything in the graph and in the functions it calls that has no rule.
+
+        **Arguments:**
+
+        - `known`: for each input whether it is a constant; none is where it is left out.
+        """
         found: list[Problem] = []
         for node in self.reachable():
             found += self._node_problems(node)
+        if self.config.host_ops == "error":
+            known = known or (False,) * len(self.main.args)
+            found += host_problems(self.main, known, self.body, self._op_def, self._where)
         return list(dict.fromkeys(found))
 
     def reachable(self) -> Iterator[Node]:

@@ -47,8 +47,9 @@ def input_types(node: Node) -> list[int]:
     return types
 
 
-# The shape of an input; dtype and bytes where its value is known.
-Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | None]
+# The shape of an input; dtype and bytes where its value is known, or the array where no hash of it
+# is wanted.
+Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | np.ndarray | None]
 
 
 def constants_of(
@@ -62,7 +63,8 @@ def constants_of(
         if value is None:
             tensors.append(other(dtype, shape))
         else:
-            array = np.frombuffer(value[1], value[0]).reshape(shape)
+            known = isinstance(value, np.ndarray)
+            array = value if known else np.frombuffer(value[1], value[0]).reshape(shape)
             tensors.append(tf.constant(array, dtype))
     return tensors
 
@@ -84,34 +86,37 @@ def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
     return list(op.outputs)
 
 
+def run_op(
+    text: bytes, library: bytes, types: Sequence[int], values: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The results of a serialized op on known values, computed by TensorFlow on the CPU."""
+    tf = import_tensorflow()
+    cpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default() as graph:
+        known = [tf.constant(v, tf.dtypes.as_dtype(t)) for v, t in zip(values, types, strict=True)]
+        results = graph_of(text, library, known)
+        with tf.compat.v1.Session(graph=graph, config=cpu) as session:
+            found = session.run(results)
+    return [
+        np.asarray(y, object if t.dtype == tf.string else None)
+        for y, t in zip(found, results, strict=True)
+    ]
+
+
 def run_eagerly(ctx: Context, node: Node, values: Sequence[Any]) -> list[np.ndarray]:
-    """The results of a pure op on known values, computed by TensorFlow on the CPU.
+    """The results of a pure op on known values.
 
     **Raises:** `UnsupportedOpError` where TensorFlow refuses the values.
     """
     tf = import_tensorflow()
-    text, library = serialized(ctx, node)
-    types = [tf.dtypes.as_dtype(t) for t in input_types(node)]
-
-    def function() -> list[Any]:
-        known = [tf.constant(v, t) for v, t in zip(values, types, strict=True)]
-        return graph_of(text, library, known)
-
     try:
-        with tf.init_scope(), tf.device("/CPU:0"):
-            results = tf.function(function, autograph=False)()
+        return run_op(*serialized(ctx, node), input_types(node), values)
     except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
+        reason = f"TensorFlow refuses its inputs: {reason_of(error)}"
+        remedy = "The model itself fails here."
         raise UnsupportedOpError(
-            [
-                Problem(
-                    f"tf.{node.op}",
-                    f"TensorFlow refuses its inputs: {reason_of(error)}",
-                    node.location,
-                    "The model itself fails here.",
-                )
-            ]
+            [Problem(f"tf.{node.op}", reason, node.location, remedy)]
         ) from error
-    return [np.asarray(r.numpy()) for r in results]
 
 
 def reason_of(error: Exception) -> str:

@@ -1,0 +1,69 @@
+"""Ops that compute on the host: those TensorFlow may run at conversion, and those that never run.
+
+What is in `PURE` depends on its inputs and attributes alone (their `OpDef`s, and the kernels in
+tensorflow/core/kernels, TensorFlow 2.21, which open no file and keep no state). Nothing else is
+ever run: that an `OpDef` is not stateful does not say so, as `ReadFile` and `PyFuncStateless` are
+not.
+"""
+
+from __future__ import annotations
+
+PURE = frozenset(
+    """
+    AsString DecodeBase64 DecodeCSV DecodeCompressed DecodeJSONExample DecodePaddedRaw DecodeRaw
+    EncodeBase64 Fingerprint ParseExample ParseExampleV2 ParseSequenceExample
+    ParseSequenceExampleV2 ParseSingleExample ParseSingleSequenceExample ParseTensor ReduceJoin
+    RegexFullMatch RegexReplace SerializeTensor ShardedFilename ShardedFilespec StaticRegexFullMatch
+    StaticRegexReplace StringFormat StringJoin StringLength StringLower StringNGrams StringSplit
+    StringSplitV2 StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong
+    StringToNumber StringUpper Substr UnicodeDecode UnicodeDecodeWithOffsets UnicodeEncode
+    UnicodeScript UnicodeTranscode UnsortedSegmentJoin
+
+    DecodeAndCropJpeg DecodeBmp DecodeGif DecodeImage DecodeJpeg DecodePng DecodeWav EncodeJpeg
+    EncodeJpegVariableQuality EncodePng EncodeWav ExtractJpegShape
+
+    CTCBeamSearchDecoder CTCGreedyDecoder DenseToDenseSetOperation DenseToSparseSetOperation
+    EditDistance RaggedBincount RaggedCross RaggedFillEmptyRows RaggedGather RaggedRange
+    RaggedTensorToSparse RaggedTensorToTensor SetSize SparseBincount SparseConcat SparseCross
+    SparseCrossHashed SparseCrossV2 SparseFillEmptyRows SparseReorder SparseReshape SparseSlice
+    SparseSplit SparseToSparseSetOperation StringToKeyedHashBucketFast UniqueWithCounts
+    UniqueWithCountsV2
+    """.split()
+)
+
+# Ops on tensors of any type that run on the host where the type is text. Those that pass text
+# through (calls, identities) have rules that do.
+ON_TEXT = frozenset(
+    """
+    BroadcastTo Concat ConcatV2 Const Equal ExpandDims Fill Gather GatherNd GatherV2 MatrixDiag
+    NotEqual OneHot Pack Pad PadV2 Rank Reshape Reverse ReverseV2 ScatterNd Select SelectV2 Shape
+    ShapeN Size Slice SparseToDense Split SplitV Squeeze StridedSlice TensorScatterUpdate Tile
+    Transpose Unique UniqueV2 Unpack Where ZerosLike
+    """.split()
+)
+
+_FILES = "reads or writes files, which a conversion never does"
+_PYTHON = "runs Python code, which a conversion never does"
+
+# Reasons why ops are refused.
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(
+        """
+        FixedLengthRecordReader FixedLengthRecordReaderV2 InitializeTableFromTextFile
+        InitializeTableFromTextFileV2 LoadAndRemapMatrix MatchingFiles MergeV2Checkpoints ReadFile
+        ReaderRead ReaderReadUpTo ReaderReadUpToV2 ReaderReadV2 Restore RestoreSlice RestoreV2 Save
+        SaveSlices SaveV2 TFRecordReader TFRecordReaderV2 TextLineReader TextLineReaderV2
+        WholeFileReader WholeFileReaderV2 WriteFile
+        """.split(),
+        _FILES,
+    ),
+    **dict.fromkeys(("EagerPyFunc", "PyFunc", "PyFuncStateless"), _PYTHON),
+    **dict.fromkeys(
+        ("DecodeProtoV2", "EncodeProto"), "reads the definition of its message from a file"
+    ),
+}
+
+# Ops that look at a table which was filled when the model was loaded.
+LOOKUPS = frozenset(
+    ("LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2")
+)
