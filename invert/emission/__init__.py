@@ -1,0 +1,1 @@
+"""Recovered programs as readable Python."""

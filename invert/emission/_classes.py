@@ -1,0 +1,297 @@
+"""The classes of a program: one for all layers that compute the same."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from invert.emission import _functions
+from invert.emission import _syntax as syntax
+from invert.emission._body import Body, Placed
+from invert.emission._file import File
+from invert.emission._layers import Layer, LayerCall
+from invert.emission._naming import camel, identifier, snake
+from invert.emission._sizes import Size
+from invert.emission._spelling import NOUNS
+from invert.emission._statements import Function, render
+from invert.emission._tree import Node, Path
+
+# Type of jaxtyping for the kinds of dtype.
+_KINDS = (
+    (jnp.bool_, "Bool"),
+    (jnp.unsignedinteger, "UInt"),
+    (jnp.integer, "Int"),
+    (jnp.floating, "Float"),
+    (jnp.complexfloating, "Complex"),
+    (jax.dtypes.prng_key, "Key"),
+)
+
+
+def kind_of(dtype: Any) -> str:
+    """`Float` for `float32`."""
+    for kind, name in _KINDS:
+        if jax.dtypes.issubdtype(dtype, kind):
+            return name
+    return "Shaped"
+
+
+@dataclasses.dataclass
+class Class:
+    """A class of the file and the nodes that are of it.
+
+    **Arguments:**
+
+    - `token`: stands for its name until all that share the class are known.
+    - `annotations`: the array types in it, without sizes.
+    - `arrays`: for each node, what these are.
+    - `wanted`: what the nodes are called.
+    """
+
+    token: str
+    definition: ast.ClassDef
+    annotations: list[ast.expr]
+    arrays: list[list[tuple[str, tuple[int, ...]]]] = dataclasses.field(default_factory=list)
+    wanted: list[str] = dataclasses.field(default_factory=list)
+
+
+class Classes:
+    """Writes the classes of a tree of nodes into a file.
+
+    **Arguments:**
+
+    - `places`: for each layer, where its parameters are, from `self`.
+    - `names`: for each layer, the name of its field in the layer above.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        jaxpr: Any,
+        places: Mapping[Layer, Mapping[Any, Path]],
+        names: Mapping[Layer, str],
+        parameters: Mapping[Any, Path],
+    ):
+        self.file, self.places, self.names = file, places, names
+        self.jaxpr, self.parameters = jaxpr, parameters
+        self.classes: dict[Any, Class] = {}
+        self.of_node: dict[Node, Class] = {}
+        self._made = {v: e for e in jaxpr.eqns for v in e.outvars}
+        file.layer = self._call
+
+    def _call(self, body: Body, eqn: Any) -> Placed | None:
+        """The call of a layer."""
+        if not isinstance(eqn, LayerCall):
+            return None
+        function = syntax.field(ast.Name("self", ast.Load()), self.names[eqn.layer])
+        args = [body.operand(a) for a in eqn.invars]
+        hint = snake(eqn.layer.name, "y").rstrip("_0123456789") or "y"
+        return Placed(syntax.call(function, *args), hints=[hint], flows=False)
+
+    def add(self, node: Node) -> Class:
+        """The class of a node that is not the root, made where there is none like it."""
+        children = [self.add(v) if isinstance(v, Node) else None for v in node.fields.values()]
+        arrays: list[tuple[str, tuple[int, ...]]] = []
+        annotations: list[ast.expr] = []
+        fields = self._fields(node, children, annotations, arrays)
+        body: list[ast.stmt] = list(fields)
+        text = ""
+        if node.layer is not None:
+            method = self._method(node.layer, annotations, arrays)
+            body.append(method)
+            text = _without_annotations(method)
+        key = (
+            # Modules without a computation of their own have nothing in common but their fields.
+            camel(node.name) if node.layer is None else "",
+            text,
+            tuple(
+                (n, "" if c is None else c.token)
+                for n, c in zip(node.fields, children, strict=True)
+            ),
+            tuple((kind, len(shape)) for kind, shape in arrays),
+        )
+        if key not in self.classes:
+            token = syntax.new_token()
+            definition = syntax.class_of(token, [syntax.name("eqx.Module")], body)
+            self.file.definitions.append(definition)
+            self.classes[key] = Class(token, definition, annotations)
+        found = self.classes[key]
+        found.arrays.append(arrays)
+        found.wanted.append(camel(node.name))
+        self.of_node[node] = found
+        return found
+
+    def _fields(
+        self,
+        node: Node,
+        children: Sequence[Class | None],
+        annotations: list[ast.expr],
+        arrays: list[tuple[str, tuple[int, ...]]],
+    ) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        for (name, value), child in zip(node.fields.items(), children, strict=True):
+            if child is not None:
+                kind: ast.expr = syntax.name(child.token)
+            else:
+                kind = self._annotation(value, annotations, arrays)
+            found.append(syntax.declare(name, kind))
+        return found
+
+    def _annotation(
+        self, v: Any, annotations: list[ast.expr], arrays: list[tuple[str, tuple[int, ...]]]
+    ) -> ast.expr:
+        """`Float[Array, "3 4"]`, where the sizes are filled in at the end."""
+        arrays.append((kind_of(v.aval.dtype), self.file.program.shape(v)))
+        node = syntax.item(
+            syntax.name(arrays[-1][0]), syntax.tuple_of([syntax.name("Array"), ast.Constant("")])
+        )
+        annotations.append(node)
+        return node
+
+    def _method(
+        self,
+        layer: Layer,
+        annotations: list[ast.expr],
+        arrays: list[tuple[str, tuple[int, ...]]],
+    ) -> ast.FunctionDef:
+        function = self.function(layer)
+        for v in layer.inputs:
+            kind = self._annotation(v, annotations, arrays)
+            function.annotations = {**function.annotations, self.file.token(v): kind}
+        results = [self._annotation(v, annotations, arrays) for v in layer.outputs]
+        if len(results) == 1:
+            function.returns = results[0]
+        else:
+            function.returns = syntax.item(syntax.name("tuple"), syntax.tuple_of(results))
+        return render(function, "__call__", {}, self.file.names.taken)
+
+    def function(self, layer: Layer, given: Mapping[Any, ast.expr] | None = None) -> Function:
+        """What a layer computes, as a method."""
+        known = {
+            v: syntax.field(ast.Name("self", ast.Load()), *path)
+            for v, path in self.places[layer].items()
+        }
+        jaxpr = self.jaxpr.replace(
+            constvars=[], invars=layer.inputs, outvars=layer.outputs, eqns=layer.steps
+        )
+        body = Body(self.file, jaxpr, {**known, **(given or {})})
+        value = _functions.results_of(body.run())
+        inputs = [v for v in layer.inputs if not given or v not in given]
+        function = Function(
+            "",
+            "__call__",
+            [self.file.token(v) for v in inputs],
+            self._hints(inputs),
+            body.statements,
+            value,
+            first=["self"],
+            types={self.file.token(v): body.type_of(v) for v in inputs},
+        )
+        return self.file.with_dimensions(function, inputs)
+
+    def _hints(self, inputs: Sequence[Any]) -> list[str]:
+        """Names of the arguments of a layer."""
+        found = []
+        for i, v in enumerate(inputs):
+            if v in self.parameters:
+                found.append(identifier(self.parameters[v][-1]))
+            elif i == 0:
+                found.append("x")
+            elif v.aval.dtype == jnp.bool_:
+                found.append("mask")
+            elif not v.aval.shape:
+                found.append("scale" if jnp.issubdtype(v.aval.dtype, jnp.inexact) else "index")
+            else:
+                eqn = self._made.get(v)
+                noun = NOUNS.get(eqn.primitive.name, "y") if eqn is not None else "y"
+                found.append(noun)
+        return found
+
+    def finish(self) -> None:
+        """Fills in the names of the classes, and the sizes of the annotations: a number where it
+        is one, else a name."""
+        names: dict[str, str] = {}
+        for found in self.classes.values():
+            found.definition.name = names[found.token] = self.file.names.new(_name_for(found))
+            columns = list(zip(*found.arrays, strict=True))
+            sizes_named: dict[tuple[Any, ...], str] = {}
+            taken: set[str] = set()
+            for node, column in zip(found.annotations, columns, strict=True):
+                shapes = list(zip(*(shape for _, shape in column), strict=True))
+                texts = [
+                    _dimension(sizes, i, len(shapes), sizes_named, taken)
+                    for i, sizes in enumerate(shapes)
+                ]
+                assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
+                node.slice.elts[1] = ast.Constant(" ".join(texts))
+        for definition in self.file.definitions:
+            if isinstance(definition, ast.ClassDef):
+                for statement in definition.body:
+                    if isinstance(statement, ast.AnnAssign):
+                        syntax.rename(statement.annotation, names)
+
+
+def _name_for(found: Class) -> str:
+    """The name of a class: what its nodes have in common, else what the class computes."""
+    wanted = list(dict.fromkeys(found.wanted))
+    if len(wanted) == 1:
+        return wanted[0]
+    common = _common_name(wanted)
+    if common:
+        return common
+    text = syntax.text_of(found.definition)
+    for sign, name in (("conv_general_dilated", "Conv"), (" @ ", "Linear"), ("tensordot", "Linear"),
+                       ("einsum", "Linear"), ("rsqrt", "Norm")):  # fmt: skip
+        if sign in text:
+            return name
+    return wanted[0]
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """The words that some names begin or end with: `Norm` for `PreNorm` and `PostNorm`."""
+    words = [re.findall(r"[A-Z][a-z0-9]*|[a-z0-9]+", n) for n in names]
+    for step in (1, -1):
+        shared = [w[0] for w in zip(*(w[::step] for w in words), strict=False) if len(set(w)) == 1]
+        if shared and all(w[::step][: len(shared)] == shared for w in words):
+            return "".join(shared[::step])
+    return ""
+
+
+def _dimension(
+    sizes: tuple[int, ...],
+    axis: int,
+    rank: int,
+    names: dict[tuple[Any, ...], str],
+    taken: set[str],
+) -> str:
+    """A size for all layers of a class."""
+    keys = tuple(s.text() if isinstance(s, Size) else str(int(s)) for s in sizes)
+    if len(set(keys)) == 1:
+        return keys[0]
+    if keys not in names:
+        wanted = "n"
+        if rank == 2:
+            wanted = ("n_in", "n_out")[axis]
+        name, i = wanted, 2
+        while name in taken:
+            name, i = f"{wanted}_{i}", i + 1
+        taken.add(name)
+        names[keys] = name
+    return names[keys]
+
+
+def dimensions_of(shape: Sequence[int]) -> str:
+    """A shape as a jaxtyping string."""
+    return " ".join(s.text() if isinstance(s, Size) else str(int(s)) for s in shape)
+
+
+def _without_annotations(method: ast.FunctionDef) -> str:
+    """The text of a method, which layers that compute the same have in common."""
+    args = [syntax.argument(a.arg) for a in method.args.args]
+    bare = syntax.function(method.name, args, method.body)
+    return syntax.text_of(bare)

@@ -1,0 +1,207 @@
+"""From a recovered module to the text of an Equinox module, compiled and compared with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert import _compat
+from invert._entry import ArgSpec, EntryPoint
+from invert._errors import EmissionError
+from invert.emission import _layers, _main, _merge, _normal, _run, _tree
+from invert.emission._classes import Classes
+from invert.emission._file import File
+from invert.emission._naming import Names, camel, identifier
+from invert.emission._proof import Prover
+from invert.emission._sizes import Points
+from invert.emission._tree import Node
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovered:
+    """What is emitted: the programs of an entry point.
+
+    **Arguments:**
+
+    - `programs`: the jaxprs, over constants, parameters and arguments, at the corners of `points`;
+        one program where `points` is `None`.
+    - `certificate`: one line about how sure the recovery is.
+    """
+
+    entry: EntryPoint
+    programs: Sequence[Any]
+    constants: Sequence[np.ndarray]
+    wide: bool
+    certificate: str = ""
+    points: Points | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Emission:
+    """Emitted text and what it is.
+
+    **Attributes:**
+
+    - `source`: the text of a Python file.
+    - `model`: an instance of the class in it, with the parameters.
+    - `namespace`: the module that the text makes.
+    - `names`: for each leaf of `model`, its name in the file of weights and in the container.
+    - `messages`: what could not be written as it should.
+    """
+
+    source: str
+    model: eqx.Module
+    namespace: types.ModuleType
+    names: Mapping[str, str]
+    messages: tuple[str, ...]
+
+
+def emit(recovered: Recovered) -> Emission:
+    """Writes the program as Python.
+
+    **Raises:** `EmissionError` where no text traces to the program.
+    """
+    messages: list[str] = []
+    failures: list[str] = []
+    for layers, plain in ((True, False), (False, False), (False, True)):
+        attempt = _Attempt(recovered, layers, plain)
+        try:
+            found = attempt.run()
+        except EmissionError as error:
+            failures.append(str(error))
+            continue
+        if failures:
+            how = "one class" if not plain else "one class, in plain lax"
+            messages.append(f"written as {how}: {failures[0]}")
+        return dataclasses.replace(found, messages=(*messages, *found.messages))
+    raise EmissionError("no text gives the program back: " + "; ".join(dict.fromkeys(failures)))
+
+
+class _Attempt:
+    def __init__(self, recovered: Recovered, layers: bool, plain: bool):
+        self.recovered, self.layers, self.plain = recovered, layers, plain
+        self.entry = recovered.entry
+        self.messages: list[str] = []
+
+    def run(self) -> Emission:
+        recovered = self.recovered
+        if recovered.points is None:
+            jaxpr = _compat.open_jaxpr(_normal.strong(recovered.programs[0]))
+            program = _merge.Program(jaxpr)
+        else:
+            clean = [_normal.strong(p) for p in recovered.programs]
+            program = _merge.merge(clean, recovered.points)
+        settings = (True,) if recovered.wide else (False, True)
+        file = File(program, Prover(settings, program.dimensions), plain=self.plain)
+        jaxpr = program.jaxpr
+        values, paths = self._parameters(jaxpr)
+        cut_by = jaxpr if self.layers else _unscoped(jaxpr)
+        root = _layers.cut(cut_by, paths, self.messages)
+        name = camel(root.name or self.entry.name, "Model")
+        node, places, names = _tree.tree_of(root, paths, name)
+        classes = Classes(file, jaxpr, places, names, paths)
+        main = _main.Main(classes, self.entry, recovered.wide)
+        cls = main.add(node, jaxpr.invars[len(values) :])
+        classes.finish()
+        self.messages += main.messages
+        source = file.text(self._doc())
+        namespace = _run.module_of(source, f"emitted_{cls}")
+        model = self._instance(namespace, cls, node, values)
+        self._check(namespace, cls, node, list(values))
+        containers = dict(zip(values, self._names(), strict=True))
+        leaves = {".".join(path): containers[v] for path, v in node.leaves()}
+        return Emission(source, model, namespace, leaves, tuple(self.messages))
+
+    def _names(self) -> list[str]:
+        constants = [f"constant_{i}" for i in range(len(self.recovered.constants))]
+        return [*constants, *(p.name for p in self.entry.params)]
+
+    def _parameters(self, jaxpr: Any) -> tuple[dict[Any, np.ndarray], dict[Any, tuple[str, ...]]]:
+        values = [*self.recovered.constants, *(p.value for p in self.entry.params)]
+        held = jaxpr.invars[: len(values)]
+        paths = [_tree.split_name(n) for n in self._names()]
+        return dict(zip(held, values, strict=True)), dict(zip(held, paths, strict=True))
+
+    def _doc(self) -> list[str]:
+        entry, certificate = self.entry, self.recovered.certificate
+        first = f"{entry.name}: recovered by invert {_main.source_of(entry)}".rstrip()
+        return [first + ".", *([f"Certificate: {certificate}."] if certificate else [])]
+
+    def _instance(self, namespace: Any, cls: str, node: Node, values: Mapping[Any, Any]) -> Any:
+        with jax.enable_x64(self.recovered.wide):
+            return jax.tree_util.tree_map(_as_array, _build(getattr(namespace, cls), node, values))
+
+    def _check(self, namespace: Any, cls: str, node: Node, held: list[Any]) -> None:
+        """Traces the text at each corner and compares the programs.
+
+        **Raises:** `EmissionError` where they differ.
+        """
+        recovered = self.recovered
+        entry = self.entry
+        in_tree = jax.tree_util.tree_structure(
+            (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
+        )
+        names = main_parameters(entry)
+
+        def run(*values: Any) -> Any:
+            given = dict(zip(held, values[: len(held)], strict=True))
+            traced = _build(getattr(namespace, cls), node, given)
+            args, kwargs = jax.tree_util.tree_unflatten(in_tree, values[len(held) :])
+            keywords = {names[k]: v for k, v in kwargs.items()}
+            return jax.tree_util.tree_leaves(traced(*args, **keywords))
+
+        for program in recovered.programs:
+            avals = [v.aval for v in _compat.open_jaxpr(program).invars]
+            for wide in (True,) if recovered.wide else (False, True):
+                with jax.enable_x64(wide):
+                    try:
+                        again = _compat.trace_closed(run, *avals)
+                    except (TypeError, ValueError, AttributeError, NameError) as error:
+                        raise EmissionError(f"the text does not run: {error}") from error
+                again = _inlined(again)
+                if (found := _normal.difference(again, program)) is not None:
+                    raise EmissionError(f"the text is another program: {found}")
+
+
+def _build(cls: Any, node: Node, values: Mapping[Any, Any]) -> Any:
+    """An instance of a class with the values of the variables in a node."""
+    fields = {}
+    for field in dataclasses.fields(cls):
+        value = node.fields[field.name]
+        inner = isinstance(value, Node)
+        fields[field.name] = _build(field.type, value, values) if inner else values[value]
+    return cls(**fields)
+
+
+def main_parameters(entry: EntryPoint) -> dict[str, str]:
+    """Identifiers for the keyword arguments of an entry point."""
+    names = Names()
+    for i, name in enumerate(entry.arg_names):
+        names.new(identifier(name, f"x_{i}"))
+    return {k: names.new(identifier(k, "argument")) for k in entry.kwargs}
+
+
+def _inlined(closed: Any) -> Any:
+    """The program inside of the one call that `eqx.filter_jit` makes."""
+    jaxpr = _compat.open_jaxpr(closed)
+    if len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "jit":
+        return _compat.inline_calls(closed)
+    return closed
+
+
+def _unscoped(jaxpr: Any) -> Any:
+    """The program without name scopes."""
+    return jaxpr.replace(eqns=[_compat.with_names(e, ()) for e in jaxpr.eqns])
+
+
+def _as_array(value: Any) -> Any:
+    """A device array; NumPy keeps what JAX would narrow."""
+    kept = isinstance(value, np.ndarray) and jnp.result_type(value) == value.dtype
+    return jnp.asarray(value) if kept else value

@@ -1,0 +1,235 @@
+"""The file that is written: its functions, each once, its imports, its text."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from invert import _compat
+from invert._errors import EmissionError
+from invert.emission import _functions
+from invert.emission import _syntax as syntax
+from invert.emission._body import Body, Placed
+from invert.emission._merge import Program
+from invert.emission._naming import Names, comment, snake
+from invert.emission._normal import rule_of
+from invert.emission._proof import Prover
+from invert.emission._sizes import Size, dimension_token
+from invert.emission._statements import Function, Statement, render
+
+# Rules that ruff need not apply to emitted text: what is not an error but a matter of taste.
+_HEADER = "# ruff: noqa: F722, RUF001, RUF002, RUF003\n"
+LINE_LENGTH = 100
+
+
+class File:
+    """Writes programs into one Python file.
+
+    **Arguments:**
+
+    - `plain`: uses functions of `lax` throughout, where a nicer spelling has failed.
+    """
+
+    def __init__(self, program: Program, prover: Prover, *, plain: bool = False):
+        self.program, self.prover, self.plain = program, prover, plain
+        self.names = Names()
+        self.definitions: list[ast.stmt] = []
+        self._tokens: dict[Any, str] = {}
+        self._functions: dict[int, tuple[Any, str]] = {}
+        self._texts: dict[tuple[str, str], str] = {}
+        self._rules: list[tuple[Any, Any, str]] = []
+        self.layer: Callable[[Body, Any], Placed | None] = lambda body, eqn: None
+
+    def token(self, v: Any) -> str:
+        if v not in self._tokens:
+            self._tokens[v] = syntax.new_token()
+        return self._tokens[v]
+
+    def structured(self, body: Body, eqn: Any) -> Placed | None:
+        found = self.layer(body, eqn)
+        return found if found is not None else _functions.structured(self, body, eqn)
+
+    def function(self, closed: Any, hint: str, decorators: Sequence[ast.expr] = ()) -> Function:
+        """A called program as a function of the file."""
+        jaxpr = _compat.open_jaxpr(closed)
+        body = Body(self, jaxpr, _functions.constants_of(closed))
+        value = _functions.results_of(body.run())
+        tokens = [self.token(v) for v in jaxpr.invars]
+        function = Function(
+            "", hint, tokens, _functions.parameter_hints(len(tokens)), body.statements, value,
+            decorators,
+            types={self.token(v): body.type_of(v) for v in jaxpr.invars},
+        )  # fmt: skip
+        return self.with_dimensions(function, jaxpr.invars)
+
+    def with_dimensions(self, function: Function, arguments: Sequence[Any]) -> Function:
+        """Defines the sizes of open dimensions that a function uses, from its arguments.
+
+        **Raises:** `EmissionError` where no argument has such a dimension.
+        """
+        wanted = dict.fromkeys(function.free_dimensions())
+        if not wanted:
+            return function
+        found: dict[str, Statement] = {}
+        for v in arguments:
+            for axis, size in enumerate(self.program.shape(v)):
+                name = size.dimension if isinstance(size, Size) else None
+                if name in wanted and name not in found:
+                    value = ast.Name(self.token(v), ast.Load())
+                    shape = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                    found[name] = Statement([dimension_token(name)], shape, [snake(name, "size")])
+        if missing := [d for d in wanted if d not in found]:
+            raise EmissionError(
+                f"{function.hint} depends on the open size {missing[0]}, which none of its "
+                "arguments has as a dimension"
+            )
+        function.body = [*found.values(), *function.body]
+        return function
+
+    def define(self, function: Function, hint: str) -> tuple[str, bool]:
+        """Adds a function, once for each text; returns its name and whether it is new."""
+        node = render(function, "function", {}, self.names.taken)
+        key = (hint, syntax.text_of(node))
+        if key in self._texts:
+            return self._texts[key], False
+        node.name = self._texts[key] = self.names.new(hint)
+        self.definitions.append(node)
+        return node.name, True
+
+    def jitted(self, closed: Any, name: str) -> str:
+        jaxpr = _compat.open_jaxpr(closed)
+        if id(jaxpr) not in self._functions:
+            hint = snake(name, "function").strip("_") or "function"
+            function = self.function(closed, hint, [syntax.name("jax.jit")])
+            # The jaxpr is kept, so that no other takes its id.
+            self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
+        return self._functions[id(jaxpr)][1]
+
+    def differentiated(self, eqn: Any, name: str) -> str:
+        closed, kind = eqn.params["call_jaxpr"], eqn.primitive.name
+        jaxpr = _compat.open_jaxpr(closed)
+        if id(jaxpr) in self._functions:
+            return self._functions[id(jaxpr)][1]
+        hint = snake(name, "function").strip("_") or "function"
+        rule = rule_of(eqn)
+        # A rule may call the function itself, which is another object each time it is traced.
+        from invert.emission._normal import difference
+
+        for known, other, found in self._rules:
+            if difference(known, closed) is None and difference(other, rule) is None:
+                self._functions[id(jaxpr)] = jaxpr, found
+                return found
+        decorator = "jax.custom_jvp" if kind == "custom_jvp_call" else "jax.custom_vjp"
+        function = self.function(closed, hint, [syntax.name(decorator)])
+        node = render(function, "function", {}, self.names.taken)
+        node.name = self.names.new(hint)
+        self.definitions.append(node)
+        self._functions[id(jaxpr)] = jaxpr, node.name
+        self._rules.append((closed, rule, node.name))
+        if kind == "custom_jvp_call":
+            self._rule(_functions.jvp_function(self, eqn, rule, node.name))
+            return node.name
+        forward = self.names.new(f"{node.name}_forward")
+        backward = self._rule(_functions.vjp_function(self, eqn, rule, node.name))
+        parameters = [ast.arg(a) for a in _functions.parameter_hints(len(eqn.invars))]
+        values = [ast.Name(a.arg, ast.Load()) for a in parameters]
+        result = syntax.tuple_of([syntax.call(node.name, *values), syntax.tuple_of(values)])
+        self.definitions.append(syntax.function(forward, parameters, [ast.Return(result)]))
+        defined = syntax.call(f"{node.name}.defvjp", syntax.name(forward), syntax.name(backward))
+        self.definitions.append(ast.Expr(defined))
+        return node.name
+
+    def _rule(self, function: Function) -> str:
+        if function.free_dimensions():
+            raise EmissionError(f"the rule {function.hint} depends on an open size")
+        name = self.names.new(function.hint)
+        self.definitions.append(render(function, name, {}, self.names.taken))
+        return name
+
+    def text(self, doc: Sequence[str] = ()) -> str:
+        """The file, formatted."""
+        body = syntax.text_of(ast.Module(self.definitions, []))
+        lines = [comment(line) for line in doc]
+        head = '"""' + "\n".join(lines).rstrip() + '\n"""\n' if len(lines) > 1 else ""
+        if len(lines) == 1:
+            head = f'"""{lines[0]}"""\n'
+        return formatted(f"{_HEADER}{head}\n{_imports(self.definitions)}\n\n\n{body}\n")
+
+
+def _imports(definitions: Sequence[ast.stmt]) -> str:
+    """The imports that the definitions need, in the order that formatters put them."""
+    roots: set[str] = set()
+    dotted: set[str] = set()
+    for definition in definitions:
+        for node in ast.walk(definition):
+            if isinstance(node, ast.Name):
+                roots.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                dotted.add(_path(node))
+
+    def within(module: str) -> bool:
+        return any(p.startswith(module + ".") for p in dotted)
+
+    def some(module: str, *names: str) -> str:
+        used = [n for n in names if n in roots]
+        return f"from {module} import {', '.join(used)}" if used else ""
+
+    standard = [
+        "import dataclasses" if within("dataclasses") else "",
+        some("collections.abc", "Callable"),
+        some("pathlib", "Path"),
+        some("typing", "Any"),
+    ]
+    installed = [
+        "import equinox as eqx" if "eqx" in roots else "",
+        "import jax" if "jax" in roots else "",
+        "import jax.extend.core" if within("jax.extend") else "",
+        "import jax.numpy as jnp" if "jnp" in roots else "",
+        *(f"import {m}" for m in ("jax.scipy.linalg", "jax.scipy.special") if within(m)),
+        "import numpy as np" if "np" in roots else "",
+        some("invert._opaque", "custom_call"),
+        some("jax", "lax"),
+        some("jaxtyping", *JAXTYPING),
+        some("safetensors", "safe_open"),
+    ]
+    sections = ["\n".join(filter(None, lines)) for lines in (standard, installed)]
+    return "\n\n".join(filter(None, sections))
+
+
+JAXTYPING = (
+    *"Array BFloat16 Bool Complex Complex64 Complex128 Float Float16 Float32 Float64".split(),
+    *"Int Int8 Int16 Int32 Int64 Key PyTree Shaped UInt UInt8 UInt16 UInt32 UInt64".split(),
+)
+
+
+def _path(node: ast.Attribute) -> str:
+    parts = [node.attr]
+    value = node.value
+    while isinstance(value, ast.Attribute):
+        parts.append(value.attr)
+        value = value.value
+    parts.append(value.id if isinstance(value, ast.Name) else "")
+    return ".".join(reversed(parts))
+
+
+def formatted(source: str) -> str:
+    """The text as ruff formats it; unchanged where ruff is not installed."""
+    ruff = _ruff()
+    if ruff is None:
+        return source
+    command = [ruff, "format", "--isolated", f"--line-length={LINE_LENGTH}", "-"]
+    result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise EmissionError(f"ruff does not read the emitted text: {result.stderr.strip()}")
+    return result.stdout
+
+
+def _ruff() -> str | None:
+    """Beside the interpreter, where an environment has it that is not activated, or on the path."""
+    beside = shutil.which("ruff", path=str(Path(sys.executable).parent))
+    return beside or shutil.which("ruff")

@@ -1,0 +1,87 @@
+"""Identifiers: from names in files, and for values."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+import unicodedata
+from collections.abc import Iterable
+
+# Names that the text imports or that every class has.
+RESERVED = frozenset(
+    {
+        *keyword.kwlist,
+        *keyword.softkwlist,
+        *dir(builtins),
+        *"jax jnp lax np eqx Array PyTree self load safe_open Path key_data annotations".split(),
+        *"Bool Float Int UInt Complex Key Shaped BFloat16 Float16 Float32 Float64 Any".split(),
+    }
+)
+_LONGEST = 40
+_LINE = 90
+
+
+def identifier(text: str, fallback: str = "value") -> str:
+    """An ASCII identifier that reads like `text`, and is no keyword or builtin.
+
+    Whatever the text holds, nothing but letters, digits and underscores is left.
+    """
+    plain = unicodedata.normalize("NFKD", text[:400]).encode("ascii", "ignore").decode()
+    found = re.sub(r"\W+", "_", plain, flags=re.ASCII).strip("_")
+    found = re.sub(r"__+", "_", found)[:_LONGEST].strip("_")
+    if not found:
+        return fallback
+    if found[0].isdigit():
+        found = f"{fallback}_{found}"
+    return f"{found}_" if found in RESERVED else found
+
+
+def snake(text: str, fallback: str = "value") -> str:
+    """`SelfAttention_0` -> `self_attention_0`."""
+    found = identifier(text, fallback)
+    found = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", found).lower()
+    found = re.sub(r"__+", "_", found)
+    return f"{found}_" if found in RESERVED else found
+
+
+def camel(text: str, fallback: str = "Layer") -> str:
+    """`self_attention_0` -> `SelfAttention`; the number of a layer is not part of its kind."""
+    found = identifier(text, fallback)
+    stem = re.sub(r"(_?\d+)+$", "", found) or found
+    words = [w for w in stem.split("_") if w]
+    name = "".join(w[0].upper() + w[1:] for w in words) or fallback
+    if name[0].isdigit():
+        name = fallback + name
+    return f"{name}_" if name in RESERVED else name
+
+
+def comment(text: str) -> str:
+    """One printable line for a docstring: without quotes, backslashes and control characters."""
+    kept = "".join(c if c.isprintable() and c not in "\"'\\`" else " " for c in text[:4000])
+    plain = " ".join(kept.encode("ascii", "replace").decode().split())
+    return plain if len(plain) <= _LINE else plain[: _LINE - 4] + " ..."
+
+
+class Names:
+    """Names that are taken in one scope."""
+
+    def __init__(self, taken: Iterable[str] = ()):
+        self.taken = set(taken)
+        self._next: dict[str, int] = {}
+
+    def new(self, wanted: str) -> str:
+        """`wanted`, or with a number behind it where it is taken."""
+        found = wanted
+        if found in self.taken or found in RESERVED:
+            stem = wanted.rstrip("_")
+            # Where the last number is remembered, many of one name cost no more than few.
+            i = self._next.get(stem, 2)
+            while (found := f"{stem}_{i}") in self.taken or found in RESERVED:
+                i += 1
+            self._next[stem] = i + 1
+        self.taken.add(found)
+        return found
+
+    def free(self, name: str) -> None:
+        self.taken.discard(name)

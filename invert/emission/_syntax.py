@@ -1,0 +1,267 @@
+"""Building blocks of Python expressions, and references to values that have no name yet."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+# A value has no name until all of the function that holds it is known. Until then it stands as a
+# name that is no identifier, so it can never be taken for one.
+_SIGN = "$"
+
+_tokens = itertools.count()
+
+
+def new_token() -> str:
+    """A reference to a value that gets its name later."""
+    return f"{_SIGN}{next(_tokens)}"
+
+
+def is_token(name: str) -> bool:
+    return name.startswith(_SIGN)
+
+
+def name(text: str) -> ast.expr:
+    """A name, or a dotted one such as `jax.nn.relu`; also a token."""
+    first, *rest = text.split(".")
+    node: ast.expr = ast.Name(first, ast.Load())
+    for part in rest:
+        node = ast.Attribute(node, part, ast.Load())
+    return node
+
+
+def number(value: complex | bool | str | bytes | None) -> ast.expr:
+    """A literal; negative numbers as people write them."""
+    if isinstance(value, (int, float)) and str(value).startswith("-"):
+        return ast.UnaryOp(ast.USub(), ast.Constant(-value))
+    return ast.Constant(value)
+
+
+def call(function: str | ast.expr, *args: ast.expr, **keywords: ast.expr) -> ast.expr:
+    """`function(*args, **keywords)`."""
+    return ast.Call(
+        name(function) if isinstance(function, str) else function,
+        list(args),
+        [ast.keyword(key, value) for key, value in keywords.items()],
+    )
+
+
+def method(value: ast.expr, attribute: str, *args: ast.expr, **keywords: ast.expr) -> ast.expr:
+    """`value.attribute(*args, **keywords)`."""
+    return call(ast.Attribute(value, attribute, ast.Load()), *args, **keywords)
+
+
+def field(value: ast.expr, *path: str) -> ast.expr:
+    """`value.a.b`."""
+    for part in path:
+        value = ast.Attribute(value, part, ast.Load())
+    return value
+
+
+def tuple_of(items: Iterable[ast.expr]) -> ast.expr:
+    return ast.Tuple(list(items), ast.Load())
+
+
+def list_of(items: Iterable[ast.expr]) -> ast.expr:
+    return ast.List(list(items), ast.Load())
+
+
+def item(value: ast.expr, index: ast.expr) -> ast.expr:
+    """`value[index]`."""
+    return ast.Subscript(value, index, ast.Load())
+
+
+_BINARY: Mapping[str, ast.operator] = {
+    "+": ast.Add(),
+    "-": ast.Sub(),
+    "*": ast.Mult(),
+    "/": ast.Div(),
+    "//": ast.FloorDiv(),
+    "%": ast.Mod(),
+    "@": ast.MatMult(),
+    "**": ast.Pow(),
+    "&": ast.BitAnd(),
+    "|": ast.BitOr(),
+    "^": ast.BitXor(),
+    "<<": ast.LShift(),
+    ">>": ast.RShift(),
+}
+_COMPARISONS: Mapping[str, ast.cmpop] = {
+    "==": ast.Eq(),
+    "!=": ast.NotEq(),
+    "<": ast.Lt(),
+    "<=": ast.LtE(),
+    ">": ast.Gt(),
+    ">=": ast.GtE(),
+}
+_UNARY: Mapping[str, ast.unaryop] = {"-": ast.USub(), "~": ast.Invert()}
+
+
+def infix(left: ast.expr, operator: str, right: ast.expr) -> ast.expr:
+    """`left operator right`; comparisons too."""
+    if operator in _COMPARISONS:
+        return ast.Compare(left, [_COMPARISONS[operator]], [right])
+    return ast.BinOp(left, _BINARY[operator], right)
+
+
+def prefix(operator: str, operand: ast.expr) -> ast.expr:
+    return ast.UnaryOp(_UNARY[operator], operand)
+
+
+def slice_of(
+    start: ast.expr | None = None, stop: ast.expr | None = None, step: ast.expr | None = None
+) -> ast.expr:
+    return ast.Slice(start, stop, step)
+
+
+def docstring(text: str) -> ast.stmt:
+    return ast.Expr(ast.Constant(text))
+
+
+def assign(target: ast.expr, value: ast.expr) -> ast.stmt:
+    return ast.Assign([store(target)], value, lineno=0)
+
+
+def declare(field: str, annotation: ast.expr) -> ast.stmt:
+    """`field: annotation`."""
+    return ast.AnnAssign(ast.Name(field, ast.Store()), annotation, None, 1)
+
+
+def store(node: ast.expr) -> ast.expr:
+    """The same expression as a target."""
+    if isinstance(node, ast.Tuple):
+        return ast.Tuple([store(n) for n in node.elts], ast.Store())
+    if isinstance(node, ast.Starred):
+        return ast.Starred(store(node.value), ast.Store())
+    assert isinstance(node, ast.Name)
+    return ast.Name(node.id, ast.Store())
+
+
+def function(
+    name: str,
+    arguments: Sequence[ast.arg],
+    body: Sequence[ast.stmt],
+    *,
+    keyword_only: Sequence[ast.arg] = (),
+    positional_only: bool = False,
+    decorators: Sequence[ast.expr] = (),
+    returns: ast.expr | None = None,
+) -> ast.FunctionDef:
+    """A function definition."""
+    node = ast.FunctionDef(
+        name=name,
+        args=ast.arguments(
+            posonlyargs=list(arguments) if positional_only else [],
+            args=[] if positional_only else list(arguments),
+            kwonlyargs=list(keyword_only),
+            kw_defaults=[None] * len(keyword_only),
+            defaults=[],
+        ),
+        body=list(body) or [ast.Pass()],
+        decorator_list=list(decorators),
+        returns=returns,
+        type_comment=None,
+    )
+    node.lineno = 0
+    if "type_params" in ast.FunctionDef._fields:
+        setattr(node, "type_params", [])  # noqa: B010  Python 3.12 and later
+    return node
+
+
+def class_of(name: str, bases: Sequence[ast.expr], body: Sequence[ast.stmt]) -> ast.ClassDef:
+    """A class definition."""
+    node = ast.ClassDef(
+        name=name, bases=list(bases), keywords=[], body=list(body), decorator_list=[]
+    )
+    if "type_params" in ast.ClassDef._fields:
+        setattr(node, "type_params", [])  # noqa: B010
+    return node
+
+
+def argument(name: str, annotation: ast.expr | None = None) -> ast.arg:
+    return ast.arg(name, annotation)
+
+
+def names_in(node: ast.AST) -> Iterator[ast.Name]:
+    """All names of a tree, from left to right."""
+    pending: list[ast.AST] = [node]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, ast.Name):
+            yield current
+        pending.extend(reversed(list(ast.iter_child_nodes(current))))
+
+
+def tokens_in(node: ast.AST) -> list[str]:
+    """The tokens of a tree, each once, from left to right."""
+    return list(dict.fromkeys(n.id for n in names_in(node) if is_token(n.id)))
+
+
+def width(node: ast.AST) -> int:
+    """About the number of characters of the text, at a fraction of the time it takes to write."""
+    total = 0
+    pending: list[ast.AST] = [node]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, ast.Name):
+            total += 4 if is_token(current.id) else len(current.id)
+        elif isinstance(current, ast.Attribute):
+            total += 1 + len(current.attr)
+        elif isinstance(current, ast.Constant):
+            total += len(repr(current.value))
+        elif isinstance(current, ast.keyword):
+            total += 1 + len(current.arg or "")
+        elif isinstance(current, (ast.expr, ast.Slice)):
+            total += 3
+        pending.extend(ast.iter_child_nodes(current))
+    return total
+
+
+def rename(node: ast.AST, names: Mapping[str, str]) -> None:
+    """Replaces tokens by names, in place."""
+    for found in names_in(node):
+        found.id = names.get(found.id, found.id)
+
+
+def substitute(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
+    """The expression with other expressions in the place of tokens; the original stays."""
+
+    class Replace(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            found = values.get(node.id)
+            return node if found is None else _copy(found)
+
+    return Replace().visit(_copy(node))
+
+
+def _copy(node: Any) -> Any:
+    """A copy of the nodes of a tree; operators, which have no fields, are shared."""
+    if not node._fields:
+        return node
+    new = {}
+    for key in node._fields:
+        value = getattr(node, key, None)
+        if isinstance(value, ast.AST):
+            value = _copy(value)
+        elif isinstance(value, list):
+            value = [_copy(v) if isinstance(v, ast.AST) else v for v in value]
+        new[key] = value
+    return type(node)(**new)
+
+
+@functools.lru_cache(maxsize=1024)
+def _template(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def template(text: str, **values: ast.expr) -> ast.expr:
+    """The expression `text`, with expressions in the place of names."""
+    return substitute(_template(text), values)
+
+
+def text_of(node: ast.AST) -> str:
+    """The source text."""
+    return ast.unparse(ast.fix_missing_locations(node))

@@ -1,0 +1,121 @@
+"""The parameters of a program as a tree of modules: layers, and holders that do not compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from invert.emission._layers import Layer, LayerCall
+from invert.emission._naming import Names, identifier
+
+Path = tuple[str, ...]
+
+# Names of collections of variables, which say nothing about where a variable belongs.
+_COLLECTIONS = frozenset({"params", "variables", "batch_stats"})
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """A module: its fields are variables of parameters, or nodes.
+
+    **Arguments:**
+
+    - `name`: what its class is called after.
+    - `layer`: what it computes; `None` where it only holds parameters.
+    """
+
+    name: str
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    layer: Layer | None = None
+    names: Names = dataclasses.field(default_factory=Names)
+
+    def add(self, wanted: str, value: Any) -> str:
+        """Adds a field; returns its name."""
+        name = self.names.new(identifier(wanted, "field"))
+        self.fields[name] = value
+        return name
+
+    def leaves(self, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+        """The parameters with their places, in the order of the fields."""
+        for name, value in self.fields.items():
+            if isinstance(value, Node):
+                yield from value.leaves((*path, name))
+            else:
+                yield (*path, name), value
+
+
+# Methods of modules, which a field would hide.
+_METHODS = ("load", "save", "params", "source", "report")
+
+
+def split_name(name: str) -> Path:
+    """`encoder/layer_0/kernel:0` and `encoder.layer_0.kernel` as paths."""
+    name = re.sub(r":\d+$", "", name)
+    parts = [p for p in re.split(r"[/.]", name) if re.search(r"[A-Za-z0-9]", p)]
+    return tuple(parts) or ("parameter",)
+
+
+def tree_of(
+    root: Layer, paths: Mapping[Any, Path], name: str
+) -> tuple[Node, dict[Layer, dict[Any, Path]], dict[Layer, str]]:
+    """The modules of a program.
+
+    **Returns:** the root; for each layer, where its own parameters are, from `self`; for each layer
+        but the root, the name of its field in the layer above.
+    """
+    common = _shared_prefix(list(paths.values()))
+    places: dict[Layer, dict[Any, Path]] = {}
+    names: dict[Layer, str] = {}
+
+    def build(layer: Layer, name: str) -> Node:
+        node = Node(name, layer=layer, names=Names(_METHODS))
+        places[layer] = {}
+        holders: dict[Path, tuple[Node, Path]] = {(): (node, ())}
+        for v in layer.parameters:
+            *inside, last = _rest(paths[v], layer, common)
+            owner, where = _holder(holders, tuple(inside))
+            places[layer][v] = (*where, owner.add(last, v))
+        for step in layer.steps:
+            if isinstance(step, LayerCall) and step.layer not in names:
+                child = build(step.layer, step.layer.name)
+                names[step.layer] = node.add(step.layer.name, child)
+        return node
+
+    return build(root, name), places, names
+
+
+def _holder(holders: dict[Path, tuple[Node, Path]], path: Path) -> tuple[Node, Path]:
+    """The node for a path, made where it is missing."""
+    if path not in holders:
+        parent, where = _holder(holders, path[:-1])
+        child = Node(path[-1], names=Names(_METHODS))
+        holders[path] = child, (*where, parent.add(path[-1], child))
+    return holders[path]
+
+
+def _rest(path: Path, layer: Layer, common: int) -> Path:
+    """The part of a parameter's name that a layer does not say."""
+    if layer.name in path[:-1]:
+        last = len(path) - 2 - path[:-1][::-1].index(layer.name)
+        return path[last + 1 :]
+    path = path[common:]
+    while len(path) > 1 and path[0] in _COLLECTIONS:
+        path = path[1:]
+    # Scopes above may be a part of the name too: what they say is said by the place.
+    for above in layer.path:
+        if above in path[:-1]:
+            path = path[path.index(above) + 1 :]
+    return path
+
+
+def _shared_prefix(paths: Sequence[Path]) -> int:
+    """How many names all parameters begin with."""
+    if len(paths) < 2:
+        return max((len(p) - 2 for p in paths), default=0) if paths else 0
+    n = 0
+    shortest = min(len(p) for p in paths) - 1
+    while n < shortest and len({p[n] for p in paths}) == 1:
+        n += 1
+    return n

@@ -1,0 +1,203 @@
+"""Any jaxpr as text that traces back to it: JAX's own cases of its primitives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from invert import _compat, _jaxpr
+from invert._errors import EmissionError
+from invert.emission import _normal, _run
+from invert.emission._file import File
+from invert.emission._merge import Program
+from invert.emission._proof import Prover
+from tests.harness_cases import Case, harnesses, sample
+
+SAMPLE = frozenset(sample(200))
+
+# Cases whose jaxpr no public function gives, and why. None of them comes out of raising.
+NOT_PUBLIC = {
+    "iota_2x32_shape": "a private primitive, which lowering takes apart",
+}
+
+
+def written(closed: Any, *, plain: bool = False, wide: bool = False) -> str:
+    """The text of a program as one function."""
+    closed = _normal.strong(closed)
+    prover = Prover((True,) if wide else (False, True))
+    file = File(Program(_compat.open_jaxpr(closed)), prover, plain=plain)
+    file.define(file.function(closed, "program"), "program")
+    return file.text(["A program."])
+
+
+def traced(text: str, closed: Any, wide: bool) -> list[Any]:
+    """What the text traces to, under each setting of `jax_enable_x64` it may run under."""
+    module = _run.module_of(text, "emitted_in_test")
+    avals = [v.aval for v in _compat.open_jaxpr(closed).invars]
+    found = []
+    for setting in (True,) if wide else (False, True):
+        with jax.enable_x64(setting):
+            found.append(_compat.trace_closed(module.program, *avals))
+    return found
+
+
+def assert_round_trip(closed: Any, *, plain: bool = False) -> str:
+    wide = _jaxpr.has_wide_types(_compat.open_jaxpr(closed))
+    text = written(closed, plain=plain, wide=wide)
+    for again in traced(text, closed, wide):
+        assert _normal.difference(again, closed) is None, text
+    assert max(map(len, text.splitlines())) <= 120
+    return text
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in SAMPLE else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=_marks(name), id=name) for name in sorted(harnesses())]
+)
+def test_case(name: str) -> None:
+    case = Case(name)
+    try:
+        closed = jax.make_jaxpr(case)(*case.args)
+    except Exception as error:  # noqa: BLE001  JAX's own failure says nothing about ours
+        pytest.skip(f"JAX itself fails: {type(error).__name__}")
+    reason = next((r for n, r in NOT_PUBLIC.items() if name.startswith(n)), None)
+    if reason is None:
+        assert_round_trip(closed)
+        return
+    with pytest.raises((EmissionError, AssertionError)):
+        assert_round_trip(closed)
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def _bf16(x):
+    return x * jnp.bfloat16(1.1) + jnp.asarray(0.3, jnp.bfloat16)
+
+
+def _loop(x):
+    y = x[0] * 2
+
+    def step(carry, row):
+        a, b = carry
+        return (a + row * y, b - a), (a * b, lax.cond(a[0] > 0, lambda: a, lambda: -b))
+
+    return lax.scan(step, (x[0], x[1]), x, reverse=True)
+
+
+def _search(x):
+    return lax.while_loop(lambda s: s[0] < x.sum(), lambda s: (s[0] + 1, s[1] * x), (0.0, x))
+
+
+def _switch(i, x):
+    return lax.switch(i, [lambda x: x, lambda x: x * 2, lambda x: x @ x], x)
+
+
+@jax.custom_jvp
+def _doubled(x):
+    return x * 2
+
+
+@_doubled.defjvp
+def _(primals, tangents):
+    return _doubled(primals[0]), tangents[0] * jnp.cos(primals[0])
+
+
+@jax.custom_vjp
+def _clipped(x, i):
+    return x[i]
+
+
+_clipped.defvjp(
+    lambda x, i: (x[i], (x, i)),
+    lambda res, ct: (jnp.zeros_like(res[0]).at[res[1]].set(jnp.clip(ct, -1, 1)), None),
+)
+
+
+@jax.jit
+def _named(x):
+    return jnp.tanh(x) + 1
+
+
+def _random(key):
+    a, b = jax.random.split(key)
+    return jax.random.normal(a, (3,), jnp.float32) + jax.random.uniform(b, (3,), jnp.float32)
+
+
+PROGRAMS = {
+    "constants": (lambda x: x * np.float32(0.1) + np.float32(-0.0) - np.float32(np.nan), f32(2)),
+    "bfloat16": (_bf16, jax.ShapeDtypeStruct((3,), jnp.bfloat16)),
+    "complex": (lambda x: x * (1 + 2j) + lax.complex(1.5, -0.0), f32(2)),
+    "scan": (_loop, f32(3, 2)),
+    "while": (_search, f32(3)),
+    "switch": (_switch, jax.ShapeDtypeStruct((), jnp.int32), f32(2, 2)),
+    "fori": (lambda x: lax.fori_loop(0, x.shape[0], lambda i, a: a + x[i], x[0]), f32(4, 2)),
+    "custom_jvp": (lambda x: _doubled(x) + _doubled(x * 3), f32(3)),
+    "custom_vjp": (lambda x, i: _clipped(x, i) * 2, f32(3), jax.ShapeDtypeStruct((), jnp.int32)),
+    "library": (lambda x: jax.nn.relu(x) + jax.nn.log_softmax(jax.nn.silu(x), 0), f32(3, 4)),
+    "called_twice": (lambda x: _named(_named(x)), f32(3)),
+    "keys": (_random, jax.eval_shape(lambda: jax.random.key(0))),
+    "indexing": (lambda x: x[1:, 0] + x[:-1, ::3][:, 0] + x[0, 0] + x[1:, None].sum(1), f32(4, 3)),
+    "one_use_of_many": (lambda x: lax.top_k(x, 2)[1], f32(4)),
+    "nothing": (lambda x: (), f32(4)),
+    "unused_and_given_back": (lambda x, y: (y, y, 3.0), f32(4), f32(2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["nice", "plain"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str, plain: bool) -> None:
+    function, *avals = PROGRAMS[name]
+    assert_round_trip(jax.make_jaxpr(function)(*avals), plain=plain)
+
+
+def text_of(function: Any, *avals: Any) -> str:
+    return assert_round_trip(jax.make_jaxpr(function)(*avals))
+
+
+def test_people_would_write_it_so() -> None:
+    def dense(x, w, b):
+        return jax.nn.softmax(jax.nn.relu(x @ w + b)) - jnp.mean(x, axis=-1, keepdims=True)
+
+    text = text_of(dense, f32(2, 3), f32(3, 3), f32(3))
+    assert "weights = jax.nn.softmax(jax.nn.relu(x @ y + z))" in text
+    assert "return weights - jnp.mean(x, axis=-1, keepdims=True)" in text
+
+
+def test_a_function_is_written_once() -> None:
+    text = text_of(*PROGRAMS["called_twice"])
+    assert text.count("@jax.jit") == 1
+    assert "return named(named(x))" in text
+
+
+def test_rules_are_written() -> None:
+    text = text_of(*PROGRAMS["custom_jvp"])
+    assert text.count("@jax.custom_jvp") == 1
+    assert "def doubled_jvp(primals, tangents)" in text
+    assert "doubled.defjvp" in text
+
+
+def test_derivatives_of_rules() -> None:
+    function, *avals = PROGRAMS["custom_vjp"]
+    text = text_of(function, *avals)
+    module = _run.module_of(text, "emitted_in_test")
+    x, i = jnp.arange(3.0), jnp.int32(1)
+    want = jax.grad(lambda x: 5 * function(x, i))(x)
+    assert np.array_equal(jax.grad(lambda x: 5 * module.program(x, i))(x), want)
+    assert want[1] == 1.0
+
+
+def test_a_nicer_spelling_is_not_used_where_it_is_another_program() -> None:
+    # `jnp.sum` of float16 adds in float32, which the reduction here does not.
+    x = jax.ShapeDtypeStruct((4,), jnp.float16)
+    text = text_of(lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), x)
+    assert "jnp.sum" not in text
