@@ -53,10 +53,16 @@ def results_of(results: Sequence[ast.expr]) -> ast.expr:
 
 
 def constants_of(closed: Any) -> dict[Any, ast.expr]:
-    """The constants that a called program holds itself, as literals."""
+    """The constants that a called program holds itself, as literals.
+
+    They are arrays of JAX: operators and methods of NumPy's would compute at once.
+    """
     jaxpr = _compat.open_jaxpr(closed)
     values = _compat.consts_of(closed)
-    return {v: _literals.array(c) for v, c in zip(jaxpr.constvars, values, strict=True)}
+    return {
+        v: call("jnp.asarray", _literals.array(c))
+        for v, c in zip(jaxpr.constvars, values, strict=True)
+    }
 
 
 def local(
@@ -235,10 +241,12 @@ def _solve(file: File, body: Body, eqn: Any) -> Placed:
     for name, length in zip(lengths._fields, lengths, strict=True):
         closed = getattr(jaxprs, name)
         if closed is not None and name != "vecmat":
+            operands = atoms[start : start + length]
             functions[name] = local(
-                file, body, closed, name, atoms[start : start + length],
-                [("b", _arity(count))], _packed,
-            )  # fmt: skip
+                file, body, closed, name, operands, [("b", _arity(count))], _packed
+            )
+            if name != "matvec":
+                functions[name].first = ["_"]  # it is given `matvec`, which the program knows
         start += length
     b = _packed([body.operand(a) for a in atoms[start:]])
     args = [_reference(functions["matvec"]), b, _reference(functions["solve"])]
