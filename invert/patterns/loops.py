@@ -21,7 +21,7 @@ from invert._pattern import Graph, Site, Structural
 
 
 @dataclasses.dataclass(frozen=True)
-class _Counted:
+class Counted:
     """A loop `for i in range(length)`.
 
     **Arguments:**
@@ -60,7 +60,7 @@ class _Counted:
         return True if found == (-1, self.length - 1) else None
 
 
-def _counted(eqn: Any) -> _Counted | None:
+def counted(eqn: Any) -> Counted | None:
     params = eqn.params
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
@@ -78,12 +78,12 @@ def _counted(eqn: Any) -> _Counted | None:
         return None
     graph = Graph(body, _compat.consts_of(body))
     arguments = graph.jaxpr.invars
-    loop = _Counted(graph, arguments[:n_body], arguments[n_body:], counter, max(int(limit.val), 0))
+    loop = Counted(graph, arguments[:n_body], arguments[n_body:], counter, max(int(limit.val), 0))
     return loop if loop.index(graph.jaxpr.outvars[counter]) == (1, 1) else None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Access:
+class Access:
     """One element read (`value` is `None`) or written along the leading axis of `array`."""
 
     array: Any
@@ -96,7 +96,7 @@ def _zeros(atoms: Sequence[Any]) -> bool:
     return all(isinstance(a, core.Literal) and int(a.val) == 0 for a in atoms)
 
 
-def _read(eqn: Any, producer: Callable[[Any], Any]) -> _Access | None:
+def read(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
     """`reshape (dynamic_slice[sizes=(1, ...)] array index 0 ...)`."""
     if eqn.primitive.name not in ("reshape", "squeeze"):
         return None
@@ -109,10 +109,10 @@ def _read(eqn: Any, producer: Callable[[Any], Any]) -> _Access | None:
         return None
     if eqn.outvars[0].aval.shape != shape[1:]:
         return None
-    return _Access(array, index, None, eqn.outvars[0])
+    return Access(array, index, None, eqn.outvars[0])
 
 
-def _write(eqn: Any, producer: Callable[[Any], Any]) -> _Access | None:
+def write(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
     """`dynamic_update_slice array (broadcast value) index 0 ...`."""
     if eqn.primitive.name != "dynamic_update_slice":
         return None
@@ -128,11 +128,11 @@ def _write(eqn: Any, producer: Callable[[Any], Any]) -> _Access | None:
         name in ("broadcast_in_dim", "expand_dims")
         and source.params.get("broadcast_dimensions") == dims
     ):
-        return _Access(array, index, source.invars[0], eqn.outvars[0])
+        return Access(array, index, source.invars[0], eqn.outvars[0])
     return None
 
 
-def _access(eqn: Any, graph: Graph, find: Callable[..., _Access | None]) -> _Access | None:
+def access(eqn: Any, graph: Graph, find: Callable[..., Access | None]) -> Access | None:
     """An access written out, or in a function of its own as JAX writes it."""
     if eqn.primitive.name != "jit":
         return find(eqn, graph.producers.get)
@@ -151,7 +151,7 @@ def _access(eqn: Any, graph: Graph, find: Callable[..., _Access | None]) -> _Acc
     value = None if found.value is None else outside(found.value)
     if array is None or index is None or (found.value is not None and value is None):
         return None
-    return _Access(array, index, value, eqn.outvars[0])
+    return Access(array, index, value, eqn.outvars[0])
 
 
 def _is(atom: Any, members: Sequence[Any]) -> bool:
@@ -160,14 +160,14 @@ def _is(atom: Any, members: Sequence[Any]) -> bool:
 
 def _scan(site: Site) -> Callable[..., Any] | None:
     """`while i < n` with slices at `i` -> `scan[length=n]`."""
-    loop = _counted(site.eqn)
+    loop = counted(site.eqn)
     if loop is None:
         return None
     graph, length = loop.body, loop.length
-    reads: dict[int, _Access] = {}
+    reads: dict[int, Access] = {}
     direction: bool | None = None
     for eqn in graph.eqns:
-        found = _access(eqn, graph, _read)
+        found = access(eqn, graph, read)
         if found is None or not _is(found.array, loop.consts):
             continue
         backwards = loop.direction(found.index)
@@ -176,10 +176,10 @@ def _scan(site: Site) -> Callable[..., Any] | None:
         if direction is None or direction == backwards:
             direction = backwards
             reads[id(eqn)] = found
-    outputs: dict[int, _Access] = {}
+    outputs: dict[int, Access] = {}
     for position, result in enumerate(graph.jaxpr.outvars):
         eqn = graph.producers.get(result) if not isinstance(result, core.Literal) else None
-        found = None if eqn is None else _access(eqn, graph, _write)
+        found = None if eqn is None else access(eqn, graph, write)
         if found is None or found.array is not loop.carry[position]:
             continue
         backwards = loop.direction(found.index)
@@ -207,9 +207,9 @@ def _others(values: Sequence[Any], position: int) -> list[Any]:
 
 def _build(
     eqn: Any,
-    loop: _Counted,
-    reads: dict[int, _Access],
-    outputs: dict[int, _Access],
+    loop: Counted,
+    reads: dict[int, Access],
+    outputs: dict[int, Access],
     reverse: bool,
 ) -> Callable[..., Any]:
     graph = loop.body
@@ -217,7 +217,9 @@ def _build(
         id(graph.producers[graph.jaxpr.outvars[position]]) for position in outputs
     }
     kept = _needed(graph, loop, outputs, skipped)
-    counting = loop.counter if _uses(kept, loop.carry[loop.counter]) else None
+    counter = loop.carry[loop.counter]
+    written = [a.value for a in outputs.values()]
+    counting = loop.counter if _uses(kept, counter) or _is(counter, written) else None
     carried = [
         i
         for i in range(len(loop.carry))
@@ -237,10 +239,10 @@ def _build(
             env.update(zip((loop.carry[i] for i in carried), carry, strict=True))
             of = dict(zip(map(id, xs), slices, strict=True))
             env.update((r.result, of[id(r.array)]) for r in reads.values())
-            read = _compat.evaluate(kept, env, inline=_whole_body(kept))
+            value_of = _compat.evaluate(kept, env, inline=_whole_body(kept))
             return (
-                [read(graph.jaxpr.outvars[i]) for i in carried],
-                [read(outputs[i].value) for i in sorted(outputs)],
+                [value_of(graph.jaxpr.outvars[i]) for i in carried],
+                [value_of(outputs[i].value) for i in sorted(outputs)],
             )
 
         final, ys = lax.scan(
@@ -264,7 +266,7 @@ def _uses(eqns: Sequence[Any], atom: Any) -> bool:
 
 
 def _needed(
-    graph: Graph, loop: _Counted, outputs: dict[int, _Access], skipped: set[int]
+    graph: Graph, loop: Counted, outputs: dict[int, Access], skipped: set[int]
 ) -> list[Any]:
     """The equations of the body that the carry and the outputs still need."""
     roots = [
@@ -282,7 +284,7 @@ def _needed(
         )
     kept = [e for e in graph.eqns if id(e) in found]
     counter = loop.carry[loop.counter]
-    if _uses(kept, counter):
+    if _uses(kept, counter) or _is(counter, roots):
         step = graph.producers[graph.jaxpr.outvars[loop.counter]]
         if id(step) not in found:
             kept.append(step)

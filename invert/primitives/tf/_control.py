@@ -14,7 +14,7 @@ from ..._errors import Problem, UnsupportedOpError
 from ._loop import while_loop
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._stage import Absent, Form, ShapeVariesError, Staged, bring, flatten, form_of, join
+from ._stage import Absent, Form, Optional, ShapeVariesError, Staged, bring, flatten, form_of, join
 from ._state import Resource
 from ._static import array
 
@@ -36,11 +36,13 @@ def branches(
     """
     written: dict[Resource, None] = {}
     staged: list[tuple[Staged, list[Resource]]] = []
-    for function in functions:
+    for number, function in enumerate(functions):
         changed: list[Resource] = []
 
-        def run(function: str = function, changed: list[Resource] = changed) -> list[Any]:
-            child = ctx.on(dict(ctx.state))
+        def run(
+            function: str = function, changed: list[Resource] = changed, number: int = number
+        ) -> list[Any]:
+            child = ctx.on(dict(ctx.state), number)
             results = child.call(function, values)
             changed += [r for r, old in ctx.state.items() if child.state.get(r) is not old]
             return [*results, *(child.state[r] for r in changed)]
@@ -147,28 +149,47 @@ def _optional_from_value(ctx: Context, node: Node, values: list[Any]) -> list[An
     if len(values) != 1:
         reason = "holds more than one value"
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-    return [values[0]]
+    return [Optional.of(values[0], ctx.branch)]
 
 
 @raises_tf("OptionalGetValue")
 def _optional_get_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_present(value, node) for value in values]
-
-
-def _present(value: Any, node: Node) -> Any:
-    """A value that the branch which was taken gave; the gradient of an `If` asks for no other."""
-    if not isinstance(value, Absent):
-        return value
-    shape, dtype = node.attr("output_shapes"), node.attr("output_types")
-    if not shape or shape[0] is None or None in shape[0]:
-        reason = "takes a value that no branch gives"
+    """The value that the branch which was taken gave; its gradient asks for no other."""
+    shape, dtype = node.attr("output_shapes")[0], node.attr("output_types")[0]
+    choices = values[0].choices if isinstance(values[0], Optional) else {}
+    fitting = {
+        key: value
+        for key, value in choices.items()
+        if (key[0] != "array" if dtype.kind == "O" else _fits(key, shape, dtype))
+    }
+    if len(fitting) > 1:  # the gradient of a branch has the number of the branch
+        fitting = {key: value for key, value in fitting.items() if key[-1] == ctx.branch}
+    if len(fitting) == 1:
+        return list(fitting.values())
+    if fitting or dtype.kind == "O" or shape is None or None in shape:
+        reason = "takes a value that is of several types" if fitting else "takes an absent value"
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-    return jnp.zeros(shape[0], jax.dtypes.canonicalize_dtype(dtype[0]))
+    return [jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))]
+
+
+def _fits(key: Any, shape: tuple[int | None, ...] | None, dtype: np.dtype) -> bool:
+    kind, *found = key
+    return (
+        kind == "array"
+        and found[1] == str(jax.dtypes.canonicalize_dtype(dtype))
+        and (
+            shape is None
+            or (
+                len(shape) == len(found[0])
+                and all(d is None or d == n for d, n in zip(shape, found[0], strict=True))
+            )
+        )
+    )
 
 
 @raises_tf("OptionalHasValue")
 def _optional_has_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [np.asarray(not isinstance(values[0], Absent))]
+    return [np.asarray(isinstance(values[0], Optional))]
 
 
 def check_resource(node: Node) -> Resource:

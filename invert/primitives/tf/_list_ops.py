@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -91,7 +91,7 @@ def _get_item(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("TensorListSetItem")
 def _set_item(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    resize = node.attr("resize_if_index_not_less_than_size", False)
+    resize = node.attr("resize_if_index_out_of_bounds", False)
     return [lists.set_item(_list(node, values[0]), values[1], values[2], resize=resize)]
 
 
@@ -176,25 +176,29 @@ def _concat_lists(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("ZerosLike:variant")
 def _zeros_like(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jax.tree_util.tree_map(jnp.zeros_like, _without_size(values[0]))]
-
-
-def _without_size(value: Any) -> Any:
-    """A list with a static size, of which no tangent is to be made zero."""
-    if isinstance(value, TensorList) and not isinstance(value.size, int):
-        reason = "makes zeros of a list whose size depends on data"
-        raise UnsupportedOpError([Problem("tf.ZerosLike", reason)])
-    return value
+    return [_combine(lambda x: jnp.zeros_like(x), values[0])]
 
 
 @raises_tf("AddN:variant")
 def _add_lists(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    total = lists.with_buffer(_list(node, values[0]))
+    total = values[0]
     for value in values[1:]:
-        other = lists.with_buffer(_list(node, value), element=lists.known_element(total))
-        if total.buffer is None or other.buffer is None:
-            total = other if total.buffer is None else total
-            continue
-        buffer = jax.tree_util.tree_map(lax.add, total.buffer, other.buffer)
-        total = TensorList(None, buffer, total.size, lists.known_element(total), total.dtype)
+        total = _combine(lax.add, total, value)
     return [total]
+
+
+def _combine(fn: Callable[..., Any], *values: Any) -> Any:
+    """Applies `fn` to the elements of lists, and of lists in lists; sizes stay as they are."""
+    if not any(isinstance(v, TensorList) for v in values):
+        return fn(*values)
+    known = [v for v in values if isinstance(v, TensorList) and lists.known_element(v) is not None]
+    if not known:
+        return values[0]
+    element = lists.known_element(known[0])
+    buffered = [lists.with_buffer(v, element=element) for v in values]
+    allocated = [v for v in buffered if v.buffer is not None]
+    if len(allocated) < len(values):
+        return allocated[0] if allocated else buffered[0]
+    buffer = _combine(fn, *(v.buffer for v in buffered))
+    first = buffered[0]
+    return TensorList(None, buffer, first.size, element, first.dtype)

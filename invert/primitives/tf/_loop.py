@@ -34,7 +34,7 @@ from ._stage import (
 )
 from ._state import Resource
 from ._static import array
-from ._tensor_list import TensorList
+from ._tensor_list import RaggedListError, TensorList, is_same
 
 # Loops that need it, since shapes change from step to step, are unrolled up to this length.
 _MAX_UNROLLED = 256
@@ -48,10 +48,10 @@ def while_loop(
     **Raises:** `UnsupportedOpError` where a variable changes its shape, or a list grows without a
         bound.
     """
-    loop = _Loop(ctx, node, condition, body, values)
     try:
+        loop = _Loop(ctx, node, condition, body, values)
         loop.settle()
-    except ShapeVariesError as error:
+    except (ShapeVariesError, RaggedListError) as error:
         results = _unrolled(ctx, condition, body, values)
         if results is None:
             problem = Problem(
@@ -206,7 +206,10 @@ class _Loop:
         lacking = [
             p
             for p, f in self.forms.items()
-            if isinstance(f, Lists) and f.capacity is None and f.element is not None
+            if isinstance(f, Lists)
+            and f.capacity is None
+            and f.element is not None
+            and f.same is None
         ]
         if not lacking:
             return False
@@ -343,7 +346,9 @@ def _as_array(form: Fixed) -> Form:
 def _is_same(one: Form, two: Form) -> bool:
     if isinstance(one, Lists) and isinstance(two, Lists):
         known = (one.element is None) == (two.element is None)
-        return known and (one.capacity, one.size) == (two.capacity, two.size)
+        same = is_same(one.same, two.same) or (one.same is None and two.same is None)
+        rest = (one.capacity, one.size, one.is_empty) == (two.capacity, two.size, two.is_empty)
+        return known and same and rest
     return type(one) is type(two)
 
 

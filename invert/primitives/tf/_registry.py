@@ -27,24 +27,24 @@ class Context(Protocol):
         flow looks at the whole.
     - `library`: the `FunctionDefLibrary` proto of the graph.
     - `reads_gradients`: whether gradient functions are read.
-    - `reads_gradients`: whether gradient functions are read.
     - `plans`: what loops found out about their variables, so that a body which is traced again
         need not find it again.
+    - `branch`: number of the branch of the innermost `If` or `Case` that is run.
     """
 
     config: Config
     state: State
     library: Any
     reads_gradients: bool
-    reads_gradients: bool
     plans: dict[Any, Any]
+    branch: int
 
     def call(self, function: str, values: Sequence[Any]) -> list[Any]:
         """Evaluates the library function `function` on the same state."""
         ...
 
-    def on(self, state: State) -> Context:
-        """The same graph on another state."""
+    def on(self, state: State, branch: int | None = None) -> Context:
+        """The same graph on another state, in the branch of a given number."""
         ...
 
     def body(self, function: str) -> Body:
@@ -80,10 +80,6 @@ class Context(Protocol):
 
     def program(self, node: Node) -> Any:
         """The parsed module of an `XlaCallModule`; parsed once."""
-        ...
-
-    def graph_of(self, tf_graph: Any, inputs: list[str], outputs: list[str], nested: bool) -> Any:
-        """A TensorFlow graph in the form that is evaluated; `nested`: gradients are read in it."""
         ...
 
     def graph_of(self, tf_graph: Any, inputs: list[str], outputs: list[str], nested: bool) -> Any:

@@ -8,7 +8,7 @@ The jaxpr is then evaluated inside of them, so that a body is raised once howeve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax import lax
 from ... import _compat
 from ._state import Resource
 from ._static import array
-from ._tensor_list import Element, TensorList, known_element, with_buffer
+from ._tensor_list import Element, TensorList, is_same, known_element, merge, with_buffer
 
 
 class ShapeVariesError(Exception):
@@ -36,6 +36,35 @@ class Absent:
     @classmethod
     def tree_unflatten(cls, aux: None, children: tuple[()]) -> Absent:
         return cls()
+
+
+@jax.tree_util.register_pytree_node_class
+class Optional:
+    """What an op such as `OptionalFromValue` wraps. Branches keep in it what their gradients need.
+
+    `choices` holds the values it has in several branches, by kind, type and number of the branch.
+    """
+
+    def __init__(self, choices: Mapping[Any, Any]):
+        self.choices = dict(choices)
+
+    @classmethod
+    def of(cls, value: Any, branch: int) -> Optional:
+        form = form_of(value)
+        if not isinstance(form, Arrays) and not isinstance(value, np.ndarray):
+            return cls({("other", None, None, branch): value})
+        kind = type_of(value) if isinstance(form, Arrays) else np.asarray(value)
+        dtype = jax.dtypes.canonicalize_dtype(kind.dtype)
+        return cls({("array", tuple(kind.shape), str(dtype), branch): value})
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        leaves, put = flatten(list(self.choices.values()))
+        return tuple(leaves), (tuple(self.choices), put)
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Sequence[Any]) -> Optional:
+        keys, put = aux
+        return cls(dict(zip(keys, put(children), strict=True)))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -133,21 +162,40 @@ class Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """A list with a buffer for `capacity` elements; `None`: of a size not known yet."""
+    """A list with a buffer for `capacity` elements; `None`: of a size not known yet.
+
+    **Arguments:**
+
+    - `size`: the size, where it is always the same.
+    - `same`: the static value that every element has; then there is no buffer.
+    - `is_empty`: whether nothing was put on it yet.
+    """
 
     capacity: int | None
     element: Element | None
-    size: int | None  # where it is always the same
+    size: int | None
+    same: Any = None
+    is_empty: bool = False
 
 
-Form = Fixed | Arrays | Lists
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """A value that is of one type on one way and of another on another; see `Optional`."""
+
+    forms: Mapping[Any, Form]
+
+
+Form = Fixed | Arrays | Lists | Choices
 
 
 def form_of(value: Any) -> Form:
     """The form of one value."""
     if isinstance(value, TensorList):
         size = value.size if isinstance(value.size, int) else None
-        return Lists(value.capacity, known_element(value), size)
+        element = known_element(value)
+        return Lists(value.capacity, element, size, value.common, size == 0)
+    if isinstance(value, Optional):
+        return Choices({key: form_of(x) for key, x in value.choices.items()})
     if is_known(value) or isinstance(value, Absent):
         return Fixed(value)
     return Arrays(type_of(value))
@@ -164,6 +212,11 @@ def join(one: Form, two: Form, *, growing: bool = False) -> Form:
         return two
     if isinstance(two, Fixed) and isinstance(two.value, Absent):
         return one
+    if isinstance(one, Choices) and isinstance(two, Choices):
+        both = {k: join(one.forms[k], two.forms[k]) for k in one.forms if k in two.forms}
+        return Choices({**one.forms, **two.forms, **both})
+    if isinstance(one, Choices) or isinstance(two, Choices):
+        raise ShapeVariesError("is an optional on one way and none on another")
     if isinstance(one, Lists) and isinstance(two, Lists):
         return _join_lists(one, two, growing)
     if isinstance(one, Lists) or isinstance(two, Lists):
@@ -184,17 +237,13 @@ def _join_lists(one: Lists, two: Lists, growing: bool) -> Lists:
     else:
         known = [c for c in (one.capacity, two.capacity) if c is not None]
         capacity = max(known) if len(known) == 2 else None
-    element = one.element if one.element is not None else two.element
-    if one.element is not None and two.element is not None and not _equal(one, two):
-        raise ShapeVariesError(f"holds {one.element} on one way and {two.element} on another")
-    return Lists(capacity, element, size)
-
-
-def _equal(one: Lists, two: Lists) -> bool:
-    a, b = (jax.tree_util.tree_leaves(f.element) for f in (one, two))
-    return len(a) == len(b) and all(
-        (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in zip(a, b, strict=True)
-    )
+    element = merge(one.element, two.element)
+    same = one.same
+    if one.is_empty and one.same is None:
+        same = two.same
+    elif not two.is_empty and not is_same(one.same, two.same):
+        same = None
+    return Lists(capacity, element, size, same, one.is_empty and two.is_empty)
 
 
 def _array_type(form: Fixed | Arrays) -> jax.ShapeDtypeStruct:
@@ -233,11 +282,19 @@ def bring(value: Any, form: Form) -> Any:
         if isinstance(value, Absent):
             return jnp.zeros(form.type.shape, form.type.dtype)
         return strong(array(value, form.type.dtype))
+    if isinstance(form, Choices):
+        found = {} if isinstance(value, Absent) else value.choices
+        return Optional({k: bring(found.get(k, Absent()), f) for k, f in form.forms.items()})
     if isinstance(value, Absent):
         value = TensorList(None, None, form.size or 0, form.element, None)
+    if form.is_empty and form.size == 0:
+        return TensorList((), None, 0, form.element, value.dtype)
+    if form.same is not None:
+        size = form.size if form.size is not None else jnp.asarray(value.size, np.int32)
+        return TensorList(None, None, size, form.element, value.dtype, form.same)
     if form.capacity is None:
         size = form.size if form.size is not None else jnp.asarray(value.size, np.int32)
-        return TensorList(None, None, size, form.element, value.dtype, value.growth)
+        return TensorList(None, None, size, form.element, value.dtype, None, value.growth)
     if value.is_unallocated and form.element is not None:
         value = dataclasses.replace(value, items=(None,) * form.capacity)
     lst = with_buffer(

@@ -8,6 +8,7 @@ here are shared by the ops of both kinds of arrays, `TensorList…` and `TensorA
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ..._errors import Problem, UnsupportedOpError
-from ._static import array
+from ._static import array, is_static
 
 Element = Any  # a pytree of jax.ShapeDtypeStruct
 
@@ -34,6 +35,8 @@ class TensorList:
     - `size`: number of elements, an `int` or a scalar array.
     - `element`: type of an element, where it is known.
     - `dtype`: type of the elements as the graph states it; `None` for lists of lists.
+    - `same`: a static value that every element has, such as a shape that each step of a loop puts
+        on a list for its gradient; there is no buffer then.
     - `growth`: for a list of unknown capacity (neither items nor buffer), which stands for a list
         while the body of a loop is looked at for the first time: the number of elements added.
     """
@@ -43,20 +46,22 @@ class TensorList:
     size: Any
     element: Element | None
     dtype: np.dtype | None
+    same: Any = None
     growth: int = 0
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         fixed = self.size if isinstance(self.size, int) else None
         dynamic = None if isinstance(self.size, int) else self.size
-        aux = (fixed, _Hidden(self.element), self.dtype, self.growth)
+        aux = (fixed, _Hidden((self.element, self.same)), self.dtype, self.growth)
         return (self.items, self.buffer, dynamic), aux
 
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Any) -> TensorList:
         items, buffer, dynamic = children
-        fixed, element, dtype, growth = aux
+        fixed, hidden, dtype, growth = aux
+        element, same = hidden.value
         size = fixed if fixed is not None else dynamic
-        return cls(items, buffer, size, element.value, dtype, growth)
+        return cls(items, buffer, size, element, dtype, same, growth)
 
     @property
     def capacity(self) -> int | None:
@@ -68,11 +73,37 @@ class TensorList:
 
     @property
     def is_unallocated(self) -> bool:
-        return self.items is None and self.buffer is None
+        return self.items is None and self.buffer is None and self.same is None
+
+    @property
+    def common(self) -> Any:
+        """The static value that every element has, if there is one."""
+        if self.same is not None or not self.items:
+            return self.same
+        first = self.items[0]
+        return first if all(is_same(x, first) for x in self.items) else None
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two values are static and equal, or lists of which that holds."""
+    if isinstance(a, TensorList) and isinstance(b, TensorList):
+        if jax.tree_util.tree_leaves((a, b)):
+            return False
+        return a.size == b.size and is_same(a.common, b.common)
+    return (
+        isinstance(a, np.ndarray)
+        and isinstance(b, np.ndarray)
+        and (a.dtype, a.shape) == (b.dtype, b.shape)
+        and bool(np.all(a == b))
+    )
+
+
+class RaggedListError(UnsupportedOpError):
+    """A list whose elements have several shapes where one is needed."""
 
 
 class _Hidden:
-    """Keeps pytrees of types out of the comparison of tree structures."""
+    """Keeps types and arrays out of the comparison of tree structures."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -98,7 +129,7 @@ def from_tensor(tensor: Any, dtype: np.dtype | None) -> TensorList:
 def element_of(value: Any) -> Element:
     """The type of an element."""
     return jax.tree_util.tree_map(
-        lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)), value
+        lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(x.dtype)), value
     )
 
 
@@ -114,12 +145,14 @@ def zeros_of(element: Element) -> Any:
 
 
 def known_element(lst: TensorList, value: Any = None) -> Element | None:
-    """The type of the elements, from what is stored where it was not declared."""
+    """The type of the elements and of `value`; from what is stored where it was not declared."""
     if lst.element is not None:
-        return lst.element
-    stored = [x for x in lst.items or () if x is not None]
-    if value is not None or stored:
-        return element_of(value if value is not None else stored[0])
+        return lst.element if value is None else merge(lst.element, element_of(value))
+    if lst.same is not None:
+        return element_of(lst.same)
+    stored = [x for x in (*(lst.items or ()), value) if x is not None]
+    if stored:
+        return functools.reduce(merge, map(element_of, stored))
     if lst.buffer is not None:
         types = element_of(lst.buffer)
         return jax.tree_util.tree_map(lambda t: jax.ShapeDtypeStruct(t.shape[1:], t.dtype), types)
@@ -127,10 +160,54 @@ def known_element(lst: TensorList, value: Any = None) -> Element | None:
 
 
 def element_value(value: Any) -> Any:
-    """A value as it is stored: arrays only, lists with a buffer and a counted size."""
+    """A value as it is stored: static ones as they are, lists with a buffer."""
     if isinstance(value, TensorList):
-        return with_buffer(value, counted=True)
+        common = value.common
+        if common is not None:
+            element = element_of(common)
+            return TensorList(None, None, value.size, element, value.dtype, common)
+        return with_buffer(value)
+    if is_static(value):
+        return value
     return jnp.asarray(array(value))
+
+
+def merge(one: Element | None, two: Element | None) -> Element | None:
+    """The type that elements of both types can be brought to by `conform`.
+
+    **Raises:** `RaggedListError` where there is none.
+    """
+    if one is None or two is None:
+        return two if one is None else one
+    if isinstance(one, TensorList) and isinstance(two, TensorList):
+        fixed = isinstance(one.size, int) and one.size == two.size
+        same = one.same if is_same(one.same, two.same) else None
+        return TensorList(
+            None,
+            merge(one.buffer, two.buffer),
+            one.size if fixed else jax.ShapeDtypeStruct((), np.dtype(np.int32)),
+            merge(one.element, two.element),
+            one.dtype,
+            same,
+        )
+    types = [None if isinstance(t, TensorList) else (t.shape, t.dtype) for t in (one, two)]
+    if None in types or types[0] != types[1]:
+        problem = Problem("tf.TensorList", f"holds elements of several types: {one} and {two}")
+        raise RaggedListError([problem])
+    return one
+
+
+def conform(value: Any, element: Element) -> Any:
+    """A stored value in the type that `merge` found."""
+    if not isinstance(element, TensorList) or not isinstance(value, TensorList):
+        return jnp.asarray(array(value)) if not isinstance(value, TensorList) else value
+    if value.same is not None and element.same is None:
+        leaves = jax.tree_util.tree_leaves(element.buffer)
+        value = with_buffer(value, capacity=leaves[0].shape[0] if leaves else None)
+    counted = not isinstance(element.size, int)
+    size = jnp.asarray(value.size, np.int32) if counted else value.size
+    buffer = None if element.same is not None else value.buffer
+    return TensorList(None, buffer, size, element.element, element.dtype, element.same)
 
 
 def with_buffer(
@@ -144,17 +221,27 @@ def with_buffer(
 
     **Arguments:**
 
-    - `element`: type of the elements, where the list does not know.
+    - `element`: type that the elements have at least, see `merge`.
     - `capacity`: room for at least so many elements.
     - `counted`: whether the size becomes an array.
     """
-    element = element if element is not None else known_element(lst)
+    element = merge(element, known_element(lst))
     size = jnp.asarray(lst.size, np.int32) if counted else lst.size
     if lst.is_unallocated or element is None:
         return dataclasses.replace(lst, items=None, buffer=None, size=size, element=element)
     buffer = lst.buffer
+    if lst.same is not None:
+        room = lst.size if isinstance(lst.size, int) else capacity
+        if room is None:
+            raise _problem("holds one value, but nothing says how often at most")
+        buffer = jax.tree_util.tree_map(
+            lambda x: lax.broadcast(x, (room,)), conform(lst.same, element)
+        )
+        return with_buffer(
+            TensorList(None, buffer, size, element, lst.dtype), capacity=capacity, counted=counted
+        )
     if lst.items is not None:
-        items = [zeros_of(element) if x is None else x for x in lst.items]
+        items = [zeros_of(element) if x is None else conform(x, element) for x in lst.items]
         if all(x is None for x in lst.items):
             buffer = jax.tree_util.tree_map(
                 lambda t: lax.full((len(items), *t.shape), 0, t.dtype), element
@@ -163,7 +250,8 @@ def with_buffer(
             try:
                 buffer = jax.tree_util.tree_map(lambda *xs: jnp.stack(xs), *items)
             except (TypeError, ValueError) as error:
-                raise _problem(f"holds elements of several shapes: {error}") from error
+                problem = Problem("tf.TensorList", f"holds elements of several shapes: {error}")
+                raise RaggedListError([problem]) from error
     have = len(lst.items) if lst.items is not None else lst.capacity
     assert have is not None
     if capacity is not None and capacity > have:
@@ -182,6 +270,8 @@ def _problem(reason: str, remedy: str = "") -> UnsupportedOpError:
 def get_item(lst: TensorList, index: Any, element: Element | None = None) -> Any:
     """The element at `index`; zeros where none was written."""
     element = lst.element if lst.element is not None else element
+    if lst.same is not None:
+        return lst.same
     if lst.items is not None and isinstance(index, np.ndarray):
         i = int(index)
         if not 0 <= i < len(lst.items):
@@ -216,6 +306,7 @@ def _dynamic_slice(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 def update_at(x: Any, value: Any, index: Any) -> Any:
     """`x` with `value` at `index` of its leading axis."""
+    value = jnp.asarray(array(value))
     dtype = np.dtype(np.int32) if isinstance(index, np.ndarray) else index.dtype
     start = np.asarray(index, dtype) if isinstance(index, np.ndarray) else index
     zeros = [np.zeros((), dtype)] * (x.ndim - 1)
@@ -237,10 +328,14 @@ def set_item(lst: TensorList, index: Any, value: Any, *, resize: bool = False) -
     if resize:
         end = jnp.asarray(index, np.int32) + np.int32(1)
         size = lax.max(jnp.asarray(size, np.int32), end)
+    growing = resize and isinstance(lst.size, int)  # how far, only a loop as a whole tells
+    if growing or (lst.same is not None and not isinstance(lst.size, int)):
+        lst = dataclasses.replace(lst, items=None, buffer=None, same=None)
     lst = with_buffer(lst, element=element)
     if lst.buffer is None:
         growth = lst.growth + int(resize)
         return dataclasses.replace(lst, size=size, element=element, growth=growth)
+    value = conform(value, element)
     buffer = jax.tree_util.tree_map(lambda b, v: update_at(b, v, index), lst.buffer, value)
     return dataclasses.replace(lst, buffer=buffer, size=size)
 
@@ -252,8 +347,14 @@ def push_back(lst: TensorList, value: Any) -> TensorList:
         items = (*lst.items, value)
         return TensorList(items, None, len(items), lst.element, lst.dtype)
     element = known_element(lst, value)
+    longer = lst.size + (1 if isinstance(lst.size, int) else np.int32(1))
+    if lst.same is not None and is_same(lst.same, value):
+        return dataclasses.replace(lst, size=longer)
+    if lst.same is not None and isinstance(lst.size, int):
+        return push_back(with_buffer(lst), value)
     if lst.buffer is None:
-        size = lst.size + (1 if isinstance(lst.size, int) else np.int32(1))
+        size = longer
+        lst = dataclasses.replace(lst, same=None)
         return dataclasses.replace(lst, size=size, element=element, growth=lst.growth + 1)
     if isinstance(lst.size, int):
         capacity = lst.capacity
@@ -264,6 +365,7 @@ def push_back(lst: TensorList, value: Any) -> TensorList:
         size: Any = lst.size + 1
     else:
         index, size = lst.size, lst.size + np.int32(1)
+    value = conform(value, element)
     buffer = jax.tree_util.tree_map(lambda b, v: update_at(b, v, index), lst.buffer, value)
     return dataclasses.replace(lst, buffer=buffer, size=size, element=element)
 
@@ -279,7 +381,8 @@ def pop_back(lst: TensorList, element: Element | None = None) -> tuple[TensorLis
         last = size = lst.size - np.int32(1)
     value = get_item(lst, last, element)
     if lst.items is not None:
-        return TensorList(lst.items[:-1], None, size, lst.element, lst.dtype), value
+        element = known_element(lst)
+        return TensorList(lst.items[:-1], None, size, element, lst.dtype), value
     return dataclasses.replace(lst, size=size), value
 
 
