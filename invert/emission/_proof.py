@@ -111,10 +111,16 @@ def _weak(aval: Any) -> bool:
 
 
 def _trace(function: Any, avals: Sequence[Any], wide: bool) -> Any | None:
+    def values(*args: Any) -> Any:
+        found = function(*args)
+        if isinstance(found, (list, tuple)) and len(found) == 1:
+            raise TypeError("a sequence of one result, where the result itself is wanted")
+        return found
+
     with jax.enable_x64(wide), warnings.catch_warnings():
         # A type of 64 bits asked for without them: one of two ways that are tried.
         warnings.simplefilter("ignore")
         try:
-            return _compat.trace_closed(function, *avals)
+            return _compat.trace_closed(values, *avals)
         except REFUSALS:
             return None

@@ -365,8 +365,12 @@ def spell(eqn: Any, writer: Writer) -> ast.expr:
     variables = {writer.token(v): v for v in eqn.invars if is_var(v)}
     has_literals = any(not is_var(a) for a in eqn.invars)
     for candidate in _candidates(eqn, writer, has_literals):
-        if writer.prover.holds(candidate, variables, [eqn], eqn.outvars):
-            return candidate
+        forms = [candidate]
+        if eqn.primitive.multiple_results and len(eqn.outvars) == 1:
+            forms.append(syntax.item(candidate, number(0)))
+        for form in forms:
+            if writer.prover.holds(form, variables, [eqn], eqn.outvars):
+                return form
     raise EmissionError(
         f"no expression gives the equation {eqn.primitive.name} back, with the parameters "
         f"{ {k: v for k, v in eqn.params.items() if v is not None} }"
