@@ -15,6 +15,7 @@ from invert.patterns import (
     random,
     special,
     spelling,
+    unrolled,
     windows,
     written,
 )
@@ -25,6 +26,9 @@ from invert.patterns import (
 # Templates of a stage are rewritten by the stages before it, so what other patterns contain comes
 # first.
 STAGES = (
+    # Loops over blocks first, while their bodies are as they were lowered: they lower to the same
+    # again. The outer ones before those inside, for the same reason.
+    Stage(unrolled.PATTERNS, outermost_first=True),
     # Hash functions of random numbers, which JAX outlines.
     Stage((*random.HASHES, *dated.HASHES, *dated.FALLBACKS)),
     # Reductions and windows: many other functions call cumulative sums and argmax.

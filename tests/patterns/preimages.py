@@ -65,8 +65,12 @@ def _dot_of_converted(x: Any, y: Any) -> Any:
     return lax.dot(wide, y), wide
 
 
+def _step(c: Any, r: Any) -> Any:
+    return jnp.sin(c) - r, c * r
+
+
 def _scan(x: Any) -> Any:
-    return lax.scan(lambda c, r: (c - r, c * r), x[0], x)
+    return lax.scan(_step, x[0], x)
 
 
 def _keys(key: Any) -> Any:
@@ -119,6 +123,7 @@ _FALLBACK = """module @m {
 }"""
 
 PREIMAGES: dict[str, Preimage] = {
+    "unrolled_scan": _of(lambda x: lax.scan(_step, x[0], x, unroll=2), S((5, 3), np.float32)),
     # Hash functions.
     "threefry2x32": _hash(_compat.threefry2x32_p, 4),
     "threefry4x32": _hash(_compat.threefry4x32_p, 8),

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import lax, random
 
+from invert import _compat, _jaxpr
 from tests.patterns.recovery import recover, same_values
 
 X = np.random.default_rng(0).uniform(0.5, 1.0, (4, 3)).astype(np.float32)
@@ -89,7 +90,7 @@ WHILES = {
     "counter changed": lambda x: lax.while_loop(
         lambda s: s[0] < 6,
         lambda s: (jnp.where(s[1].sum() > 50, 6, s[0] + 1), s[1] * 1.5),
-        (0, x),
+        (0, x),  # pyright: ignore[reportArgumentType]
     ),
 }
 
@@ -127,3 +128,90 @@ def test_buffers_that_are_no_outputs_stay_in_the_carry(write: str) -> None:
         return lax.while_loop(lambda s: s[0] < (3 if write == "short" else 4), body, (0, x))[1]
 
     same_values(function, recover(function, X), X)
+
+
+def block(c, r):
+    y = jnp.tanh(c * 0.5 - r)
+    return y, (y + r, c.sum())
+
+
+SEVEN = np.linspace(-1, 1, 21, dtype=np.float32).reshape(7, 3)
+WORDS = np.array([1, 2], np.uint32)
+UNROLLED = {
+    "one left over": lambda x: lax.scan(block, x[0], x, unroll=2),
+    "one left over, reverse": lambda x: lax.scan(block, x[0], x, unroll=3, reverse=True),
+    "none left over": lambda x: lax.scan(block, x[0], x[:6], unroll=2),
+    "no xs": lambda x: lax.scan(lambda c, _: (jnp.sin(c) * 2, c[0]), x[0], length=8, unroll=3),
+    "no xs and no ys": lambda x: lax.scan(
+        lambda c, _: (jnp.sin(c) * 2, None), x[0], length=7, unroll=3
+    ),
+    "map": lambda x: lax.scan(lambda c, r: (None, jnp.sin(r) * 2), None, x, unroll=2)[1],
+    "fori_loop": lambda x: lax.fori_loop(0, 7, lambda i, y: jnp.sin(y) - x[i], x[0], unroll=2),
+    "one array twice": lambda x: lax.scan(
+        lambda c, r: (c - r[0], r[1] * c), x[0], (x, x), unroll=3
+    ),
+    "constants and a row passed on": lambda x: lax.scan(
+        lambda c, r: ((c[1] @ x.T @ x, c[0] - r), r), (x[0], x[1]), x, unroll=3
+    ),
+    "patterns inside": lambda x: lax.scan(
+        lambda c, r: (jnp.cumsum(c) - jnp.argmax(r), jax.nn.softmax(r)), x[0], x, unroll=2
+    ),
+    "keys": lambda x: lax.scan(
+        lambda k, r: (random.split(k)[0], random.normal(k, (3,)) - r),
+        jnp.asarray(WORDS),
+        x,
+        unroll=2,
+    ),
+    "one in another": lambda x: lax.scan(
+        lambda c, r: (lax.scan(block, c, x, unroll=2)[0] - r, None), x[0], x, unroll=3
+    ),
+}
+
+
+def scans(jaxpr):
+    """Length, direction and blocks of each scan, the inner ones included."""
+    names = ("length", "reverse", "unroll")
+    return sorted(
+        tuple(e.params[n] for n in names)
+        for e in _jaxpr.equations(_compat.open_jaxpr(jaxpr))
+        if e.primitive.name == "scan"
+    )
+
+
+@pytest.mark.parametrize("name", UNROLLED)
+def test_unrolled(name: str) -> None:
+    function = UNROLLED[name]
+    module = recover(function, SEVEN)
+    assert module.report.rewrites["unrolled_scan"] >= 1
+    assert module.report.certificate.kind == "exact", module.report.certificate
+    assert scans(module.jaxpr) == scans(jax.make_jaxpr(function)(SEVEN))
+    same_values(function, module, SEVEN)
+
+
+@pytest.mark.parametrize("change", ["other function", "other order", "other carry"])
+def test_blocks_that_are_no_unrolled_scan(change: str) -> None:
+    """Two steps by hand in each block, of which one thing is not what unrolling gives."""
+
+    @jax.jit
+    def step(c, r):
+        return jnp.sin(c) - r, c * r
+
+    @jax.jit
+    def other(c, r):
+        return jnp.cos(c) - r, c * r
+
+    def rows(c, pair):
+        one, y = step(c, pair[0])
+        two, z = (other if change == "other function" else step)(
+            c if change == "other carry" else one, pair[1]
+        )
+        return two, jnp.stack([z, y] if change == "other order" else [y, z])
+
+    def function(x):
+        return lax.scan(rows, x[0], x[:6].reshape(3, 2, 3))
+
+    module = recover(function, SEVEN)
+    assert "unrolled_scan" not in module.report.rewrites
+    assert scans(module.jaxpr) == [(3, False, 1)]
+    assert module.report.certificate.kind == "exact"
+    same_values(function, module, SEVEN)
