@@ -15,6 +15,7 @@ from invert._errors import Problem as Problem
 from invert._errors import SignatureError as SignatureError
 from invert._errors import UnsupportedOpError as UnsupportedOpError
 from invert._errors import VerificationError as VerificationError
+from invert._methods import Methods as Methods
 from invert._module import Module as Module
 from invert._pattern import Call as Call
 from invert._pattern import Pattern as Pattern

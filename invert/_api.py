@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ import numpy as np
 from invert import _compat, _derivatives, _jaxpr, _module, patterns
 from invert._config import Config
 from invert._entry import EntryPoint
+from invert._errors import InvertError
+from invert._methods import Methods, build_methods
 from invert._module import Module, Stage
 from invert._opaque import platform_of
 from invert._pattern import Stage as PatternStage
@@ -120,6 +123,35 @@ def _build(entry: EntryPoint, config: Config, examples: Sequence[Any] | None = N
     return _module.build(function)
 
 
+def _build_methods(
+    name: str, entries: Mapping[str, EntryPoint], names: Sequence[str], config: Config
+) -> Methods:
+    """A module of several functions. What cannot be converted fails when it is called."""
+    failed: dict[str, InvertError] = {}
+    read: dict[str, EntryPoint] = {}
+    for key in names:
+        try:
+            read[key] = entries[key]
+        except InvertError as error:
+            failed[key] = error
+    assigned = {e.params[i].name for e in read.values() for i in e.assigned}
+    functions: dict[str, _module.Function] = {}
+    for key, entry in read.items():
+        stateful = any(p.name in assigned for p in entry.params)
+        function = _module.Function(
+            entry, lambda entry, avals: recover(entry, avals, config), stateful=stateful
+        )
+        try:
+            if function.is_static:
+                function.stage([_Shape(spec.shape) for spec in function.specs])
+            functions[key] = function
+        except InvertError as error:
+            failed[key] = error
+    if not functions:
+        raise next(iter(failed.values()))
+    return build_methods(name, functions, failed)
+
+
 class _Shape:
     """Stands for an array of which only the shape matters."""
 
@@ -157,15 +189,17 @@ def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) ->
 
 def load(
     path: str | os.PathLike[str], *, signature: str | None = None, config: Config = _DEFAULT
-) -> Module:
-    """Loads one function of a SavedModel directory.
+) -> Module | Methods:
+    """Loads the functions of a SavedModel directory.
 
     **Arguments:**
 
     - `path`: the directory that holds `saved_model.pb`.
-    - `signature`: name of the function or signature; may be left out where there is one.
+    - `signature`: name of the one function or signature wanted. By default the functions attached
+        to the object, or the signatures where there are none.
 
-    **Returns:** a `Module` whose `params` are the variables.
+    **Returns:** a `Module` whose `params` are the variables; where there are several functions, a
+        `Methods` with one method for each, on the same parameters.
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`.
@@ -173,8 +207,10 @@ def load(
     from invert.frontends import saved_model
 
     entries = saved_model.entry_points(path, signature=signature, config=config)
-    name = signature if signature is not None else saved_model.default_name(entries)
-    return _build(entries[name], config)
+    names = [signature] if signature is not None else saved_model.chosen_names(entries)
+    if len(names) == 1:
+        return _build(entries[names[0]], config)
+    return _build_methods(Path(path).name, entries, names, config)
 
 
 def from_stablehlo(module: bytes | str, *, config: Config = _DEFAULT) -> Module:

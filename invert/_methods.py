@@ -75,19 +75,14 @@ def method_name(name: str) -> str:
 
 
 def build_methods(
-    name: str,
-    functions: Mapping[str, Function],
-    failed: Mapping[str, InvertError],
-    default: str | None,
+    name: str, functions: Mapping[str, Function], failed: Mapping[str, InvertError]
 ) -> Methods:
-    """The module of several functions; `default` names the one that calling it runs."""
+    """The module of several functions."""
     body: dict[str, Any] = {"__module__": __name__, "__doc__": f"Recovered from {name}."}
     for key, function in functions.items():
         body[method_name(key)] = _method(key, function, method_name(key))
     for key, error in failed.items():
         body[method_name(key)] = _failing(error)
-    if default is not None:
-        body["__call__"] = body[method_name(default)]
     params = {p.name: p for f in functions.values() for p in f.entry.params}
     assigned = {f.entry.params[i].name for f in functions.values() for i in f.entry.assigned}
     leaves = [leaf_of(p, assigned) for p in params.values()]

@@ -162,6 +162,22 @@ def default_name(points: Mapping[str, EntryPoint]) -> str:
     raise SignatureError(f"say which function is meant, one of:\n{_listing(points)}")
 
 
+def chosen_names(points: EntryPoints) -> list[str]:
+    """The entry points that are meant when none is named.
+
+    The functions attached to the root object itself; where there are none, the signatures, and
+    where these are none either, what `default_name` says. Names that begin with an underscore are
+    meant only if there is nothing else.
+
+    **Raises:** `SignatureError` where there is nothing.
+    """
+    own = [n for n in points.functions if "." not in n.partition("(")[0]]
+    public = [n for n in own if not n.startswith("_") or n.partition("(")[0] == "__call__"]
+    # Layers of Keras 2 save their losses beside `__call__`, which nobody calls.
+    public = [n for n in public if not n.startswith("call_and_return_")]
+    return public or list(points.signatures) or [default_name(points)]
+
+
 def _listing(points: Mapping[str, EntryPoint]) -> str:
     return "\n".join(f"  - {name}" for name in points)
 
