@@ -7,12 +7,13 @@ function, and the converted form of the gradient graph that TensorFlow makes of 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from invert._config import Config
@@ -25,8 +26,17 @@ tf.get_logger().setLevel("ERROR")
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
+# Most of the time goes into compiling programs that run once.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
 def rng(text: str = "") -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(text.encode()))
+
+
+def slow_but(quick: Sequence[tuple[Any, ...]], every: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """All cases, of which those outside of `quick` are marked slow."""
+    return [c if c in quick else pytest.param(*c, marks=pytest.mark.slow) for c in every]
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: str = "", scale: float = 1.0) -> np.ndarray:
@@ -134,7 +144,7 @@ def check(
         return results, mine, backward(*xs) if backward else []
 
     with jax.enable_x64(wide):
-        got, mine, graph = jax.jit(run)(*arrays)
+        got, mine, graph = jax.jit(run, compiler_options=QUICK)(*arrays)
     compare(got, want, rtol, atol)
     if where:
         reference_slope = gradient_function(reference or fn, arrays)

@@ -14,7 +14,7 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert._errors import UnsupportedOpError
-from tests.tf.op_cases import check, converted, flat_function, normal
+from tests.tf.op_cases import check, converted, flat_function, normal, slow_but
 
 RAW = tf.raw_ops
 ALIGNED = {
@@ -35,11 +35,6 @@ RESIZES = {
 
 EVERY = [(m, a) for m in RESIZES for a in ALIGNED]
 QUICK = [("Bicubic", "half pixels"), ("Bilinear", "corners"), ("NearestNeighbor", "corners")]
-
-
-def slow_but(quick, every):
-    """All cases, of which those outside of `quick` are marked slow."""
-    return [c if c in quick else pytest.param(*c, marks=pytest.mark.slow) for c in every]
 
 
 @pytest.mark.parametrize(("method", "align"), slow_but(QUICK, EVERY))

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import invert
-from tests.tf.op_cases import check, normal
+from tests.tf.op_cases import check, normal, slow_but
 
 RAW = tf.raw_ops
 FLOATS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
@@ -163,8 +163,10 @@ def statistics():
     return [np.abs(normal(2, seed=s)) + 0.5 for s in ("scale", "offset", "mean", "variance")]
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize(("layout", "shape"), FORMATS)
+MODES = [(*case, training) for case in FORMATS for training in (True, False)]
+
+
+@pytest.mark.parametrize(("layout", "shape", "training"), slow_but(MODES[:4], MODES))
 def test_batch_norm(layout, shape, training):
     def fn(x, scale, offset, mean, variance):
         out = RAW.FusedBatchNormV3(
@@ -266,9 +268,8 @@ def test_spatial_vector_of_a_data_format():
 
 def test_library_functions_come_back():
     def fn(x, labels):
-        y = tf.nn.relu6(tf.nn.elu(x) + tf.nn.softplus(x))
-        loss = tf.nn.softmax_cross_entropy_with_logits(labels, y)
-        return tf.nn.softmax(y), tf.nn.log_softmax(y), loss
+        y = tf.nn.relu6(x)
+        return tf.nn.softmax(y), tf.nn.softmax_cross_entropy_with_logits(labels, y)
 
     x = normal(4, 5)
     labels = np.eye(5, dtype=np.float32)[:4]
@@ -277,5 +278,5 @@ def test_library_functions_come_back():
     for got, want in zip(module(x, labels), fn(x, labels), strict=True):
         # Exponentials differ in the last bits.
         np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
-    grad = jax.grad(lambda x: module(x, labels)[2].sum())(x)
+    grad = jax.grad(lambda x: module(x, labels)[1].sum())(x)
     assert np.isfinite(grad).all()

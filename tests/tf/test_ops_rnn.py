@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from invert._errors import UnsupportedOpError
-from tests.tf.op_cases import check, converted, normal
+from tests.tf.op_cases import check, converted, normal, slow_but
 
 RAW = tf.raw_ops
 BATCH, INPUTS, UNITS, STEPS = 2, 3, 4, 5
@@ -64,8 +64,10 @@ def test_lstm_cell(peephole):
     check(fn, *lstm_args(normal(BATCH, INPUTS)), grad=False)
 
 
-@pytest.mark.parametrize("version", ["", "V2"])
-@pytest.mark.parametrize("peephole", [False, True])
+VERSIONS = [("", False), ("", True), ("V2", False), ("V2", True)]
+
+
+@pytest.mark.parametrize(("version", "peephole"), slow_but([("", True)], VERSIONS))
 def test_block_lstm(version, peephole):
     length = np.int64(STEPS - 1)
     options = {"use_peephole": peephole, "cell_clip": 0.9}
@@ -228,8 +230,10 @@ LABELS = np.array([2, 2, 0, 1, 3, 3, 2], np.int32)
 LENGTHS = np.array([7, 4, 5, 6], np.int32)
 
 
-@pytest.mark.parametrize("collapse", [False, True])
-@pytest.mark.parametrize("merge", [False, True])
+OPTIONS = [(a, b) for a in (False, True) for b in (False, True)]
+
+
+@pytest.mark.parametrize(("collapse", "merge"), slow_but([(False, True)], OPTIONS))
 def test_ctc_loss(collapse, merge):
     def fn(logits):
         return RAW.CTCLoss(
