@@ -52,9 +52,10 @@ STAGES = (
     # Keys instead of their words, through the calls and loops that are there by now.
     Stage(keys.PATTERNS),
     # Powers and conversions that only a location tells from what they lower to.
-    Stage(written.PATTERNS),
+    # Functions with rules are JAX's own code by now, spelled as it is.
+    Stage(written.PATTERNS, inside_rules=False),
     # Which of several names one op had; by hints, so no template may come after it.
-    Stage(spelling.PATTERNS),
+    Stage(spelling.PATTERNS, inside_rules=False),
 )
 
 
