@@ -79,8 +79,19 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         certificate=certificate,
         gradients=tuple(settle.messages),
         notes=tuple(entry.notes()),
+        bridged=_bridged(raw),
     )
     return Stage(jaxpr, constants, report, wide)
+
+
+def _bridged(raw: Any) -> Mapping[str, int]:
+    """The ops that TensorFlow's XLA bridge compiled: each is a call of a function of its own."""
+    calls = {name: n for name, n in _jaxpr.call_counts(raw).items() if name.startswith("tf_")}
+    if not calls:
+        return {}
+    from invert.primitives.tf._bridge_ops import bridged_op
+
+    return {op: n for name, n in calls.items() if (op := bridged_op(name)) is not None}
 
 
 def _certify(

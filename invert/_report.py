@@ -21,6 +21,8 @@ class Report:
     - `seconds`: wall time of each stage, in seconds.
     - `certificate`: how far the recovery is proved.
     - `gradients`: what became of each gradient function that the container holds.
+    - `bridged`: number of TensorFlow ops, by type, that have no rule and were compiled alone by
+        TensorFlow's XLA bridge; those inside of loops and branches count once.
     - `notes`: what else the reader should know, such as ops that were left out.
     """
 
@@ -33,6 +35,7 @@ class Report:
     certificate: Certificate
     gradients: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    bridged: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def equations(self) -> int:
@@ -51,6 +54,9 @@ class Report:
         if self.opaque:
             text = ", ".join(f"{n} x @{name}" for name, n in sorted(self.opaque.items()))
             lines.append(f"  opaque custom calls: {text}")
+        if self.bridged:
+            text = ", ".join(f"{n} x {op}" for op, n in sorted(self.bridged.items()))
+            lines.append(f"  over the XLA bridge: {text}")
         lines += [f"  gradient of {text}" for text in self.gradients]
         lines += [f"  note: {text}" for text in self.notes]
         total = sum(self.seconds.values())

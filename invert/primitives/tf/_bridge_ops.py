@@ -65,6 +65,10 @@ BRIDGED = frozenset(
     """.split()
 )
 
+# Its `OpDef` calls it stateful, and its kernel keeps no state
+# (tensorflow/compiler/tf2xla/kernels/xla_dequantize_op.cc, TensorFlow 2.21).
+BRIDGED |= {"XlaDequantize"}
+
 _RANDOM = "draws random numbers and has no rule; over the XLA bridge its numbers would be fixed"
 _DEVICES = "communicates with other devices"
 
@@ -94,3 +98,9 @@ NEEDS_RULE: dict[str, str] = {
         ("XlaCustomCall", "XlaCustomCallV2"), "calls code of the process that made the model"
     ),
 }
+
+
+def bridged_op(name: str) -> str | None:
+    """The op for which the inner `jit` of this name stands; `None` where it is another."""
+    op = name.removeprefix(PREFIX)
+    return op if name.startswith(PREFIX) and op in BRIDGED else None

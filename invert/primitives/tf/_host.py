@@ -45,6 +45,8 @@ def host_entry(op: str) -> Entry | None:
         return Entry(_refuse, _check_refused)
     if op in LOOKUPS:
         return Entry(_lookup)
+    if op == "DeviceIndex":
+        return Entry(_device_index)
     return Entry(_host) if op in PURE else None
 
 
@@ -63,6 +65,15 @@ def _check_refused(ctx: Context, node: Node) -> Iterable[Problem]:
 
 def _refuse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     raise UnsupportedOpError(list(_check_refused(ctx, node)))
+
+
+def _device_index(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """Which of the named kinds of devices runs it; their number where it is none of them."""
+    platform = ctx.config.platform or jax.default_backend()
+    kind = {"cuda": "GPU", "rocm": "GPU", "gpu": "GPU"}.get(platform, platform.upper())
+    # A list of strings that holds bytes in the proto.
+    names = [name.decode() for name in node.attrs["device_names"].list.s]
+    return [np.asarray(names.index(kind) if kind in names else len(names), np.int32)]
 
 
 def _constant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:

@@ -1,0 +1,59 @@
+"""The public ops with an XLA kernel that have no test here, with the reason."""
+
+from __future__ import annotations
+
+_QUANTIZED = "its tensors are of quantized types (qint8, qint32), which JAX does not have"
+_DEVICES = "it communicates with other devices"
+_HOST = "it communicates with the host or another process"
+_PARTITIONER = "it only has a meaning for the partitioner of TPU programs"
+_BOUNDED = "it makes or removes a dimension of bounded dynamic size, which JAX does not have"
+_RANDOM = "random: tested for equal numbers or for distribution with the rules of random ops"
+_CODE = "it calls compiled code of the process that made the model"
+_MODULE = "it holds a StableHLO module: tested with the modules of jax2tf"
+
+EXCEPTIONS: dict[str, str] = {
+    **dict.fromkeys(
+        """UniformDequantize UniformQuantize UniformQuantizedAdd UniformQuantizedClipByValue
+        UniformQuantizedConvolution UniformQuantizedDot UniformRequantize Dequantize""".split(),
+        _QUANTIZED,
+    ),
+    **dict.fromkeys(
+        """CollectiveAssignGroupV2 CollectiveReduceV2 XlaAllReduce XlaReduceScatter
+        XlaReplicaId""".split(),
+        _DEVICES,
+    ),
+    **dict.fromkeys("XlaRecv XlaSend".split(), _HOST),
+    **dict.fromkeys(
+        """AssignVariableXlaConcatND ReadVariableXlaSplitND XlaSpmdFullToShardShape
+        XlaSpmdShardToFullShape""".split(),
+        _PARTITIONER,
+    ),
+    **dict.fromkeys(
+        "XlaRemoveDynamicDimensionSize XlaSetBound XlaSetDynamicDimensionSize".split(), _BOUNDED
+    ),
+    **dict.fromkeys(
+        """Multinomial ParameterizedTruncatedNormal RandomShuffle RandomStandardNormal RandomUniform
+        RandomUniformInt RngReadAndSkip RngSkip StatefulStandardNormalV2 StatefulTruncatedNormal
+        StatefulUniform StatefulUniformFullInt StatefulUniformInt StatelessMultinomial
+        StatelessParameterizedTruncatedNormal StatelessRandomGetAlg StatelessRandomGetKeyCounter
+        StatelessRandomGetKeyCounterAlg StatelessRandomNormal StatelessRandomNormalV2
+        StatelessRandomUniform StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2
+        StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformV2
+        StatelessTruncatedNormal StatelessTruncatedNormalV2 StochasticCastToInt
+        TruncatedNormal""".split(),
+        _RANDOM,
+    ),
+    **dict.fromkeys("XlaCustomCall XlaCustomCallV2".split(), _CODE),
+    "XlaCallModule": _MODULE,
+    "XlaIf": "TensorFlow 2.21 cannot run it: shape inference asks for an attribute it lacks",
+    "SymbolicGradient": "TensorFlow has no Python gradient functions for it since version 1",
+    "TensorArrayGradV3": "TensorFlow writes it into gradients of version 1 loops only",
+}
+
+# What differs from TensorFlow on purpose, by op: reasons for "values", "values <dtype>" and
+# "gradients".
+DIFFERENCES: dict[str, dict[str, str]] = {
+    "NonMaxSuppressionV3": {
+        "values": "has a result of fixed size, padded, where TensorFlow's varies"
+    },
+}

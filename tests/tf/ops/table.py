@@ -1,0 +1,51 @@
+"""All recipes, the public ops, and which road each of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from invert.primitives.tf import REGISTRY
+from invert.primitives.tf._bridge_ops import BRIDGED
+from tests.tf.ops.cases import Recipe
+from tests.tf.ops.exceptions import EXCEPTIONS
+from tests.tf.ops.recipes_array import ARRAY
+from tests.tf.ops.recipes_nn import NN
+from tests.tf.ops.recipes_other import OTHER
+from tests.tf.ops.recipes_xla import XLA
+
+TABLE: Mapping[str, list[Recipe]] = {**ARRAY, **NN, **OTHER, **XLA}
+
+# Ops with a kernel for XLA on the CPU in TensorFlow 2.21, but for those that begin with "_".
+PUBLIC_OPS = tuple(
+    name
+    for name in Path(__file__).with_name("xla_ops.txt").read_text("utf-8").split()
+    if not name.startswith("_")
+)
+TESTED_OPS = tuple(op for op in PUBLIC_OPS if op not in EXCEPTIONS)
+
+
+def road(op: str) -> str:
+    """`"rule"`, `"bridge"` or `"none"`."""
+    if REGISTRY.get(op) is not None:
+        return "rule"
+    return "bridge" if op in BRIDGED else "none"
+
+
+def summary() -> str:
+    """How many of the public ops take which road, and what is left out, with the reasons."""
+    lines = [f"{len(PUBLIC_OPS)} public ops with an XLA kernel, {len(TESTED_OPS)} tested here:"]
+    for name in ("rule", "bridge", "none"):
+        ops = [op for op in TESTED_OPS if road(op) == name]
+        lines.append(f"  {name}: {len(ops)}" + ("" if name == "rule" else f" ({' '.join(ops)})"))
+    reasons: dict[str, list[str]] = {}
+    for op in PUBLIC_OPS:
+        if op in EXCEPTIONS:
+            reasons.setdefault(EXCEPTIONS[op], []).append(op)
+    lines.append(f"{len(EXCEPTIONS)} exceptions:")
+    lines += [f"  {reason}: {' '.join(ops)}" for reason, ops in reasons.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(summary())

@@ -1,0 +1,98 @@
+"""Every public op that XLA compiles, against TensorFlow: values in all dtypes, and gradients.
+
+The quick tests run each op in one dtype, and in one more that differs from op to op. `python -m
+tests.tf.ops.table` prints which ops have a rule, which go over the XLA bridge, and the exceptions.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from tests.tf.ops.cases import Case, case, cases_of, dtypes_of, first_case, recipes_of
+from tests.tf.ops.compare import Comparison, NoKernel, check_together
+from tests.tf.ops.exceptions import DIFFERENCES, EXCEPTIONS
+from tests.tf.ops.recipes_other import Variables
+from tests.tf.ops.table import PUBLIC_OPS, TABLE, TESTED_OPS, road
+
+_GROUPS = 24
+
+
+def test_every_public_op_has_a_case_or_a_reason() -> None:
+    assert len(PUBLIC_OPS) == len(set(PUBLIC_OPS)) == 480
+    assert set(EXCEPTIONS) <= set(PUBLIC_OPS)
+    assert not set(EXCEPTIONS) & set(TABLE)
+    assert [op for op in TESTED_OPS if not recipes_of(op, TABLE)] == []
+    assert [op for op in TESTED_OPS if road(op) == "none"] == []
+
+
+def _alone(one: Case) -> bool:
+    """Whether a case cannot share its program with others, or be run eagerly."""
+    return (
+        isinstance(one.function, Variables)
+        or road(one.op) == "bridge"
+        or one.op.startswith(("Stack", "TensorArray", "Xla", "Stateful"))
+    )
+
+
+def _quick(op: str) -> list[Case]:
+    """The first recipe in its first dtype, and in another one by turns."""
+    first = first_case(op, TABLE)
+    assert first is not None, f"{op} has no recipe"
+    dtypes = dtypes_of(op, first.recipe)
+    turn = dtypes[zlib.crc32(op.encode()) % len(dtypes)]
+    again = case(op, 0, first.recipe, turn)
+    return [first] if turn == first.dtype or _alone(first) else [first, again]
+
+
+@pytest.mark.parametrize("group", range(_GROUPS))
+def test_values(group: int) -> None:
+    cases = [c for op in TESTED_OPS[group::_GROUPS] for c in _quick(op) if not _alone(c)]
+    assert check_together([c for c in cases if "values" not in _differences(c)]) == []
+
+
+_ALONE = [op for op in TESTED_OPS if _alone(_quick(op)[0])]
+# What XLA makes of these takes seconds to compile.
+_LONG = frozenset(("ApproxTopK", "XlaSvd", "XlaSelfAdjointEig", "XlaKeyValueSort"))
+
+
+@pytest.mark.parametrize(
+    "op", [pytest.param(op, marks=pytest.mark.slow) if op in _LONG else op for op in _ALONE]
+)
+def test_values_alone(op: str) -> None:
+    first = _quick(op)[0]
+    if "values" not in _differences(first):
+        Comparison(first).check()
+
+
+def _differences(one: Case) -> dict[str, str]:
+    """Known differences of a case: of its values or gradients, with the reason."""
+    return DIFFERENCES.get(one.op, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", TESTED_OPS)
+def test_all_dtypes(op: str) -> None:
+    compared, problems = 0, []
+    for one in cases_of(op, TABLE):
+        if {"values", f"values {one.dtype}"} & set(_differences(one)):
+            continue
+        try:
+            Comparison(one).check()
+        except NoKernel:
+            continue  # TensorFlow has no kernel for the dtype
+        except AssertionError as error:
+            problems.append(str(error))
+        compared += 1
+    assert not problems, "\n".join(problems)
+    assert compared or _differences(cases_of(op, TABLE)[0]), f"{op}: no case runs in TensorFlow"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", TESTED_OPS)
+def test_gradients(op: str) -> None:
+    for number, recipe in enumerate(recipes_of(op, TABLE)):
+        one = case(op, number, recipe, dtypes_of(op, recipe)[0])
+        if "gradients" not in _differences(one):
+            Comparison(one).check(gradients=True)
