@@ -115,6 +115,22 @@ def test_fused_batch_norm_with_what_follows():
     check(fn, *args, reference=reference, grad=False)
 
 
+@pytest.mark.parametrize("mode", ["REFLECT", "SYMMETRIC"])
+def test_fused_with_padding(mode):
+    pads = [[0, 0], [2, 1], [1, 2], [0, 0]]
+
+    def fn(x, w):
+        args = {"filter": w, "paddings": pads, "mode": mode}
+        args |= {"strides": [1, 2, 1, 1], "padding": "VALID"}
+        return (
+            tf.raw_ops.FusedPadConv2D(input=x, **args),
+            tf.raw_ops.FusedResizeAndPadConv2D(input=x, size=[7, 9], **args),
+        )
+
+    # One image: TensorFlow's kernel repeats the result of the first one for the others.
+    check(fn, normal(1, 5, 6, 3), normal(3, 3, 3, 4), grad=False)
+
+
 def test_unknown_fusions_are_refused():
     def fn(m, n, b):
         return op("_FusedMatMul", [m, n, b], num_args=1, fused_ops=["BiasAdd", "Whatever"])

@@ -213,6 +213,34 @@ def test_cudnn_in_two_layers_and_directions(mode):
     np.testing.assert_allclose(output, below, rtol=1e-4, atol=1e-5)
 
 
+def test_gradient_op_of_cudnn():
+    """The gradient op gives the derivatives of the forward op."""
+    shapes = {"input": (STEPS, BATCH, INPUTS), "input_h": (1, BATCH, UNITS)}
+    shapes |= {"input_c": (1, BATCH, UNITS), "params": (4 * UNITS * (INPUTS + UNITS + 2),)}
+    args = [normal(*s, seed=n) for n, s in shapes.items()]
+    lengths = np.array([STEPS, 3], np.int32)
+    slopes = [normal(STEPS, BATCH, UNITS), *(normal(1, BATCH, UNITS, seed=s) for s in "hc")]
+
+    def forward(*xs):
+        given = dict(zip(shapes, xs, strict=True))
+        return RAW.CudnnRNNV3(**given, sequence_lengths=lengths)
+
+    def fn(*xs):
+        given = dict(zip(shapes, xs, strict=True))
+        y, h, c, reserve, host = forward(*xs)
+        return RAW.CudnnRNNBackpropV3(
+            **given, sequence_lengths=lengths, output=y, output_h=h, output_c=c,
+            output_backprop=slopes[0], output_h_backprop=slopes[1], output_c_backprop=slopes[2],
+            reserve_space=reserve, host_reserved=host,
+        )  # fmt: skip
+
+    got = converted(fn, args)(*args, KEY)
+    call = converted(forward, args)
+    _, pullback = jax.vjp(lambda *xs: tuple(call(*xs, KEY)[:3]), *args)
+    for g, w in zip(got, pullback(tuple(slopes)), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)
+
+
 def test_dropout_of_cudnn_is_refused():
     def fn(x, h, params):
         return RAW.CudnnRNN(input=x, input_h=h, input_c=h, params=params, dropout=0.5)

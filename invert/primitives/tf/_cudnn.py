@@ -9,6 +9,7 @@ same order. Results and lengths are those of tensorflow/core/kernels/cudnn_rnn_o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +83,26 @@ def _unpack(params: Any, layers: int, directions: int, gates: int, units: int, s
 @raises_tf("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3")
 def _cudnn_rnn(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x, h, c, params = (array(v) for v in values[:4])
+    lengths = array(values[4]) if node.op.endswith("V3") else None
+    # What cuDNN keeps for the gradient op; there is nothing to keep here.
+    kept = [jnp.zeros((0,), x.dtype), jnp.zeros((0,), jnp.int8)]
+    results = _network(node, lengths, x, h, c, params)
+    return [*results, *kept[: 1 if node.op == "CudnnRNN" else 2]]
+
+
+@raises_tf("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3")
+def _cudnn_rnn_backprop(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    operands = [array(v) for v in values[:4]]
+    lengths = array(values[4]) if node.op.endswith("V3") else None
+    # Behind the lengths come the results of the network, then their gradients.
+    start = 8 if lengths is not None else 7
+    slopes = tuple(array(v) for v in values[start : start + 3])
+    _, pullback = jax.vjp(functools.partial(_network, node, lengths), *operands)
+    return list(pullback(slopes))
+
+
+def _network(node: Node, lengths: Any, x: Any, h: Any, c: Any, params: Any) -> tuple[Any, ...]:
+    """The outputs of the last layer, and the final states of all layers."""
     mode = node.attr("rnn_mode", "lstm")
     if node.attr("dropout", 0.0) and node.attr("is_training", True):
         raise refuse(node, "drops elements with random numbers of cuDNN's own", "Set dropout to 0.")
@@ -90,7 +111,6 @@ def _cudnn_rnn(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     batch_first = not node.attr("time_major", True)
     if batch_first:
         x, h, c = (jnp.swapaxes(v, 0, 1) for v in (x, h, c))
-    lengths = array(values[4]) if len(values) > 4 else None
     directions = 2 if node.attr("direction", "unidirectional") == "bidirectional" else 1
     gates, cell = CELLS[mode]
     layers = h.shape[0] // directions
@@ -109,9 +129,7 @@ def _cudnn_rnn(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     c = jnp.stack([f[1] for f in finals]) if mode == "lstm" else c
     if batch_first:
         x, h, c = (jnp.swapaxes(v, 0, 1) for v in (x, h, c))
-    # What cuDNN keeps for the gradient op; there is nothing to keep here.
-    kept = [jnp.zeros((0,), x.dtype), jnp.zeros((0,), jnp.int8)]
-    return [x, h, c, *kept[: 1 if node.op == "CudnnRNN" else 2]]
+    return x, h, c
 
 
 def _layer(

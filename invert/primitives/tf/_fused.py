@@ -1,4 +1,4 @@
-"""Ops that Grappler fuses: a product or normalization with what follows it.
+"""Ops that graph optimizers fuse: a product or normalization with what surrounds it.
 
 The attributes are those of tensorflow/core/kernels/conv_ops_fused_impl.h and
 matmul_op_fused.cc, TensorFlow 2.21.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from ._conv import conv_of, grouped
@@ -18,7 +19,8 @@ from ._nn import bias_add, leaky_relu, relu6
 from ._node import Node
 from ._norm import batch_norm, normalize
 from ._registry import Context, raises_tf
-from ._static import array, arrays
+from ._resize import resize_bilinear
+from ._static import array, arrays, ints, static
 from ._window import layout, refuse
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
@@ -38,6 +40,18 @@ def _fused_conv(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x, kernel, *args = arrays(values)
     kernel = grouped(kernel) if "Depthwise" in node.op else kernel
     return [_epilogue(node, conv_of(node, x.ndim)(x, kernel), args, layout(node, x.ndim).channel)]
+
+
+@raises_tf("FusedPadConv2D", "FusedResizeAndPadConv2D")
+def _padded_conv(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, *given, kernel = values
+    x, kernel = arrays([x, kernel])
+    if node.op == "FusedResizeAndPadConv2D":
+        size = ints(static(node, given, 0))
+        x = resize_bilinear(x, size, align=bool(node.attr("resize_align_corners", False)))
+    pads = static(node, given, len(given) - 1).tolist()
+    padded = jnp.pad(x, pads, mode=node.attr("mode").lower())
+    return [conv_of(node, padded.ndim)(padded, kernel)]
 
 
 @raises_tf("_FusedMatMul")
@@ -76,5 +90,5 @@ def _fused_batch_norm(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     activation = node.attr("activation_mode", "Identity")
     if activation not in ACTIVATIONS:
         raise refuse(node, f"is fused with {activation}, which is not known here")
-    empty = jax.numpy.zeros((0,), statistics[0].dtype)
+    empty = jnp.zeros((0,), statistics[0].dtype)
     return [ACTIVATIONS[activation](y), *statistics, empty]

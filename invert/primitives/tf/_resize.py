@@ -107,6 +107,11 @@ def _cubic_weight(d: Any, a: Any) -> Any:
     return xp.where(d <= 1, near, far).astype(_F32)
 
 
+def resize_bilinear(x: Any, size: Sequence[Any], *, align: bool = False, half: bool = False) -> Any:
+    """Both spatial axes of `x` at new sizes, with straight lines between the pixels."""
+    return _linear(_linear(x, 2, size[1], align, half), 1, size[0], align, half)
+
+
 Resize = Callable[[Any, int, Any, bool, bool], Any]
 
 METHODS: dict[str, Resize] = {
