@@ -49,6 +49,10 @@ def _scan_reverse(x: Any) -> Any:
     return lax.scan(lambda c, r: (c - r, c * r), x[0], x, reverse=True)
 
 
+def _scan_blocks(x: Any) -> Any:
+    return lax.scan(lambda c, r: (jnp.sin(c) - r, c * r), x[0], x, unroll=2)
+
+
 def _fori(x: Any) -> Any:
     return lax.fori_loop(0, 4, lambda i, y: y * 0.5 - i, x)
 
@@ -135,6 +139,8 @@ FAMILIES: dict[str, dict[str, Program]] = {
         "nextafter": (lambda x: lax.nextafter(x, x[::-1]), (V,)),
         "asinh_acosh": (lambda x: (jnp.arcsinh(x), jnp.arccosh(1 + x * x), jnp.arctan(x)), (V,)),
         "tan_exp2": (lambda x: (lax.tan(x), lax.exp2(x), lax.acos(x / 8)), (V,)),
+        "polygamma": (lambda x: lax.polygamma(jnp.round(1 + x * x), 0.5 + x * x), (V,)),
+        "igamma_grad": (jax.grad(lambda x: lax.igamma(1 + x * x, 0.5 + x * x).sum()), (V,)),
         "lgamma_double": (lax.lgamma, (S((3,), np.float64),)),
     },
     "complex": {
@@ -148,6 +154,14 @@ FAMILIES: dict[str, dict[str, Program]] = {
     "linear algebra": {
         "cholesky": (lambda x: jnp.linalg.cholesky(_positive(x)), (X,)),
         "qr": (jnp.linalg.qr, (X,)),
+        "cholesky_update": (
+            lambda x, y: linalg.cholesky_update(jnp.linalg.cholesky(_positive(x)).T, y[0]),
+            (X, Y),
+        ),
+        "pivots": (
+            lambda x: linalg.lu_pivots_to_permutation(linalg.lu(x)[1], 4),
+            (X,),
+        ),
         "lu": (lambda x: jax.lax.linalg.lu(x), (X,)),
         "eigh": (lambda x: jnp.linalg.eigh(x + x.T)[0], (X,)),
         "svd": (lambda x: jnp.linalg.svd(x, compute_uv=False), (X,)),
@@ -195,6 +209,11 @@ FAMILIES: dict[str, dict[str, Program]] = {
             lambda x: lax.scan(lambda c, r: (c - r, c), x[0], x, unroll=2),
             (S((4, 3), np.float32),),
         ),
+        "scan_blocks": (_scan_blocks, (S((5, 3), np.float32),)),
+        "scan_blocks_reverse": (
+            lambda x: lax.scan(lambda c, r: (c - r, c * r), x[0], x, unroll=2, reverse=True),
+            (S((5, 3), np.float32),),
+        ),
         "fori": (_fori, (X,)),
         "fori_read": (_fori_read, (X,)),
         "fori_write": (_fori_write, (X,)),
@@ -221,6 +240,8 @@ FAMILIES: dict[str, dict[str, Program]] = {
         "log_ndtr": (special.log_ndtr, (V,)),
         "silu_gelu": (lambda x: (jax.nn.silu(x), jax.nn.gelu(x)), (X,)),
         "slogdet": (jnp.linalg.slogdet, (X,)),
+        "poch": (lambda x: special.poch(1 + x * x, 2 + x * x), (V,)),
+        "xlog1py": (special.xlog1py, (X, Y)),
         "logaddexp2": (jnp.logaddexp2, (X, Y)),
     },
     "arrays": {

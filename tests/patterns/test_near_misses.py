@@ -148,7 +148,7 @@ def test_near_miss(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_many_near_misses(name: str) -> None:
-    left, tried = check(name, 40, 40)
+    left, tried = check(name, 30, 30)
     print(f"{name}: {left} of {tried}")
 
 
