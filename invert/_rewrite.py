@@ -208,7 +208,7 @@ def _fixed_operands(eqn: Any, name: str) -> Sequence[Any]:
         case "cond":
             return eqn.invars[1:]
         case "scan":
-            return eqn.invars[: params["num_consts"]]
+            return eqn.invars[: _compat.scan_layout(params)[0]]
         case "while":
             n = params["cond_nconsts"]
             start, end = (0, n) if name == "cond_jaxpr" else (n, n + params["body_nconsts"])
