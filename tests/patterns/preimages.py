@@ -32,6 +32,7 @@ class Preimage:
     - `function`, `avals`: the program; a `str` is the text of a StableHLO module.
     - `platform`: what it is lowered for.
     - `since`: the first JAX release that lowers it in the form the pattern is for.
+    - `until`: the first release that lowers it to one op again.
     - `dated`: whether no release of today lowers anything to it, so that nothing can be proved by
         lowering the result again.
     - `near`: a near miss by hand, where changing one thing makes none.
@@ -42,6 +43,7 @@ class Preimage:
     avals: tuple[Any, ...] = ()
     platform: str = "cpu"
     since: tuple[int, ...] = ()
+    until: tuple[int, ...] = (1,)
     dated: bool = False
     near: Preimage | None = None
     heavy: bool = False
@@ -176,9 +178,9 @@ PREIMAGES: dict[str, Preimage] = {
     "incomplete_beta": _of(lax.betainc, V, V, V, heavy=True),
     "polygamma": _of(lax.polygamma, V, V),
     "digamma": _of(lax.digamma, V),
-    "lgamma": _of(lax.lgamma, V),
+    "lgamma": _of(lax.lgamma, V, until=(0, 12)),
     "zeta": _of(lax.zeta, V, V),
-    "erfc": _of(lax.erfc, V),
+    "erfc": _of(lax.erfc, V, until=(0, 12)),
     "erf_inv": _of(lax.erf_inv, V),
     "bessel_i0e": _of(lax.bessel_i0e, V),
     "bessel_i1e": _of(lax.bessel_i1e, V),
