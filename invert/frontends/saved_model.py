@@ -11,8 +11,9 @@ from typing import Any
 from .._compat import tf_concrete_functions, tf_saved_model_proto
 from .._config import Config
 from .._entry import EntryPoint
-from .._errors import MalformedModelError, SignatureError
+from .._errors import MalformedModelError, SignatureError, UnsupportedOpError
 from ..primitives.tf import import_tensorflow
+from ..primitives.tf._load_check import load_problems
 from .tf_function import Variables, entry_point
 from .tf_signature import describe, same_signature
 
@@ -98,6 +99,8 @@ def entry_points(
     directory = Path(path)
     proto = _read_proto(directory)
     tags = _tags(proto, directory)
+    if problems := [p for meta in proto.meta_graphs for p in load_problems(meta)]:
+        raise UnsupportedOpError(problems)
     try:
         root = tf.saved_model.load(os.fspath(directory), tags=tags)
     # What TensorFlow raises on an inconsistent object graph or a damaged checkpoint.

@@ -271,7 +271,7 @@ def _build(
     checks = {check_resource(node): node for node in program.checks()}
     constants = [isinstance(f, np.ndarray | Table) for f in feeds]
     problems += program.problems([False] * count + constants)
-    problems += text_problems(graph.inputs[:count], graph.outputs)
+    problems += text_problems(graph.outputs)
     if problems:
         raise UnsupportedOpError(problems)
     leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))

@@ -31,14 +31,21 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _op_def(op: str) -> Any:
-    return import_tensorflow().Graph().op_def_for_type(op)
+def op_def(op: str) -> Any | None:
+    """The `OpDef` of an op type; `None` where this TensorFlow does not know it."""
+    tf = import_tensorflow()
+    try:
+        return tf.Graph().op_def_for_type(op)
+    except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
+        return None
 
 
 def input_types(node: Node) -> list[int]:
     """The `DataType` of each input, from the definition of the op and the attributes."""
     types: list[int] = []
-    for arg in _op_def(node.op).input_arg:
+    definition = op_def(node.op)
+    assert definition is not None, node.op  # it has a kernel
+    for arg in definition.input_arg:
         if arg.type_list_attr:
             types += node.attrs[arg.type_list_attr].list.type
             continue

@@ -113,14 +113,13 @@ class Table:
         return np.asarray(keys.numpy()), np.asarray(values.numpy())
 
 
-def text_problems(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Problem]:
-    """One problem for each tensor among arguments and results of a function that is text."""
-    kinds = [*(("an argument", t) for t in inputs), *(("a result", t) for t in outputs)]
-    reason = "is {} that holds text, which JAX arrays do not"
-    remedy = "Export a function that takes and returns numbers."
+def text_problems(outputs: Sequence[Any]) -> list[Problem]:
+    """One problem for each result of a function that is text."""
+    reason = "is a result that holds text, which JAX arrays do not"
+    remedy = "Export a function that returns numbers."
     return [
-        Problem("tf.string", reason.format(kind), f"tensor {t.name!r}", remedy)
-        for kind, t in kinds
+        Problem("tf.string", reason, f"tensor {t.name!r}", remedy)
+        for t in outputs
         if t.dtype.as_datatype_enum == _STRING
     ]
 
@@ -315,6 +314,10 @@ def _find(keys: np.ndarray, content: np.ndarray, given: Sequence[np.ndarray]) ->
     return [out.reshape(*wanted.shape, *content.shape[1:])]
 
 
+# Up to so many keys are compared with all of them at once.
+_FEW = 64
+
+
 def _search(keys: np.ndarray, content: np.ndarray, wanted: Any, default: Any) -> Any:
     """The values of numeric keys, by binary search in the sorted keys."""
     shape = (*wanted.shape, *content.shape[1:])
@@ -322,7 +325,8 @@ def _search(keys: np.ndarray, content: np.ndarray, wanted: Any, default: Any) ->
         return jnp.broadcast_to(default, shape).astype(content.dtype)
     order = np.argsort(keys)
     keys, content = keys[order], content[order]
-    place = jnp.clip(jnp.searchsorted(keys, wanted), 0, len(keys) - 1)
+    method = "compare_all" if len(keys) <= _FEW else "scan"
+    place = jnp.clip(jnp.searchsorted(keys, wanted, method=method), 0, len(keys) - 1)
     hit = jnp.asarray(keys)[place] == wanted
     hit = hit.reshape(*hit.shape, *(1,) * (content.ndim - 1))
     return jnp.where(hit, jnp.asarray(content)[place], default)

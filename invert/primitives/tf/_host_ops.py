@@ -26,7 +26,7 @@ PURE = frozenset(
     EditDistance RaggedBincount RaggedCross RaggedFillEmptyRows RaggedGather RaggedRange
     RaggedTensorToSparse RaggedTensorToTensor SetSize SparseBincount SparseConcat SparseCross
     SparseCrossHashed SparseCrossV2 SparseFillEmptyRows SparseReorder SparseReshape SparseSlice
-    SparseSplit SparseToSparseSetOperation StringToKeyedHashBucketFast UniqueWithCounts
+    SparseSplit SparseToSparseSetOperation UniqueWithCounts
     UniqueWithCountsV2
     """.split()
 )
