@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -13,7 +14,18 @@ from jax import lax
 from ..._errors import Problem, UnsupportedOpError
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._static import array, arrays, broadcast_to, ints, is_static, pack_dims, static
+from ._static import (
+    array,
+    arrays,
+    broadcast_to,
+    int_max,
+    ints,
+    is_static,
+    pack_dims,
+    static,
+)
+
+_INT32 = np.dtype(np.int32)
 
 
 def _check_const(ctx: Context, node: Node) -> Iterable[Problem]:
@@ -78,9 +90,15 @@ def _squeeze(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.squeeze(array(values[0]), axes)]
 
 
-@raises_tf("Transpose")
+@raises_tf("Transpose", "ConjugateTranspose")
 def _transpose(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [lax.transpose(array(values[0]), ints(static(node, values, 1)))]
+    order = ints(static(node, values, 1))
+    if is_static(values[0]):
+        return [np.transpose(values[0], order)]
+    x = array(values[0])
+    if node.op == "ConjugateTranspose" and jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = lax.conj(x)
+    return [lax.transpose(x, order)]
 
 
 @raises_tf("Pack")
@@ -108,22 +126,50 @@ def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.squeeze(lax.slice_in_dim(x, i, i + 1, axis=axis), (axis,)) for i in range(count)]
 
 
-@raises_tf("ConcatV2")
+@raises_tf("Concat", "ConcatV2")
 def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    (axis,) = ints(static(node, values, len(values) - 1))
-    parts = values[:-1]
+    at = 0 if node.op == "Concat" else len(values) - 1
+    (axis,) = ints(static(node, values, at))
+    parts = values[1:] if node.op == "Concat" else values[:-1]
     if all(is_static(v) for v in parts):
         return [np.concatenate(parts, axis)]
     operands = arrays(parts)
     return [lax.concatenate(operands, axis % operands[0].ndim)]
 
 
-@raises_tf("Split")
-def _split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@raises_tf("ConcatOffset")
+def _concat_offset(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     (axis,) = ints(static(node, values, 0))
-    x, count = array(values[1]), node.attr("num_split")
-    axis %= x.ndim
-    return list(lax.split(x, [x.shape[axis] // count] * count, axis))
+    shapes = [ints(static(node, values, i)) for i in range(1, len(values))]
+    offsets, start = [], 0
+    for shape in shapes:
+        row: list[Any] = [0] * len(shape)
+        row[axis] = start
+        start = start + shape[axis]
+        offsets.append(pack_dims(row, node.attr("shape_type", _INT32)))
+    return offsets
+
+
+@raises_tf("Split", "SplitV")
+def _split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    count = node.attr("num_split")
+    x = values[1] if node.op == "Split" else values[0]
+    (axis,) = ints(static(node, values, 0 if node.op == "Split" else 2))
+    axis %= np.ndim(x)
+    length = np.shape(x)[axis]
+    if node.op == "Split":
+        sizes = [length // count] * count
+    else:
+        given = ints(static(node, values, 1))
+        rest = length - sum(n for n in given if not _is_rest(n))
+        sizes = [rest if _is_rest(n) else n for n in given]
+    if is_static(x):
+        return list(np.split(x, np.cumsum(sizes)[:-1], axis))
+    return list(lax.split(array(x), sizes, axis))
+
+
+def _is_rest(size: Any) -> bool:
+    return isinstance(size, int) and size == -1
 
 
 @raises_tf("Fill")
@@ -142,13 +188,46 @@ def _broadcast_to(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("Tile")
 def _tile(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jnp.tile(array(values[0]), ints(static(node, values, 1)))]
+    multiples = ints(static(node, values, 1))
+    if is_static(values[0]) and all(isinstance(n, int) for n in multiples):
+        return [np.tile(values[0], multiples)]
+    return [jnp.tile(array(values[0]), multiples)]
+
+
+# A longer range is data, and is counted where it is used.
+_MAX_RANGE = 64
 
 
 @raises_tf("Range")
 def _range(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    start, limit, delta = (static(node, values, i) for i in range(3))
-    return [np.arange(start.item(), limit.item(), delta.item()).astype(node.attr("Tidx"))]
+    dtype = node.attr("Tidx", _INT32)
+    bounds = [static(node, values, i) for i in range(3)]
+    start, limit, delta = (v.item() for v in bounds)
+    if dtype.kind in "iu":
+        # Rounded up, and not negative; sizes may be symbolic.
+        count = int_max(-((start - limit) // delta), 0)
+    else:
+        count = max(0, math.ceil((limit - start) / delta))
+    if (
+        isinstance(count, int)
+        and count <= _MAX_RANGE
+        and not any(v.dtype == object for v in bounds)
+    ):
+        numbers = [start + i * delta for i in range(count)]
+        return [np.asarray(numbers).astype(dtype)]
+    steps = lax.iota(jax.dtypes.canonicalize_dtype(dtype), count)
+    if not (isinstance(delta, int) and delta == 1):
+        steps = lax.mul(steps, lax.full_like(steps, array(bounds[2], dtype)))
+    if not (isinstance(start, int) and start == 0):
+        steps = lax.add(steps, lax.broadcast(array(bounds[0], dtype), steps.shape))
+    return [steps]
+
+
+@raises_tf("LinSpace")
+def _linspace(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    start, stop = (array(v) for v in values[:2])
+    (count,) = ints(static(node, values, 2))
+    return [jnp.linspace(start, stop, count, dtype=start.dtype)]
 
 
 @raises_tf("EnsureShape")
@@ -163,99 +242,3 @@ def _ensure_shape(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
         problem = Problem("tf.EnsureShape", f"got shape {have}, not {want}", node.location)
         raise UnsupportedOpError([problem])
     return [values[0]]
-
-
-@raises_tf("Slice")
-def _slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape = np.shape(values[0])
-    size = ints(static(node, values, 2))
-    if isinstance(values[1], np.ndarray):
-        begin = ints(values[1])
-        limit = [d if n == -1 else b + n for b, n, d in zip(begin, size, shape, strict=True)]
-        if is_static(values[0]):
-            where = tuple(slice(b, e) for b, e in zip(begin, limit, strict=True))
-            return [values[0][where]]
-        return [lax.slice(array(values[0]), begin, limit)]
-    if -1 in size:
-        reason = "takes the rest of an axis from a place that depends on data"
-        raise UnsupportedOpError([Problem("tf.Slice", reason, node.location)])
-    starts = [lax.index_in_dim(values[1], i, keepdims=False) for i in range(len(size))]
-    return [lax.dynamic_slice(array(values[0]), starts, size)]
-
-
-@raises_tf("StridedSlice")
-def _strided_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    begin, end, strides = (ints(static(node, values, i)) for i in (1, 2, 3))
-    index = _index(node, begin, end, strides, np.ndim(values[0]))
-    if is_static(values[0]):
-        return [np.asarray(values[0][tuple(index)])]
-    return [_take(array(values[0]), index)]
-
-
-def _index(
-    node: Node, begin: tuple[Any, ...], end: tuple[Any, ...], strides: tuple[Any, ...], rank: int
-) -> list[Any]:
-    """The index as NumPy takes it, with the ellipsis spelled out: slices, ints and `None`."""
-    mask = {
-        k: node.attr(f"{k}_mask", 0)
-        for k in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-    }
-    has = {k: [bool(m >> i & 1) for i in range(len(begin))] for k, m in mask.items()}
-    used = sum(not e and not n for e, n in zip(has["ellipsis"], has["new_axis"], strict=True))
-    index: list[Any] = []
-    for i in range(len(begin)):
-        if has["ellipsis"][i]:
-            index += [slice(None)] * (rank - used)
-        elif has["new_axis"][i]:
-            index.append(None)
-        elif has["shrink_axis"][i]:
-            index.append(begin[i])
-        else:
-            start = None if has["begin"][i] else begin[i]
-            stop = None if has["end"][i] else end[i]
-            index.append(slice(start, stop, strides[i]))
-    return index + [slice(None)] * (rank - sum(j is not None for j in index))
-
-
-def _take(x: Any, index: list[Any]) -> Any:
-    """`x[index]` in `lax` ops: one slice, a reversal of some axes, then a change of rank."""
-    starts, stops, steps, flips, shape = [], [], [], [], []
-    for part in index:
-        if part is None:
-            shape.append(1)
-            continue
-        axis = len(starts)
-        size = x.shape[axis]
-        if isinstance(part, slice):
-            start, stop, step, length = _bounds(part, size)
-            shape.append(length)
-            if step < 0:
-                flips.append(axis)
-        else:
-            start = part + size if isinstance(part, int) and part < 0 else part
-            stop, step = start + 1, 1
-        starts.append(start)
-        stops.append(stop)
-        steps.append(abs(step))
-    y = x
-    if steps and (max(steps) > 1 or any(starts) or tuple(stops) != tuple(x.shape)):
-        y = lax.slice(x, starts, stops, steps)
-    y = lax.rev(y, flips) if flips else y
-    return y if y.shape == tuple(shape) else lax.reshape(y, shape)
-
-
-def _bounds(part: slice, size: Any) -> tuple[Any, Any, int, Any]:
-    """Start, stop (in ascending order), signed step and length of what a slice picks."""
-    if isinstance(size, int):
-        picked = range(*part.indices(size))
-        if not picked:
-            return 0, 0, picked.step, 0
-        ends = picked[0], picked[-1]
-        return min(ends), max(ends) + 1, picked.step, len(picked)
-    # A symbolic size has no clamping; a step other than one would need its residue.
-    start, stop, step = part.start or 0, size if part.stop is None else part.stop, part.step or 1
-    if step != 1:
-        reason = f"takes every {step}th element of an axis whose size is symbolic"
-        raise UnsupportedOpError([Problem("tf.StridedSlice", reason)])
-    start, stop = (d + size if isinstance(d, int) and d < 0 else d for d in (start, stop))
-    return start, stop, 1, stop - start

@@ -16,13 +16,31 @@ from ._static import array, ints, is_static, static
 
 
 def _mean(x: Any, axis: tuple[int, ...]) -> Any:
-    return jnp.mean(x, axis=axis)
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        return jnp.mean(x, axis=axis)
+    # Whole numbers are added up in 64 bits and divided towards zero.
+    wide = np.int64 if jnp.issubdtype(x.dtype, jnp.signedinteger) else np.uint64
+    count = math.prod(x.shape[a] for a in axis)
+    total = jnp.sum(x, axis=axis, dtype=wide)
+    return lax.div(total, lax.full_like(total, count)).astype(x.dtype)
+
+
+def _euclidean_norm(x: Any, axis: tuple[int, ...]) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        squares = lax.mul(x, lax.conj(x))
+    else:
+        squares = lax.square(x)
+    total = jnp.sum(squares, axis=axis, dtype=x.dtype)
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        return lax.sqrt(total)
+    return lax.sqrt(total.astype(np.float64)).astype(x.dtype)
 
 
 # op: (function on arrays, the same on static shape values or None)
 REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "All": (jnp.all, np.all),
     "Any": (jnp.any, np.any),
+    "EuclideanNorm": (_euclidean_norm, None),
     "Max": (jnp.max, np.max),
     "Mean": (_mean, None),
     "Min": (jnp.min, np.min),
@@ -36,6 +54,8 @@ def _reduction(fn: Callable[..., Any], fold: Callable[..., Any] | None) -> Rule:
         keep = bool(node.attr("keep_dims", False))
         rank = np.ndim(values[0])
         axes = tuple(sorted({a % rank for a in ints(static(node, values, 1))})) if rank else ()
+        if is_static(values[0]) and rank == 0:
+            return [values[0]]
         if is_static(values[0]) and rank == 1 and axes == (0,) and not keep:
             items = ints(values[0])
             if node.op in ("Prod", "Sum"):
@@ -55,3 +75,29 @@ def _reduction(fn: Callable[..., Any], fold: Callable[..., Any] | None) -> Rule:
 
 
 add_table({op: _reduction(fn, fold) for op, (fn, fold) in REDUCTIONS.items()})
+
+
+# op: (function, its neutral element)
+CUMULATIVE: dict[str, tuple[Callable[..., Any], float]] = {
+    "Cumprod": (lax.cumprod, 1),
+    "Cumsum": (lax.cumsum, 0),
+    "CumulativeLogsumexp": (lax.cumlogsumexp, -np.inf),
+}
+
+
+def _cumulative(fn: Callable[..., Any], neutral: float) -> Rule:
+    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+        x = array(values[0])
+        axis = ints(static(node, values, 1))[0] % x.ndim
+        reverse = bool(node.attr("reverse", False))
+        if node.attr("exclusive", False) and x.shape[axis]:
+            # One step later: the neutral element moves in, the last element out.
+            shift = [(0, 0, 0)] * x.ndim
+            shift[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
+            x = lax.pad(x, lax.full((), neutral, x.dtype), shift)
+        return [fn(x, axis=axis, reverse=reverse)]
+
+    return rule
+
+
+add_table({op: _cumulative(fn, neutral) for op, (fn, neutral) in CUMULATIVE.items()})

@@ -6,26 +6,102 @@ computed from shapes; with a symbolic dimension in it, its dtype is `object`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
+from ..._compat import core
 from ..._errors import Problem, UnsupportedOpError
 from ._node import Node, canonical
 
 # Shape arithmetic is short. A larger integer constant is data, and data is not folded, so that
 # what runs is what the graph says.
 _MAX_FOLD = 1024
+# Sizes of images are computed in floating point; so few numbers of that kind are taken for sizes.
+_MAX_FLOATS = 16
 
 
 def is_static(value: Any) -> bool:
     """Whether `value` is an index or a shape that may be computed while raising."""
     if not isinstance(value, np.ndarray) or value.size > _MAX_FOLD:
         return False
+    if value.dtype.kind == "f":
+        return value.size <= _MAX_FLOATS
     return value.dtype == object or value.dtype.kind in "iub"
+
+
+def fold_unary(fn: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
+    """`fn(x)` in the dtype of x (bool stays bool); overflow wraps as it does in a graph."""
+    with np.errstate(all="ignore"):
+        return np.asarray(fn(x), x.dtype)
+
+
+def fold_binary(
+    fn: Callable[[Any, Any], Any], x: np.ndarray, y: np.ndarray, dtype: np.dtype
+) -> np.ndarray | None:
+    """`fn(x, y)`, with `dtype` where it is a number; `None` where it has to be traced.
+
+    That is where it would be large, and where a comparison holds for some sizes only.
+    """
+    if np.broadcast(x, y).size > _MAX_FOLD:
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            out = np.asarray(fn(x, y))
+    except (core.InconclusiveDimensionOperation, ZeroDivisionError):
+        return None
+    if out.dtype == object:
+        items = np.ravel(out).tolist()
+        if all(isinstance(d, bool | np.bool_) for d in items):
+            return out.astype(bool)
+        if any(not isinstance(d, int | np.integer) for d in items):
+            return out
+    return out if out.dtype.kind == "b" else out.astype(dtype)
+
+
+def _same(a: Any, b: Any) -> bool:
+    difference = a - b
+    if isinstance(difference, int | np.integer):
+        return difference == 0
+    if _holds(difference, 1) or _holds(-difference, 1):
+        return False
+    raise core.InconclusiveDimensionOperation(f"{a} == {b} depends on the sizes")
+
+
+def _holds(size: Any, least: int) -> bool:
+    try:
+        return bool(size >= least)
+    except core.InconclusiveDimensionOperation:
+        return False
+
+
+def int_max(a: Any, b: Any) -> Any:
+    """The larger of two sizes, each a number or symbolic."""
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else core.max_dim(a, b)
+
+
+def same_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """`x == y`; for symbolic sizes only where it is decided."""
+    if x.dtype != object and y.dtype != object:
+        return np.asarray(x == y)
+    return np.asarray(np.frompyfunc(_same, 2, 1)(x, y))
+
+
+def max_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The larger of each pair of sizes, which may be symbolic."""
+    if x.dtype != object and y.dtype != object:
+        return np.maximum(x, y)
+    return np.asarray(np.frompyfunc(core.max_dim, 2, 1)(x, y))
+
+
+def min_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The smaller of each pair of sizes, which may be symbolic."""
+    if x.dtype != object and y.dtype != object:
+        return np.minimum(x, y)
+    return np.asarray(np.frompyfunc(core.min_dim, 2, 1)(x, y))
 
 
 def static(node: Node, values: Sequence[Any], index: int) -> np.ndarray:
@@ -82,9 +158,12 @@ def arrays(values: Sequence[Any]) -> list[Any]:
     return [array(v, dtypes[0] if dtypes else _INT32) for v in values]
 
 
-def broadcast(values: Sequence[Any]) -> list[Any]:
-    """Operands at their common shape, by the rule NumPy and TensorFlow share."""
-    operands = arrays(values)
+def broadcast(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]:
+    """Operands at their common shape, by the rule NumPy and TensorFlow share.
+
+    Symbolic sizes become integers of `dtype`, or of the dtype of the others.
+    """
+    operands = arrays(values) if dtype is None else [array(v, dtype) for v in values]
     shape = lax.broadcast_shapes(*(np.shape(x) for x in operands))
     return [broadcast_to(x, shape) for x in operands]
 

@@ -1,0 +1,53 @@
+"""Sorting and what is the largest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ._node import Node
+from ._registry import Context, raises_tf
+from ._static import array, broadcast_to, ints, static
+
+
+@raises_tf("TopKV2")
+def _top_k(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    (k,) = ints(static(node, values, 1))
+    found, where = lax.top_k(array(values[0]), k)
+    return [found, lax.convert_element_type(where, node.attr("index_type", np.dtype(np.int32)))]
+
+
+@raises_tf("NthElement")
+def _nth_element(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, n = array(values[0]), array(values[1])
+    if node.attr("reverse", False):
+        n = x.shape[-1] - 1 - n
+    return [lax.dynamic_index_in_dim(jnp.sort(x, -1), n, x.ndim - 1, keepdims=False)]
+
+
+@raises_tf("InTopK", "InTopKV2")
+def _in_top_k(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    scores, targets = array(values[0]), array(values[1])
+    k = node.attr("k") if node.op == "InTopK" else array(values[2])
+    classes = scores.shape[-1]
+    known = (targets >= 0) & (targets < classes) & jnp.all(jnp.isfinite(scores), -1)
+    own = jnp.take_along_axis(scores, jnp.clip(targets, 0, classes - 1)[:, None], 1)
+    ahead = jnp.sum(scores > broadcast_to(own, scores.shape), -1)
+    return [known & (ahead < k)]
+
+
+@raises_tf("ArgMax", "ArgMin")
+def _arg(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x = array(values[0])
+    axis = ints(static(node, values, 1))[0] % x.ndim
+    best, worst = (lax.argmax, -np.inf) if node.op == "ArgMax" else (lax.argmin, np.inf)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        # NaN is never larger nor smaller in TensorFlow.
+        x = lax.select(lax.ne(x, x), lax.full_like(x, worst), x)
+    dtype = node.attr("output_type", np.dtype(np.int64))
+    if jnp.issubdtype(x.dtype, jnp.bool_):
+        x = lax.convert_element_type(x, np.int32)
+    return [lax.convert_element_type(best(x, axis, np.int32), dtype)]

@@ -1,0 +1,94 @@
+"""Special functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._node import Node
+from ._registry import Context, Rule, add_table
+from ._static import array, broadcast
+
+scipy = jax.scipy.special
+
+
+def _rule(fn: Callable[..., Any]) -> Rule:
+    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+        operands = broadcast(values) if len(values) > 1 else [array(values[0])]
+        return [fn(*operands)]
+
+    return rule
+
+
+def _in_float32(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """For functions that `jax.scipy` has in single and double precision alone."""
+
+    def wide(*operands: Any) -> Any:
+        dtype = operands[0].dtype
+        if dtype.itemsize > 2:
+            return fn(*operands)
+        out = fn(*(lax.convert_element_type(x, jnp.float32) for x in operands))
+        return lax.convert_element_type(out, dtype)
+
+    return wide
+
+
+def _growing(scaled: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """exp(|x|) times `scaled`, with the derivative of |x| at 0 that is the right one here: 0."""
+    return lambda x: lax.exp(x * lax.sign(x)) * scaled(x)
+
+
+@jax.custom_jvp
+def spence(x: Any) -> Any:
+    """The dilogarithm of 1 - x; autodiff of `jax.scipy.special.spence` has gaps."""
+    return scipy.spence(x)
+
+
+@spence.defjvp
+def _spence_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    (x,), (dx,) = primals, tangents
+    other = jnp.where(x == 1, 2, x)
+    return spence(x), dx * jnp.where(x == 1, -1, lax.log(other) / (1 - other))
+
+
+@jax.custom_jvp
+def zeta(x: Any, q: Any) -> Any:
+    """Hurwitz's zeta function. TensorFlow has its derivative in q alone, and takes 0 in x."""
+    return lax.zeta(x, q)
+
+
+@zeta.defjvp
+def _zeta_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    x, q = primals
+    return zeta(x, q), -x * zeta(x + 1, q) * tangents[1]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "BesselI0": _growing(lax.bessel_i0e),
+    "BesselI0e": lax.bessel_i0e,
+    "BesselI1": _growing(lax.bessel_i1e),
+    "BesselI1e": lax.bessel_i1e,
+    "Betainc": lax.betainc,
+    "Dawsn": _in_float32(scipy.dawsn),
+    "Digamma": lax.digamma,
+    "Erf": lax.erf,
+    "Erfc": lax.erfc,
+    "Erfinv": lax.erf_inv,
+    "Expint": _in_float32(scipy.expi),
+    "FresnelCos": _in_float32(lambda x: scipy.fresnel(x)[1]),
+    "FresnelSin": _in_float32(lambda x: scipy.fresnel(x)[0]),
+    "Igamma": lax.igamma,
+    "IgammaGradA": lax.igamma_grad_a,
+    "Igammac": lax.igammac,
+    "Lgamma": lax.lgamma,
+    "Ndtri": scipy.ndtri,
+    "Polygamma": lax.polygamma,
+    "Spence": _in_float32(spence),
+    "Zeta": zeta,
+}
+
+add_table({op: _rule(fn) for op, fn in FUNCTIONS.items()})

@@ -1,0 +1,202 @@
+"""Slices: `Slice`, `StridedSlice`, and what writes to one.
+
+Places that depend on data are clamped into the array, as XLA does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from ..._errors import Problem, UnsupportedOpError
+from ._node import Node
+from ._registry import Context, raises_tf
+from ._static import array, broadcast_to, ints, is_static, static
+
+
+@raises_tf("Slice")
+def _slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    shape = np.shape(values[0])
+    size = ints(static(node, values, 2))
+    if isinstance(values[1], np.ndarray):
+        begin = ints(values[1])
+        limit = [d if n == -1 else b + n for b, n, d in zip(begin, size, shape, strict=True)]
+        if is_static(values[0]):
+            where = tuple(slice(b, e) for b, e in zip(begin, limit, strict=True))
+            return [values[0][where]]
+        return [lax.slice(array(values[0]), begin, limit)]
+    if -1 in size:
+        reason = "takes the rest of an axis from a place that depends on data"
+        raise UnsupportedOpError([Problem("tf.Slice", reason, node.location)])
+    starts = [lax.index_in_dim(values[1], i, keepdims=False) for i in range(len(size))]
+    return [lax.dynamic_slice(array(values[0]), starts, size)]
+
+
+@raises_tf("StridedSlice")
+def _strided_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    index = _index(node, values[1:4], np.ndim(values[0]))
+    if is_static(values[0]) and not any(_is_traced(part) for part in index):
+        return [np.asarray(values[0][tuple(index)])]
+    return [_take(array(values[0]), index)]
+
+
+@raises_tf("StridedSliceGrad")
+def _strided_slice_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    shape = ints(static(node, values, 0))
+    index = _index(node, values[1:4], len(shape))
+    dy = array(values[4])
+    return [_put(lax.full(shape, 0, dy.dtype), index, dy, fresh=True)]
+
+
+@raises_tf("TensorStridedSliceUpdate")
+def _strided_slice_update(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, value = array(values[0]), array(values[4])
+    return [_put(x, _index(node, values[1:4], x.ndim), value)]
+
+
+def _is_traced(part: Any) -> bool:
+    return hasattr(part, "aval")
+
+
+def _index(node: Node, bounds: list[Any], rank: int) -> list[Any]:
+    """The index as NumPy takes it, with the ellipsis spelled out: slices, ints and `None`.
+
+    A place that depends on data stays a traced scalar.
+    """
+    begin, end, _ = bounds
+    steps = ints(static(node, bounds, 2))
+    count = len(steps)
+    mask = {
+        k: node.attr(f"{k}_mask", 0)
+        for k in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    has = {k: [bool(m >> i & 1) for i in range(count)] for k, m in mask.items()}
+    # What follows the ellipsis is not new where it is the ellipsis itself.
+    used = sum(not e and not n for e, n in zip(has["ellipsis"], has["new_axis"], strict=True))
+    index: list[Any] = []
+    for i in range(count):
+        if has["ellipsis"][i]:
+            index += [slice(None)] * (rank - used)
+        elif has["new_axis"][i]:
+            index.append(None)
+        elif has["shrink_axis"][i]:
+            index.append(_entry(begin, i))
+        else:
+            start = None if has["begin"][i] else _entry(begin, i)
+            stop = None if has["end"][i] else _entry(end, i)
+            if _is_traced(start) or _is_traced(stop):
+                reason = "the length of a slice depends on data"
+                remedy = "Use tf.slice or tf.gather, whose results have a fixed size."
+                raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
+            index.append(slice(start, stop, steps[i]))
+    return index + [slice(None)] * (rank - sum(j is not None for j in index))
+
+
+def _entry(vector: Any, i: int) -> Any:
+    if isinstance(vector, np.ndarray):
+        return ints(vector)[i]
+    return lax.index_in_dim(vector, i, keepdims=False)
+
+
+@dataclasses.dataclass
+class _Region:
+    """What an index picks, axis by axis, in ascending order."""
+
+    starts: list[Any]
+    stops: list[Any]
+    steps: list[int]
+    flips: list[int]
+    traced: dict[int, Any]
+    lengths: list[Any]  # of each axis of the operand
+    shape: list[Any]  # of the result
+
+
+def _region(index: list[Any], sizes: tuple[Any, ...]) -> _Region:
+    r = _Region([], [], [], [], {}, [], [])
+    for part in index:
+        if part is None:
+            r.shape.append(1)
+            continue
+        axis = len(r.starts)
+        size = sizes[axis]
+        step = 1
+        if isinstance(part, slice):
+            start, stop, step, length = _bounds(part, size)
+            r.shape.append(length)
+            if step < 0:
+                r.flips.append(axis)
+        elif _is_traced(part):
+            r.traced[axis] = part
+            start, stop, length = 0, size, 1
+        else:
+            start = part + size if isinstance(part, int) and part < 0 else part
+            stop, length = start + 1, 1
+        r.starts.append(start)
+        r.stops.append(stop)
+        r.steps.append(abs(step))
+        r.lengths.append(length)
+    return r
+
+
+def _take(x: Any, index: list[Any]) -> Any:
+    """`x[index]` in `lax` ops: one slice, a reversal of some axes, then a change of rank."""
+    r = _region(index, tuple(x.shape))
+    y = x
+    if r.steps and (max(r.steps) > 1 or any(r.starts) or tuple(r.stops) != tuple(x.shape)):
+        y = lax.slice(x, r.starts, r.stops, r.steps)
+    for axis, place in r.traced.items():
+        y = lax.dynamic_slice_in_dim(y, place, 1, axis)
+    y = lax.rev(y, r.flips) if r.flips else y
+    return y if y.shape == tuple(r.shape) else lax.reshape(y, r.shape)
+
+
+def _put(x: Any, index: list[Any], value: Any, fresh: bool = False) -> Any:
+    """`x` with `value` at `index`; `fresh`: x is zero, so that padding does."""
+    r = _region(index, tuple(x.shape))
+    picked = broadcast_to(value, tuple(r.shape))
+    value = lax.reshape(picked, r.lengths)
+    value = lax.rev(value, r.flips) if r.flips else value
+    if r.traced:
+        # The other axes are taken whole, so that one update does.
+        whole = all(
+            a in r.traced or (n == d and s == 1)
+            for a, (n, d, s) in enumerate(zip(r.lengths, x.shape, r.steps, strict=True))
+        )
+        if whole:
+            zero = lax.full_like(next(iter(r.traced.values())), 0)
+            starts = [r.traced.get(a, zero) for a in range(x.ndim)]
+            return lax.dynamic_update_slice(x, value, starts)
+        places = tuple(p for p in index if p is not None)
+        kept = [n for n, p in zip(r.lengths, places, strict=True) if isinstance(p, slice)]
+        return x.at[places].set(lax.reshape(picked, kept))
+    padding = [
+        (start, size - start - (0 if n == 0 else (n - 1) * step + 1), step - 1)
+        for start, size, step, n in zip(r.starts, x.shape, r.steps, r.lengths, strict=True)
+    ]
+    if fresh:
+        return lax.pad(value, lax.full((), 0, value.dtype), padding)
+    if all(step == 1 for step in r.steps):
+        return lax.dynamic_update_slice(x, value, r.starts)
+    # With a stride there are gaps, in which x stays.
+    inside = lax.pad(lax.full(value.shape, True), lax.full((), False), padding)
+    return lax.select(inside, lax.pad(value, lax.full((), 0, value.dtype), padding), x)
+
+
+def _bounds(part: slice, size: Any) -> tuple[Any, Any, int, Any]:
+    """Start, stop (in ascending order), signed step and length of what a slice picks."""
+    if isinstance(size, int):
+        picked = range(*part.indices(size))
+        if not picked:
+            return 0, 0, picked.step, 0
+        ends = picked[0], picked[-1]
+        return min(ends), max(ends) + 1, picked.step, len(picked)
+    # A symbolic size has no clamping; a step other than one would need its residue.
+    start, stop, step = part.start or 0, size if part.stop is None else part.stop, part.step or 1
+    if step != 1:
+        reason = f"takes every {step}th element of an axis whose size is symbolic"
+        raise UnsupportedOpError([Problem("tf.StridedSlice", reason)])
+    start, stop = (d + size if isinstance(d, int) and d < 0 else d for d in (start, stop))
+    return start, stop, 1, stop - start

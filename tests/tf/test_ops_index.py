@@ -1,0 +1,430 @@
+"""Slices, gathers, scatters and segments against TensorFlow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.tf.raw_ops import (
+    COMPLEX,
+    INTS,
+    MOVED,
+    REAL,
+    SIGNED,
+    UNSIGNED,
+    Case,
+    Suite,
+    coarse,
+    dtype_of,
+    dtypes,
+    i32,
+    sample,
+    special,
+)
+
+
+def strided(begin, end, strides=None, **masks):
+    strides = [1] * len(begin) if strides is None else strides
+    return {"begin": i32(*begin), "end": i32(*end), "strides": i32(*strides), **masks}
+
+
+SLICES = [
+    strided([1, 0, 1], [2, 3, 4]),
+    strided([-1, 3, 0], [-3, 0, 4], [-1, -2, 3]),
+    strided([0, 0], [1, 2], [1, 1], shrink_axis_mask=1),
+    strided([0, -1], [0, 0], ellipsis_mask=1, shrink_axis_mask=2),
+    strided([0, 0, 0], [0, 0, 2], new_axis_mask=1, ellipsis_mask=2),
+    strided([0, 1, 0, 0], [0, 2, 0, 9], new_axis_mask=5, begin_mask=8),
+    strided([2, 1], [0, 2], [-1, 1], end_mask=1),
+    strided([5, -9], [9, 2]),
+    strided([0, 3], [2, 1]),
+    strided([-5], [9], [2]),
+    strided([], []),
+    strided([0, 3], [2, 0], [1, -1], begin_mask=2, end_mask=2),
+]
+
+
+def slice_cases():
+    x = sample((2, 3, 4), "float32")
+    for attrs in SLICES:
+        yield Case("StridedSlice", {"input": x}, attrs)
+        picked = np.asarray(tf.raw_ops.StridedSlice(input=x, **attrs))
+        yield Case("StridedSliceGrad", {"dy": picked}, {"shape": i32(2, 3, 4), **attrs})
+        value = sample(picked.shape, "float32", 5)
+        yield Case("TensorStridedSliceUpdate", {"input": x, "value": value}, attrs)
+        yield Case(
+            "TensorStridedSliceUpdate",
+            {"input": x, "value": value[..., :1] if value.ndim else value},
+            attrs,
+            label="broadcast",
+        )
+    for dtype in MOVED:
+        y = sample((2, 3, 4), dtype)
+        yield Case("StridedSlice", {"input": y}, SLICES[1])
+        yield Case(
+            "StridedSliceGrad",
+            {"dy": sample((1, 3, 3), dtype)},
+            {"shape": i32(2, 3, 4), **SLICES[0]},
+        )
+        yield Case("Slice", {"input": y}, {"begin": i32(0, 1, 2), "size": i32(-1, 2, 1)})
+        yield Case(
+            "Slice",
+            {"input": y, "begin": i32(0, 1, 2)},
+            {"size": i32(2, 2, 1)},
+            label="traced begin",
+        )
+    for place in (i32(1, 0), i32(-1, 0)):
+        attrs = {
+            "end": i32(0, 0),
+            "strides": i32(1, 1),
+            "begin_mask": 2,
+            "end_mask": 2,
+            "shrink_axis_mask": 1,
+        }
+        yield Case("StridedSlice", {"input": x, "begin": place}, attrs, label="traced begin")
+        yield Case(
+            "StridedSliceGrad",
+            {"dy": x[0], "begin": place},
+            {"shape": i32(2, 3, 4), **attrs},
+            label="traced begin",
+        )
+        yield Case(
+            "TensorStridedSliceUpdate",
+            {"input": x, "begin": place, "value": x[0] * 2},
+            attrs,
+            label="traced begin",
+        )
+
+
+def gather_cases():
+    for dtype in MOVED:
+        x = sample((3, 4, 5), dtype)
+        which = i32(2, 0, 1, 1)
+        for axis in (0, 1, -1):
+            yield Case(
+                "GatherV2", {"params": x, "indices": which}, {"axis": np.int32(axis)}, grad_rtol=64
+            )
+            yield Case(
+                "GatherV2",
+                {"params": x, "indices": which.reshape(2, 2)},
+                {"axis": np.int32(axis)},
+                grad_rtol=64,
+            )
+            yield Case("GatherV2", {"params": x, "indices": np.int64(1)}, {"axis": np.int32(axis)})
+            yield Case(
+                "GatherV2",
+                {"params": x},
+                {"indices": which, "axis": np.int32(axis)},
+                label="constant",
+                grad_rtol=64,
+            )
+        yield Case("Gather", {"params": x, "indices": which[:2]}, {"validate_indices": False})
+        rows = np.array([[0, 3], [2, 2], [1, 0]], np.int64)
+        yield Case(
+            "GatherV2",
+            {"params": x, "indices": rows},
+            {"axis": np.int32(1), "batch_dims": 1},
+            grad_rtol=64,
+        )
+        yield Case(
+            "GatherV2",
+            {"params": x, "indices": rows},
+            {"axis": np.int32(2), "batch_dims": 1},
+            grad_rtol=64,
+        )
+        yield Case(
+            "GatherV2",
+            {"params": x, "indices": rows},
+            {"axis": np.int32(2), "batch_dims": -1},
+            grad_rtol=64,
+        )
+        yield Case(
+            "GatherV2",
+            {"params": x[:, :2], "indices": rows % 2},
+            {"axis": np.int32(2), "batch_dims": 2},
+            grad_rtol=64,
+        )
+        yield Case(
+            "GatherV2", {"params": x, "indices": which[:0]}, {"axis": np.int32(1)}, grad=False
+        )
+        yield Case("GatherNd", {"params": x, "indices": i32(2, 1)}, grad_rtol=64)
+        yield Case(
+            "GatherNd", {"params": x, "indices": np.array([[[2, 1, 4]], [[0, 0, 0]]], np.int32)}
+        )
+        yield Case(
+            "GatherNd", {"params": x, "indices": np.array([[2], [2], [0]], np.int64)}, grad_rtol=64
+        )
+        yield Case("GatherNd", {"params": x, "indices": np.zeros((2, 0), np.int32)}, grad_rtol=64)
+        parts = {"data": x[0]}
+        yield Case("DynamicPartition", parts, {"partitions": i32(1, 0, 1, 1), "num_partitions": 3})
+        yield Case(
+            "DynamicStitch",
+            {"data": [x[0], x[1, :2]]},
+            {"indices": [i32(0, 5, 2, 1), i32(3, 2)]},
+            grad=False,
+            label="twice",
+        )
+        yield Case(
+            "ParallelDynamicStitch",
+            {"data": [x[0], x[1, :2]]},
+            {"indices": [i32(0, 5, 2, 1), i32(3, 4)]},
+        )
+    outside = {"params": sample((3, 4), "float32"), "indices": i32(0, 3, -1)}
+
+    def zeros(params, indices, **attrs):
+        inside = (indices >= 0) & (indices < 3)
+        return [
+            np.where(inside[:, None], params[np.where(inside, indices, 0)], 0).astype(params.dtype)
+        ]
+
+    yield Case("GatherV2", outside, {"axis": np.int32(0)}, reference=zeros, label="out of range")
+    yield Case(
+        "GatherNd",
+        {**outside, "indices": i32(0, 3, -1)[:, None]},
+        reference=lambda params, indices: zeros(params, indices[:, 0]),
+        label="out of range",
+    )
+    for op in ("LowerBound", "UpperBound"):
+        for dtype in ("int32", "float32", "int64", "float64"):
+            rows = np.sort(coarse((2, 6), dtype), -1)
+            yield Case(
+                op,
+                {"sorted_inputs": rows, "values": coarse((2, 4), dtype, 1)},
+                {"out_type": tf.int64},
+            )
+    for dtype in dtypes("Bucketize"):
+        x = special(dtype) if dtype in REAL else coarse((6,), dtype)
+        yield Case("Bucketize", {"input": x}, {"boundaries": [-1.5, 0.0, 0.5, 3.0]}, grad=False)
+
+
+def scatter_cases():
+    for dtype in MOVED:
+        which = np.array([[0, 1], [2, 0], [0, 1]], np.int32)
+        unique = np.array([[0, 1], [2, 0], [1, 1]], np.int64)
+        x, updates = sample((3, 4, 2), dtype), sample((3, 2), dtype, 1)
+        add = dtype != "bool"
+        yield Case(
+            "ScatterNd",
+            {"indices": which if add else unique, "updates": updates},
+            {"shape": np.array([3, 4, 2], which.dtype if add else np.int64)},
+            rtol=2,
+            atol=8,
+        )
+        for op in ("Update", "Add", "Sub", "Max", "Min"):
+            if dtype in dtypes(f"TensorScatter{op}") and (add or op == "Update"):
+                inputs = {"tensor": x, "indices": unique, "updates": updates}
+                yield Case(f"TensorScatter{op}", inputs, rtol=2, atol=8)
+                if op in ("Add", "Sub"):
+                    yield Case(f"TensorScatter{op}", {**inputs, "indices": which}, rtol=2, atol=8)
+                if op in ("Max", "Min") and dtype in REAL:
+                    inputs = {
+                        "tensor": coarse((9,), dtype),
+                        "indices": unique[:, :1],
+                        "updates": coarse((3,), dtype, 1),
+                    }
+                    yield Case(f"TensorScatter{op}", inputs, label="ties")
+        if add:
+            yield Case(
+                "ScatterNdNonAliasingAdd",
+                {"input": x, "indices": which, "updates": updates},
+                rtol=2,
+                atol=8,
+            )
+    for dtype in ("float32", "int32", "float64", "int8"):
+        values = sample((3,), dtype)
+        yield Case(
+            "SparseToDense",
+            {"sparse_indices": i32(0, 2, 5), "sparse_values": values, "default_value": values[0]},
+            {"output_shape": i32(7)},
+            grad=False,
+        )
+        yield Case(
+            "SparseToDense",
+            {
+                "sparse_indices": np.array([[0, 2], [1, 0], [1, 1]]),
+                "sparse_values": values[0],
+                "default_value": values[1],
+            },
+            {"output_shape": np.array([2, 3])},
+            grad=False,
+        )
+    for dtype in ("int32", "int64", "float32", "float64"):
+        arr, weights = i32(1, 1, 0, 3, 9), sample((5,), dtype)
+        yield Case("Bincount", {"arr": arr, "weights": weights}, {"size": np.int32(4)}, grad=False)
+        yield Case(
+            "Bincount", {"arr": arr, "weights": weights[:0]}, {"size": np.int32(12)}, grad=False
+        )
+        for index in (np.int32, np.int64):
+            for binary in (False, True):
+                attrs = {"size": index(4), "binary_output": binary}
+                a = arr.astype(index)
+                yield Case("DenseBincount", {"input": a, "weights": weights[:0]}, attrs, grad=False)
+                rows = np.stack([a[:4], a[1:]])
+                yield Case(
+                    "DenseBincount", {"input": rows, "weights": weights[:0]}, attrs, grad=False
+                )
+                if not binary:
+                    yield Case("DenseBincount", {"input": a, "weights": weights}, attrs, grad=False)
+                    yield Case(
+                        "DenseBincount",
+                        {"input": rows, "weights": sample((2, 4), dtype)},
+                        attrs,
+                        grad=False,
+                    )
+    for dtype in dtypes("HistogramFixedWidth"):
+        values = special(dtype, finite=True)
+        if dtype in INTS:
+            values = coarse((20,), dtype)
+        span = np.array([0 if dtype in UNSIGNED else -2, 5]).astype(dtype_of(dtype))
+        yield Case(
+            "HistogramFixedWidth",
+            {"values": values, "value_range": span},
+            {"nbins": np.int32(5)},
+            grad=False,
+        )
+
+
+INDEX = Suite([*slice_cases(), *gather_cases(), *scatter_cases()])
+
+
+def segment_cases():
+    for kind in ("Sum", "Prod", "Max", "Min"):
+        for dtype in [d for d in dtypes(f"UnsortedSegment{kind}") if d != "bool"]:
+            exact = dtype in INTS or kind in ("Max", "Min")
+            attrs = {"num_segments": np.int32(5)}
+            how = {
+                "rtol": None if exact else 16,
+                "atol": 0 if exact else 16,
+                "grad_rtol": 64,
+                "grad": dtype not in COMPLEX or kind == "Sum",
+            }
+            for label, x in (
+                ("", sample((4, 3), dtype)),
+                ("ties and zeros", coarse((4, 3), dtype)),
+            ):
+                yield Case(
+                    f"UnsortedSegment{kind}",
+                    {"data": x, "segment_ids": i32(3, 0, -1, 3)},
+                    attrs,
+                    label=label,
+                    **how,
+                )
+            ids = np.array([[0, 2, 2], [4, 0, -1]], np.int64)
+            yield Case(
+                f"UnsortedSegment{kind}",
+                {"data": sample((2, 3, 2), dtype), "segment_ids": ids},
+                attrs,
+                **how,
+            )
+            yield Case(
+                f"UnsortedSegment{kind}",
+                {"data": sample((0, 3), dtype), "segment_ids": i32()},
+                attrs,
+                grad=False,
+            )
+            x = coarse((5, 3), dtype)
+            yield Case(f"Segment{kind}", {"data": x}, {"segment_ids": i32(0, 0, 2, 2, 3)}, **how)
+
+            def unsorted(data, segment_ids, num_segments, op=f"UnsortedSegment{kind}"):
+                return [
+                    getattr(tf.raw_ops, op)(
+                        data=data, segment_ids=segment_ids, num_segments=num_segments
+                    ).numpy()
+                ]
+
+            yield Case(
+                f"Segment{kind}V2",
+                {"data": x, "segment_ids": i32(0, 0, 2, 2, 3)},
+                attrs,
+                reference=unsorted,
+                rtol=how["rtol"],
+                atol=how["atol"],
+            )
+    for dtype in dtypes("SegmentMean"):
+        x = sample((5, 3), dtype)
+        rtol = None if dtype in INTS else 8
+        yield Case(
+            "SegmentMean",
+            {"data": x},
+            {"segment_ids": i32(0, 0, 2, 2, 3)},
+            rtol=rtol,
+            atol=8,
+            grad=dtype not in COMPLEX,
+        )
+    for kind in ("Sum", "Mean", "SqrtN"):
+        for dtype in dtypes(f"SparseSegment{kind}"):
+            inputs = {"data": sample((6, 3), dtype), "indices": i32(4, 0, 0, 5)}
+            yield Case(
+                f"SparseSegment{kind}",
+                inputs,
+                {"segment_ids": i32(0, 0, 2, 2)},
+                rtol=8,
+                atol=8,
+                grad_rtol=64,
+            )
+            inputs = {**inputs, "segment_ids": i32(0, 0, 2, 2)}
+            yield Case(
+                f"SparseSegment{kind}WithNumSegments",
+                inputs,
+                {"num_segments": np.int32(4)},
+                rtol=8,
+                atol=8,
+                grad_rtol=64,
+            )
+            if dtype in dtypes(f"SparseSegment{kind}Grad"):
+                inputs = {
+                    "grad": sample((3, 3), dtype),
+                    "indices": i32(4, 0, 0, 5),
+                    "segment_ids": i32(0, 0, 2, 2),
+                }
+                yield Case(
+                    f"SparseSegment{kind}Grad",
+                    inputs,
+                    {"output_dim0": np.int32(6)},
+                    rtol=8,
+                    atol=8,
+                    grad=False,
+                )
+
+
+def sort_cases():
+    for dtype in dtypes("TopKV2"):
+        x = coarse((3, 7), dtype)
+        y = rng_rows(dtype)
+        yield Case("TopKV2", {"input": x}, {"k": np.int32(4)}, grad=False, label="ties")
+        yield Case("TopKV2", {"input": y}, {"k": np.int32(3), "index_type": tf.int64})
+        yield Case("TopKV2", {"input": y[0]}, {"k": np.int32(0)}, grad=False)
+    for dtype in dtypes("NthElement"):
+        yield Case("NthElement", {"input": coarse((3, 7), dtype), "n": np.int32(2)}, grad=False)
+        yield Case("NthElement", {"input": rng_rows(dtype), "n": np.int32(2)}, {"reverse": True})
+    scores = np.array(
+        [[1, 2, 2, 0], [np.inf, 1, 0, 2], [0, 0, 0, 0], [3, 1, 2, np.nan], [4, 3, 2, 1]], np.float32
+    )
+    for targets in (i32(1, 1, 2, 0, 9), np.array([2, 0, 3, 2, -1])):
+        for k in (1, 2, 3):
+            yield Case("InTopK", {"predictions": scores, "targets": targets}, {"k": k}, grad=False)
+            yield Case(
+                "InTopKV2",
+                {"predictions": scores, "targets": targets, "k": targets.dtype.type(k)},
+                grad=False,
+            )
+
+
+def rng_rows(dtype):
+    """Rows without ties."""
+    base = np.array([[3, 1, 0, 6, 5, 2, 4], [0, 1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0]])
+    return (base - (3 if dtype in [*SIGNED, *REAL] else 0)).astype(dtype_of(dtype))
+
+
+SEGMENT = Suite([*segment_cases(), *sort_cases()])
+
+
+@pytest.mark.parametrize(("part", "op"), INDEX.params())
+def test_index(part, op):
+    INDEX.check(part, op)
+
+
+@pytest.mark.parametrize(("part", "op"), SEGMENT.params())
+def test_segment_and_sort(part, op):
+    SEGMENT.check(part, op)

@@ -1,0 +1,287 @@
+"""Products, decompositions, einsum and Fourier transforms against TensorFlow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.tf.raw_ops import COMPLEX, INTS, Case, Suite, dtypes, sample
+
+FLOATS = ("float32", "float64", "complex64", "complex128")
+
+
+def matmul_cases():
+    for dtype in dtypes("MatMul"):
+        how = {"rtol": None if dtype in INTS else 32, "atol": 256, "grad_rtol": 256, "grad": True}
+        for ta in (False, True):
+            for tb in (False, True):
+                a = sample((4, 3) if ta else (3, 4), dtype)
+                b = sample((5, 4) if tb else (4, 5), dtype, 1)
+                yield Case(
+                    "MatMul", {"a": a, "b": b}, {"transpose_a": ta, "transpose_b": tb}, **how
+                )
+        yield Case("MatMul", {"a": sample((3, 0), dtype), "b": sample((0, 2), dtype)}, grad=False)
+    for dtype in dtypes("BatchMatMulV2"):
+        how = {"rtol": None if dtype in INTS else 32, "atol": 256, "grad_rtol": 256}
+        for ax in (False, True):
+            for ay in (False, True):
+                x = sample((2, 1, 4, 3) if ax else (2, 1, 3, 4), dtype)
+                y = sample((3, 5, 4) if ay else (3, 4, 5), dtype, 1)
+                yield Case("BatchMatMulV2", {"x": x, "y": y}, {"adj_x": ax, "adj_y": ay}, **how)
+                if dtype not in dtypes("BatchMatMul"):
+                    continue
+                same = sample((2, 3, *y.shape[1:]), dtype, 1)
+                x = sample((2, 3, *x.shape[2:]), dtype)
+                yield Case("BatchMatMul", {"x": x, "y": same}, {"adj_x": ax, "adj_y": ay}, **how)
+    for a, b, out in (
+        ("float32", "float32", "float32"),
+        ("int8", "int8", "int32"),
+        ("uint8", "int8", "int32"),
+    ):
+        yield Case(
+            "BatchMatMulV3",
+            {"x": sample((2, 3, 4), a), "y": sample((4, 5), b, 1)},
+            {"Tout": out},
+            rtol=32,
+            atol=256,
+            grad_rtol=256,
+        )
+    for a in ("float32", "bfloat16"):
+        for b in ("float32", "bfloat16"):
+            inputs = {"a": sample((4, 3), a), "b": sample((5, 4), b)}
+            flags = {"transpose_a": True, "transpose_b": True, "a_is_sparse": True}
+            yield Case("SparseMatMul", inputs, flags, rtol=64, atol=256, grad=False)
+    for dtype in dtypes("TridiagonalMatMul"):
+        rows = {k: sample((2, 1, 5), dtype, k) for k in ("superdiag", "maindiag", "subdiag")}
+        yield Case(
+            "TridiagonalMatMul",
+            {**rows, "rhs": sample((2, 5, 3), dtype)},
+            rtol=32,
+            atol=64,
+            grad=dtype not in COMPLEX,
+        )
+
+
+EQUATIONS = [
+    ("ij,jk->ik", (2, 3), (3, 4)),
+    ("bij,bjk->bik", (2, 3, 4), (2, 4, 5)),
+    ("...ij,...jk->...ik", (2, 1, 3, 4), (5, 4, 2)),
+    ("ii->i", (3, 3)),
+    ("ii->", (3, 3)),
+    ("i->ii", (3,)),
+    ("i->iii", (3,)),
+    ("ij,j->iij", (2, 3), (3,)),
+    ("ijk->kj", (2, 3, 4)),
+    ("abc,cd->bad", (2, 3, 4), (4, 5)),
+    ("i,j->ij", (2,), (3,)),
+    ("...a->...", (2, 3, 4)),
+    ("aab,ab->a", (2, 2, 3), (2, 3)),
+    ("...i->...ii", (2, 3)),
+    ("Ab,bC->AC", (2, 3), (3, 2)),
+    (",i->i", (), (3,)),
+]  # fmt: skip
+
+
+def einsum_cases():
+    for dtype in ("float32", "int32", "complex64", "bfloat16", "float64", "int64", "float16"):
+        for equation, *shapes in EQUATIONS:
+            inputs = [sample(shape, dtype, i) for i, shape in enumerate(shapes)]
+            rtol = None if dtype in INTS else 32
+            yield Case(
+                "Einsum",
+                {"inputs": inputs},
+                {"equation": equation},
+                rtol=rtol,
+                atol=256,
+                grad_rtol=256,
+            )
+
+
+PRODUCT = Suite([*matmul_cases(), *einsum_cases()])
+
+
+def by_numpy(name):
+    """TensorFlow has no kernels for these on the CPU."""
+    fn = getattr(np.fft, f"{name.lower()}n")
+
+    def reference(input, fft_length, axes, Tcomplex=None, Treal=None):
+        out = fn(input.astype(complex if input.dtype.kind == "c" else float), fft_length, axes)
+        single = input.dtype in (np.float32, np.complex64)
+        kinds = {"c": ("complex64", "complex128"), "f": ("float32", "float64")}
+        return [out.astype(kinds[out.dtype.kind][0 if single else 1])]
+
+    return reference
+
+
+def transform_cases():
+    for dtype in COMPLEX:
+        for name in ("FFT", "IFFT"):
+            for end, shape in (("", (3, 8)), ("2D", (2, 5, 6)), ("3D", (2, 3, 4, 5))):
+                x = sample(shape, dtype)
+                yield Case(f"{name}{end}", {"input": x}, rtol=64, atol=64, grad_rtol=64)
+            for axes, lengths in (([0, 2], [3, 6]), ([1], [5]), ([-1, 0], [8, 2])):
+                attrs = {
+                    "fft_length": np.array(lengths, np.int32),
+                    "axes": np.array(axes, np.int32),
+                }
+                yield Case(
+                    f"{name}ND",
+                    {"input": sample((3, 5, 6), dtype)},
+                    attrs,
+                    rtol=64,
+                    atol=64,
+                    reference=by_numpy(name),
+                )
+    for dtype, pair in (("float32", "complex64"), ("float64", "complex128")):
+        types = {"Tcomplex": pair}
+        for end, shape, lengths in (
+            ("", (3, 8), ([8], [5])),
+            ("2D", (2, 5, 6), ([5, 6], [3, 4])),
+            ("3D", (2, 3, 4, 5), ([3, 4, 5], [2, 3, 4])),
+        ):
+            for length in lengths:
+                attrs = {"fft_length": np.array(length, np.int32)}
+                yield Case(
+                    f"RFFT{end}",
+                    {"input": sample(shape, dtype)},
+                    {**attrs, **types},
+                    rtol=64,
+                    atol=64,
+                    grad_rtol=64,
+                )
+                yield Case(
+                    f"IRFFT{end}",
+                    {"input": sample(shape, pair)},
+                    {**attrs, "Treal": dtype},
+                    rtol=64,
+                    atol=64,
+                    grad=False,
+                )
+        for axes, lengths in (([0, 2], [3, 6]), ([1], [4]), ([2, 0], [8, 2])):
+            attrs = {"fft_length": np.array(lengths, np.int32), "axes": np.array(axes, np.int32)}
+            yield Case(
+                "RFFTND",
+                {"input": sample((3, 5, 6), dtype)},
+                {**attrs, **types},
+                rtol=64,
+                atol=64,
+                reference=by_numpy("RFFT"),
+            )
+            inputs = {"input": sample((3, 5, 6), pair)}
+            yield Case(
+                "IRFFTND",
+                inputs,
+                {**attrs, "Treal": dtype},
+                rtol=64,
+                atol=64,
+                reference=by_numpy("IRFFT"),
+            )
+
+
+TRANSFORM = Suite(transform_cases())
+
+
+def positive(shape, dtype):
+    x = sample(shape, dtype)
+    n = shape[-1]
+    return (x @ x.conj().swapaxes(-1, -2) + 4 * np.eye(n)).astype(dtype)
+
+
+def solvable(shape, dtype, key=0):
+    return (sample(shape, dtype, key) + 6 * np.eye(shape[-2], shape[-1])).astype(dtype)
+
+
+def decomposition_cases():
+    for dtype in FLOATS:
+        how = {"rtol": 2000, "atol": 500, "grad_rtol": 4000, "grad": dtype not in COMPLEX}
+        spd = positive((2, 4, 4), dtype)
+        a, b = solvable((2, 4, 4), dtype), sample((2, 4, 3), dtype, 1)
+        garbage = spd + np.triu(np.full((4, 4), 50), 1).astype(dtype)
+        yield Case("Cholesky", {"input": spd}, **how)
+        yield Case("Cholesky", {"input": garbage}, label="upper triangle unread", **how)
+        if dtype in ("float32", "float64"):
+            low = np.linalg.cholesky(spd).astype(dtype)
+            yield Case(
+                "CholeskyGrad",
+                {"l": low, "grad": sample((2, 4, 4), dtype)},
+                **{**how, "grad": False},
+            )
+        yield Case(
+            "SelfAdjointEigV2",
+            {"input": garbage},
+            {"compute_v": False},
+            **{**how, "reference": eigenvalues},
+        )
+        yield Case("Svd", {"input": a}, {"compute_uv": False}, **{**how, "reference": singular})
+        yield Case("Lu", {"input": a}, **how)
+        # Eigen and LAPACK choose pivots by other norms of complex numbers.
+        yield Case(
+            "Lu",
+            {"input": sample((3, 5, 5), dtype) if dtype not in COMPLEX else a},
+            {"output_idx_type": tf.int64},
+            **{**how, "grad": False},
+        )
+        yield Case("MatrixDeterminant", {"input": a}, **how)
+        yield Case("LogMatrixDeterminant", {"input": a}, **how)
+        for adjoint in (False, True):
+            attrs = {"adjoint": adjoint}
+            yield Case("MatrixInverse", {"input": a}, attrs, **how)
+            yield Case("MatrixSolve", {"matrix": a, "rhs": b}, attrs, **how)
+            for lower in (False, True):
+                attrs = {"adjoint": adjoint, "lower": lower}
+                yield Case("MatrixTriangularSolve", {"matrix": a, "rhs": b}, attrs, **how)
+                yield Case("MatrixTriangularSolve", {"matrix": a[:1], "rhs": b}, attrs, **how)
+                bands = sample((2, 3, 5), dtype) + np.array(5, dtype)
+                yield Case(
+                    "BandedTriangularSolve",
+                    {"matrix": bands, "rhs": sample((2, 5, 2), dtype)},
+                    attrs,
+                    **{**how, "grad": False},
+                )
+        for fast in (True, False):
+            for shape in ((5, 3), (3, 5)):
+                inputs = {
+                    "matrix": sample((2, *shape), dtype),
+                    "rhs": sample((2, shape[0], 2), dtype),
+                }
+                attrs = {"fast": fast, "l2_regularizer": np.float64(0.3 if fast else 0)}
+                yield Case(
+                    "MatrixSolveLs", inputs, attrs, **{**how, "grad": fast and dtype not in COMPLEX}
+                )
+        for pivoting in (False, True):
+            d = sample((2, 3, 5), dtype)
+            d[:, 1] += np.array(9, dtype)
+            inputs = {"diagonals": d, "rhs": sample((2, 5, 3), dtype)}
+            yield Case("TridiagonalSolve", inputs, {"partial_pivoting": pivoting}, **how)
+        yield Case("MatrixSquareRoot", {"input": spd}, **{**how, "grad": False})
+        if dtype in COMPLEX:
+            yield Case("MatrixLogarithm", {"input": spd}, **{**how, "grad": False})
+
+
+def eigenvalues(input, compute_v):
+    values = np.linalg.eigvalsh(input, "L").astype(input.dtype)
+    return [values, np.zeros((0,), input.dtype)]
+
+
+def singular(input, compute_uv):
+    empty = np.zeros((0,), input.dtype)
+    return [np.linalg.svd(input, compute_uv=False).astype(input.dtype), empty, empty]
+
+
+DECOMPOSITION = Suite(decomposition_cases())
+
+
+@pytest.mark.parametrize(("part", "op"), PRODUCT.params())
+def test_product(part, op):
+    PRODUCT.check(part, op)
+
+
+@pytest.mark.parametrize(("part", "op"), TRANSFORM.params())
+def test_transform(part, op):
+    TRANSFORM.check(part, op)
+
+
+@pytest.mark.parametrize(("part", "op"), DECOMPOSITION.params())
+def test_decomposition(part, op):
+    DECOMPOSITION.check(part, op)

@@ -1,0 +1,192 @@
+"""Special functions and simulated quantization against TensorFlow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.tf.raw_ops import REAL, Case, Suite, dtype_of, dtypes, sample, special
+
+# TensorFlow takes 1 for the derivative of I1 at 0, which is 1/2: no grid point there.
+# op: (domain, tolerance, absolute tolerance, tolerance of the gradient), in machine epsilons.
+UNARY = {
+    "BesselI0": ((-6, 6), 32, 8, 64), "BesselI0e": ((-9, 9), 32, 8, 64),
+    "BesselI1": ((-6, 6.1), 32, 8, 64), "BesselI1e": ((-9, 9), 32, 8, 64),
+    "Dawsn": ((-9, 9), 64, 8, 128), "Digamma": ((-4.6, 9), 256, 64, 512),
+    "Erf": ((-4, 4), 16, 8, 32), "Erfc": ((-4, 4), 64, 8, 64),
+    "Erfinv": ((-0.99, 0.99), 64, 8, 128),
+    "Expint": ((0.1, 9), 64, 8, 128), "FresnelCos": ((-6, 6), 128, 32, 128),
+    "FresnelSin": ((-6, 6), 128, 32, 128), "Lgamma": ((-4.6, 9), 128, 64, 512),
+    "Ndtri": ((0.01, 0.99), 64, 8, 128), "Spence": ((0.05, 9), 64, 16, 256),
+}  # fmt: skip
+
+
+def special_cases():
+    for op, ((low, high), rtol, atol, grad_rtol) in UNARY.items():
+        for dtype in dtypes(op):
+            x = np.linspace(low, high, 31).astype(dtype_of(dtype))
+            yield Case(op, {"x": x}, rtol=rtol, atol=atol, grad_rtol=grad_rtol)
+            yield Case(op, {"x": sample((0, 2), dtype)}, grad=False)
+    for op in ("Erf", "Erfc", "Erfinv", "Lgamma", "Ndtri", "BesselI0e", "BesselI1e"):
+        for dtype in dtypes(op):
+            yield Case(op, {"x": special(dtype)}, rtol=64, atol=16, grad=False, label="special")
+    for dtype in dtypes("Igamma"):
+        a = np.array([0.1, 0.5, 1, 2.5, 8])[:, None].astype(dtype_of(dtype))
+        x = np.array([0.01, 0.4, 1, 3, 9, 20]).astype(dtype_of(dtype))
+        for op in ("Igamma", "Igammac"):
+            yield Case(op, {"a": a, "x": x}, rtol=256, atol=64, grad_rtol=2000, grad=True)
+        if dtype in dtypes("IgammaGradA"):
+            yield Case("IgammaGradA", {"a": a, "x": x}, rtol=2000, atol=64, grad=False)
+    for dtype in dtypes("Betainc"):
+        a, b = (np.array(v)[:, None].astype(dtype) for v in ([0.5, 1, 3, 7], [2, 0.7, 4, 1]))
+        x = np.array([0, 0.1, 0.5, 0.9, 1]).astype(dtype)
+        yield Case(
+            "Betainc",
+            {"a": a + 0 * x, "b": b + 0 * x, "x": x + 0 * a},
+            rtol=2000,
+            atol=64,
+            grad=False,
+        )
+        inner = x[1:-1] + 0 * a
+        yield Case(
+            "Betainc",
+            {"x": inner},
+            {"a": a + 0 * inner, "b": b + 0 * inner},
+            rtol=2000,
+            atol=64,
+            grad_rtol=2000,
+        )
+    for dtype in dtypes("Zeta"):
+        x = np.array([1.5, 2, 4, 9])[:, None].astype(dtype)
+        q = np.array([0.5, 1, 3, 8.5]).astype(dtype)
+        yield Case("Zeta", {"x": x, "q": q}, rtol=256, atol=64, grad=False)
+        yield Case("Zeta", {"q": q}, {"x": x}, rtol=256, atol=64, grad_rtol=512)
+        n = np.array([0, 1, 2, 4])[:, None].astype(dtype)
+        yield Case("Polygamma", {"a": n, "x": q}, rtol=512, atol=64, grad=False)
+        yield Case("Polygamma", {"x": q}, {"a": n}, rtol=512, atol=64, grad_rtol=1024)
+
+
+SPECIAL = Suite(special_cases())
+
+
+def fake_quant_cases():
+    x = np.concatenate([np.linspace(-9.013, 8.97, 41), [0, -6, 6, -6.02, 6.02]]).astype(np.float32)
+    g = sample(x.shape, "float32", 4)
+    ranges = [(-6, 6), (0, 1), (-3, 0), (0.5, 4), (-4, -1), (-0.1, 7.7)]
+    for low, high in ranges:
+        for bits in (8, 4, 2):
+            for narrow in (False, True):
+                attrs = {"num_bits": bits, "narrow_range": narrow}
+                how = {"rtol": 4, "atol": 8, "grad_rtol": 64}
+                fixed = {"min": float(low), "max": float(high), **attrs}
+                yield Case("FakeQuantWithMinMaxArgs", {"inputs": x}, fixed, **how)
+                yield Case(
+                    "FakeQuantWithMinMaxArgsGradient", {"gradients": g, "inputs": x}, fixed, **how
+                )
+                bounds = {"min": np.float32(low), "max": np.float32(high)}
+                yield Case("FakeQuantWithMinMaxVars", {"inputs": x, **bounds}, attrs, **how)
+                yield Case(
+                    "FakeQuantWithMinMaxVarsGradient",
+                    {"gradients": g, "inputs": x, **bounds},
+                    attrs,
+                    **how,
+                    grad=False,
+                )
+    zero = {"min": np.float32(0), "max": np.float32(0)}
+    yield Case("FakeQuantWithMinMaxVars", {"inputs": x, **zero})
+    lows, highs = (np.array(v, np.float32) for v in zip(*ranges, strict=True))
+    wide = np.stack([x] * 6, -1).reshape(2, -1, 6)
+    bounds = {"min": lows, "max": highs}
+    yield Case(
+        "FakeQuantWithMinMaxVarsPerChannel",
+        {"inputs": wide, **bounds},
+        rtol=4,
+        atol=8,
+        grad_rtol=64,
+    )
+    grads = {"gradients": sample(wide.shape, "float32"), "inputs": wide}
+    yield Case(
+        "FakeQuantWithMinMaxVarsPerChannelGradient",
+        {**grads, **bounds},
+        rtol=64,
+        atol=64,
+        grad=False,
+    )
+
+
+def quantize_cases():
+    for dtype in [d for d in dtypes("QuantizeAndDequantizeV2") if d in REAL]:
+        x = sample((2, 3, 7), dtype)
+        kind = dtype_of(dtype).type
+        for low, high in ((-4, 2), (-1, 5), (0, 3)):
+            for signed in (True, False):
+                for narrow in (False, True):
+                    for given in (True, False):
+                        if not signed and low < 0:
+                            continue
+                        attrs = {
+                            "signed_input": signed,
+                            "num_bits": 4,
+                            "range_given": given,
+                            "narrow_range": narrow,
+                        }
+                        inputs = {"input": x, "input_min": kind(low), "input_max": kind(high)}
+                        for mode in ("HALF_TO_EVEN", "HALF_UP"):
+                            yield Case(
+                                "QuantizeAndDequantizeV2",
+                                inputs,
+                                {**attrs, "round_mode": mode},
+                                rtol=4,
+                                atol=8,
+                            )
+                        yield Case(
+                            "QuantizeAndDequantizeV4",
+                            inputs,
+                            attrs,
+                            rtol=4,
+                            atol=8,
+                            grad=given,
+                            grad_rtol=64,
+                        )
+                        fixed = {k: v for k, v in attrs.items() if k != "num_bits"}
+                        yield Case(
+                            "QuantizeAndDequantizeV3",
+                            inputs,
+                            {**fixed, "num_bits": np.int32(5)},
+                            rtol=4,
+                            atol=8,
+                        )
+        rows = {
+            "input_min": np.array([-1, -2, -4]).astype(dtype_of(dtype)),
+            "input_max": np.array([2, 1, 8]).astype(dtype_of(dtype)),
+        }
+        yield Case("QuantizeAndDequantizeV2", {"input": x, **rows}, {"axis": 1}, rtol=4, atol=8)
+        grads = {"gradients": sample(x.shape, dtype), "input": x}
+        yield Case(
+            "QuantizeAndDequantizeV4Grad",
+            {**grads, **rows},
+            {"axis": 1},
+            rtol=64,
+            atol=64,
+            grad=False,
+        )
+        yield Case(
+            "QuantizeAndDequantizeV4Grad",
+            {**grads, "input_min": kind(-2), "input_max": kind(1)},
+            rtol=64,
+            atol=64,
+            grad=False,
+        )
+
+
+QUANTIZE = Suite([*fake_quant_cases(), *quantize_cases()])
+
+
+@pytest.mark.parametrize(("part", "op"), SPECIAL.params())
+def test_special(part, op):
+    SPECIAL.check(part, op)
+
+
+@pytest.mark.parametrize(("part", "op"), QUANTIZE.params())
+def test_quantize(part, op):
+    QUANTIZE.check(part, op)
