@@ -27,7 +27,6 @@ from . import _random as _random
 from . import _reduce as _reduce
 from . import _resize as _resize
 from . import _rnn as _rnn
-from . import _resource_ops as _resource_ops
 from . import _scatter as _scatter
 from . import _segment as _segment
 from . import _sort as _sort
