@@ -22,6 +22,7 @@ from invert._pattern import Pattern as Pattern
 from invert._pattern import Site as Site
 from invert._pattern import Structural as Structural
 from invert._report import Report as Report
+from invert._save import save as save
 from invert._trainable import trainable as trainable
 from invert._verify import Certificate as Certificate
 

@@ -12,7 +12,7 @@ import jax
 import jax.export
 import numpy as np
 
-from invert import _compat, _derivatives, _jaxpr, _module, patterns
+from invert import _compat, _derivatives, _jaxpr, _module, _save, patterns
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import InvertError
@@ -200,7 +200,7 @@ def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) ->
 
 def load(
     path: str | os.PathLike[str], *, signature: str | None = None, config: Config = _DEFAULT
-) -> Module | Methods:
+) -> Any:
     """Loads the functions of a SavedModel directory.
 
     **Arguments:**
@@ -209,12 +209,18 @@ def load(
     - `signature`: name of the one function or signature wanted. By default the functions attached
         to the object, or the signatures where there are none.
 
+    A directory that `save` has written is read back too. This imports its `model.py`, and so runs
+    it; nothing of a SavedModel is ever run.
+
     **Returns:** a `Module` whose `params` are the variables; where there are several functions, a
-        `Methods` with one method for each, on the same parameters.
+        `Methods` with one method for each, on the same parameters; of a directory that `save` has
+        written, the Equinox module.
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`.
     """
+    if _save.is_saved(path):
+        return _save.load_saved(path)
     from invert.frontends import saved_model
 
     entries = saved_model.entry_points(path, signature=signature, config=config)

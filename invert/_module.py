@@ -18,6 +18,7 @@ from invert import _annotations, _compat
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import SignatureError
 from invert._report import Report
+from invert.emission import Emission, emission_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,6 +64,7 @@ class Function:
         self._stages: dict[Any, Stage] = {}
         self._compiled: dict[Stage, Callable[..., Any]] = {}
         self.home: Stage | None = None
+        self.emission: Emission | None = None
         specs, self.in_tree = jax.tree_util.tree_flatten(
             (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
         )
@@ -311,6 +313,30 @@ class Module(eqx.Module):
     def report(self) -> Report:
         """What the conversion did."""
         return self._first().report
+
+    @property
+    def source(self) -> str:
+        """The program as the text of a Python file.
+
+        **Raises:** `EmissionError` where it has none; `SignatureError` where sizes are open that
+            the text cannot leave open and no call has fixed.
+        """
+        return self._emission().source
+
+    @property
+    def model(self) -> eqx.Module:
+        """The module that `source` defines, with the parameters of this one.
+
+        **Raises:** as `source`.
+        """
+        constants = {f"constant_{i}": c for i, c in enumerate(self.constants)}
+        return self._emission().with_values({**constants, **self.named_params()})
+
+    def _emission(self) -> Emission:
+        function = self._function
+        if function.emission is None:
+            function.emission = emission_of(function)
+        return function.emission
 
     def _first(self) -> Stage:
         stages = self._function.stages

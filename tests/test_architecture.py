@@ -53,6 +53,7 @@ RANK = {
     "_report": 10,
     "_annotations": 10,
     "emission": 10,
+    "_save": 11.5,
     "_module": 11,
     "_methods": 11,
     "_trainable": 11,

@@ -18,7 +18,8 @@ from invert._errors import EmissionError
 from invert.emission import _layers, _main, _merge, _normal, _run, _tree
 from invert.emission._classes import Classes
 from invert.emission._file import File
-from invert.emission._naming import Names, camel, identifier
+from invert.emission._naming import camel
+from invert.emission._page import page_of
 from invert.emission._proof import Prover
 from invert.emission._sizes import Points
 from invert.emission._tree import Node
@@ -62,6 +63,12 @@ class Emission:
     names: Mapping[str, str]
     messages: tuple[str, ...]
 
+    def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
+        """The model with other arrays, by their names in the container."""
+        leaves, tree = jax.tree_util.tree_flatten(self.model)
+        new = [values.get(name, old) for name, old in zip(self.names.values(), leaves, strict=True)]
+        return jax.tree_util.tree_unflatten(tree, new)
+
 
 def emit(recovered: Recovered) -> Emission:
     """Writes the program as Python.
@@ -80,7 +87,18 @@ def emit(recovered: Recovered) -> Emission:
         if failures:
             how = "one class" if not plain else "one class, in plain lax"
             messages.append(f"written as {how}: {failures[0]}")
-        return dataclasses.replace(found, messages=(*messages, *found.messages))
+        found = dataclasses.replace(found, messages=(*messages, *found.messages))
+        space: Any = found.namespace
+        space.__source__ = found.source
+        space.__page__ = page_of(
+            recovered.entry,
+            found.source,
+            type(found.model).__name__,
+            found.names,
+            recovered.certificate,
+            found.messages,
+        )
+        return found
     raise EmissionError("no text gives the program back: " + "; ".join(dict.fromkeys(failures)))
 
 
@@ -92,6 +110,8 @@ class _Attempt:
 
     def run(self) -> Emission:
         recovered = self.recovered
+        if self.entry.assigned:
+            raise EmissionError("the program assigns variables")
         if recovered.points is None:
             jaxpr = _compat.open_jaxpr(_normal.strong(recovered.programs[0]))
             program = _merge.Program(jaxpr)
@@ -148,13 +168,15 @@ class _Attempt:
         in_tree = jax.tree_util.tree_structure(
             (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
         )
-        names = main_parameters(entry)
+        names, key = _main.parameters(entry)
 
         def run(*values: Any) -> Any:
             given = dict(zip(held, values[: len(held)], strict=True))
             traced = _build(getattr(namespace, cls), node, given)
-            args, kwargs = jax.tree_util.tree_unflatten(in_tree, values[len(held) :])
-            keywords = {names[k]: v for k, v in kwargs.items()}
+            rest = list(values[len(held) :])
+            keywords = {key: rest.pop()} if entry.draws else {}
+            args, kwargs = jax.tree_util.tree_unflatten(in_tree, rest)
+            keywords |= {names[k]: v for k, v in kwargs.items()}
             return jax.tree_util.tree_leaves(traced(*args, **keywords))
 
         for program in recovered.programs:
@@ -178,14 +200,6 @@ def _build(cls: Any, node: Node, values: Mapping[Any, Any]) -> Any:
         inner = isinstance(value, Node)
         fields[field.name] = _build(field.type, value, values) if inner else values[value]
     return cls(**fields)
-
-
-def main_parameters(entry: EntryPoint) -> dict[str, str]:
-    """Identifiers for the keyword arguments of an entry point."""
-    names = Names()
-    for i, name in enumerate(entry.arg_names):
-        names.new(identifier(name, f"x_{i}"))
-    return {k: names.new(identifier(k, "argument")) for k in entry.kwargs}
 
 
 def _inlined(closed: Any) -> Any:

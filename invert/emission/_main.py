@@ -124,10 +124,12 @@ class Main:
 
     def _function(self, layer: Layer, arguments: Sequence[Any]) -> Function:
         entry = self.entry
-        trees = [*entry.args, *entry.kwargs.values()]
-        names = Names()
-        hints = [names.new(identifier(n, f"x_{i}")) for i, n in enumerate(entry.arg_names)]
-        hints += [names.new(identifier(n, "argument")) for n in entry.kwargs]
+        trees: list[Any] = [*entry.args, *entry.kwargs.values()]
+        names, key = parameters(entry)
+        hints = list(names.values())
+        if entry.draws:
+            trees.append(ArgSpec(key, (), arguments[-1].aval.dtype))
+            hints.append(key)
         flat = iter(self._leaves_in_order(arguments))
         given: dict[Any, ast.expr] = {}
         tokens: list[str] = []
@@ -161,7 +163,7 @@ class Main:
         function = Function(
             "", "__call__", tokens, hints, body.statements, value,
             first=["self"], doc=self._doc(), annotations=annotations, returns=returns,
-            keyword_only=len(entry.kwargs), positional_only=not ordinary, types=types,
+            keyword_only=len(entry.kwargs) + entry.draws, positional_only=not ordinary, types=types,
         )  # fmt: skip
         bare = [v for v in arguments if v not in given]
         return self.file.with_dimensions(function, bare)
@@ -170,9 +172,11 @@ class Main:
         """The variables in the order of the signature; JAX sorts keyword arguments by name."""
         trees = (tuple(self.entry.args), dict(self.entry.kwargs))
         structure = jax.tree_util.tree_structure(trees, is_leaf=_is_spec)
-        args, kwargs = jax.tree_util.tree_unflatten(structure, arguments)
+        count = structure.num_leaves
+        args, kwargs = jax.tree_util.tree_unflatten(structure, arguments[:count])
         ordered = [*args, *(kwargs[k] for k in self.entry.kwargs)]
-        return [v for tree in ordered for v in jax.tree_util.tree_leaves(tree)]
+        leaves = [v for tree in ordered for v in jax.tree_util.tree_leaves(tree)]
+        return [*leaves, *arguments[count:]]  # a key comes last
 
     def _result(
         self, results: Sequence[ast.expr], outputs: Sequence[Any]
@@ -187,6 +191,14 @@ class Main:
         if isinstance(kinds, ast.expr):
             return value, kinds
         return value, syntax.name("PyTree")
+
+
+def parameters(entry: EntryPoint) -> tuple[dict[str, str], str]:
+    """Identifiers for the arguments of an entry point, by name, and one for a key."""
+    names = Names()
+    found = {n: names.new(identifier(n, f"x_{i}")) for i, n in enumerate(entry.arg_names)}
+    found |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}
+    return found, names.new("key")
 
 
 def source_of(entry: EntryPoint) -> str:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import equinox as eqx
+
 from invert.emission._layers import Layer, LayerCall
 from invert.emission._naming import Names, identifier
 
@@ -46,8 +48,8 @@ class Node:
                 yield (*path, name), value
 
 
-# Methods of modules, which a field would hide.
-_METHODS = ("load", "save", "params", "source", "report")
+# What every class has: a field of such a name would have it as its default.
+_METHODS = frozenset({*dir(eqx.Module), *dir(type(eqx.Module))})
 
 
 def split_name(name: str) -> Path:

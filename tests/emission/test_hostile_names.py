@@ -1,0 +1,154 @@
+"""Names from untrusted files: the text parses, holds only what it should, and runs equal."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import invert
+from invert import _compat
+from invert._entry import ArgSpec, EntryPoint, Param
+from invert.emission._emit import Emission, Recovered, emit
+from invert.emission._naming import RESERVED, Names, camel, comment, identifier, snake
+from tests.emission.models import ramp, recovered, with_params
+
+NASTY = [
+    *"class def import None True match print __import__ __class__ self jnp jax eqx Array".split(),
+    *"load _read params source x kernel Kernel KERNEL kernel_ kernel_2 dataclasses".split(),
+    *"__call__ __init__ mro Float Any Path safe_open".split(),
+    *"$0 $dim:b `x` <!-- # {x} %s a/b / // . .. a.b".split(),
+    *"a:0 :0 a|b 0 1a é ﬀ 名前 🦆".split(),
+    *("a b", "a\nb", "a\r\nimport os", "'", '"', '"""', "'''", "\\", "\\n", "kernel 2", "", " "),
+    *('"""\nimport os\n"""', "');os.system('x", "\u202e", "\x00", "a" * 10_000),
+]
+
+names = st.one_of(
+    st.sampled_from(NASTY), st.text(max_size=12), st.text(alphabet="ab/._: '\"\\", max_size=8)
+)
+
+
+def check_tree(source: str) -> None:
+    """The text holds imports of known modules, functions and classes, and nothing private."""
+    tree = ast.parse(source)
+    allowed = {
+        "dataclasses",
+        "collections.abc",
+        "pathlib",
+        "typing",
+        "equinox",
+        "jax",
+        "jax.numpy",
+        "numpy",
+    }
+    allowed |= {"jaxtyping", "safetensors"}
+    for node in tree.body[1:]:
+        assert isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert all(alias.name in allowed for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module in allowed
+        elif isinstance(node, ast.Name):
+            assert node.id.isascii()
+            assert not node.id.startswith("__")
+        elif isinstance(node, ast.Attribute):
+            assert node.attr.isascii()
+            assert not node.attr.startswith("__")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            known = {"load", "_read", "array", "safe_open", "cls"}
+            assert node.func.id in known
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert node.value.isascii()
+            assert len(node.value) < 400
+
+
+def written(weights: list[str], entry_name: str, source: str) -> Emission:
+    """The text of a program whose parameters have these names, run and compared."""
+    values = [ramp(2, 3) * (i + 1) for i in range(len(weights))]
+    x = ramp(2, 3)
+
+    def apply(*args):
+        *held, x = args
+        for value in held:
+            x = jnp.tanh(x * value)
+        return [x]
+
+    entry = EntryPoint(
+        name=entry_name,
+        fn=lambda held, x: apply(*held, x),
+        args=(ArgSpec("x", (2, 3), x.dtype),),
+        kwargs={},
+        arg_names=("x",),
+        out_tree=jax.tree_util.tree_structure(0),
+        params=tuple(Param(n, v) for n, v in zip(weights, values, strict=True)),
+        source=source,
+    )
+    jaxpr = _compat.open_jaxpr(jax.make_jaxpr(apply)(*values, x))
+    found = emit(Recovered(entry, [jaxpr], (), wide=False, certificate=source))
+    check_tree(found.source)
+    assert max(map(len, found.source.splitlines())) <= 120
+    assert found.messages == ()
+    model: Any = found.model
+    assert np.array_equal(model(x), jax.jit(apply)(*values, x)[0])
+    return found
+
+
+@settings(max_examples=15)
+@given(st.lists(names, min_size=3, max_size=3, unique=True), names, names)
+def test_the_text_is_the_program_whatever_the_names(weights, entry_name, source) -> None:
+    written(weights, entry_name, source)
+
+
+def test_every_nasty_name(tmp_path) -> None:
+    found = written(list(dict.fromkeys(NASTY)), '"""', 'from \'"""\nimport os')
+    invert.save(found.model, tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert page.isascii()
+    assert "\nimport os" not in page
+    assert np.array_equal(invert.load(tmp_path)(ramp(2, 3)), found.model(ramp(2, 3)))
+
+
+def test_scopes_of_any_name() -> None:
+    scopes = ["class", "a b'\"", "名前", "dot_general", "__import__"]
+
+    def apply(params, x):
+        for scope in scopes:
+            with jax.named_scope(scope):
+                x = jnp.tanh(x @ params[scope]["w"])
+        return x
+
+    params = {scope: {"w": ramp(3, 3) + i} for i, scope in enumerate(scopes)}
+    module = recovered(with_params(apply, params, ramp(2, 3)))
+    check_tree(module.source)
+    assert np.array_equal(module.model(ramp(2, 3)), module(ramp(2, 3)))
+
+
+@given(st.text())
+def test_identifiers(text: str) -> None:
+    for make in (identifier, snake, camel):
+        found = make(text)
+        assert found.isidentifier()
+        assert found.isascii()
+        assert not keyword.iskeyword(found)
+        assert not hasattr(builtins, found)
+        assert found not in RESERVED
+        assert not found.startswith("__")
+    said = comment(text)
+    assert said.isascii()
+    assert said.isprintable()
+    assert not set(said) & set("\"'\\`")
+
+
+@given(st.lists(st.sampled_from(["a", "b", "a_2", "a_3", "b_"]), max_size=20))
+def test_names_are_told_apart(wanted: list[str]) -> None:
+    taken = Names()
+    found = [taken.new(w) for w in wanted]
+    assert len(set(found)) == len(found)
