@@ -14,8 +14,8 @@ from invert.primitives.tf._host_ops import ON_TEXT, PURE, REFUSED
 
 X = np.array([1.5, -2.0, 3.0], np.float32)
 F32 = tf.TensorSpec([3], tf.float32)
-PLAIN = Config(verify=False)
-CALLBACK = Config(verify=False, host_ops="callback")
+PLAIN = Config(verify=False, patterns=False)
+CALLBACK = Config(verify=False, patterns=False, host_ops="callback")
 
 
 def converted(fn, *specs, config=PLAIN):

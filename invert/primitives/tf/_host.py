@@ -319,14 +319,17 @@ _FEW = 64
 
 
 def _search(keys: np.ndarray, content: np.ndarray, wanted: Any, default: Any) -> Any:
-    """The values of numeric keys, by binary search in the sorted keys."""
+    """The values of numeric keys: their places among the keys, or a binary search."""
     shape = (*wanted.shape, *content.shape[1:])
     if not len(keys):
         return jnp.broadcast_to(default, shape).astype(content.dtype)
-    order = np.argsort(keys)
-    keys, content = keys[order], content[order]
-    method = "compare_all" if len(keys) <= _FEW else "scan"
-    place = jnp.clip(jnp.searchsorted(keys, wanted, method=method), 0, len(keys) - 1)
-    hit = jnp.asarray(keys)[place] == wanted
+    if len(keys) <= _FEW:
+        same = jnp.equal(wanted[..., None], keys)
+        hit, place = jnp.any(same, -1), jnp.argmax(same, -1)
+    else:
+        order = np.argsort(keys)
+        keys, content = keys[order], content[order]
+        place = jnp.clip(jnp.searchsorted(keys, wanted), 0, len(keys) - 1)
+        hit = jnp.equal(jnp.asarray(keys)[place], wanted)
     hit = hit.reshape(*hit.shape, *(1,) * (content.ndim - 1))
     return jnp.where(hit, jnp.asarray(content)[place], default)
