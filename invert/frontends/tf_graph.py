@@ -361,8 +361,23 @@ class Run:
             rule = self.graph.rule(node)
             if rule is None:
                 raise UnsupportedOpError([self.graph.missing(node)])
-            results[index] = rule(self, node, [results[i][k] for i, k in node.inputs])
+            operands = [results[i][k] for i, k in node.inputs]
+            if any(isinstance(v, Resource) and v.kind == "reference" for v in operands):
+                operands = self._dereferenced(node, operands)
+            results[index] = rule(self, node, operands)
         return [results[i][k] for i, k in body.outputs]
+
+    def _dereferenced(self, node: Node, values: Sequence[Any]) -> list[Any]:
+        """The inputs of a node, read where it takes a value and gets a reference to a variable."""
+        definition = self.op_def(node.op)
+        takes = [a.is_ref for a in definition.input_arg] if definition is not None else []
+        takes += [False] * (len(values) - len(takes))
+        return [
+            v
+            if by_reference or not (isinstance(v, Resource) and v.kind == "reference")
+            else self.read(v)
+            for v, by_reference in zip(values, takes, strict=False)
+        ]
 
 
 def _parse(module: bytes, config: Config) -> Any:

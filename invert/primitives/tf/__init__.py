@@ -26,6 +26,7 @@ from . import _quantize as _quantize
 from . import _random as _random
 from . import _reduce as _reduce
 from . import _resize as _resize
+from . import _resource_ops as _resource_ops
 from . import _rnn as _rnn
 from . import _scatter as _scatter
 from . import _segment as _segment

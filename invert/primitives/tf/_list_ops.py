@@ -72,7 +72,10 @@ def _length(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("TensorListElementShape")
 def _element_shape(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    element = lists.known_element(_list(node, values[0]))
+    try:
+        element = lists.known_element(_list(node, values[0]))
+    except lists.RaggedListError:
+        element = None  # of several shapes, which TensorFlow calls an unknown one
     dtype = node.attr("shape_type")
     if not isinstance(element, jax.ShapeDtypeStruct):
         return [np.asarray(-1, dtype)]
@@ -138,8 +141,9 @@ def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     lst = _list(node, values[0])
     length_type = np.int64
     if lst.items is not None:
-        element = lists.known_element(lst)
-        items = [lists.zeros_of(element) if x is None else x for x in lst.items]
+        items = [
+            _unwritten(node, lst, values, i) if x is None else x for i, x in enumerate(lst.items)
+        ]
         if not items:
             empty = _element(node, values, 1) if len(values) > 1 else None
             items = [lists.zeros_of(empty)[:0]] if empty is not None else []
@@ -148,6 +152,17 @@ def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     rows = lists.stacked(lst)
     lengths = np.full(rows.shape[0], rows.shape[1], length_type)
     return [lax.reshape(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:])), lengths]
+
+
+def _unwritten(node: Node, lst: TensorList, values: Sequence[Any], index: int) -> Any:
+    """Zeros for an element that was not written, of the length that the op states for it."""
+    lengths = ints(static(node, values, 2)) if len(values) > 2 else ()
+    if not lengths:
+        return lists.zeros_of(lists.known_element(lst))
+    other = next((x for x in lst.items or () if x is not None), None)
+    rest = np.shape(other)[1:] if other is not None else ints(static(node, values, 1))[1:]
+    dtype = jax.dtypes.canonicalize_dtype(lst.dtype)
+    return jnp.zeros((lengths[index], *rest), dtype)
 
 
 @raises_tf("TensorListSplit")
@@ -187,10 +202,26 @@ def _add_lists(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [total]
 
 
+def _combine_present(fn: Callable[..., Any], parts: Sequence[Any]) -> Any:
+    """`fn` of elements; one that was not written is zero, which changes no sum."""
+    present = [array(x) if not isinstance(x, TensorList) else x for x in parts if x is not None]
+    if len(present) > 1 or (present and len(parts) == 1):
+        return _combine(fn, *present)
+    return present[0] if present else None
+
+
 def _combine(fn: Callable[..., Any], *values: Any) -> Any:
     """Applies `fn` to the elements of lists, and of lists in lists; sizes stay as they are."""
     if not any(isinstance(v, TensorList) for v in values):
         return fn(*values)
+    if len({v.size for v in values if v.items is not None}) == 1 and None not in (
+        v.items for v in values
+    ):
+        items = tuple(
+            _combine_present(fn, parts) for parts in zip(*(v.items for v in values), strict=True)
+        )
+        element = next((v.element for v in values if v.element is not None), None)
+        return TensorList(items, None, len(items), element, values[0].dtype)
     known = [v for v in values if isinstance(v, TensorList) and lists.known_element(v) is not None]
     if not known:
         return values[0]

@@ -381,7 +381,8 @@ def pop_back(lst: TensorList, element: Element | None = None) -> tuple[TensorLis
         last = size = lst.size - np.int32(1)
     value = get_item(lst, last, element)
     if lst.items is not None:
-        element = known_element(lst)
+        last_one = lst.element is None and len(lst.items) == 1
+        element = element_of(value) if last_one else lst.element
         return TensorList(lst.items[:-1], None, size, element, lst.dtype), value
     return dataclasses.replace(lst, size=size), value
 

@@ -53,7 +53,8 @@ def assign(ctx: Context, node: Node, resource: Any, value: Any) -> None:
 
 @raises_tf("VarHandleOp", "VariableV2", "Variable")
 def _var_handle(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [Resource("variable", variable_name(node), node.attr("dtype"), node.attr("shape"))]
+    kind = "variable" if node.op == "VarHandleOp" else "reference"
+    return [Resource(kind, variable_name(node), node.attr("dtype"), node.attr("shape"))]
 
 
 @raises_tf("ReadVariableOp")
