@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from invert import _compat, _jaxpr
 from invert._compat import core
@@ -33,7 +35,7 @@ from invert._gradient_rules import (
     stopped,
     type_of,
 )
-from invert._match import difference
+from invert._match import difference, equivalent
 from invert._pattern import Graph
 from invert._rewrite import Replacement, replace
 from invert._stops import with_stops
@@ -69,6 +71,54 @@ def _forward_only(eqn: Any) -> Any | None:
     return None
 
 
+_RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
+
+
+def _without_rules(closed: Any) -> Any:
+    """The forward program alone: rules are functions, which no two traces share."""
+
+    def visit(jaxpr: Any) -> Any:
+        graph = Graph(jaxpr)
+        found = [
+            Replacement(
+                eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({id(eqn)}), eqn
+            )
+            for eqn in graph.eqns
+            if eqn.primitive.name in _RULES
+        ]
+        return replace(graph, found) if found else jaxpr
+
+    return _jaxpr.map_jaxprs(closed, visit)
+
+
+class Compared:
+    """How gradients compared, so that layers of one kind are compared once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, list[tuple[Any, Any, list[np.ndarray], str]]] = {}
+
+    def difference(self, region: _Region, raw: Any, compare: Callable[[_Region, Any], str]) -> str:
+        """What `compare` says. A gradient that differs is kept, which is right for any constants;
+        one that agrees may differ where the constants or the rules of library functions do."""
+        forward, held = _jaxpr.split_constants(_without_rules(region.forward))
+        backward, more = _jaxpr.split_constants(_without_rules(raw))
+        ruled = any(e.primitive.name in _RULES for e in _jaxpr.equations(region.forward))
+        constants = [np.asarray(c) for c in (*region.constants.values(), *held, *more)]
+        key = tuple(e.primitive.name for e in (*forward.eqns, *backward.eqns))
+        known = self._known.setdefault(key, [])
+        for one, two, others, said in known:
+            same = len(others) == len(constants) and all(map(np.array_equal, others, constants))
+            if (
+                (said or (same and not ruled))
+                and equivalent(one, forward)
+                and equivalent(two, backward)
+            ):
+                return said
+        said = compare(region, raw)
+        known.append((forward, backward, constants, said))
+        return said
+
+
 @dataclasses.dataclass
 class Settler:
     """Settles the markers of a program.
@@ -84,6 +134,7 @@ class Settler:
     **Attributes:**
 
     - `messages`: what became of each marker.
+    - `compared`: what is known of gradients.
     """
 
     recognize: Callable[[Any], Any]
@@ -92,6 +143,7 @@ class Settler:
     wide: bool
     order: int = 1
     messages: list[str] = dataclasses.field(default_factory=list)
+    compared: Compared = dataclasses.field(default_factory=Compared)
 
     def __call__(self, closed: Any) -> Any:
         """The closed jaxpr without markers."""
@@ -110,11 +162,11 @@ class Settler:
             return _jaxpr.map_jaxprs(closed, visit)
 
     def _body(self, graph: Graph) -> Any:
-        found = []
+        found: list[Replacement] = []
         for eqn in graph.eqns:
             if eqn.primitive is not custom_gradient_p:
                 continue
-            rule = self._rule(graph, eqn)
+            rule = self._rule(graph, eqn, found)
             results = parts(eqn)[0]
             if rule is None:
                 same = _compat.trace_closed(lambda *xs: xs, *(v.aval for v in eqn.outvars))
@@ -126,12 +178,12 @@ class Settler:
                 )
         return replace(graph, found) if found else graph.jaxpr
 
-    def _rule(self, graph: Graph, eqn: Any) -> Rule | None:
+    def _rule(self, graph: Graph, eqn: Any, settled: Sequence[Replacement]) -> Rule | None:
         gradient = eqn.params["gradient"]
         if gradient.problem:
             self._say(gradient, f"plain autodiff: {gradient.problem}")
             return None
-        region = _Region(graph, eqn, self)
+        region = _Region(graph, eqn, self, settled)
         is_complex = any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in region.numbers)
         if is_complex and gradient.convention != "jax":
             self._say(gradient, "plain autodiff: the gradient is complex and not a JAX one")
@@ -142,22 +194,25 @@ class Settler:
             self._say(gradient, f"plain autodiff: the gradient cannot be raised: {error}")
             return None
         reason = "asked for"
+        # Lowering dropped nothing that would prove the gradient of a TensorFlow graph, or could be
+        # put back: there, numbers tell.
+        from_jax = gradient.convention == "jax"
         if self.config.custom_gradients == "check":
-            if self._is_proved(region, raw):
+            if from_jax and self._is_proved(region, raw):
                 self._say(gradient, "agrees with autodiff")
                 return None
-            promised = region.with_promised_bounds()
+            promised = region.with_promised_bounds() if from_jax else None
             if promised is not None and self._is_proved(promised, raw):
                 self._say(gradient, "agrees with autodiff, where gathers promise to be in bounds")
                 return Rule(plain_function(promised, self.wide), promised.operands, "plain")
-            reason = self._difference(region, raw)
+            reason = self.compared.difference(region, raw, self._difference)
             if not reason:
                 self._say(gradient, "agrees with autodiff, by numbers")
                 return None
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, parts(eqn)[0], "stop_gradient")
-        if self.config.custom_gradients == "check":
+        if self.config.custom_gradients == "check" and from_jax:
             for found in with_stops(region, raw, self.wide):
                 if self._is_proved(found, raw):
                     self._say(gradient, "agrees with autodiff, with stop_gradient put back")
@@ -221,7 +276,7 @@ class _Region:
     that are numbers with a tangent. `avals` are the types of all of them.
     """
 
-    def __init__(self, graph: Graph, eqn: Any, settler: Settler):
+    def __init__(self, graph: Graph, eqn: Any, settler: Settler, settled: Sequence[Replacement]):
         self.gradient = eqn.params["gradient"]
         self.results, inputs, self.captures = parts(eqn)
         self.inputs = list(dict.fromkeys(v for v in inputs if not isinstance(v, core.Literal)))
@@ -234,15 +289,29 @@ class _Region:
         self.operands = [*self.held, *self.outside, *self.inputs]
         self.numbers = [v for v in self.results if is_differentiable(v.aval)]
         self.wanted = [i for i, v in enumerate(self.inputs) if is_differentiable(v.aval)]
-        self.forward = _compat.trace_closed(
-            lambda *values: self._evaluate(values, self.results), *(v.aval for v in self.operands)
-        )
-        if any(e.primitive is custom_gradient_p for e in self.eqns):
-            self.forward = settler(self.forward)
+        types = [v.aval for v in self.operands]
+        run = functools.partial(self._run_settled, settled)
+        # Markers inside were settled before: their values come first. One that uses what comes
+        # before the arguments here is settled again, on the arguments.
+        self.forward = _compat.trace_closed(lambda *values: run(values), *types)
+        self.forward = settler(self.forward)
         self.avals = [
             *(type_of(v) for v in (*self.outside, *self.inputs)),
             *(type_of(v) for v in self.numbers),
         ]
+
+    def _run_settled(self, settled: Sequence[Replacement], values: Sequence[Any]) -> list[Any]:
+        env = dict(zip(self.operands, values, strict=True))
+        rules = {id(r.root): r for r in settled}
+        read = _compat.evaluate([], env)
+        for eqn in self.eqns:
+            rule = rules.get(id(eqn))
+            if rule and all(isinstance(a, core.Literal) or a in env for a in rule.inputs):
+                results = _compat.eval_closed(rule.jaxpr, [read(a) for a in rule.inputs])
+                env.update(zip(rule.outputs, results, strict=True))
+            else:
+                _compat.evaluate([eqn], env)
+        return [read(a) for a in self.results]
 
     def _evaluate(self, values: Sequence[Any], atoms: Sequence[Any]) -> list[Any]:
         env = dict(zip(self.operands, values, strict=True))

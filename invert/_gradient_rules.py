@@ -14,6 +14,7 @@ from invert import _compat, _jaxpr
 from invert._compat import core
 from invert._errors import InvertError
 from invert._gradient import is_differentiable
+from invert._linearity import is_linear
 from invert._pattern import Graph
 from invert._verify import largest_gap
 
@@ -154,9 +155,10 @@ def make_rule(region: Region, backward: Any, wide: bool, ruled: bool) -> Rule:
     JAX transposes a function without the rules inside it. So where the gradient has a rule of its
     own (`ruled`), the function gets one for reverse mode only: second derivatives stay right.
     """
+    shown = is_linear(backward, len(region.numbers))
     backward, shared = _share(backward, region)
     make, kind = _custom_vjp, "custom_vjp"
-    if not ruled and _is_linear(region, backward, shared, wide):
+    if not ruled and _is_linear(region, backward, shared, wide, shown):
         make, kind = _custom_jvp, "custom_jvp"
     return Rule(make(region, backward, shared, wide), region.operands, kind)
 
@@ -208,7 +210,8 @@ def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], wide: bool
     rule = jax.custom_jvp(function)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        results = function(*primals)
+        # The results keep the rule, for the next derivative.
+        results = rule(*primals)
         moved = tuple(tangents[first + i] for i in region.wanted)
         push = jax.linear_transpose(lambda *cts: pull(primals, cts), *cotangents)
         with jax.enable_x64(wide):
@@ -232,7 +235,7 @@ def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], wide: bool
     rule = jax.custom_vjp(function)
 
     def forward(*operands: Any) -> Any:
-        return function(*operands), operands
+        return rule(*operands), operands
 
     def back(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         found = pull(operands, [cotangents[i] for i in places])
@@ -245,8 +248,11 @@ def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], wide: bool
     return rule
 
 
-def _is_linear(region: Region, backward: Any, shared: Sequence[int], wide: bool) -> bool:
-    """Whether the gradient is linear in the cotangents: JAX can transpose it, and numbers agree."""
+def _is_linear(
+    region: Region, backward: Any, shared: Sequence[int], wide: bool, shown: bool
+) -> bool:
+    """Whether the gradient is linear in the cotangents: JAX can transpose it, and its equations
+    show it (`shown`) or numbers agree."""
     pull = _pull(region, backward, shared, wide)
     n = len(region.operands)
     types = [type_of(v) for v in (*region.operands, *region.numbers)]
@@ -261,6 +267,8 @@ def _is_linear(region: Region, backward: Any, shared: Sequence[int], wide: bool)
 
     try:
         _compat.trace_closed(push, *types[:n], *moved)
+        if shown:
+            return True
         with jax.enable_x64(wide):
             run = jax.jit(at)
             for values in samples(types, len(region.numbers))[::3]:

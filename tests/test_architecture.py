@@ -38,6 +38,7 @@ RANK = {
     "primitives.stablehlo._constants": 1,
     "primitives.stablehlo._locations": 1,
     "primitives.stablehlo._attributes": 2,
+    "_linearity": 3,
     "_raise": 3,
     "primitives": 4,
     "frontends": 5,
@@ -61,6 +62,7 @@ RANK = {
     "_api": 12,
     "__init__": 13,
     "testing": 14,
+    "compat": 14,
     "cli": 14,
     "__main__": 14,
 }

@@ -34,6 +34,8 @@ class TfGradient:
     - `make`: builds the graph, from its cotangents and captures to the cotangents of the
         arguments; `make(True)` reads the gradient functions inside it as well.
     - `outputs`: for each argument whether it has a gradient.
+    - `own`: outputs of the node itself that it uses, after the other captures. Only an op under
+        `gradient_override_map` has them; its arguments are its inputs.
     - `problem`: why it cannot be read.
     - `convention`: see `invert._gradient.Gradient`.
     """
@@ -43,6 +45,7 @@ class TfGradient:
     captures: tuple[Capture, ...] = ()
     make: Callable[[bool], Any] | None = None
     outputs: tuple[bool, ...] = ()
+    own: tuple[int, ...] = ()
     problem: str = ""
     convention: str = "jax"
 
@@ -75,15 +78,18 @@ def read_gradient(
 
     **Returns:** a `TfGradient` with a `problem` where there is none that can be read.
     """
-    failed = functools.partial(TfGradient, node.location, len(node.attr("T")))
     tf = import_tensorflow()
     graph = tf_function_graph(tf_graph, function) if function else tf_graph
+    unknown = len(node.attr("T")) if node.op == "IdentityN" else 0
+    failed = functools.partial(TfGradient, node.location, unknown)
     if graph is None:
         return failed(problem="the function it is in has no graph")
     try:
         op = graph.get_operation_by_name(node.name)
     except KeyError:
         return failed(problem="the function it is in has another graph")
+    overridden = node.op != "IdentityN"
+    failed = functools.partial(TfGradient, node.location, len(op.outputs))
     # The name is one of this process. Where the gradients were not saved it may by chance be that
     # of another function, which then does not fit this graph.
     gradient = tf_gradient_function(op)
@@ -91,7 +97,7 @@ def read_gradient(
         return failed(problem="no gradient function was saved with the model")
     try:
         scratch, cotangents, grads = _call(gradient, op, len(op.outputs))
-        results = _count_results(grads)
+        results = len(op.outputs) if overridden else _count_results(grads)
         # A restored function takes cotangents of the arguments too, which TensorFlow ignores.
         if any(t is not None and t.consumers() for t in cotangents[results:]):
             scratch, cotangents, grads = _call(gradient, op, results)
@@ -102,27 +108,33 @@ def read_gradient(
     ) as error:  # fmt: skip
         first = (str(error).splitlines() or [""])[0]
         return failed(problem=f"the gradient function fails: {type(error).__name__}: {first}")
-    if len(grads) != len(op.outputs) or not all(
+    passed = op.inputs if overridden else op.outputs
+    if len(grads) != len(passed) or not all(
         g is None or g.shape.is_compatible_with(t.shape)
-        for g, t in zip(grads, op.outputs, strict=True)
+        for g, t in zip(grads, passed, strict=True)
         if t.dtype != tf.resource
     ):
         return failed(problem="the gradient function belongs to another op")
     captures: list[Capture] = []
-    for outer, _ in scratch.captures:
+    captured = [(o, i) for o, i in scratch.captures if not _is_output(o, op)]
+    own = [(o, i) for o, i in scratch.captures if _is_output(o, op)]
+    if own and not overridden:
+        return failed(problem="the gradient function uses a result of its own op")
+    for outer, _ in captured:
         capture = _capture(outer, graph)
         if capture is None:
             return failed(problem="the gradient function uses a value of another graph")
         captures.append(capture)
     used = [t.name for t in cotangents[:results] if t is not None]
-    inputs = [*used, *(inner.name for _, inner in scratch.captures)]
+    inputs = [*used, *(inner.name for _, inner in (*captured, *own))]
     outputs = [g.name for g in grads if g is not None]
     return TfGradient(
         node.location,
         results,
         tuple(captures),
         functools.lru_cache(functools.partial(make_graph, scratch, inputs, outputs)),
-        tuple(g is not None for g in grads[results:]),
+        tuple(g is not None for g in (grads if overridden else grads[results:])),
+        tuple(outer.value_index for outer, _ in own),
         convention="jax" if _holds_module(scratch) else "tensorflow",
     )
 
@@ -141,9 +153,10 @@ def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[
             else None
             for i, t in enumerate(op.outputs)
         ]
+        found = gradient(op, *cotangents)
         grads = [
             None if g is None else tf.identity(tf.convert_to_tensor(g))
-            for g in gradient(op, *cotangents)
+            for g in (found if isinstance(found, (list, tuple)) else (found,))
         ]
     return graph, cotangents, grads
 
@@ -156,13 +169,29 @@ def _count_results(grads: Sequence[Any]) -> int:
 def _capture(outer: Any, graph: Any) -> Capture | None:
     """Where a captured tensor comes from; `None` where it is not in `graph`."""
     if hasattr(outer, "numpy"):
-        return np.asarray(outer.numpy())
-    if outer.graph is not graph:
+        if outer.dtype != import_tensorflow().resource:
+            return np.asarray(outer.numpy())
+        outer = _placeholder(outer, graph)
+    if outer is None or outer.graph is not graph:
         return None
     for i, argument in enumerate(graph.inputs):
         if argument is outer:
             return i
     return outer.op.name, outer.value_index
+
+
+def _is_output(outer: Any, op: Any) -> bool:
+    return any(outer is t for t in op.outputs)
+
+
+def _placeholder(handle: Any, graph: Any) -> Any | None:
+    """What stands in `graph` for the handle of a variable that it or a graph around it uses."""
+    around = getattr(graph, "outer_graph", None)
+    outer = _placeholder(handle, around) if hasattr(around, "captures") else None
+    for captured, inner in graph.captures:
+        if captured is handle or captured is outer:
+            return inner
+    return None
 
 
 def _holds_module(graph: Any) -> bool:

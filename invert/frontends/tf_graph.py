@@ -18,6 +18,7 @@ from ..primitives.tf import REGISTRY, Node
 from ..primitives.tf._host_check import host_problems
 from ..primitives.tf._lookup import entry_of
 from ..primitives.tf._node import Body, attr_functions, decode_tensor
+from ..primitives.tf._override import names_gradient, overridden
 from ..primitives.tf._registry import Rule
 from ..primitives.tf._state import KEY, Resource, State
 from .tf_body import function_body, make_body, ordered
@@ -131,7 +132,11 @@ class Graph:
             entry = REGISTRY.get(f"{node.op}:variant")
         else:
             entry = entry_of(node)
-        return None if entry is None else entry.rule
+        if entry is None:
+            return None
+        # The rule of IdentityN marks what tf.custom_gradient wraps.
+        own = node in self._gradients and node.op != "IdentityN"
+        return overridden(entry.rule) if own else entry.rule
 
     # -- evaluation
 
@@ -139,7 +144,7 @@ class Graph:
         """Reads the gradient functions of a body. What they use become further inputs."""
         order = body.order if self._tf_graph is not None else ()
         pending = [body.nodes[i] for i in order]
-        while pending := [n for n in pending if _names_gradient(n) and n not in self._gradients]:
+        while pending := [n for n in pending if names_gradient(n) and n not in self._gradients]:
             for node in pending:
                 gradient = read_gradient(self._tf_graph, body.name, node, self._gradient_graph)
                 self._gradients[node] = gradient
@@ -283,10 +288,6 @@ class Graph:
             else:
                 offset += 1
         raise MalformedModelError(f"tf.{node.op} ({node.location}) has no output {output!r}")
-
-
-def _names_gradient(node: Node) -> bool:
-    return node.op == "IdentityN" and "_gradient_op_type" in node.attrs
 
 
 def _sources(gradient: TfGradient, body: Body) -> tuple[tuple[int, int], ...]:
