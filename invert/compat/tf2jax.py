@@ -1,0 +1,428 @@
+"""`tf2jax` by its own names: `from invert.compat import tf2jax` in the place of `import tf2jax`.
+
+The functions, flags and errors are those of tf2jax 0.3.8. The work is that of `invert.convert`;
+what it returns is the attribute `module` of a converted function. Flags are global, as they are
+there; those about conversion count when a function is converted, the checks when it is called.
+
+| flag | here |
+|---|---|
+| `strict_shape_check` | off: a function called at other shapes is converted again for them |
+| `strict_dtype_check` | off: arguments are converted to the declared types |
+| `force_const_float32_to_bfloat16` | a call with a bfloat16 array returns bfloat16; inside, the \
+program keeps its own precision |
+| `force_const_float64_to_bfloat16` | the same |
+| `convert_custom_gradient` | off: `Config(custom_gradients="ignore")` |
+| `infer_relu_from_jax2tf`, `infer_cumulative_reduction_from_jax2tf` | off: without these patterns |
+| `raise_on_prevent_gradient` | off: `Config(prevent_gradient="warn")` |
+| `enable_checkify_for_asserts` | on: `Config(assertions="error_if")` |
+| `resize_bilinear_precision` | no effect: resizing is in full precision |
+| `xlacallmodule_strict_checks` | no effect: a recovered program runs on every platform |
+| `disable_assert_in_tensor_list_get_item` | no effect: there is no such assertion |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert import _compat
+from invert._api import convert as _convert_module
+from invert._config import Config
+from invert._errors import SignatureError
+from invert._module import Module
+from invert.primitives.tf import import_tensorflow
+
+_flags: dict[str, Any] = {
+    "strict_shape_check": True,
+    "strict_dtype_check": False,
+    "force_const_float32_to_bfloat16": False,
+    "force_const_float64_to_bfloat16": False,
+    "convert_custom_gradient": True,
+    "infer_relu_from_jax2tf": True,
+    "infer_cumulative_reduction_from_jax2tf": True,
+    "raise_on_prevent_gradient": True,
+    "resize_bilinear_precision": "highest",
+    "enable_checkify_for_asserts": False,
+    "xlacallmodule_strict_checks": True,
+    "disable_assert_in_tensor_list_get_item": False,
+}
+
+# The patterns that flags switch off.
+_PATTERNS = {
+    "infer_relu_from_jax2tf": "library_call",
+    "infer_cumulative_reduction_from_jax2tf": "cumulative",
+}
+
+
+def get_config(name: str) -> Any:
+    """The value of a flag.
+
+    **Raises:** `KeyError` where there is no such flag.
+    """
+    return _flags[name]
+
+
+def update_config(name: str, value: Any) -> None:
+    """Sets a flag for the whole process.
+
+    **Raises:** `ValueError` where there is no such flag.
+    """
+    if name not in _flags:
+        raise ValueError(f"there is no flag {name!r}; the flags are {sorted(_flags)}")
+    _flags[name] = value
+
+
+@contextlib.contextmanager
+def override_config(name: str, value: Any) -> Iterator[None]:
+    """Sets a flag within a `with` statement."""
+    before = get_config(name)
+    update_config(name, value)
+    try:
+        yield
+    finally:
+        update_config(name, before)
+
+
+class MissingInputError(Exception):
+    """A call leaves out arrays that the function was traced with."""
+
+
+class Variable(np.ndarray):
+    """The value of a variable, with its name and whether it is trainable."""
+
+    trainable: bool | None
+    name: str | None
+
+    def __new__(cls, arr: Any, trainable: bool, name: str) -> Variable:
+        variable = np.asarray(arr).view(cls)
+        variable.trainable, variable.name = trainable, name
+        return variable
+
+    def __array_finalize__(self, obj: Any) -> None:
+        self.trainable = getattr(obj, "trainable", None)
+        self.name = getattr(obj, "name", None)
+
+    def assign(self, arr: Any) -> Variable:
+        """Another value of the same variable."""
+        return Variable(arr, bool(self.trainable), str(self.name))
+
+
+class AnnotatedFunction:
+    """A converted function with what is known of its arguments and results.
+
+    **Attributes:**
+
+    - `fn`: the function itself.
+    - `structured_inputs`, `structured_outputs`: trees of `tf.TensorSpec`.
+    - `signature`: the signature of the original.
+    - `module`: the `invert.Module` it calls; `None` where it was not made by this package.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        structured_inputs: Any,
+        structured_outputs: Any,
+        signature: inspect.Signature,
+    ):
+        self.fn = fn
+        self.structured_inputs = structured_inputs
+        self.structured_outputs = structured_outputs
+        self.module: Module | None = getattr(fn, "module", None)
+        self.__doc__ = fn.__doc__
+        self.__name__ = fn.__name__
+        self.__signature__ = signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        return self.__signature__
+
+
+def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction, Mapping[str, Any]]:
+    """Converts a `tf.function` traced at these arguments.
+
+    **Arguments:**
+
+    - `tf_func`: a `tf.function` or a function of a restored SavedModel.
+    - `args`, `kwargs`: arrays or `tf.TensorSpec` in any tree, and literal values.
+
+    **Returns:** `(fn, params)`. `params` has the values of all variables by name. It is called as
+    `outputs, params = fn(params, *args, rng=key, **kwargs)`; `rng` only where it draws random
+    numbers.
+
+    **Raises:** `AttributeError` where `tf_func` is no `tf.function`; what `invert.convert` raises.
+    """
+    tf = import_tensorflow()
+    args, kwargs = jax.tree_util.tree_map(_without_tracers, (args, kwargs))
+    concrete = tf_func.get_concrete_function(*args, **kwargs)
+    inputs = concrete.structured_input_signature
+    outputs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec.from_tensor(t) if tf.is_tensor(t) else t,
+        concrete.structured_outputs,
+    )
+    module = _convert_module(tf_func, *args, config=_config(), **kwargs)
+    signature = _signature(tf_func, concrete)
+    narrow = _flags["force_const_float32_to_bfloat16"] or _flags["force_const_float64_to_bfloat16"]
+    call = _Call(tf_func, module, signature, inputs, narrow)
+
+    def jax_func(params: Mapping[str, Any], *args: Any, rng: Any = None, **kwargs: Any) -> Any:
+        return call(params, args, kwargs, rng)
+
+    jax_func.__name__ = module._function.entry.name
+    jax_func.__doc__ = f"Converted from {module._function.entry.source}."
+    setattr(jax_func, "module", module)  # noqa: B010  functions have no such field by type
+    return AnnotatedFunction(jax_func, inputs, outputs, signature), _params(module)
+
+
+def convert_functional(tf_func: Any, *args: Any, **kwargs: Any) -> AnnotatedFunction:
+    """As `convert`, for a function without variables: `outputs = fn(*args, **kwargs)`.
+
+    **Raises:** `ValueError` where it has variables; otherwise as `convert`.
+    """
+    return _without_params(*convert(tf_func, *args, **kwargs))
+
+
+def convert_from_restored(tf_func: Any) -> tuple[AnnotatedFunction, Mapping[str, Any]]:
+    """As `convert`, for a function of a SavedModel that was traced once.
+
+    **Raises:** `ValueError` where it was traced more than once; otherwise as `convert`.
+    """
+    args, kwargs = tf_func.input_signature, {}
+    if args is None:
+        concrete = getattr(tf_func, "concrete_functions", ())
+        if len(concrete) != 1:
+            raise ValueError(
+                f"the function was traced {len(concrete)} times; pass the arguments that pick one "
+                "to convert or convert_functional:\n"
+                + "\n".join(f"  - {c.structured_input_signature}" for c in concrete)
+            )
+        args, kwargs = concrete[0].structured_input_signature
+    return convert(tf_func, *args, **kwargs)
+
+
+def convert_functional_from_restored(tf_func: Any) -> AnnotatedFunction:
+    """As `convert_from_restored`, for a function without variables."""
+    return _without_params(*convert_from_restored(tf_func))
+
+
+def _without_tracers(value: Any) -> Any:
+    if not _compat.is_tracer(value):
+        return value
+    return import_tensorflow().TensorSpec(value.shape, value.dtype)
+
+
+def _config() -> Config:
+    """The options that the flags stand for."""
+    off = [name for flag, name in _PATTERNS.items() if not _flags[flag]]
+    return Config(
+        disabled_patterns=tuple(off),
+        verify=False,
+        custom_gradients="check" if _flags["convert_custom_gradient"] else "ignore",
+        prevent_gradient="error" if _flags["raise_on_prevent_gradient"] else "warn",
+        assertions="error_if" if _flags["enable_checkify_for_asserts"] else "drop",
+    )
+
+
+def _signature(tf_func: Any, concrete: Any) -> inspect.Signature:
+    """The signature of the Python function; that of the trace where it is not known."""
+    python_function = getattr(tf_func, "python_function", None)
+    if python_function is not None and not hasattr(tf_func, "concrete_functions"):
+        parameters = inspect.signature(python_function).parameters.values()
+        # A method is traced with a stand-in for its object.
+        return inspect.Signature([p for p in parameters if p.name != "self"])
+    # The Python function of a restored one takes anything.
+    kind = concrete.function_type
+    default = getattr(kind, "default_values", {})
+    return inspect.Signature(
+        [
+            inspect.Parameter(n, p.kind, default=default.get(n, inspect.Parameter.empty))
+            for n, p in kind.parameters.items()
+        ]
+    )
+
+
+def _special(module: Module) -> tuple[str | None, str | None]:
+    """Names of the arguments for the state and for the key."""
+    parameters = inspect.signature(module).parameters.values()
+    state = [p.name for p in parameters if p.annotation is eqx.nn.State]
+    entry = module._function.entry
+    key = [p.name for p in parameters][-1:] if entry.draws else []
+    return (state or [None])[0], (key or [None])[0]
+
+
+def _arguments(module: Module) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(module).parameters
+    return {n: p for n, p in parameters.items() if n not in _special(module)}
+
+
+def _params(module: Module) -> dict[str, Any]:
+    entry = module._function.entry
+    return {p.name: Variable(p.value, p.trainable, p.name) for p in entry.params}
+
+
+def _without_params(function: AnnotatedFunction, params: Mapping[str, Any]) -> AnnotatedFunction:
+    if params:
+        raise ValueError(f"the function has the variables {sorted(params)}; use tf2jax.convert")
+
+    def jax_func(*args: Any, **kwargs: Any) -> Any:
+        return function.fn({}, *args, **kwargs)[0]
+
+    jax_func.__name__, jax_func.__doc__ = function.fn.__name__, function.fn.__doc__
+    setattr(jax_func, "module", function.module)  # noqa: B010
+    return AnnotatedFunction(
+        jax_func, function.structured_inputs, function.structured_outputs, function.signature
+    )
+
+
+class _Call:
+    """Calls of one converted function, with the checks that the flags ask for."""
+
+    def __init__(
+        self,
+        tf_func: Any,
+        module: Module,
+        signature: inspect.Signature,
+        specs: tuple[Sequence[Any], Mapping[str, Any]],
+        narrow: bool,
+    ):
+        self.tf_func = tf_func
+        self.module = module
+        self.signature = signature
+        self.specs = specs
+        self.narrow = narrow
+        # Modules of other shapes, by shape.
+        self.others: dict[Any, Module] = {}
+
+    def __call__(
+        self, params: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], rng: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        wanted = self.signature.bind(*self.specs[0], **self.specs[1])
+        given, dtypes, shapes = self._checked(bound.arguments, wanted.arguments)
+        module = self.module if shapes is None else self._converted(given, wanted, shapes)
+        state_name, key_name = _special(module)
+        if key_name is not None and rng is None:
+            raise ValueError(
+                "a PRNG key is required for the random ops: pass rng=jax.random.key(0)"
+            )
+        named = module.named_params()
+        if missing := [n for n in named if n not in params]:
+            raise ValueError(f"parameters are missing: {missing}")
+        state = eqx.nn.State(module) if state_name is not None else None
+        plain = {n: v for n, v in named.items() if not isinstance(v, eqx.nn.StateIndex)}
+        new = [jnp.asarray(params[n]).astype(v.dtype) for n, v in plain.items()]
+        for name in named:
+            if name not in plain:
+                assert state is not None
+                value = jnp.asarray(params[name]).astype(state.get(named[name]).dtype)
+                state = state.set(named[name], value)
+        if plain:
+            module = eqx.tree_at(lambda m: [m.named_params()[n] for n in plain], module, new)
+        extra = {} if key_name is None else {key_name: rng}
+        extra |= {} if state_name is None else {state_name: state}
+        arguments = {n: given[n] for n in _arguments(module)}
+        results = module(**arguments, **extra)
+        updated = dict(params)
+        if state_name is not None:
+            results, state = results
+            updated |= {n: state.get(v) for n, v in named.items() if n not in plain and n in params}
+        dtypes |= {jnp.asarray(params[n]).dtype for n in named}
+        if self.narrow and np.dtype(jnp.bfloat16) in dtypes:
+            results = jax.tree_util.tree_map(_narrowed, results)
+        return results, updated
+
+    def _checked(
+        self, given: Mapping[str, Any], wanted: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], set[Any], Any]:
+        """The arguments in their declared types, their own types, and their shapes where these are
+        not the declared ones."""
+        tensor_spec = import_tensorflow().TensorSpec
+        checked: dict[str, Any] = {}
+        dtypes: set[Any] = set()
+        shapes: list[tuple[int, ...]] = []
+        differs = False
+        for name, specs in wanted.items():
+            leaves, tree = jax.tree_util.tree_flatten_with_path(specs)
+            values = dict(jax.tree_util.tree_flatten_with_path(given[name])[0])
+            found = []
+            for path, spec in leaves:
+                where = name + jax.tree_util.keystr(path)
+                is_array = isinstance(spec, tensor_spec)
+                if path not in values:
+                    want = f"{spec.dtype.name}{spec.shape}" if is_array else repr(spec)
+                    raise MissingInputError(f"an input is missing: {where} ({want})")
+                value = values[path]
+                if not is_array:
+                    if _compat.is_tracer(value) or not _same(value, spec):
+                        raise ValueError(
+                            f"{where} is {value!r}; the function was traced with {spec!r}"
+                        )
+                    found.append(value)
+                    continue
+                value = value if hasattr(value, "dtype") else np.asarray(value)
+                dtypes.add(np.dtype(value.dtype))
+                shapes.append(tuple(value.shape))
+                if not spec.shape.is_compatible_with(value.shape):
+                    differs = True
+                    self._refuse("shape", where, value.shape, spec.shape)
+                want = np.dtype(spec.dtype.as_numpy_dtype)
+                if not _fits(value.dtype, want):
+                    self._refuse("dtype", where, value.dtype, want)
+                    value = jnp.asarray(value).astype(jax.dtypes.canonicalize_dtype(want))
+                found.append(value)
+            checked[name] = jax.tree_util.tree_unflatten(tree, found)
+        return checked, dtypes, tuple(shapes) if differs else None
+
+    def _refuse(self, what: str, where: str, have: Any, want: Any) -> None:
+        flag = f"strict_{what}_check"
+        if _flags[flag]:
+            raise ValueError(
+                f"{where} has the {what} {have}, expected {want}; "
+                f"tf2jax.override_config({flag!r}, False) allows it"
+            )
+
+    def _converted(
+        self, given: Mapping[str, Any], wanted: inspect.BoundArguments, shapes: Any
+    ) -> Module:
+        """The function at other shapes, traced again."""
+        if shapes not in self.others:
+            tf = import_tensorflow()
+
+            def spec(value: Any, declared: Any) -> Any:
+                is_array = isinstance(declared, tf.TensorSpec)
+                return tf.TensorSpec(value.shape, declared.dtype) if is_array else declared
+
+            arguments = {
+                n: jax.tree_util.tree_map(spec, given[n], s) for n, s in wanted.arguments.items()
+            }
+            bound = inspect.BoundArguments(self.signature, dict(arguments))
+            try:
+                self.others[shapes] = _convert_module(
+                    self.tf_func, *bound.args, config=_config(), **bound.kwargs
+                )
+            except SignatureError as error:
+                raise ValueError(f"the function has no form for these shapes: {error}") from error
+        return self.others[shapes]
+
+
+def _same(value: Any, spec: Any) -> bool:
+    return bool(np.array_equal(value, spec)) if isinstance(spec, np.ndarray) else value == spec
+
+
+def _fits(have: Any, want: np.dtype) -> bool:
+    return have == want or have == jax.dtypes.canonicalize_dtype(want)
+
+
+def _narrowed(x: Any) -> Any:
+    return x.astype(jnp.bfloat16) if x.dtype in (np.float32, np.float64) else x

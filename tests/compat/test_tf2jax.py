@@ -1,0 +1,227 @@
+"""The API of tf2jax over `invert.convert`."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from invert.compat import tf2jax
+
+tf = pytest.importorskip("tensorflow")
+
+X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+
+class Model(tf.Module):
+    """A layer with a weight that is trained and a counter that every call raises."""
+
+    def __init__(self) -> None:
+        super().__init__(name="model")
+        self.weight = tf.Variable(np.full((4, 2), 0.5, np.float32), name="weight")
+        self.count = tf.Variable(0, trainable=False, name="count")
+
+    @tf.function(autograph=False)
+    def __call__(self, x: Any) -> Any:
+        self.count.assign_add(1)
+        return {"y": x @ self.weight, "count": self.count.read_value()}
+
+    @tf.function(autograph=False)
+    def pure(self, x: Any) -> Any:
+        return tf.sin(x)
+
+
+def test_parameters_in_and_out() -> None:
+    model = Model()
+    fn, params = tf2jax.convert(model.__call__, np.zeros_like(X))
+    assert {n: v.trainable for n, v in params.items()} == {"weight": True, "count": False}
+    assert all(isinstance(v, np.ndarray) and v.name == n for n, v in params.items())
+    out, params = fn(params, X)
+    out, params = jax.jit(fn)(params, X)
+    assert int(out["count"]) == int(params["count"]) == 2
+    np.testing.assert_allclose(out["y"], X @ np.full((4, 2), 0.5), rtol=1e-6)
+
+    def loss(weight: Any) -> Any:
+        return jnp.sum(fn({**params, "weight": weight}, X)[0]["y"] ** 2)
+
+    grad = jax.grad(loss)(params["weight"])
+    np.testing.assert_allclose(grad, 2 * X.T @ (X @ np.full((4, 2), 0.5)), rtol=1e-5)
+    with pytest.raises(ValueError, match="parameters are missing"):
+        fn({}, X)
+
+
+def test_functional() -> None:
+    fn = tf2jax.convert_functional(tf.function(lambda x: tf.sin(tf.cos(x))), np.zeros_like(X))
+    np.testing.assert_allclose(fn(X), np.sin(np.cos(X)), rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(fn.fn)(X[None]), np.sin(np.cos(X))[None], rtol=1e-6)
+    model = Model()
+    with pytest.raises(ValueError, match="variables"):
+        tf2jax.convert_functional(model.__call__, X)
+
+
+def test_annotations() -> None:
+    def forward(x: Any, scale: Any = 2.0, *, shift: Any = None) -> Any:
+        """Scales and shifts."""
+        return {"out": (x * scale if shift is None else x * scale + shift, x)}
+
+    fn, _ = tf2jax.convert(tf.function(forward), X, shift=X)
+    assert isinstance(fn, tf2jax.AnnotatedFunction)
+    assert fn.__name__ == "forward"
+    assert list(fn.signature.parameters) == list(inspect.signature(fn).parameters)
+    assert list(fn.signature.parameters) == ["x", "scale", "shift"]
+    (x, scale), kwargs = fn.structured_inputs
+    assert (tuple(x.shape), x.dtype, scale) == ((3, 4), tf.float32, 2.0)
+    assert tuple(kwargs["shift"].shape) == (3, 4)
+    assert [tuple(t.shape) for t in fn.structured_outputs["out"]] == [(3, 4)] * 2
+    assert fn.module is not None and fn.module.report.primitives
+    (out, same), _ = fn({}, X, shift=X)[0]["out"], None
+    np.testing.assert_allclose(out, 3 * X, rtol=1e-6)
+    np.testing.assert_array_equal(same, X)
+
+
+def test_literal_arguments_are_checked() -> None:
+    fn = tf2jax.convert_functional(tf.function(lambda x, up: x + 1 if up else x), X, True)
+    np.testing.assert_array_equal(fn(X, True), X + 1)
+    with pytest.raises(ValueError, match="traced with True"):
+        fn(X, False)
+
+
+def test_missing_inputs() -> None:
+    fn = tf2jax.convert_functional(tf.function(lambda d: d["a"] + d["b"]), {"a": X, "b": X})
+    np.testing.assert_array_equal(fn({"a": X, "b": X}), 2 * X)
+    with pytest.raises(tf2jax.MissingInputError, match=r"d\['b'\] \(float32"):
+        fn({"a": X})
+    fn = tf2jax.convert_functional(tf.function(lambda x, y=None: x if y is None else x + y), X, X)
+    with pytest.raises(tf2jax.MissingInputError, match="y"):
+        fn(X)
+
+
+def test_shape_check() -> None:
+    fn = tf2jax.convert_functional(tf.function(lambda x: x / tf.cast(tf.shape(x)[0], x.dtype)), X)
+    wide = np.ones((6, 4), np.float32)
+    with pytest.raises(ValueError, match="strict_shape_check"):
+        fn(wide)
+    with tf2jax.override_config("strict_shape_check", False):
+        np.testing.assert_allclose(fn(wide), wide / 6, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(fn)(wide), wide / 6, rtol=1e-6)
+
+
+def test_dtype_check() -> None:
+    fn = tf2jax.convert_functional(tf.function(lambda x: x / 2), X)
+    np.testing.assert_array_equal(fn(np.ones((3, 4), np.int32)), np.full((3, 4), 0.5))
+    with (
+        tf2jax.override_config("strict_dtype_check", True),
+        pytest.raises(ValueError, match="strict_dtype_check"),
+    ):
+        fn(np.ones((3, 4), np.int32))
+
+
+def test_bfloat16() -> None:
+    forward = tf.function(lambda x: x + tf.constant(3.14))
+    with tf2jax.override_config("force_const_float32_to_bfloat16", True):
+        fn = tf2jax.convert_functional(forward, X)
+    assert fn(jnp.asarray(X, jnp.bfloat16)).dtype == jnp.bfloat16
+    assert fn(X).dtype == jnp.float32
+
+
+def test_random_numbers_need_a_key() -> None:
+    fn = tf2jax.convert_functional(tf.function(lambda x: tf.nn.dropout(x, 0.5)), X)
+    with pytest.raises(ValueError, match="PRNG key is required"):
+        fn(X)
+    key = jax.random.PRNGKey(42)
+    np.testing.assert_array_equal(fn(X, rng=key), fn(X, rng=key))
+    assert not np.array_equal(fn(X, rng=key), fn(X, rng=jax.random.key(1)))
+
+
+def test_custom_gradient_flag() -> None:
+    @tf.function(autograph=False)
+    @tf.custom_gradient
+    def forward(x: Any) -> Any:
+        e = tf.exp(x)
+        return tf.reduce_sum(e), lambda dy: dy * tf.sin(x) + e
+
+    fn = tf2jax.convert_functional(forward, X)
+    np.testing.assert_allclose(jax.grad(fn)(X), np.sin(X) + np.exp(X), rtol=1e-5)
+    with tf2jax.override_config("convert_custom_gradient", False):
+        fn = tf2jax.convert_functional(forward, X)
+    np.testing.assert_allclose(jax.grad(fn)(X), np.exp(X), rtol=1e-5)
+
+
+def test_prevented_gradient_flag() -> None:
+    forward = tf.function(lambda x: tf.reduce_sum(tf.raw_ops.PreventGradient(input=x)))
+    with pytest.raises(LookupError):
+        jax.grad(tf2jax.convert_functional(forward, X))(X)
+    with tf2jax.override_config("raise_on_prevent_gradient", False):
+        fn = tf2jax.convert_functional(forward, X)
+    with pytest.warns(UserWarning, match="PreventGradient"):
+        np.testing.assert_array_equal(jax.grad(fn)(X), np.ones_like(X))
+
+
+def test_restored(tmp_path: Path) -> None:
+    model = Model()
+    model(X)
+    model.pure(X)
+    tf.saved_model.save(model, str(tmp_path))
+    restored = tf.saved_model.load(str(tmp_path))
+    fn, params = tf2jax.convert_from_restored(restored.__call__)
+    out, params = fn(params, X)
+    assert int(params["count"]) == int(out["count"]) == 2
+    pure = tf2jax.convert_functional_from_restored(restored.pure)
+    np.testing.assert_allclose(pure(X), np.sin(X), rtol=1e-6)
+    fn, params = tf2jax.convert(restored.__call__, np.zeros_like(X))
+    np.testing.assert_allclose(fn(params, X)[0]["y"], out["y"], rtol=1e-6)
+
+
+def test_restored_of_several_traces(tmp_path: Path) -> None:
+    model = tf.Module()
+    model.f = tf.function(lambda x: x + 1)
+    model.f(X)
+    model.f(X[0])
+    tf.saved_model.save(model, str(tmp_path))
+    restored = tf.saved_model.load(str(tmp_path))
+    with pytest.raises(ValueError, match="traced 2 times"):
+        tf2jax.convert_functional_from_restored(restored.f)
+
+
+def test_flags() -> None:
+    assert tf2jax.get_config("strict_shape_check") is True
+    with pytest.raises(KeyError):
+        tf2jax.get_config("no_such_flag")
+    with pytest.raises(ValueError, match="no_such_flag"):
+        tf2jax.update_config("no_such_flag", True)
+    with pytest.raises(RuntimeError), tf2jax.override_config("strict_dtype_check", True):
+        assert tf2jax.get_config("strict_dtype_check") is True
+        raise RuntimeError
+    assert tf2jax.get_config("strict_dtype_check") is False
+    tf2jax.update_config("resize_bilinear_precision", "default")
+    assert tf2jax.get_config("resize_bilinear_precision") == "default"
+    tf2jax.update_config("resize_bilinear_precision", "highest")
+
+
+def test_patterns_flags() -> None:
+    with (
+        tf2jax.override_config("infer_relu_from_jax2tf", False),
+        tf2jax.override_config("infer_cumulative_reduction_from_jax2tf", False),
+        tf2jax.override_config("enable_checkify_for_asserts", True),
+    ):
+        config = tf2jax._config()
+    assert config.disabled_patterns == ("library_call", "cumulative")
+    assert config.assertions == "error_if"
+    assert tf2jax._config().disabled_patterns == ()
+
+
+def test_a_python_function_is_refused() -> None:
+    with pytest.raises(AttributeError):
+        tf2jax.convert(lambda x: x, X)
+
+
+def test_importing_does_not_import_tensorflow() -> None:
+    code = "import sys; from invert.compat import tf2jax; assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
