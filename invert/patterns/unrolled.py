@@ -1,19 +1,19 @@
 """Scans that JAX lowers to a loop over blocks: `scan[unroll=k]`.
 
-The body of that loop calls the body of the scan `k` times, on one block of the inputs, and writes a
-block of the outputs. What is left of the length is done after the loop, or before it in reverse
-(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10). The body of the scan is read off one
-of the calls; that the rest is the lowering of the scan is proved by lowering it.
+The body of that loop is the body of the scan `k` times, on the rows of one block of the inputs, and
+writes a block of the outputs. What is left of the length is done after the loop, or before it in
+reverse (jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10 and 0.12). The body of the scan
+is read off the first of the `k` copies; that the rest is the lowering of the scan is proved by
+lowering it.
 
-A scan that is unrolled as a whole leaves no loop, and stays the calls that it is.
+A scan that is unrolled as a whole leaves no loop, and stays the equations that it is.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,180 +21,240 @@ from jax import lax
 
 from invert import _compat
 from invert._pattern import Call, Graph, Pattern, Site, is_var
-from invert.patterns.loops import Counted, access, counted, read, write
+from invert.patterns.loops import Access, Counted, access, counted, read, write
 
 
 @dataclasses.dataclass(frozen=True)
-class _Block:
-    """What the calls of a block pass on.
+class _Loop:
+    """A loop over blocks.
 
     **Arguments:**
 
-    - `function`: the body of the scan, over its own arguments.
-    - `arguments`: for each of them `("const" | "carry" | "x", number)`, or `("value", literal)`.
-    - `carry`: for each carried value the result of the function that is its next value.
-    - `outputs`: the results of the function that are stacked.
-    - `times`: how often the block calls it.
-    - `reverse`: whether blocks are read or written from the last to the first.
+    - `counted`: the loop; `carried`, `writes`: positions of its carry that are values, and those
+        that are blocks of outputs.
+    - `rows`: a row of a block -> the number of the block and of the row.
+    - `arrays`: numbers of the constants that are inputs, by number of the block.
+    - `constants`: the equations without operands, which all copies share.
+    - `work`: the equations of the copies, one copy after the other.
     """
 
-    function: Any
-    arguments: tuple[tuple[str, Any], ...]
-    carry: tuple[int, ...]
-    outputs: tuple[int, ...]
-    times: int
+    counted: Counted
+    carried: Sequence[int]
+    writes: Mapping[int, Access]
+    rows: Mapping[Any, tuple[int, int]]
+    arrays: Sequence[int]
+    constants: Sequence[Any]
+    work: Sequence[Any]
     reverse: bool
 
+    def stacked(self, position: int) -> list[Any] | None:
+        """The values that a block of outputs is made of, one for each copy."""
+        graph = self.counted.body
+        eqn = _producer(graph, self.writes[position].value)
+        if eqn is None or eqn.primitive.name != "concatenate":
+            return None
+        parts = [_producer(graph, a) for a in eqn.invars]
+        return None if None in parts else [p.invars[0] for p in parts]
 
-def _unrolled(site: Site) -> Iterator[Call]:
-    """`while { f(f(carry, x[0]), x[1]) }` over blocks `x` -> `scan[unroll=2]`."""
-    loop = counted(site.eqn)
+
+def _producer(graph: Graph, atom: Any) -> Any:
+    return graph.producers.get(atom) if is_var(atom) else None
+
+
+def _loop(eqn: Any) -> _Loop | None:
+    loop = counted(eqn)
     if loop is None or loop.length < 1:
-        return
-    reads, indices = _reads(loop)
+        return None
+    graph = loop.body
+    found = [access(e, graph, read) for e in graph.eqns]
+    reads = [r for r in found if r is not None and any(r.array is c for c in loop.consts)]
     positions = [i for i in range(len(loop.carry)) if i != loop.counter]
     writes = {i: w for i in positions if (w := _written(loop, i)) is not None}
-    backwards = {loop.direction(i) for i in (*indices, *(w.index for w in writes.values()))}
+    backwards = {loop.direction(a.index) for a in (*reads, *writes.values())}
     if len(backwards) > 1 or None in backwards:
-        return
+        return None
+    rows = {e.outvars[0]: row for e in graph.eqns if (row := _row(graph, e, reads)) is not None}
+    arrays = [next(i for i, c in enumerate(loop.consts) if c is r.array) for r in reads]
     carried = [i for i in positions if i not in writes]
-    for calls in _repeated(loop.body):
-        block = _block(loop, calls, reads, carried, writes, backwards == {True})
-        if block is not None:
-            yield from _calls(site, loop, block, list(reads), carried)
+    result = _Loop(loop, carried, writes, rows, arrays, [], [], backwards == {True})
+    stacks = [result.stacked(i) for i in writes]
+    if None in stacks:
+        return None
+    ends = [*(graph.jaxpr.outvars[i] for i in carried), *itertools.chain(*filter(None, stacks))]
+    needed = _needed(graph, ends, set(rows))
+    constants = [e for e in needed if not any(map(is_var, e.invars)) and _is_splat(e)]
+    work = [e for e in needed if not any(e is c for c in constants)]
+    return dataclasses.replace(result, constants=constants, work=work)
 
 
-def _reads(loop: Counted) -> tuple[dict[Any, Any], list[Any]]:
-    """The blocks that a loop reads: array -> block; and at which indices."""
-    reads, indices = {}, []
-    for eqn in loop.body.eqns:
-        found = access(eqn, loop.body, read)
-        if found is not None and any(found.array is c for c in loop.consts):
-            reads[found.array] = found.result
-            indices.append(found.index)
-    return reads, indices
+def _is_splat(eqn: Any) -> bool:
+    return eqn.primitive.name == "broadcast_in_dim"
 
 
-def _written(loop: Counted, position: int) -> Any:
-    result = loop.body.jaxpr.outvars[position]
-    eqn = loop.body.producers.get(result) if is_var(result) else None
+def _written(loop: Counted, position: int) -> Access | None:
+    eqn = _producer(loop.body, loop.body.jaxpr.outvars[position])
     found = None if eqn is None else access(eqn, loop.body, write)
     return found if found is not None and found.array is loop.carry[position] else None
 
 
-def _repeated(graph: Graph) -> list[list[Any]]:
-    """The calls of one function, for each function that is called more than once."""
-    found: dict[int, list[Any]] = collections.defaultdict(list)
-    for eqn in graph.by_primitive.get("jit", ()):
-        found[id(eqn.params["jaxpr"])].append(eqn)
-    return sorted((calls for calls in found.values() if len(calls) > 1), key=len)
-
-
-def _block(
-    loop: Counted,
-    calls: Sequence[Any],
-    reads: dict[Any, Any],
-    carried: Sequence[int],
-    writes: dict[int, Any],
-    reverse: bool,
-) -> _Block | None:
-    blocks = list(reads.values())
-    for call in calls:
-        arguments = tuple(_argument(loop, a, blocks, carried) for a in call.invars)
-        if None not in arguments:
-            break
-    else:
+def _row(graph: Graph, eqn: Any, reads: Sequence[Access]) -> tuple[int, int] | None:
+    """The block and the row of it that an equation gives: `reshape (slice block)`."""
+    part = _producer(graph, eqn.invars[0]) if eqn.primitive.name in ("reshape", "squeeze") else None
+    if part is None or part.primitive.name != "slice":
         return None
-    results = loop.body.jaxpr.outvars
-    places = {v: i for call in calls for i, v in enumerate(call.outvars)}
-    carry = tuple(places.get(results[i]) for i in carried)
-    outputs = tuple(_stacked(loop.body, writes[i].value, places) for i in sorted(writes))
-    if None in carry or None in outputs:
+    block = next((i for i, r in enumerate(reads) if r.result is part.invars[0]), None)
+    return None if block is None else (block, part.params["start_indices"][0])
+
+
+def _needed(graph: Graph, ends: Sequence[Any], given: set[Any]) -> list[Any]:
+    """The equations that lead from what is given to the ends, in their order."""
+    found: set[int] = set()
+    pending = list(ends)
+    while pending:
+        atom = pending.pop()
+        eqn = None if not is_var(atom) or atom in given else graph.producers.get(atom)
+        if eqn is not None and id(eqn) not in found:
+            found.add(id(eqn))
+            pending.extend(eqn.invars)
+    return [e for e in graph.eqns if id(e) in found]
+
+
+def _unrolled(site: Site) -> Iterator[Call]:
+    """`while { f(f(carry, x[0]), x[1]) }` over blocks `x` -> `scan[unroll=2]`."""
+    loop = _loop(site.eqn)
+    if loop is None or not loop.work:
+        return
+    rows = {row for _, row in loop.rows.values()}
+    stacks = {len(found) for i in loop.writes if (found := loop.stacked(i)) is not None}
+    sizes = {max(rows) + 1} if rows else stacks or set(range(2, len(loop.work) + 1))
+    for times in sorted(sizes):
+        if times < 2 or len(loop.work) % times:
+            continue
+        results = _results(loop, times)
+        if results is not None:
+            yield from _calls(site, loop, times, results)
+
+
+# Where a result of a step comes from: `("eqn", equation, result)`, `("x", block)`,
+# `("carry", number)` or `("atom", atom)`, which is the same in each step.
+Source = tuple[Any, ...]
+
+
+def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | None:
+    """The next carry and the outputs of one step, as the last copy has them."""
+    size = len(loop.work) // times
+    made = {v: (i, o) for i, e in enumerate(loop.work) for o, v in enumerate(e.outvars)}
+    last = (times - 1) * size
+    constants = {v for e in loop.constants for v in e.outvars}
+    ends = [loop.counted.body.jaxpr.outvars[i] for i in loop.carried]
+    carry = [("eqn", made[v][0] - last, made[v][1]) if _in(made, v, last) else None for v in ends]
+
+    def source(atom: Any) -> Source | None:
+        if _in(made, atom, last):
+            return "eqn", made[atom][0] - last, made[atom][1]
+        if is_var(atom) and atom in loop.rows:
+            return "x", loop.rows[atom][0]
+        if _in(made, atom, last - size):  # what the copy before passes on
+            before = ("eqn", made[atom][0] - last + size, made[atom][1])
+            return ("carry", carry.index(before)) if before in carry else None
+        if not is_var(atom) or atom in constants or any(atom is c for c in loop.counted.consts):
+            return "atom", atom
+        # What comes out as it went in is carried through all copies.
+        return next((("carry", n) for n, i in enumerate(loop.carried) if _is(loop, i, atom)), None)
+
+    place = 0 if loop.reverse else -1
+    stacks = [loop.stacked(i) or [] for i in sorted(loop.writes)]
+    carry = [source(v) for v in ends]
+    outputs = [source(s[place]) for s in stacks]
+    found = [*carry, *outputs]
+    if None in found:
         return None
-    function = calls[0].params["jaxpr"]
-    return _Block(function, arguments, carry, outputs, len(calls), reverse)  # pyright: ignore
+    return found[: len(carry)], found[len(carry) :]  # pyright: ignore[reportReturnType]
 
 
-def _argument(
-    loop: Counted, atom: Any, blocks: Sequence[Any], carried: Sequence[int]
-) -> tuple[str, Any] | None:
-    """What the first call of a block gets: a constant, what is carried, or a slice of the block."""
-    if not is_var(atom):
-        return "value", atom.val
-    for kind, among in (("const", loop.consts), ("carry", [loop.carry[i] for i in carried])):
-        for number, v in enumerate(among):
-            if v is atom:
-                return kind, number
-    for _ in range(2):  # the slice, without its leading axis
-        eqn = loop.body.producers.get(atom)
-        if eqn is None or eqn.primitive.name not in ("reshape", "squeeze", "slice"):
-            return None
-        atom = eqn.invars[0]
-    return next((("x", i) for i, b in enumerate(blocks) if b is atom), None)
+def _in(made: Mapping[Any, tuple[int, int]], atom: Any, start: int) -> bool:
+    return is_var(atom) and atom in made and made[atom][0] >= start
 
 
-def _stacked(graph: Graph, atom: Any, places: dict[Any, int]) -> int | None:
-    """Which result of the calls an output stacks."""
-    eqn = graph.producers.get(atom) if is_var(atom) else None
-    if eqn is None or eqn.primitive.name != "concatenate":
-        return None
-    part = graph.producers.get(eqn.invars[0])
-    return None if part is None else places.get(part.invars[0])
+def _is(loop: _Loop, position: int, atom: Any) -> bool:
+    return loop.counted.carry[position] is atom
 
 
 def _calls(
-    site: Site, loop: Counted, block: _Block, arrays: Sequence[Any], carried: Sequence[int]
+    site: Site, loop: _Loop, times: int, results: tuple[list[Source], list[Source]]
 ) -> Iterator[Call]:
     params = site.eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     consts = [site.aval(a) for a in site.eqn.invars[n_cond : n_cond + n_body]]
-    init = [site.aval(site.eqn.invars[n_cond + n_body + i]) for i in carried]
-    numbers = [next(i for i, c in enumerate(loop.consts) if c is a) for a in arrays]
-    used = [i for i in range(n_body) if i not in numbers]
+    init = [site.aval(site.eqn.invars[n_cond + n_body + i]) for i in loop.carried]
+    used = [i for i in range(n_body) if i not in loop.arrays]
     everything = tuple(range(len(init)))
     # What is left over does not count further where nobody asks for the last count.
     counters = tuple(i for i, v in enumerate(init) if not v.shape and v.dtype.kind in "iu")
     uncounted = tuple(i for i in everything if i not in counters)
+    # The body may stand in a function of its own, which lowering makes.
+    size = len(loop.work) // times
+    whole = [True, False] if size == 1 and loop.work[0].primitive.name == "jit" else [False]
     # The longest first: of what is left over, a shorter scan would leave some.
-    for rest, results in itertools.product(
-        reversed(range(block.times)), dict.fromkeys((everything, uncounted))
+    for rest, kept, opened in itertools.product(
+        reversed(range(times)), dict.fromkeys((everything, uncounted)), whole
     ):
-        length = loop.length * block.times + rest
-        xs = [
-            jax.ShapeDtypeStruct((length, *consts[i].shape[2:]), consts[i].dtype) for i in numbers
-        ]
-        key = ("unrolled", _compat.open_jaxpr(block.function), block.arguments, block.carry)
+        length = loop.counted.length * times + rest
+        arrays = [consts[i] for i in loop.arrays]
+        xs = [jax.ShapeDtypeStruct((length, *a.shape[2:]), a.dtype) for a in arrays]
         yield Call(
-            (*key, block.outputs, block.times, block.reverse, length, tuple(used), results),
-            _scan(block, length, used, len(init), results),
+            ("unrolled", loop.counted.body.jaxpr, times, length, kept, opened),
+            _scan(loop, times, results, length, used, kept, opened),
             (*[consts[i] for i in used], *init, *xs),
         )
 
 
 def _scan(
-    block: _Block, length: int, used: Sequence[int], n_carry: int, results: Sequence[int]
+    loop: _Loop,
+    times: int,
+    results: tuple[list[Source], list[Source]],
+    length: int,
+    used: Sequence[int],
+    kept: Sequence[int],
+    opened: bool,
 ) -> Callable[..., Any]:
-    """The scan as a function; `results` are the carried values that it returns."""
+    """The scan as a function of the constants, the first carry and the inputs."""
+    copy = loop.work[: len(loop.work) // times]
+    first = times - 1 if loop.reverse else 0
+    inline = {id(copy[0])} if opened else ()
 
     def call(*operands: Any) -> list[Any]:
-        consts = dict(zip(used, operands, strict=False))
-        init = operands[len(used) : len(used) + n_carry]
+        consts = {loop.counted.consts[i]: v for i, v in zip(used, operands, strict=False)}
+        init = operands[len(used) : len(used) + len(loop.carried)]
 
         def step(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            kinds = {"const": consts, "carry": carry, "x": slices}
-            values = [v if kind == "value" else kinds[kind][v] for kind, v in block.arguments]
-            found = _compat.eval_closed(block.function, values)
-            return [found[i] for i in block.carry], [found[i] for i in block.outputs]
+            env = dict(consts)
+            env.update(zip((loop.counted.carry[i] for i in loop.carried), carry, strict=True))
+            env.update((v, slices[n]) for v, (n, row) in loop.rows.items() if row == first)
+            value = _compat.evaluate([*loop.constants, *copy], env, inline=inline)
+
+            def of(source: Source) -> Any:
+                match source:
+                    case ("eqn", i, o):
+                        return value(copy[i].outvars[o])
+                    case ("x", n):
+                        return slices[n]
+                    case ("carry", n):
+                        return carry[n]
+                    case (_, atom):
+                        return value(atom)
+
+            return list(map(of, results[0])), list(map(of, results[1]))
 
         final, ys = lax.scan(
             step,
             list(init),
-            list(operands[len(used) + n_carry :]),
+            list(operands[len(used) + len(loop.carried) :]),
             length=length,
-            reverse=block.reverse,
-            unroll=block.times,
+            reverse=loop.reverse,
+            unroll=times,
         )
-        return [*(final[i] for i in results), *ys]
+        return [*(final[i] for i in kept), *ys]
 
     return call
 
