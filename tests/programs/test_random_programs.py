@@ -61,7 +61,6 @@ LEAVES: dict[str, Body] = {
     "eigvalsh": lambda x, k: x + jnp.linalg.eigvalsh(_definite(x)) * 0.1,
     "svd_values": lambda x, k: x + jnp.linalg.svd(_definite(x), compute_uv=False) * 0.1,
     "inv": lambda x, k: jnp.linalg.inv(_definite(x)),
-    "slogdet": lambda x, k: x + jnp.multiply(*jnp.linalg.slogdet(_definite(x))) * 0.1,
     "cho_solve": lambda x, k: jax.scipy.linalg.cho_solve(
         (jnp.linalg.cholesky(_definite(x)), True), x
     ),
