@@ -38,7 +38,9 @@ def batch_norm(node: Node, values: list[Any]) -> list[Any]:
         y = normalize(wide, mean, variance, scale, offset, where, epsilon)
         return [y.astype(x.dtype), mean, variance, mean, variance]
     axes = [i for i in range(x.ndim) if i != where.channel]
-    batch_mean, batch_variance = jnp.mean(wide, axes), jnp.var(wide, axes)
+    batch_mean = jnp.mean(wide, axes)
+    centered = wide - where.along_channels(batch_mean, x.ndim)
+    batch_variance = jnp.mean(lax.square(centered), axes)
     y = normalize(wide, batch_mean, batch_variance, scale, offset, where, epsilon)
     saved = [lax.stop_gradient(batch_mean), lax.stop_gradient(batch_variance)]
     running = [saved[0], saved[1] * _unbiased([x.shape[i] for i in axes])]
