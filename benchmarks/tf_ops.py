@@ -30,7 +30,6 @@ OPS: dict[str, Callable[..., Any]] = {
     "Softmax": lambda x: R.Softmax(logits=x),
     "Cumsum": lambda x: R.Cumsum(x=x, axis=1),
     "TopKV2": lambda x: R.TopKV2(input=x, k=8),
-    "ApproxTopK": lambda x: R.ApproxTopK(input=x, k=8),
     "XlaReducePrecision": lambda x: _xla().xla_reduce_precision(
         x, exponent_bits=5, mantissa_bits=3
     ),

@@ -16,12 +16,14 @@ from typing import Any
 from ... import _compat
 from ..._errors import UnsupportedOpError
 from ..._gradient import mark
+from ._bridge_ops import BRIDGED
 from ._eager import constants_of, graph_of
 from ._node import import_tensorflow
-from ._registry import Context
+from ._registry import REGISTRY, Context
 
-# The graph, its inputs and outputs by name, and for each operand whether it has a gradient.
-_Traced = tuple[Any, tuple[str, ...], tuple[str, ...], tuple[bool, ...]]
+# The graph, its inputs and outputs by name, for each operand whether it has a gradient, and whether
+# there are ops in it that go over the bridge in turn.
+_Traced = tuple[Any, tuple[str, ...], tuple[str, ...], tuple[bool, ...], bool]
 
 
 def marked(
@@ -41,9 +43,9 @@ def marked(
     traced = _trace(*key) if ctx.reads_gradients else None
     if traced is None:
         return list(results)
-    graph, inputs, outputs, has = traced
+    graph, inputs, outputs, has, nested = traced
     make = functools.lru_cache(functools.partial(ctx.graph_of, graph, list(inputs), list(outputs)))
-    return mark(_Gradient(location, make, has), results, operands, operands)
+    return mark(_Gradient(location, make, has, nested), results, operands, operands)
 
 
 class _Gradient:
@@ -52,8 +54,11 @@ class _Gradient:
     problem = ""
     convention = "tensorflow"
 
-    def __init__(self, location: str, make: Callable[[bool], Any], has: Sequence[bool]):
+    def __init__(
+        self, location: str, make: Callable[[bool], Any], has: Sequence[bool], nested: bool
+    ):
         self.location = location
+        self.nested = nested
         self._make = make
         self._has = has
 
@@ -100,6 +105,9 @@ def _trace(
         tuple(t.name for t in (*operands, *cotangents)),
         tuple(g.name for g in outputs if g is not None),
         tuple(g is not None for g in outputs),
+        any(
+            op.type in BRIDGED and REGISTRY.get(op.type) is None for op in scratch.get_operations()
+        ),
     )
 
 

@@ -50,9 +50,16 @@ EXCEPTIONS: dict[str, str] = {
     "TensorArrayGradV3": "TensorFlow writes it into gradients of version 1 loops only",
 }
 
-# What differs from TensorFlow on purpose, by op: reasons for "values", "values <dtype>" and
-# "gradients".
+# What differs from TensorFlow on purpose, by op: reasons for "values", "values <dtype>", the values
+# of the recipe "number <i>", and "gradients".
 DIFFERENCES: dict[str, dict[str, str]] = {
+    "Cast": {
+        "number 5": "negative floats as unsigned integers are undefined in C++; ours are clamped",
+    },
+    "Cholesky": {"gradients": "TensorFlow's is symmetric, JAX's lower triangular, for one matrix"},
+    "SelfAdjointEigV2": {
+        "gradients": "TensorFlow's is lower triangular, JAX's symmetric, for one matrix"
+    },
     "NonMaxSuppressionV3": {
         "values": "has a result of fixed size, padded, where TensorFlow's varies"
     },

@@ -76,7 +76,7 @@ def _differences(one: Case) -> dict[str, str]:
 def test_all_dtypes(op: str) -> None:
     compared, problems = 0, []
     for one in cases_of(op, TABLE):
-        if {"values", f"values {one.dtype}"} & set(_differences(one)):
+        if {"values", f"values {one.dtype}", f"number {one.number}"} & set(_differences(one)):
             continue
         try:
             Comparison(one).check()
