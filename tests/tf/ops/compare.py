@@ -190,18 +190,21 @@ class Comparison:
             np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * scale, err_msg=where)
 
 
-def check_together(cases: Sequence[Case]) -> list[str]:
+def check_together(cases: Sequence[Case]) -> tuple[list[str], list[Case]]:
     """Compares the values of many cases, converted and compiled as one program.
 
-    **Returns:** what is wrong, by case; a case that TensorFlow cannot run is left out.
+    **Returns:** what is wrong, by case; the cases that TensorFlow cannot run op by op on the CPU.
     """
     runnable: list[tuple[Comparison, list[np.ndarray]]] = []
+    left: list[Case] = []
     for case in cases:
         comparison = Comparison(case)
         try:
             runnable.append((comparison, comparison.eager()))
         except NoKernel:
-            continue
+            left.append(case)
+    if not runnable:
+        return [], left
 
     def function(*xs: Any) -> list[Any]:
         given = iter(xs)
@@ -223,7 +226,7 @@ def check_together(cases: Sequence[Case]) -> list[str]:
             comparison.compare("result", got, want)
         except AssertionError as error:
             wrong.append(str(error))
-    return wrong
+    return wrong, left
 
 
 def _pullback(
