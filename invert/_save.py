@@ -80,6 +80,9 @@ def _write(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 def is_saved(directory: str | os.PathLike[str]) -> bool:
     """Whether a directory holds a module that `save` has written."""
     where = Path(directory)
+    # What is a SavedModel is data, whatever lies beside it.
+    if (where / "saved_model.pb").exists():
+        return False
     return all((where / name).is_file() for name in (_CODE, _WEIGHTS))
 
 

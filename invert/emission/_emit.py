@@ -15,6 +15,7 @@ import numpy as np
 from invert import _compat
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
+from invert._pattern import is_var
 from invert.emission import _layers, _main, _merge, _normal, _run, _tree
 from invert.emission._classes import Classes
 from invert.emission._file import File
@@ -205,9 +206,16 @@ def _build(cls: Any, node: Node, values: Mapping[Any, Any]) -> Any:
 def _inlined(closed: Any) -> Any:
     """The program inside of the one call that `eqx.filter_jit` makes."""
     jaxpr = _compat.open_jaxpr(closed)
-    if len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "jit":
+    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "jit":
+        return closed
+    (call,) = jaxpr.eqns
+    inner = _compat.open_jaxpr(call.params["jaxpr"])
+    if _compat.consts_of(call.params["jaxpr"]):
         return _compat.inline_calls(closed)
-    return closed
+    inner = _compat.rename(inner, dict(zip(inner.invars, call.invars, strict=True)))
+    results = dict(zip(call.outvars, inner.outvars, strict=True))
+    outvars = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    return _compat.close_like(closed, jaxpr.replace(eqns=inner.eqns, outvars=outvars))
 
 
 def _unscoped(jaxpr: Any) -> Any:

@@ -136,10 +136,11 @@ class File:
             return node.name
         forward = self.names.new(f"{node.name}_forward")
         backward = self._rule(_functions.vjp_function(self, eqn, rule, node.name))
-        parameters = [ast.arg(a) for a in _functions.parameter_hints(len(eqn.invars))]
-        values = [ast.Name(a.arg, ast.Load()) for a in parameters]
-        result = syntax.tuple_of([syntax.call(node.name, *values), syntax.tuple_of(values)])
-        self.definitions.append(syntax.function(forward, parameters, [ast.Return(result)]))
+        args = ast.Name("args", ast.Load())
+        result = syntax.call(node.name, ast.Starred(args, ast.Load()))
+        definition = syntax.function(forward, [], [ast.Return(syntax.tuple_of([result, args]))])
+        definition.args.vararg = ast.arg("args")
+        self.definitions.append(definition)
         defined = syntax.call(f"{node.name}.defvjp", syntax.name(forward), syntax.name(backward))
         self.definitions.append(ast.Expr(defined))
         return node.name

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from invert import _compat
 from invert._compat import core
 from invert._match import Match
 from invert._pattern import Graph, is_var
@@ -229,7 +228,7 @@ def _try(
         )
         if template is None:
             return None
-        body = Graph(template, _compat.consts_of(template))
+        body = writer.prover.graph(template)
         result = body.jaxpr.outvars
         if len(result) != 1 or not is_var(result[0]) or result[0] not in body.producers:
             return None

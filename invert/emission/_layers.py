@@ -136,7 +136,9 @@ def _place_floating(
     An equation without a scope stands where all those around it do; arguments and results stand in
     the outermost scope. A constant that several layers use is computed once, above them.
     """
-    base = _common(scope for scope in scopes if scope)
+    scoped = [scope for scope in scopes if scope]
+    # One scope around all is the model itself; few scopes are those of single layers.
+    base = _common(scoped) if 2 * len(scoped) >= len(scopes) else ()
     floating = [not scope for scope in scopes]
     constant = [False] * len(eqns)
     ahead: list[Path | None] = [None] * len(eqns)

@@ -7,6 +7,7 @@ custom derivatives as functions. Both are made comparable here.
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -99,7 +100,12 @@ def _strong_type(v: Any) -> Any:
 def _typed_operands(eqn: Any) -> Any:
     invars = [_typed(a) for a in eqn.invars]
     changed = any(a is not b for a, b in zip(invars, eqn.invars, strict=True))
-    return eqn.replace(invars=invars) if changed else eqn
+    eqn = eqn.replace(invars=invars) if changed else eqn
+    fill = eqn.params.get("fill_value")
+    if isinstance(fill, float) and fill != fill:
+        # One NaN for all, since parameters are compared and no NaN equals another.
+        eqn = eqn.replace(params={**eqn.params, "fill_value": math.nan})
+    return eqn
 
 
 def _plain(eqn: Any) -> Any:

@@ -16,7 +16,7 @@ from jax import lax
 
 from invert import _compat
 from invert._compat import core
-from invert._pattern import is_var
+from invert._pattern import Graph, is_var
 from invert.emission import _normal, _run
 from invert.emission import _syntax as syntax
 from invert.emission._sizes import dimension_token
@@ -39,11 +39,20 @@ class Prover:
 
     - `settings`: the values of `jax_enable_x64` under which the text will run.
     - `dimensions`: the open dimensions and their sizes in the program.
+    - `chosen`: for equations that were spelled, by their signature, which form it was.
     """
 
     settings: tuple[bool, ...] = (False, True)
     dimensions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    chosen: dict[Any, int] = dataclasses.field(default_factory=dict)
     _traced: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    _graphs: dict[int, tuple[Any, Graph]] = dataclasses.field(default_factory=dict)
+
+    def graph(self, traced: Any) -> Graph:
+        """The use-def maps of a traced expression, made once."""
+        if id(traced) not in self._graphs:
+            self._graphs[id(traced)] = traced, Graph(traced, _compat.consts_of(traced))
+        return self._graphs[id(traced)][1]
 
     def trace(
         self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Any], wide: bool

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax import lax
 
 from invert._compat import core
@@ -22,6 +24,7 @@ from invert.emission import _indexing, _literals
 from invert.emission import _syntax as syntax
 from invert.emission._merge import Program
 from invert.emission._proof import Prover
+from invert.emission._sizes import Size
 from invert.emission._syntax import call, infix, method, number
 
 
@@ -362,19 +365,64 @@ def spell(eqn: Any, writer: Writer) -> ast.expr:
     **Raises:** `EmissionError` where nothing does, which only an equation can bring about that
         holds what has no text, such as a sharding of this machine's devices.
     """
+    forms = _forms(eqn, writer)
+    key = _signature(eqn, writer.program)
+    known = writer.prover.chosen.get(key) if key is not None else None
+    if known is not None:
+        # The same equation on other operands: what was proved for one holds for all.
+        return next(itertools.islice(forms, known, None))
     variables = {writer.token(v): v for v in eqn.invars if is_var(v)}
-    has_literals = any(not is_var(a) for a in eqn.invars)
-    for candidate in _candidates(eqn, writer, has_literals):
-        forms = [candidate]
-        if eqn.primitive.multiple_results and len(eqn.outvars) == 1:
-            forms.append(syntax.item(candidate, number(0)))
-        for form in forms:
-            if writer.prover.holds(form, variables, [eqn], eqn.outvars):
-                return form
+    for i, form in enumerate(forms):
+        if writer.prover.holds(form, variables, [eqn], eqn.outvars):
+            if key is not None:
+                writer.prover.chosen[key] = i
+            return form
     raise EmissionError(
         f"no expression gives the equation {eqn.primitive.name} back, with the parameters "
         f"{ {k: v for k, v in eqn.params.items() if v is not None} }"
     )
+
+
+def _forms(eqn: Any, writer: Writer) -> Expressions:
+    """All expressions to try."""
+    alone = eqn.primitive.multiple_results and len(eqn.outvars) == 1
+    for candidate in _candidates(eqn, writer, any(not is_var(a) for a in eqn.invars)):
+        yield candidate
+        if alone:
+            yield syntax.item(candidate, number(0))
+
+
+def _signature(eqn: Any, program: Program) -> Any | None:
+    """All that an equation is but for which variables it is on; `None` where that has no hash."""
+    try:
+        params = _frozen(tuple(eqn.params.items()))
+        hash(params)
+    except TypeError:
+        return None
+    order: dict[Any, int] = {}
+    operands = []
+    for atom in eqn.invars:
+        if is_var(atom):
+            shape = _frozen(program.shape(atom)) if hasattr(atom.aval, "shape") else ()
+            number = order.setdefault(atom, len(order))
+            operands.append((number, shape, getattr(atom.aval, "dtype", None)))
+        else:
+            size = program.literals.get(id(atom))
+            value = np.asarray(atom.val)
+            operands.append((value.dtype, value.tobytes(), value.shape, _frozen(size)))
+    outs = tuple(_frozen(program.shape(v)) for v in eqn.outvars if hasattr(v.aval, "shape"))
+    return eqn.primitive.name, params, tuple(operands), outs
+
+
+def _frozen(value: Any) -> Any:
+    """A value with a hash that tells apart sizes which are equal by chance."""
+    if isinstance(value, Size):
+        return int(value), tuple(sorted(value.terms.items()))
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, tuple(_frozen(v) for v in value)
+    if isinstance(value, (bool, float)):
+        return type(value).__name__, repr(value)
+    return value
 
 
 def _candidates(eqn: Any, writer: Writer, has_literals: bool) -> Expressions:
