@@ -1,6 +1,7 @@
 """`invert` undoes the lowering of `jax2tf`: StableHLO and TF graphs become JAX programs again."""
 
 from invert._api import convert as convert
+from invert._api import convert_graphdef as convert_graphdef
 from invert._api import from_exported as from_exported
 from invert._api import from_stablehlo as from_stablehlo
 from invert._api import load as load

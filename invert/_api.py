@@ -198,6 +198,38 @@ def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) ->
     return roundtrip(tf_fn, *args, config=config, **kwargs)
 
 
+def convert_graphdef(
+    graph_def: Any,
+    inputs: Sequence[str] | Mapping[str, str],
+    outputs: Sequence[str] | Mapping[str, str],
+    *,
+    variables: Mapping[str, np.ndarray] | None = None,
+    config: Config = _DEFAULT,
+) -> Module:
+    """Converts a bare graph, such as a frozen one.
+
+    **Arguments:**
+
+    - `graph_def`: the `GraphDef` proto or its bytes.
+    - `inputs`: names of the tensors that are fed (`"x:0"`), in the order of the arguments; or a
+        mapping from names of arguments to them.
+    - `outputs`: names of the tensors that are returned. One: the result is an array; several: a
+        tuple; a mapping: a dictionary.
+    - `variables`: values of the variables of the graph, by name.
+
+    **Returns:** a `Module`.
+
+    **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
+        `MissingDependencyError`.
+    """
+    from invert.frontends import tf_graphdef
+
+    entry = tf_graphdef.entry_point(
+        graph_def, inputs, outputs, variables=variables, config=config
+    )
+    return _build(entry, config)
+
+
 def load(
     path: str | os.PathLike[str], *, signature: str | None = None, config: Config = _DEFAULT
 ) -> Any:

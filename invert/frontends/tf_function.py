@@ -12,19 +12,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
 from .._compat import tf_concrete_functions
 from .._config import Config
-from .._entry import ArgSpec, EntryPoint, Param
+from .._entry import EntryPoint, Param
 from .._errors import Problem, SignatureError, UnsupportedOpError
 from ..primitives.tf import import_tensorflow
-from ..primitives.tf._control import check_resource
 from ..primitives.tf._host import Table, table, text_problems
-from ..primitives.tf._state import KEY, Resource
-from ..primitives.tf._static import array
+from ..primitives.tf._state import Resource
+from .tf_entry import graph_entry, unique
 from .tf_graph import Graph
 from .tf_signature import (
     Signature,
@@ -55,7 +53,7 @@ class Variables:
             self.values[key] = np.asarray(variable.numpy())
             self.keep.append(variable)
         name = self.names.get(key) or variable.name.partition(":")[0]
-        return Param(_unique(name, taken), self.values[key], bool(variable.trainable))
+        return Param(unique(name, taken), self.values[key], bool(variable.trainable))
 
 
 def entry_point(
@@ -262,51 +260,20 @@ def _build(
     )
     needed = set(program.main.order)
     params, feeds, problems = _captures(concrete, count, needed, variables)
-    written = program.writes()
-    assigned = dict.fromkeys(
-        f.name for i, f in enumerate(feeds, count) if isinstance(f, Resource) and i in written
-    )
-    places = {p.name: i for i, p in enumerate(params)}
-    draws = program.draws()
-    checks = {check_resource(node): node for node in program.checks()}
     constants = [isinstance(f, np.ndarray | Table) for f in feeds]
     problems += program.problems([False] * count + constants)
     problems += text_problems(graph.outputs)
     if problems:
         raise UnsupportedOpError(problems)
-    leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
-    out_dtypes = [np.dtype(t.dtype.as_numpy_dtype) for t in graph.outputs]
-
-    def fn(param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
-        handles = (Resource("variable", p.name) for p in params)
-        state: dict[Resource, Any] = dict(zip(handles, param_values, strict=True))
-        state.update(dict.fromkeys(checks, np.zeros((), bool)))
-        if draws:
-            flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
-        _check_arguments(name, leaves, flat_args)
-        values: list[Any] = [None] * count
-        for position, value in zip(signature.order, flat_args, strict=True):
-            values[position] = value
-        results = program.run(program.main, [*values, *feeds], state)
-        out = [array(results[i], out_dtypes[i]) for i in out_order]
-        out += [array(state[Resource("variable", v)]) for v in assigned]
-        for resource, node in checks.items():
-            text = f"tf.{node.op} ({node.location}) failed: {node.message}"
-            out = eqx.error_if(out, state[resource], text) if out else out
-        return out
-
-    return EntryPoint(
+    dtypes = [np.dtype(t.dtype.as_numpy_dtype) for t in graph.outputs]
+    return graph_entry(
+        program,
+        signature,
+        (out_order, out_tree, dtypes),
+        feeds,
+        params,
         name=name,
-        fn=fn,
-        args=signature.args,
-        kwargs=signature.kwargs,
-        arg_names=signature.arg_names,
-        out_tree=out_tree,
-        params=tuple(params),
         source=source or f"TensorFlow function {name}",
-        assigned=tuple(places[v] for v in assigned),
-        draws=draws,
-        notes=lambda: tuple(program.notes),
     )
 
 
@@ -348,31 +315,6 @@ def _captures(
             dtype = object if captured.dtype == tf.string else None
             feeds.append(np.asarray(captured.numpy(), dtype))
     return params, feeds, problems
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    candidate, k = name, 0
-    while candidate in taken:
-        k += 1
-        candidate = f"{name}_{k}"
-    taken.add(candidate)
-    return candidate
-
-
-def _check_arguments(name: str, specs: Sequence[ArgSpec], values: Sequence[Any]) -> None:
-    if len(specs) != len(values):
-        raise SignatureError(f"{name} takes {len(specs)} arrays, got {len(values)}")
-    for spec, value in zip(specs, values, strict=True):
-        shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value))
-        fits = len(shape) == len(spec.shape) and all(
-            not isinstance(want, int) or not isinstance(have, int) or want == have
-            for want, have in zip(spec.shape, shape, strict=True)
-        )
-        if not fits or dtype != jax.dtypes.canonicalize_dtype(spec.dtype):
-            raise SignatureError(
-                f"{name}: argument {spec.name!r} must be {spec.dtype.name}{spec.shape}, "
-                f"got {dtype.name}{shape}"
-            )
 
 
 def _op_def_lookup(graph: Any) -> Callable[[str], Any]:

@@ -6,7 +6,7 @@ once. A `Run` evaluates bodies on the current values of variables and other stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from ..primitives.tf._state import KEY, Resource, State
 from .tf_body import function_body, make_body, ordered
 from .tf_effects import Writes, draws, is_draw
 from .tf_gradient import TfGradient, read_gradient
+from .tf_v1 import functionalize
 
 # Stateful ops, by their OpDef, that run only where their results are used: they change nothing,
 # or nothing but the key of the call.
@@ -56,6 +57,7 @@ class Graph:
     - `source_line`: gives where the user's program made a node; empty if not known.
     - `tf_graph`: the graph that `graph_def` was made of, which leads to the gradient functions;
         `None`: they are not read.
+    - `variables`: values of the variables that the graph makes itself, by their names.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Graph:
         control_outputs: Sequence[str] = (),
         source_line: Callable[[str], str] = lambda name: "",
         tf_graph: Any = None,
+        variables: Mapping[str, np.ndarray] | None = None,
     ):
         self.config = config
+        self.variables = dict(variables or {})
         self._tf_graph = tf_graph if config.custom_gradients != "ignore" else None
         self._gradients: dict[Node, TfGradient] = {}
         self._op_def = op_def
@@ -85,16 +89,10 @@ class Graph:
         self.notes: dict[str, None] = {}  # lines for the report
         self.plans: dict[Any, Any] = {}  # what loops found out about their variables
         fed = [name.rpartition(":")[0] or name for name in inputs]
+        roots = [*outputs, *control_outputs]
+        nodes, self._made = functionalize(graph_def.node, "", roots, fed)
         self.main = self._with_gradients(
-            make_body(
-                "",
-                graph_def.node,
-                fed,
-                outputs,
-                control_outputs,
-                self._output_offset,
-                self.is_effect,
-            )
+            make_body("", nodes, fed, outputs, control_outputs, self._output_offset, self.is_effect)
         )
 
     # -- what rules use
@@ -168,12 +166,24 @@ class Graph:
     def body(self, function: str) -> Body:
         """The body of a library function; built once."""
         if function not in self._bodies:
+            if function in self._made:
+                self._bodies[function] = self._made_body(function)
+                return self._bodies[function]
             if function not in self._functions:
                 raise MalformedModelError(f"the graph calls {function!r}, which its library lacks")
             proto = self._functions[function]
             body = function_body(proto, self._output_offset, self.is_effect)
             self._bodies[function] = self._with_gradients(body)
         return self._bodies[function]
+
+    def _made_body(self, function: str) -> Body:
+        """The body of a function made of version 1 control flow, which may hold more of it."""
+        made = self._made[function]
+        nodes, more = functionalize(made.nodes, f"{function}/", made.outputs, made.args)
+        self._made.update(more)
+        return make_body(
+            function, nodes, made.args, made.outputs, (), self._output_offset, self.is_effect
+        )
 
     def is_effect(self, node: Node) -> bool:
         """Whether `node` runs even where its results are not used."""
@@ -201,6 +211,15 @@ class Graph:
     def run(self, body: Body, values: Sequence[Any], state: State | None = None) -> list[Any]:
         """Evaluates `body` on `values`, one for each argument; changes `state`."""
         return Run(self, {} if state is None else state).run(body, values)
+
+    def value(self, result: Any, state: State) -> Any:
+        """A result of `run`, read where it is a reference to a variable."""
+        is_reference = isinstance(result, Resource) and result.kind == "reference"
+        return state[result] if is_reference else result
+
+    def stored(self, handle: Resource) -> np.ndarray | None:
+        """The value that was given for a variable of the graph."""
+        return self.variables.get(handle.name)
 
     # -- what cannot be raised
 

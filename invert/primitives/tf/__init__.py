@@ -35,6 +35,7 @@ from . import _special as _special
 from . import _stateless_random as _stateless_random
 from . import _strided as _strided
 from . import _suppression as _suppression
+from . import _tensor_array as _tensor_array
 from . import _variables as _variables
 from ._node import Node as Node
 from ._node import import_tensorflow as import_tensorflow

@@ -1,0 +1,149 @@
+"""An entry point of a graph: its state, its arguments and its results around one run of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from .._entry import ArgSpec, EntryPoint, Param
+from .._errors import SignatureError
+from ..primitives.tf import Node, import_tensorflow
+from ..primitives.tf._control import check_resource
+from ..primitives.tf._state import KEY, Resource
+from ..primitives.tf._static import array
+from ..primitives.tf._variables import variable_name
+from .tf_graph import Graph
+from .tf_signature import Signature
+
+
+def graph_entry(
+    program: Graph,
+    signature: Signature,
+    results: tuple[Sequence[int], Any, Sequence[np.dtype]],
+    feeds: Sequence[Any],
+    params: Sequence[Param],
+    *,
+    name: str,
+    source: str,
+) -> EntryPoint:
+    """The entry point of a graph.
+
+    **Arguments:**
+
+    - `signature`: the arguments; `signature.order` gives the inputs of the graph they feed.
+    - `results`: which outputs the results are, their structure, and the types of the outputs.
+    - `feeds`: what feeds the other inputs: handles of `params`, or constants.
+    - `params`: the variables that are captured. Those the graph makes itself are found here.
+    """
+    out_order, out_tree, out_dtypes = results
+    count = len(signature.order)
+    handles = [Resource("variable", p.name) for p in params]
+    taken = {p.name for p in params}
+    stored = _stored(program, taken)
+    params = [*params, *stored.values()]
+    handles += stored
+    written = program.writes()
+    changed = {f for i, f in enumerate(feeds, count) if isinstance(f, Resource) and i in written}
+    changed |= {h for h in stored if h.name in written}
+    assigned = [i for i, h in enumerate(handles) if h in changed]
+    draws = program.draws()
+    checks = {check_resource(node): node for node in program.checks()}
+    leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
+
+    def fn(param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
+        state: dict[Resource, Any] = dict(zip(handles, param_values, strict=True))
+        state.update(dict.fromkeys(checks, np.zeros((), bool)))
+        if draws:
+            flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
+        _check_arguments(name, leaves, flat_args)
+        values: list[Any] = [None] * count
+        for position, value in zip(signature.order, flat_args, strict=True):
+            values[position] = value
+        found = program.run(program.main, [*values, *feeds], state)
+        out = [array(program.value(found[i], state), out_dtypes[i]) for i in out_order]
+        out += [array(state[handles[i]]) for i in assigned]
+        for resource, node in checks.items():
+            text = f"tf.{node.op} ({node.location}) failed: {node.message}"
+            out = eqx.error_if(out, state[resource], text) if out else out
+        return out
+
+    return EntryPoint(
+        name=name,
+        fn=fn,
+        args=signature.args,
+        kwargs=signature.kwargs,
+        arg_names=signature.arg_names,
+        out_tree=out_tree,
+        params=tuple(params),
+        source=source,
+        assigned=tuple(assigned),
+        draws=draws,
+        notes=lambda: tuple(program.notes),
+    )
+
+
+def _stored(program: Graph, taken: set[str]) -> dict[Resource, Param]:
+    """The variables that nodes of the graph stand for, with the values this process holds."""
+    found: dict[Resource, Param] = {}
+    for node in program.reachable():
+        if node.op not in ("VarHandleOp", "VariableV2", "Variable"):
+            continue
+        kind = "variable" if node.op == "VarHandleOp" else "reference"
+        handle = Resource(kind, variable_name(node), node.attr("dtype"), node.attr("shape"))
+        value = program.stored(handle)
+        if value is None:
+            value = _held(node)
+        if handle not in found and value is not None:
+            # Loading a model puts a number behind the names of its variables.
+            name = unique(re.sub(r"_load_\d+$", "", handle.name), taken)
+            found[handle] = Param(name, value)
+    return found
+
+
+def _held(node: Node) -> np.ndarray | None:
+    """The value that TensorFlow holds in this process under the name of a variable."""
+    tf = import_tensorflow()
+    where = {"container": node.attr("container", ""), "shared_name": variable_name(node)}
+    dtype, shape = node.attrs["dtype"].type, node.attr("shape")
+
+    def read() -> Any:
+        if node.op == "VarHandleOp":
+            handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, **where)
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return tf.identity(tf.raw_ops.VariableV2(dtype=dtype, shape=shape, **where))
+
+    try:
+        return np.asarray(tf.compat.v1.wrap_function(read, [])().numpy())
+    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
+        return None
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """`name`, with a number behind it where it is in `taken`; adds it to that."""
+    candidate, k = name, 0
+    while candidate in taken:
+        k += 1
+        candidate = f"{name}_{k}"
+    taken.add(candidate)
+    return candidate
+
+
+def _check_arguments(name: str, specs: Sequence[ArgSpec], values: Sequence[Any]) -> None:
+    if len(specs) != len(values):
+        raise SignatureError(f"{name} takes {len(specs)} arrays, got {len(values)}")
+    for spec, value in zip(specs, values, strict=True):
+        shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value))
+        fits = len(shape) == len(spec.shape) and all(
+            not isinstance(want, int) or not isinstance(have, int) or want == have
+            for want, have in zip(spec.shape, shape, strict=True)
+        )
+        if not fits or dtype != jax.dtypes.canonicalize_dtype(spec.dtype):
+            raise SignatureError(
+                f"{name}: argument {spec.name!r} must be {spec.dtype.name}{spec.shape}, "
+                f"got {dtype.name}{shape}"
+            )

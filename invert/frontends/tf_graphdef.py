@@ -1,0 +1,120 @@
+"""Reads bare graphs: `GraphDef` protos with the names of their inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._config import Config
+from .._entry import ArgSpec, EntryPoint
+from .._errors import MalformedModelError, SignatureError, UnsupportedOpError
+from ..primitives.tf import import_tensorflow
+from ..primitives.tf._node import decode_attr
+from .tf_entry import graph_entry
+from .tf_graph import Graph
+from .tf_signature import Signature
+
+
+def entry_point(
+    graph_def: Any,
+    inputs: Sequence[str] | Mapping[str, str],
+    outputs: Sequence[str] | Mapping[str, str],
+    *,
+    variables: Mapping[str, np.ndarray] | None = None,
+    config: Config,
+) -> EntryPoint:
+    """The entry point of a graph; see `invert.convert_graphdef`.
+
+    **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
+        `MissingDependencyError`.
+    """
+    tf = import_tensorflow()
+    graph_def = _read(graph_def)
+    named = dict(inputs) if isinstance(inputs, Mapping) else {n: n for n in inputs}
+    nodes = {n.name: n for n in graph_def.node}
+    specs: dict[str, ArgSpec] = {}
+    for name, tensor in named.items():
+        node = nodes.get(tensor.partition(":")[0])
+        if node is None:
+            raise SignatureError(f"the graph has no node {tensor!r}")
+        plain = name.partition(":")[0].replace("/", "_")
+        specs[plain] = _spec(plain, node)
+    graph = tf.Graph()
+    program = Graph(
+        graph_def,
+        [_full(t) for t in named.values()],
+        [_full(t) for t in (outputs.values() if isinstance(outputs, Mapping) else outputs)],
+        config=config,
+        op_def=_op_defs(graph),
+        variables=variables,
+    )
+    if problems := program.problems([False] * len(specs)):
+        raise UnsupportedOpError(problems)
+    keys = list(outputs) if isinstance(outputs, Mapping) else None
+    order = sorted(range(len(outputs)), key=lambda i: keys[i]) if keys else range(len(outputs))
+    structure: Any = dict.fromkeys(keys, 0) if keys is not None else (0,) * len(outputs)
+    if keys is None and len(outputs) == 1:
+        structure = 0
+    count = len(specs)
+    signature = Signature(tuple(specs.values()), {}, tuple(specs), tuple(range(count)))
+    return graph_entry(
+        program,
+        signature,
+        (
+            tuple(order),
+            jax.tree_util.tree_structure(structure),
+            [np.dtype(np.int32)] * len(outputs),
+        ),
+        [],
+        [],
+        name="graph",
+        source="GraphDef",
+    )
+
+
+def _full(tensor: str) -> str:
+    return tensor if ":" in tensor else f"{tensor}:0"
+
+
+def _read(graph_def: Any) -> Any:
+    """The proto itself; from its bytes where these are given."""
+    if not isinstance(graph_def, bytes | bytearray):
+        return graph_def
+    from google.protobuf.message import DecodeError
+
+    proto = import_tensorflow().compat.v1.GraphDef()
+    try:
+        proto.ParseFromString(bytes(graph_def))
+    except DecodeError as error:
+        raise MalformedModelError(f"the bytes are no GraphDef: {error}") from error
+    return proto
+
+
+def _spec(name: str, node: Any) -> ArgSpec:
+    key = "dtype" if "dtype" in node.attr else "T"
+    if key not in node.attr:
+        raise SignatureError(f"the type of input {name!r} is not known; feed a Placeholder")
+    shapes = [node.attr["shape"]] if "shape" in node.attr else []
+    shapes += node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else []
+    shape = decode_attr(shapes[0]) if shapes and hasattr(shapes[0], "WhichOneof") else None
+    if shape is None:
+        raise SignatureError(f"input {name!r} has no fixed rank; give its Placeholder a shape")
+    return ArgSpec(name, shape, decode_attr(node.attr[key]))
+
+
+def _op_defs(graph: Any) -> Any:
+    tf = import_tensorflow()
+    cache: dict[str, Any] = {}
+
+    def lookup(op: str) -> Any:
+        if op not in cache:
+            try:
+                cache[op] = graph.op_def_for_type(op)
+            except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
+                cache[op] = None
+        return cache[op]
+
+    return lookup
