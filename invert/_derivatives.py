@@ -224,7 +224,7 @@ class Settler:
 
     def _second(self, region: _Region, raw: Any) -> tuple[Any, bool]:
         """The rewritten gradient, and whether it has a rule of its own for second derivatives."""
-        if self.order > 1:
+        if self.order > 1 or not region.gradient.nested:
             return self.recognize(raw), False
         with jax.enable_x64(self.wide):
             region.gradient.read_nested()

@@ -26,11 +26,13 @@ class Gradient(Protocol):
     - `problem`: why it cannot be read; `""` where it can.
     - `convention`: `"jax"` or `"tensorflow"`, which differ for complex numbers: TensorFlow's
         gradients are the conjugates.
+    - `nested`: whether it may hold gradient functions itself.
     """
 
     location: str
     problem: str
     convention: str
+    nested: bool
 
     def __call__(
         self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from .._compat import tf_function_graph, tf_gradient_function, tf_scratch_graph
 from .._errors import InvertError, UnsupportedOpError
-from ..primitives.tf import import_tensorflow
+from ..primitives.tf import REGISTRY, import_tensorflow
+from ..primitives.tf._bridge_ops import BRIDGED
 
 # Where a captured value comes from: argument number, (node name, output number), or a constant.
 Capture = int | tuple[str, int] | np.ndarray
@@ -37,7 +38,7 @@ class TfGradient:
     - `own`: outputs of the node itself that it uses, after the other captures. Only an op under
         `gradient_override_map` has them; its arguments are its inputs.
     - `problem`: why it cannot be read.
-    - `convention`: see `invert._gradient.Gradient`.
+    - `convention`, `nested`: see `invert._gradient.Gradient`.
     """
 
     location: str
@@ -48,6 +49,7 @@ class TfGradient:
     own: tuple[int, ...] = ()
     problem: str = ""
     convention: str = "jax"
+    nested: bool = False
 
     def read_nested(self) -> None:
         if self.make is not None:
@@ -136,6 +138,7 @@ def read_gradient(
         tuple(g is not None for g in (grads if overridden else grads[results:])),
         tuple(outer.value_index for outer, _ in own),
         convention="jax" if _holds_module(scratch) else "tensorflow",
+        nested=_holds_gradients(scratch),
     )
 
 
@@ -196,6 +199,20 @@ def _placeholder(handle: Any, graph: Any) -> Any | None:
 
 def _holds_module(graph: Any) -> bool:
     """Whether the gradient is that of a JAX function."""
+    return any(node.op == "XlaCallModule" for node in _nodes(graph))
+
+
+def _holds_gradients(graph: Any) -> bool:
+    """Whether ops of the gradient have gradients of their own in turn: one that is named, or the
+    one that goes with an op over the bridge."""
+    return any(
+        "_gradient_op_type" in node.attr or (node.op in BRIDGED and REGISTRY.get(node.op) is None)
+        for node in _nodes(graph)
+    )
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
     definition = graph.as_graph_def()
-    bodies = [definition.node, *(f.node_def for f in definition.library.function)]
-    return any(node.op == "XlaCallModule" for nodes in bodies for node in nodes)
+    yield from definition.node
+    for function in definition.library.function:
+        yield from function.node_def
