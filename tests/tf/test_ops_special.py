@@ -29,7 +29,9 @@ def special_cases():
             yield Case(op, {"x": sample((0, 2), dtype)}, grad=False)
     for op in ("Erf", "Erfc", "Erfinv", "Lgamma", "Ndtri", "BesselI0e", "BesselI1e"):
         for dtype in dtypes(op):
-            yield Case(op, {"x": special(dtype)}, rtol=64, atol=16, grad=False, label="special")
+            # TensorFlow's erf of an infinity is NaN in double precision.
+            x = special(dtype, finite=op == "Erf" and dtype == "float64")
+            yield Case(op, {"x": x}, rtol=64, atol=16, grad=False, label="special")
     for dtype in dtypes("Igamma"):
         a = np.array([0.1, 0.5, 1, 2.5, 8])[:, None].astype(dtype_of(dtype))
         x = np.array([0.01, 0.4, 1, 3, 9, 20]).astype(dtype_of(dtype))

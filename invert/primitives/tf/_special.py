@@ -55,6 +55,21 @@ def _spence_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
     return spence(x), dx * jnp.where(x == 1, -1, lax.log(other) / (1 - other))
 
 
+def _fresnel(part: int, wave: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A Fresnel integral; its derivative is the wave itself, to full precision."""
+
+    def fresnel(x: Any) -> Any:
+        return scipy.fresnel(x)[part]
+
+    def jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        (x,), (dx,) = primals, tangents
+        return rule(x), dx * wave(lax.square(x) * (jnp.pi / 2))
+
+    rule = jax.custom_jvp(fresnel)
+    rule.defjvp(jvp)
+    return rule
+
+
 @jax.custom_jvp
 def zeta(x: Any, q: Any) -> Any:
     """Hurwitz's zeta function. TensorFlow has its derivative in q alone, and takes 0 in x."""
@@ -79,8 +94,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Erfc": lax.erfc,
     "Erfinv": lax.erf_inv,
     "Expint": _in_float32(scipy.expi),
-    "FresnelCos": _in_float32(lambda x: scipy.fresnel(x)[1]),
-    "FresnelSin": _in_float32(lambda x: scipy.fresnel(x)[0]),
+    "FresnelCos": _in_float32(_fresnel(1, lax.cos)),
+    "FresnelSin": _in_float32(_fresnel(0, lax.sin)),
     "Igamma": lax.igamma,
     "IgammaGradA": lax.igamma_grad_a,
     "Igammac": lax.igammac,
