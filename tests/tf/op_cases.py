@@ -120,7 +120,6 @@ def check(
     """
     arrays = [np.asarray(x) for x in inputs]
     wanted = flat_function(reference or fn, jit_compile=xla or None)(*map(tf.constant, arrays))
-    wide = any(a.dtype.itemsize == 8 for a in arrays) or any(w.dtype.size == 8 for w in wanted)
     want = [w.numpy() for w in wanted]
     where = [i for i, a in enumerate(arrays) if is_float(a)] if grad else []
     slope = gradient_function(fn, arrays)
@@ -143,7 +142,7 @@ def check(
         mine = jax.grad(total, tuple(range(len(where))))(*(xs[i] for i in where))
         return results, mine, backward(*xs) if backward else []
 
-    with jax.enable_x64(wide):
+    with jax.enable_x64(True):  # as conversion does
         got, mine, graph = jax.jit(run, compiler_options=QUICK)(*arrays)
     compare(got, want, rtol, atol)
     if where:

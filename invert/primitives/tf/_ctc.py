@@ -41,13 +41,13 @@ def _ctc_loss(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 def _collapse(labels: Any, counts: Any, blank: int) -> tuple[Any, Any]:
     """Labels without those that repeat the one before."""
-    places = jnp.arange(labels.shape[1])
+    places = jnp.arange(labels.shape[1], dtype=jnp.int32)
     used = places < counts[:, None]
     kept = used & jnp.concatenate(
         [jnp.ones_like(used[:, :1]), labels[:, 1:] != labels[:, :-1]], axis=1
     )
-    target = jnp.where(kept, jnp.cumsum(kept, axis=1) - 1, labels.shape[1])
-    rows = jnp.arange(labels.shape[0])[:, None]
+    target = jnp.where(kept, jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1, labels.shape[1])
+    rows = jnp.arange(labels.shape[0], dtype=jnp.int32)[:, None]
     packed = jnp.full_like(labels, blank).at[rows, target].set(labels, mode="drop")
     return packed, jnp.sum(kept, axis=1, dtype=counts.dtype)
 
@@ -62,7 +62,7 @@ def _negative_log_likelihood(
     batch, most = labels.shape
     states = jnp.full((batch, 2 * most + 1), blank, labels.dtype).at[:, 1::2].set(labels)
     log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), states[None], axis=2)
-    is_blank = jnp.arange(2 * most + 1) % 2 == 0
+    is_blank = jnp.arange(2 * most + 1, dtype=jnp.int32) % 2 == 0
     before = jnp.pad(states, ((0, 0), (2, 0)), constant_values=blank)[:, :-2]
     jumps = ~is_blank & ((states != before) if merge else True)
     stays = jnp.ones_like(is_blank) if merge else is_blank
@@ -79,7 +79,7 @@ def _negative_log_likelihood(
             new = jnp.logaddexp(new, jnp.where(jumps, shifted(alpha, 2), low))
         return jnp.where((at < lengths)[:, None], new + log_p, alpha), None
 
-    first = jnp.where(jnp.arange(2 * most + 1) < 2, log_p[0], low)
+    first = jnp.where(jnp.arange(2 * most + 1, dtype=jnp.int32) < 2, log_p[0], low)
     places = jnp.arange(1, logits.shape[0], dtype=lengths.dtype)
     alpha, _ = lax.scan(step, first, (places, log_p[1:]))
     end = (2 * counts)[:, None]

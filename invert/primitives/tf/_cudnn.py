@@ -147,4 +147,4 @@ def _layer(
         return kept, jnp.where(going, new[0], 0)
 
     inputs = x @ w.inputs.T + w.input_bias
-    return lax.scan(step, start, (jnp.arange(x.shape[0]), inputs), reverse=reverse)
+    return lax.scan(step, start, (jnp.arange(x.shape[0], dtype=jnp.int32), inputs), reverse=reverse)

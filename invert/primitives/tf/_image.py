@@ -155,7 +155,7 @@ def _extract_glimpse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
         _glimpse_places(node, offsets[:, i], x.shape[1 + i], size[i]) for i in range(2)
     )
     rows, columns = rows[:, :, None], columns[:, None, :]
-    batch = jnp.arange(x.shape[0])[:, None, None]
+    batch = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None, None]
     inside = (rows >= 0) & (rows < x.shape[1]) & (columns >= 0) & (columns < x.shape[2])
     glimpse = x.at[batch, rows, columns].get(mode="clip")
     return [jnp.where(inside[..., None], glimpse, 0)]
@@ -220,7 +220,7 @@ def _read(image: Any, places: Sequence[Any], fill: Any, interpolation: str) -> A
     y, x = places
     shape = (image.shape[0], *y.shape[1:])
     y, x = jnp.broadcast_to(y, shape), jnp.broadcast_to(x, shape)
-    batch = jnp.arange(image.shape[0])[:, None, None]
+    batch = jnp.arange(image.shape[0], dtype=jnp.int32)[:, None, None]
 
     def pixels(row: Any, column: Any) -> Any:
         inside = (row >= 0) & (row < image.shape[1]) & (column >= 0) & (column < image.shape[2])
@@ -268,8 +268,8 @@ def _draw_bounding_boxes(ctx: Context, node: Node, values: list[Any]) -> list[An
         colours = np.ones_like(_COLOURS) if depth == 1 else _COLOURS
     scale = np.asarray([height - 1, width - 1] * 2, np.float32)
     edges = (boxes.astype(jnp.float32) * scale).astype(jnp.int32)
-    rows = jnp.arange(height)[:, None]
-    columns = jnp.arange(width)[None, :]
+    rows = jnp.arange(height, dtype=jnp.int32)[:, None]
+    columns = jnp.arange(width, dtype=jnp.int32)[None, :]
     for i in range(boxes.shape[1]):
         top, left, bottom, right = (edges[:, i, k, None, None] for k in range(4))
         inside = (rows >= top) & (rows <= bottom) & (columns >= left) & (columns <= right)

@@ -184,8 +184,8 @@ def _dilate(node: Node, x: Any, kernel: Any) -> Any:
         for place, inside, piece in _shifted(x, kernel.shape[:2], strides, rates, pads)
     ]
     stacked = jnp.stack(terms)
-    first = lax.stop_gradient(jnp.argmax(stacked, axis=0, keepdims=True))
-    return jnp.take_along_axis(stacked, first, axis=0)[0]
+    first = lax.argmax(stacked, 0, jnp.int32)
+    return jnp.take_along_axis(stacked, first[None], axis=0)[0]
 
 
 def _shifted(

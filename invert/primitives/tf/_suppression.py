@@ -52,7 +52,7 @@ def suppress(
     low = jnp.asarray(-np.inf, scores.dtype)
 
     def step(scores: Any, _: None) -> tuple[Any, tuple[Any, Any, Any]]:
-        best = jnp.argmax(scores).astype(jnp.int32)
+        best = lax.argmax(scores, 0, jnp.int32)
         score = scores[best]
         found = score > low
         overlap = overlaps(best)
@@ -102,7 +102,7 @@ def _non_max_suppression(ctx: Context, node: Node, values: list[Any]) -> list[An
     padded = bool(node.attr("pad_to_max_output_size", False))
     if not padded:
         # What follows can tell the places that TensorFlow's shorter vector does not have.
-        indices = jnp.where(jnp.arange(size) < count, indices, -1)
+        indices = jnp.where(jnp.arange(size, dtype=jnp.int32) < count, indices, -1)
         ctx.note(
             f"tf.{node.op} ({node.location}) returns as many indices as it selects; here there "
             f"are always {size}, and those too many are -1"
@@ -131,13 +131,13 @@ def _combined(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
             return _overlaps(boxes, boxes[best])
 
         indices, best, count = suppress(overlaps, scores, per_class, limit, threshold)
-        return boxes[indices], best, jnp.arange(per_class) < count
+        return boxes[indices], best, jnp.arange(per_class, dtype=jnp.int32) < count
 
     def of_image(boxes: Any, scores: Any) -> tuple[Any, Any, Any, Any]:
         found, best, used = jax.vmap(of_class, in_axes=1)(boxes, scores)
         flat = jnp.where(used, best, -np.inf).reshape(-1)
         # The best of all classes; equal scores in the order of the classes.
-        order = jnp.argsort(-flat, stable=True)[:size]
+        best, order = lax.top_k(flat, min(size, flat.shape[0]))
         kept = used.reshape(-1)[order]
         labels = (order // per_class).astype(scores.dtype)
         rows = found.reshape(-1, 4)[order]
@@ -145,7 +145,7 @@ def _combined(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
         missing = (0, size - order.shape[0])
         return (
             jnp.pad(jnp.where(kept[:, None], rows, 0), (missing, (0, 0))),
-            jnp.pad(jnp.where(kept, flat[order], 0), missing),
+            jnp.pad(jnp.where(kept, best, 0), missing),
             jnp.pad(jnp.where(kept, labels, 0), missing),
             jnp.sum(kept, dtype=jnp.int32),
         )
