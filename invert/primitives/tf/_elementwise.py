@@ -2,7 +2,15 @@
 
 Kernels: tensorflow/core/kernels/cwise_ops.h, gradients: tensorflow/python/ops/math_grad.py
 (TensorFlow 2.21). Where JAX's derivative of the plain spelling differs from TensorFlow's at ties or
-zeros, the function is spelled so that autodiff gives TensorFlow's.
+zeros, the function is spelled so that autodiff gives TensorFlow's. Differences that remain:
+
+- `Sqrt` and `Rsqrt` at 0 and `Reciprocal` at 0: a cotangent of 0 gives 0 in TensorFlow, NaN in JAX.
+- `Pow`: TensorFlow takes 0 for the derivative in the exponent where the base is not positive; JAX
+  has NaN for negative bases. At base 0 and exponent 0 TensorFlow has NaN in the base, JAX 0.
+- Gradients of complex `MulNoNan`, `SquaredDifference` and `Xlogy`, `Xlog1py`, `Xdivy`: TensorFlow
+  leaves the conjugation out.
+- Division of integers by zero is an error in TensorFlow; here it gives what XLA gives.
+- Shifts by a negative amount or by the whole width: TensorFlow calls them undefined.
 """
 
 from __future__ import annotations
@@ -368,7 +376,7 @@ def _bitcast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("Select", "SelectV2")
 def _select(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    known = all(is_static(v) and v.dtype != object for v in values)
+    known = all(is_static(v) for v in values) and values[0].dtype != object
     if known and (node.op == "SelectV2" or values[0].shape == values[1].shape):
         return [np.asarray(np.where(*values))]
     which, x, y = array(values[0]), *(array(v, node.attr("T")) for v in values[1:])

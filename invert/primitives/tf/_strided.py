@@ -193,6 +193,8 @@ def _bounds(part: slice, size: Any) -> tuple[Any, Any, int, Any]:
             return 0, 0, picked.step, 0
         ends = picked[0], picked[-1]
         return min(ends), max(ends) + 1, picked.step, len(picked)
+    if part == slice(None, None, -1):
+        return 0, size, -1, size
     # A symbolic size has no clamping; a step other than one would need its residue.
     start, stop, step = part.start or 0, size if part.stop is None else part.stop, part.step or 1
     if step != 1:
