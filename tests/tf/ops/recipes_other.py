@@ -305,7 +305,6 @@ _FUNCTIONS: dict[str, list[Recipe]] = {
     "IdentityN": [p(lambda a, b: R.IdentityN(input=[a, b]), _T, x(4))],
     "Const": [p(lambda a: a + tf.constant([1, 2, 3], a.dtype), _T)],
     "NoOp": [p(lambda a: (R.NoOp(), a * 2)[1], _T)],
-    "ControlTrigger": [p(lambda a: (R.ControlTrigger(), a * 2)[1], _T)],
     "Assert": [p(lambda a: (R.Assert(condition=tf.reduce_all(a < 9), data=[a]), a * 2)[1], _T)],
     "CheckNumerics": [p(lambda a: R.CheckNumerics(tensor=a, message="bad"), _T)],
     "FakeParam": [p(lambda a: tf.zeros_like(R.FakeParam(dtype=a.dtype, shape=[2, 3])) + a, _T)],
