@@ -40,6 +40,11 @@ _REPORTS = frozenset(
     "ImageSummary AudioSummary AudioSummaryV2 WriteSummary WriteScalarSummary WriteImageSummary "
     "WriteHistogramSummary".split()
 )
+# Ops that take references to variables and change nothing.
+_PASS_ON = frozenset(
+    "RefIdentity RefEnter RefExit RefMerge RefNextIteration RefSelect RefSwitch "
+    "IsVariableInitialized".split()
+)
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
 _CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
 
@@ -179,10 +184,12 @@ class Graph:
     def _made_body(self, function: str) -> Body:
         """The body of a function made of version 1 control flow, which may hold more of it."""
         made = self._made[function]
-        nodes, more = functionalize(made.nodes, f"{function}/", made.outputs, made.args)
+        roots = [*made.outputs, *made.controls]
+        nodes, more = functionalize(made.nodes, f"{function}/", roots, made.args)
         self._made.update(more)
+        offset = self._output_offset
         return make_body(
-            function, nodes, made.args, made.outputs, (), self._output_offset, self.is_effect
+            function, nodes, made.args, made.outputs, made.controls, offset, self.is_effect
         )
 
     def is_effect(self, node: Node) -> bool:
@@ -199,7 +206,8 @@ class Graph:
         definition = self._op_def(node.op)
         if definition is None:
             return False  # unknown: `problems` reports it where its results are used
-        return definition.is_stateful and not is_draw(definition)
+        by_reference = any(a.is_ref for a in definition.input_arg) and node.op not in _PASS_ON
+        return by_reference or (definition.is_stateful and not is_draw(definition))
 
     def _has_effects(self, function: str) -> bool:
         if function not in self._effects:

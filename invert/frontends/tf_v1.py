@@ -25,11 +25,16 @@ _EXITS = ("Exit", "RefExit")
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A function made of a part of the graph: names of arguments, nodes, names of results."""
+    """A function made of a part of the graph.
+
+    **Arguments:** names of the arguments, nodes, names of the results, and names of the nodes that
+    have to run besides.
+    """
 
     args: tuple[str, ...]
     nodes: tuple[Any, ...]
     outputs: tuple[str, ...]
+    controls: tuple[str, ...]
 
 
 def functionalize(
@@ -156,6 +161,7 @@ class _Rewriter:
         in_test: dict[Tensor, Tensor] = {(e, 0): (args[e], 0) for e in order}
         in_body = dict(in_test)
         results: list[Tensor] = []
+        waits: list[Tensor] = []
         exits: dict[str, int] = {}
         conditions: set[str] = set()
         for k, enter in enumerate(carried):
@@ -165,6 +171,7 @@ class _Rewriter:
             if len(backs) != 1:
                 raise MalformedModelError(f"node {merge!r} is no variable of a loop")
             results.append(self.inputs(backs[0])[0])
+            waits += [t for t in self.inputs(backs[0]) if t[1] < 0]
             for switch in inside:
                 if self.nodes[switch].op not in _SWITCHES or self.inputs(switch)[0][0] != merge:
                     continue
@@ -180,7 +187,7 @@ class _Rewriter:
         name = f"{enters[0]}/While"
         names = list(args.values())
         cond = self._function(f"{name}/cond", names, [test], in_test)
-        body = self._function(f"{name}/body", names, results, in_body)
+        body = self._function(f"{name}/body", names, results, in_body, waits)
         sources = [self.inputs(e)[0] for e in order]
         for gone in inside:
             node = self.nodes.pop(gone)
@@ -194,23 +201,40 @@ class _Rewriter:
         """The `Merge` nodes of a conditional of which no input goes through another."""
         merges = self._of(*_MERGES)
         for merge in merges:
-            above = self._above([s for s, _ in self.inputs(merge)])
-            if not any(self.nodes[n].op in _MERGES for n in above):
+            if not self._holds_merge(merge):
                 scope = merge.rpartition("/")[0]
                 predicate = self._predicate(merge)
-                return [
-                    m
-                    for m in merges
-                    if m.rpartition("/")[0] == scope
-                    and not any(
-                        self.nodes[n].op in _MERGES
-                        for n in self._above([s for s, _ in self.inputs(m)])
-                    )
-                    and self._predicate(m)[0] == predicate[0]
-                ]
+                group = [merge]
+                for other in merges:
+                    alike = other != merge and other.rpartition("/")[0] == scope
+                    if (
+                        alike
+                        and not self._holds_merge(other)
+                        and self._predicate(other)[0] == predicate[0]
+                        and not any(self._depend(a, other) for a in group)
+                    ):
+                        group.append(other)
+                return group
         if merges:
             raise MalformedModelError(f"the nodes {merges[:3]} merge each other")
         return []
+
+    def _holds_merge(self, merge: str) -> bool:
+        """Whether a branch of a conditional holds another that was not replaced yet."""
+        above = self._above([s for s, _ in self.inputs(merge)])
+        return any(self.nodes[n].op in _MERGES for n in above)
+
+    def _depend(self, one: str, two: str) -> bool:
+        """Whether one of two nodes needs the other."""
+        for root, wanted in ((one, two), (two, one)):
+            seen, pending = {root}, [root]
+            while pending:
+                fresh = {s for s, _ in self.inputs(pending.pop())} - seen
+                seen |= fresh
+                pending += fresh
+            if wanted in seen:
+                return True
+        return False
 
     def _above(self, roots: Iterable[str]) -> dict[str, None]:
         """What `roots` depend on, over data and control, up to and with switches."""
@@ -284,8 +308,6 @@ class _Rewriter:
             results[1].append(pair[true_input])
             results[0].append(pair[1 - true_input])
         for side in (0, 1):
-            for switch in switches:
-                renamed[side][switch, side] = argument(self.inputs(switch)[0])
             # What the branch uses of outside is passed to it.
             seen: set[Tensor] = set()
             pending = list(results[side])
@@ -294,9 +316,11 @@ class _Rewriter:
                 if tensor in seen or tensor in renamed[side]:
                     continue
                 seen.add(tensor)
-                if tensor[0] not in inside:
+                if tensor[0] in switches:
+                    renamed[side][tensor] = argument(self.inputs(tensor[0])[0])
+                elif tensor[0] not in inside:
                     renamed[side][tensor] = argument(tensor)
-                elif tensor[0] not in switches:
+                else:
                     pending += [t for t in self.inputs(tensor[0]) if t[1] >= 0]
         names = [n for n, _ in external.values()]
         then = self._function(f"{name}/true", names, results[1], renamed[1])
@@ -319,10 +343,15 @@ class _Rewriter:
         args: Sequence[str],
         results: Sequence[Tensor],
         renamed: Mapping[Tensor, Tensor],
+        waits: Sequence[Tensor] = (),
     ) -> str:
-        """A function of what `results` depend on, up to the tensors in `renamed`."""
+        """A function of what `results` depend on, up to the tensors in `renamed`.
+
+        `waits`: control edges to nodes that have to run too.
+        """
         members: dict[str, Any] = {}
-        pending = [r for r in results if r not in renamed]
+        waits = [t for t in waits if self.nodes[t[0]].op not in _CONTROL]
+        pending = [*waits, *(r for r in results if r not in renamed)]
         while pending:
             member, _ = pending.pop()
             if member in members:
@@ -342,7 +371,8 @@ class _Rewriter:
                 clone.input.append(_text(renamed.get(source, source)))
         key = f"{self.prefix}{name}"
         outputs = tuple(_text(renamed.get(r, r)) for r in results)
-        self.functions[key] = Made(tuple(args), tuple(members.values()), outputs)
+        controls = tuple(n for n, _ in waits)
+        self.functions[key] = Made(tuple(args), tuple(members.values()), outputs, controls)
         return key
 
     def _is_pivot(self, name: str) -> bool:

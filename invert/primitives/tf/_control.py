@@ -17,6 +17,7 @@ from ._registry import Context, raises_tf
 from ._stage import Absent, Form, Optional, ShapeVariesError, Staged, bring, flatten, form_of, join
 from ._state import Resource
 from ._static import array
+from ._tensor_array import gradient_arrays
 
 
 def branches(
@@ -44,6 +45,9 @@ def branches(
         ) -> list[Any]:
             child = ctx.on(dict(ctx.state), number)
             results = child.call(function, values)
+            if gradient_arrays(ctx, child):
+                child = ctx.on(dict(ctx.state), number)
+                results = child.call(function, values)
             changed += [r for r, old in ctx.state.items() if child.state.get(r) is not old]
             return [*results, *(child.state[r] for r in changed)]
 

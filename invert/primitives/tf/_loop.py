@@ -34,6 +34,7 @@ from ._stage import (
 )
 from ._state import Resource
 from ._static import array
+from ._tensor_array import gradient_arrays
 from ._tensor_list import RaggedListError, TensorList, is_same
 
 # Loops that need it, since shapes change from step to step, are unrolled up to this length.
@@ -179,7 +180,8 @@ class _Loop:
             if place not in self.forms and ctx.state.get(place) is not old:
                 self.forms[place] = form_of(self.ctx.state[place])
                 self._changed = True
-        if self._changed:
+        if self._changed or gradient_arrays(self.ctx, ctx):
+            self._changed = True
             return []
         out = []
         for place, form in list(self.forms.items()):

@@ -1,0 +1,147 @@
+"""Graphs of TensorFlow 1: sessions, reference variables, `Switch` and `Merge`, frames."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import invert
+
+v1 = tf.compat.v1
+X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+
+
+@pytest.fixture(params=[False, True], ids=["frames", "functions"], autouse=True)
+def control_flow(request):
+    """Both ways TensorFlow builds loops and branches."""
+    (v1.enable_control_flow_v2 if request.param else v1.disable_control_flow_v2)()
+    yield
+    v1.enable_control_flow_v2()
+
+
+def graph(fn, gradient=False):
+    """A frozen graph from `x` to `out`, and its value at `X`."""
+    g = tf.Graph()
+    with g.as_default(), v1.Session(graph=g) as session:
+        x = v1.placeholder(tf.float32, [4, 6], name="x")
+        y = fn(x)
+        if gradient:
+            (y,) = tf.gradients(tf.reduce_sum(y * y), [x])
+        tf.identity(y, name="out")
+        session.run(v1.global_variables_initializer())
+        value = session.run("out:0", {x: X})
+        return v1.graph_util.convert_variables_to_constants(
+            session, g.as_graph_def(), ["out"]
+        ), value
+
+
+def _while(x):
+    return v1.while_loop(
+        lambda i, a: i < 3, lambda i, a: (i + 1, tf.tanh(a) + tf.cast(i, tf.float32)), [0, x]
+    )[1]
+
+
+def _cond(x):
+    return v1.cond(tf.reduce_sum(x) > 0.0, lambda: x * 2.0, lambda: tf.sin(x) - 1.0)
+
+
+def _constant_branches(x):
+    return v1.cond(tf.reduce_sum(x) > 0.0, lambda: tf.constant(1.0), lambda: tf.constant(2.0)) * x
+
+
+def _nested_cond(x):
+    return v1.cond(tf.reduce_sum(x) > 0.0, lambda: _cond(x + 1.0), lambda: _cond(x - 1.0))
+
+
+def _cond_in_loop(x):
+    return v1.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, _cond(a) * 0.5), [0, x])[1]
+
+
+def _loop_in_cond(x):
+    return v1.cond(tf.reduce_sum(x) > 0.0, lambda: _while(x), lambda: x)
+
+
+def _nested_loop(x):
+    return v1.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, _while(a) * 0.5), [0, x])[1]
+
+
+def _map(x):
+    return tf.map_fn(lambda r: tf.sin(r) * 2.0, x)
+
+
+def _scan(x):
+    return tf.scan(lambda a, r: a * 0.5 + tf.tanh(r), x)
+
+
+def _switch_case(x):
+    index = tf.cast(tf.reduce_sum(x) > 0.0, tf.int32)
+    return tf.switch_case(index, [lambda: tf.sin(x), lambda: tf.cos(x), lambda: x])
+
+
+CASES = [
+    _while, _cond, _constant_branches, _nested_cond, _cond_in_loop, _loop_in_cond, _nested_loop,
+    _map, _scan, _switch_case,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", CASES, ids=lambda f: f.__name__)
+def test_frozen_graph(fn):
+    frozen, want = graph(fn)
+    module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
+    np.testing.assert_allclose(module(X), want, rtol=2e-6, atol=1e-6)
+    assert "while" not in module.report.primitives
+    _, want = graph(fn, gradient=True)
+    got = jax.grad(lambda x: jnp.sum(module(x) ** 2))(jnp.asarray(X))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("fn", [_while, _cond, _map, _scan], ids=lambda f: f.__name__)
+def test_gradient_graph(fn):
+    frozen, want = graph(fn, gradient=True)
+    module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
+    np.testing.assert_allclose(module(X), want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
+def test_saved_model(resource, tmp_path):
+    with tf.Graph().as_default() as g, v1.Session(graph=g) as session:
+        x = v1.placeholder(tf.float32, [None, 6], name="x")
+        start = np.full((6, 3), 0.5, np.float32)
+        kernel = v1.get_variable("scope/w", initializer=start, use_resource=resource)
+        y = _cond(_while(x @ kernel))
+        session.run(v1.global_variables_initializer())
+        want = session.run(y, {x: X})
+        v1.saved_model.simple_save(session, str(tmp_path / "m"), {"x": x}, {"y": y})
+    module = invert.load(tmp_path / "m")
+    np.testing.assert_allclose(module(x=X)["y"], want, rtol=1e-6)
+    np.testing.assert_array_equal(module.params["scope"]["w"], start)
+
+
+def test_assignments_in_a_graph():
+    g = tf.Graph()
+    with g.as_default():
+        x = v1.placeholder(tf.float32, [4, 6], name="x")
+        count = v1.get_variable("count", initializer=1.0, use_resource=False)
+        with tf.control_dependencies([v1.assign_add(count, tf.reduce_sum(x))]):
+            tf.identity(count.read_value() * 2.0, name="out")
+    module = invert.convert_graphdef(
+        g.as_graph_def(), {"x": "x"}, {"y": "out"}, variables={"count": np.asarray(1.0, np.float32)}
+    )
+    out, state = module(X, eqx.nn.State(module))
+    np.testing.assert_allclose(out["y"], 2 * (1 + X.sum()), rtol=1e-5)
+    out, state = module(X, state)
+    np.testing.assert_allclose(out["y"], 2 * (1 + 2 * X.sum()), rtol=1e-5)
+
+
+def test_names_that_do_not_exist():
+    frozen, _ = graph(_cond)
+    with pytest.raises(invert.SignatureError, match="no node 'y:0'"):
+        invert.convert_graphdef(frozen, ["y:0"], ["out:0"])
+    with pytest.raises(invert.MalformedModelError, match="does not have"):
+        invert.convert_graphdef(frozen, ["x:0"], ["other:0"])
+    with pytest.raises(invert.MalformedModelError, match="no GraphDef"):
+        invert.convert_graphdef(b"\xff\xff\xff", ["x:0"], ["out:0"])
