@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
@@ -147,7 +148,14 @@ class _Attempt:
     def _parameters(self, jaxpr: Any) -> tuple[dict[Any, np.ndarray], dict[Any, tuple[str, ...]]]:
         values = [*self.recovered.constants, *(p.value for p in self.entry.params)]
         held = jaxpr.invars[: len(values)]
-        paths = [_tree.split_name(n) for n in self._names()]
+        users: dict[Any, list[Any]] = collections.defaultdict(list)
+        for eqn in jaxpr.eqns:
+            for atom in eqn.invars:
+                if is_var(atom):
+                    users[atom].append(eqn)
+        constants = held[: len(self.recovered.constants)]
+        paths = [(_tree.constant_name(v, users),) for v in constants]
+        paths += [_tree.split_name(p.name) for p in self.entry.params]
         return dict(zip(held, values, strict=True)), dict(zip(held, paths, strict=True))
 
     def _doc(self) -> list[str]:
@@ -212,9 +220,10 @@ def _inlined(closed: Any) -> Any:
     inner = _compat.open_jaxpr(call.params["jaxpr"])
     if _compat.consts_of(call.params["jaxpr"]):
         return _compat.inline_calls(closed)
-    inner = _compat.rename(inner, dict(zip(inner.invars, call.invars, strict=True)))
-    results = dict(zip(call.outvars, inner.outvars, strict=True))
-    outvars = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    operands: list[Any] = list(call.invars)
+    inner = _compat.rename(inner, dict(zip(inner.invars, operands, strict=True)))
+    results: dict[Any, Any] = dict(zip(call.outvars, inner.outvars, strict=True))
+    outvars: list[Any] = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
     return _compat.close_like(closed, jaxpr.replace(eqns=inner.eqns, outvars=outvars))
 
 

@@ -21,6 +21,7 @@ from invert.emission._normal import rule_of
 from invert.emission._proof import Prover
 from invert.emission._sizes import Size, dimension_token
 from invert.emission._statements import Function, Statement, render
+from invert.emission._wrap import wrapped
 
 # Dimensions in strings are no names of Python.
 _HEADER = "# ruff: noqa: F722, F821\n"
@@ -219,10 +220,10 @@ def _path(node: ast.Attribute) -> str:
 
 
 def formatted(source: str) -> str:
-    """The text as ruff formats it; unchanged where ruff is not installed."""
+    """The text as ruff formats it; with lines that are not too long where it is not installed."""
     ruff = _ruff()
     if ruff is None:
-        return source
+        return wrapped(source, LINE_LENGTH)
     command = [ruff, "format", "--isolated", f"--line-length={LINE_LENGTH}", "-"]
     result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     if result.returncode:

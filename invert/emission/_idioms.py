@@ -16,7 +16,7 @@ from invert._match import Match
 from invert._pattern import Graph, is_var
 from invert.emission import _indexing
 from invert.emission import _syntax as syntax
-from invert.emission._spelling import Writer, axis_of
+from invert.emission._spelling import Writer, axis_of, dot_options, relettered, subscripts
 from invert.emission._syntax import call, number
 
 
@@ -139,6 +139,24 @@ def _gelu(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             yield Proposal(call("jax.nn.gelu", _x(), **keywords), (x,), "y", True)
 
 
+def _einsum(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """A product whose axes are in another order than `dot_general` gives."""
+    inner = _producer(graph, eqn.invars[0], "dot_general")
+    if inner is None or not all(map(is_var, inner.invars)) or inner.invars[0] is inner.invars[1]:
+        return
+    if sum(len(a.aval.shape) for a in inner.invars) > 20:
+        return
+    left, right, out = subscripts(inner)
+    moved = "".join(out[i] for i in eqn.params["permutation"])
+    keywords = dot_options(inner)
+    for text, atoms in (
+        (f"{right},{left}->{moved}", inner.invars[::-1]),
+        (f"{left},{right}->{moved}", inner.invars),
+    ):
+        expression = call("jnp.einsum", number(relettered(text)), _x(0), _x(1), **keywords)
+        yield Proposal(expression, tuple(atoms))
+
+
 def _item(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`x[:, 0]`: a slice of one, and its axis taken away."""
     inner = _producer(graph, eqn.invars[0], "slice")
@@ -184,6 +202,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "add": (_broadcasting("+"),),
     "sub": (_broadcasting("-"),),
     "squeeze": (_item,),
+    "transpose": (_einsum,),
 }
 
 

@@ -122,33 +122,37 @@ def _power(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
 def _dot(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
     left, right = args
     yield infix(left, "@", right)
-    ((contract_l, contract_r), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
+    ((contract_l, contract_r), (batch_l, _)) = eqn.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in eqn.invars]
-    keywords = _dot_options(eqn)
+    keywords = dot_options(eqn)
     if not batch_l and (list(contract_l), list(contract_r)) == ([ranks[0] - 1], [0]):
         # What `x @ w` means where `w` has more axes than a matrix.
         yield call("jnp.tensordot", left, right, axes=number(1), **keywords)
     if sum(ranks) <= 20:
-        letters = iter("bcdefghijklmnopqrstuvwxyz")
-        names: list[dict[int, str]] = [{}, {}]
-        for a, b in (
-            *zip(batch_l, batch_r, strict=True),
-            *zip(contract_l, contract_r, strict=True),
-        ):
-            names[0][a] = names[1][b] = next(letters)
-        for side, rank in enumerate(ranks):
-            for axis in range(rank):
-                if axis not in names[side]:
-                    names[side][axis] = next(letters)
-        sides = ["".join(names[s][i] for i in range(rank)) for s, rank in enumerate(ranks)]
-        out = "".join(names[0][i] for i in batch_l)
-        for side, skipped in ((0, (*batch_l, *contract_l)), (1, (*batch_r, *contract_r))):
-            out += "".join(names[side][i] for i in range(ranks[side]) if i not in skipped)
-        text = _relettered(f"{sides[0]},{sides[1]}->{out}")
+        text = relettered("{},{}->{}".format(*subscripts(eqn)))
         yield call("jnp.einsum", number(text), left, right, **keywords)
 
 
-def _relettered(text: str) -> str:
+def subscripts(eqn: Any) -> tuple[str, str, str]:
+    """The operands and the result of a `dot_general` in the letters of `jnp.einsum`."""
+    ((contract_l, contract_r), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
+    ranks = [len(a.aval.shape) for a in eqn.invars]
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    names: list[dict[int, str]] = [{}, {}]
+    for a, b in (*zip(batch_l, batch_r, strict=True), *zip(contract_l, contract_r, strict=True)):
+        names[0][a] = names[1][b] = next(letters)
+    for side, rank in enumerate(ranks):
+        for axis in range(rank):
+            if axis not in names[side]:
+                names[side][axis] = next(letters)
+    sides = ["".join(names[s][i] for i in range(rank)) for s, rank in enumerate(ranks)]
+    out = "".join(names[0][i] for i in batch_l)
+    for side, skipped in ((0, (*batch_l, *contract_l)), (1, (*batch_r, *contract_r))):
+        out += "".join(names[side][i] for i in range(ranks[side]) if i not in skipped)
+    return sides[0], sides[1], out
+
+
+def relettered(text: str) -> str:
     """The same subscripts with letters in order of appearance."""
     order = {
         c: "abcdefghijklmnopqrstuvwxyz"[i]
@@ -157,7 +161,7 @@ def _relettered(text: str) -> str:
     return "".join(order.get(c, c) for c in text)
 
 
-def _dot_options(eqn: Any) -> dict[str, ast.expr]:
+def dot_options(eqn: Any) -> dict[str, ast.expr]:
     found = {}
     precision = eqn.params["precision"]
     if precision is not None:

@@ -59,6 +59,26 @@ def split_name(name: str) -> Path:
     return tuple(parts) or ("parameter",)
 
 
+# What an array is called that has no name, by the first equation that computes with it.
+_USES = {
+    "dot_general": "weight", "conv_general_dilated": "kernel", "add": "bias", "sub": "offset",
+    "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice",
+}  # fmt: skip
+_MOVES = frozenset("reshape broadcast_in_dim transpose convert_element_type squeeze slice".split())
+
+
+def constant_name(v: Any, users: Mapping[Any, Sequence[Any]]) -> str:
+    """A name for an array that the program holds itself."""
+    for _ in range(8):
+        first = next(iter(users.get(v, ())), None)
+        if first is None or first.primitive.name not in _MOVES:
+            break
+        v = first.outvars[0]
+    else:
+        return "constant"
+    return "constant" if first is None else _USES.get(first.primitive.name, "constant")
+
+
 def tree_of(
     root: Layer, paths: Mapping[Any, Path], name: str
 ) -> tuple[Node, dict[Layer, dict[Any, Path]], dict[Layer, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,10 @@ import numpy as np
 import pytest
 
 import invert
+from invert import _compat
+from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import EmissionError
+from invert.emission._emit import Recovered, emit
 from tests.emission.models import MODELS, flax_model, ramp, recovered, with_params
 
 # What a process does that has neither invert nor TensorFlow: import, load, run, differentiate.
@@ -226,6 +230,56 @@ def test_only_what_invert_has_written_is_saved(tmp_path: Path) -> None:
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     with pytest.raises(EmissionError, match="Linear is no module that invert has written"):
         invert.save(linear, tmp_path)
+
+
+@pytest.mark.slow
+def test_example() -> None:
+    """The lines of the emitted classes are at most twice those of the original."""
+    example = Path(__file__).parents[2] / "examples" / "emission.py"
+    out = tool(sys.executable, str(example))
+    emitted, written = map(int, re.findall(r"# lines: (\d+) emitted, (\d+) written", out)[0])
+    assert emitted <= 2 * written
+    assert "in another process: equal" in out
+
+
+def test_keys_are_arguments() -> None:
+    """A program that draws takes the key as the last argument, by name."""
+
+    def apply(held, x, key):
+        return [x * held[0] + jax.random.normal(key, x.shape, x.dtype)]
+
+    x, key = ramp(2, 3), jax.random.key(3)
+    jaxpr = _compat.open_jaxpr(jax.make_jaxpr(apply)([x], x, key))
+    entry = EntryPoint(
+        name="noisy",
+        fn=apply,
+        args=(ArgSpec("x", (2, 3), x.dtype),),
+        kwargs={},
+        arg_names=("x",),
+        out_tree=jax.tree_util.tree_structure(0),
+        params=(Param("scale", x),),
+        draws=True,
+    )
+    found = emit(Recovered(entry, [jaxpr], (), wide=False))
+    assert "jax.random.normal(key, (2, 3), jnp.float32)" in found.source
+    model: Any = found.model
+    assert np.array_equal(model(x, key=key), jax.jit(apply)([x], x, key)[0])
+
+
+def test_programs_that_assign_variables_are_refused() -> None:
+    entry = EntryPoint(
+        name="counter",
+        fn=lambda held: [held[0] + 1],
+        args=(),
+        kwargs={},
+        arg_names=(),
+        out_tree=jax.tree_util.tree_structure(()),
+        params=(Param("count", np.float32(0)),),
+        assigned=(0,),
+    )
+    jaxpr = _compat.open_jaxpr(jax.make_jaxpr(lambda c: [c + 1])(np.float32(0)))
+    with pytest.raises(EmissionError, match="assigns variables"):
+        emit(Recovered(entry, [jaxpr], (), wide=False))
 
 
 def tool(*command: str) -> str:
