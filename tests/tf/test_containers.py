@@ -1,0 +1,137 @@
+"""What a model comes in: Keras objects and exports, modules, signatures, structures."""
+
+from __future__ import annotations
+
+import inspect
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import invert
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 8)).astype(np.float32)
+Y = RNG.normal(size=(4, 3)).astype(np.float32)
+
+
+def network(*layers):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.layers.Input(X.shape[1:]), *layers, keras.layers.Dense(3)])
+
+
+def test_keras_object():
+    model = network(keras.layers.Dense(5, activation="relu"), keras.layers.BatchNormalization())
+    module = invert.convert(model, X)
+    np.testing.assert_allclose(module(X), model(X, training=False).numpy(), rtol=2e-5, atol=1e-6)
+
+
+def test_keras_export(tmp_path):
+    model = network(keras.layers.Dense(5, activation="relu"))
+    model.export(tmp_path / "m", verbose=False)
+    module = invert.load(tmp_path / "m")
+    for batch in (1, 4):
+        want = model(X[:batch], training=False).numpy()
+        np.testing.assert_allclose(module(X[:batch]), want, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN", "Bidirectional"])
+def test_recurrent_layers_differentiate_backwards(kind):
+    layer = getattr(keras.layers, kind)
+    layer = layer(keras.layers.LSTM(4)) if kind == "Bidirectional" else layer(4)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((7, 5)), layer, keras.layers.Dense(3)])
+    x = RNG.normal(size=(2, 7, 5)).astype(np.float32)
+    fn = tf.function(lambda x: model(x, training=False))
+    module = invert.convert(fn, x)
+    assert "while" not in module.report.primitives and "cond" not in module.report.primitives
+    np.testing.assert_allclose(module(x), fn(x).numpy(), rtol=2e-5, atol=1e-6)
+    with tf.GradientTape() as tape:
+        value = tf.constant(x)
+        tape.watch(value)
+        loss = tf.reduce_sum(tf.square(fn(value)))
+    want, params = tape.gradient(loss, [value, model.trainable_variables])
+    loss = eqx.filter_grad(lambda both: jnp.sum(jnp.square(both[0](both[1]))))
+    got_params, got = loss((module, jnp.asarray(x)))
+    np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-6)
+    sizes = [sorted(float(np.abs(g).sum()) for g in grads) for grads in (
+        [p.numpy() for p in params], jax.tree_util.tree_leaves(got_params.params),
+    )]  # fmt: skip
+    np.testing.assert_allclose(sizes[0], sizes[1], rtol=1e-4)
+
+
+class Model(tf.Module):
+    def __init__(self):
+        self.kernel = tf.Variable(np.ones((8, 3), np.float32), name="kernel")
+        self.steps = tf.Variable(0, name="steps", trainable=False)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])
+    def predict(self, x):
+        return x @ self.kernel
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8]), tf.TensorSpec([None, 3])])
+    def train(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.predict(x) - y))
+        self.kernel.assign_sub(0.1 * tape.gradient(loss, self.kernel))
+        self.steps.assign_add(1)
+        return {"loss": loss}
+
+
+def test_method_of_a_module():
+    model = Model()
+    module = invert.convert(model.train, X, Y)
+    out, state = module(X, Y, eqx.nn.State(module))
+    np.testing.assert_allclose(out["loss"], model.train(X, Y)["loss"].numpy(), rtol=1e-6)
+    assert state.get(module.params["steps"]) == 1
+
+
+def test_several_functions_share_their_parameters(tmp_path):
+    model = Model()
+    tf.saved_model.save(model, tmp_path)
+    module = invert.load(tmp_path)
+    assert isinstance(module, invert.Methods)
+    assert list(inspect.signature(module.predict).parameters) == ["x", "state"]
+    state = eqx.nn.State(module)
+    for _ in range(3):
+        out, state = module.train(X, Y, state)
+        np.testing.assert_allclose(out["loss"], model.train(X, Y)["loss"].numpy(), rtol=1e-5)
+    np.testing.assert_allclose(
+        module.predict(X, state), model.predict(X).numpy(), rtol=1e-5, atol=1e-6
+    )
+    assert set(module.reports) == {"predict", "train"}
+    one = invert.load(tmp_path, signature="predict")
+    assert isinstance(one, invert.Module)
+
+
+def test_a_function_that_fails_leaves_the_others(tmp_path):
+    root = tf.Module()
+    spec = [tf.TensorSpec([2])]
+    root.good = tf.function(lambda x: x + 1.0, input_signature=spec)
+
+    def bad(x):
+        tf.io.write_file("/nowhere/at/all", "content")
+        return x
+
+    root.bad = tf.function(bad, input_signature=spec)
+    tf.saved_model.save(root, tmp_path)
+    module = invert.load(tmp_path)
+    np.testing.assert_array_equal(module.good(np.ones(2, np.float32)), [2.0, 2.0])
+    assert set(module.failed) == {"bad"}
+    with pytest.raises(invert.UnsupportedOpError, match="WriteFile"):
+        module.bad(np.ones(2, np.float32))
+
+
+def test_structures_are_kept():
+    fn = tf.function(lambda d: {"o": (d["a"][0] + d["b"], None, [d["a"][1]])})
+    module = invert.convert(fn, {"a": (X, X + 1), "b": X})
+    out = module({"a": (X, X + 1), "b": X})
+    assert out["o"][1] is None and isinstance(out["o"][2], list)
+    np.testing.assert_allclose(out["o"][0], 2 * X)
