@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.tf.ops.cases import Recipe, ids, r, spd, x
+from tests.tf.ops.cases import FLOATS, Recipe, ids, r, spd, x
 
 _UNIT = dict(low=-0.9, high=0.9)
 _POSITIVE = dict(low=0.3, high=3.0)
@@ -38,6 +38,7 @@ def _pool_grad(grad: tuple[int, ...], rank3: bool = False, **attrs: Any) -> Reci
         orig_output=_fixed(pooled),
         grad=x(*(grad or pooled.shape)),
         **extra,
+        _dtypes=FLOATS,
     )
 
 
