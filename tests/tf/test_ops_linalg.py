@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.tf.raw_ops import COMPLEX, INTS, Case, Suite, dtypes, sample
+from tests.tf.raw_ops import COMPLEX, INTS, Case, Suite, convert, dtypes, sample
 
 FLOATS = ("float32", "float64", "complex64", "complex128")
 
@@ -285,3 +286,52 @@ def test_transform(part, op):
 @pytest.mark.parametrize(("part", "op"), DECOMPOSITION.params())
 def test_decomposition(part, op):
     DECOMPOSITION.check(part, op)
+
+
+# Factors are unique up to signs or phases, which Eigen and LAPACK choose differently: what they
+# multiply to is compared.
+REBUILT = {
+    "Qr": lambda x: tf.matmul(*tf.linalg.qr(x)),
+    "Qr, full": lambda x: tf.matmul(*tf.linalg.qr(x, full_matrices=True)),
+    "Svd": lambda x: rebuilt_svd(x, full=False),
+    "Svd, full": lambda x: rebuilt_svd(x, full=True),
+    "SelfAdjointEigV2": lambda x: rebuilt_eigh(square(x)),
+    "Eig": lambda x: rebuilt_eig(x[..., :3, :3]),
+    "Eigenvalues": lambda x: tf.sort(tf.abs(tf.linalg.eigvals(x[..., :3, :3]))),
+}
+
+
+def square(x):
+    return tf.matmul(x, x, adjoint_b=True)
+
+
+def rebuilt_svd(x, full):
+    s, u, v = tf.linalg.svd(x, full_matrices=full)
+    n = s.shape[-1]
+    s = tf.cast(s, x.dtype)
+    return tf.matmul(u[..., :n] * s[..., None, :], v[..., :n], adjoint_b=True), s
+
+
+def rebuilt_eigh(x):
+    e, v = tf.linalg.eigh(x)
+    return tf.matmul(v * tf.cast(e, x.dtype)[..., None, :], v, adjoint_b=True), e
+
+
+def rebuilt_eig(x):
+    e, v = tf.linalg.eig(x)
+    return tf.matmul(v * e[..., None, :], tf.linalg.inv(v))
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("complex128", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", [(2, 4, 3), (2, 3, 4)])
+def test_factors_multiply_to_the_matrix(dtype, shape):
+    x = sample(shape, dtype, 4)
+
+    def program(x):
+        return [t for fn in REBUILT.values() for t in tf.nest.flatten(fn(x))]
+
+    with jax.enable_x64(True):
+        got = convert(program, [x])(x)
+    for g, w in zip(got, program(tf.constant(x)), strict=True):
+        assert g.dtype == w.dtype.as_numpy_dtype
+        np.testing.assert_allclose(g, w.numpy(), rtol=2e-3, atol=2e-4)
