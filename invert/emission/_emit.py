@@ -126,7 +126,7 @@ class _Attempt:
         values, paths = self._parameters(jaxpr)
         cut_by = jaxpr if self.layers else _unscoped(jaxpr)
         root = _layers.cut(cut_by, paths, self.messages)
-        name = camel(root.name or self.entry.name, "Model")
+        name = camel(root.name or self.entry.name.strip("<>").replace("lambda", ""), "Model")
         node, places, names = _tree.tree_of(root, paths, name)
         classes = Classes(file, jaxpr, places, names, paths)
         main = _main.Main(classes, self.entry, recovered.wide)

@@ -47,6 +47,10 @@ def merge(jaxprs: Sequence[Any], points: Points) -> Program:
     return Program(jaxpr, merging.shapes, merging.literals, sizes)
 
 
+# Rules of derivatives: functions, which come out of tracing again at each size.
+_RULES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"})
+
+
 class _Merge:
     def __init__(self, points: Points):
         self.points = points
@@ -86,8 +90,10 @@ class _Merge:
         self._same_length([e.invars for e in eqns], "operands")
         invars = [self._atom(atoms) for atoms in zip(*(e.invars for e in eqns), strict=True)]
         params = {
-            name: self._value([e.params[name] for e in eqns], f"{first.primitive.name}[{name}]")
-            for name in first.params
+            name: value
+            if name in _RULES
+            else self._value([e.params[name] for e in eqns], f"{first.primitive.name}[{name}]")
+            for name, value in first.params.items()
         }
         return first.replace(invars=invars, params=params)
 
@@ -136,8 +142,6 @@ class _Merge:
             self._same_length(values, what)
             merged = [self._value(v, what) for v in zip(*values, strict=True)]
             return merged if isinstance(first, list) else _compat.tuple_like(first, merged)
-        elif callable(first) and not isinstance(first, type):
-            return first  # rules of derivatives, which come out of tracing again
         elif isinstance(first, np.ndarray) and all(np.array_equal(first, v) for v in values):
             return first
         if any(v != first for v in values):

@@ -49,6 +49,8 @@ def emission_of(function: Function) -> Emission:
         stage = function.stage([_type(s.shape, s.dtype) for s in function.specs])
         return emit(_recovered(function, [stage], None))
     failures: list[str] = []
+    # The sizes that the user has called it with, or has given as examples.
+    called = next(iter(function.stages.values()), None)
     names = _dimensions(function.specs)
     if names is None:
         failures.append("more open dimensions than can be told apart")
@@ -61,13 +63,12 @@ def emission_of(function: Function) -> Emission:
             return emit(_recovered(function, stages, points))
         except InvertError as error:
             failures.append(str(error).splitlines()[0])
-    stage = next(iter(function.stages.values()), None)
-    if stage is None:
+    if called is None:
         raise SignatureError(
             f"{function.entry.name}: no text holds for all sizes ({failures[0]}); call the module "
             "once, or pass example arguments when converting, to have it written for these sizes"
         )
-    found = emit(_recovered(function, [stage], None))
+    found = emit(_recovered(function, [called], None))
     return dataclasses.replace(
         found, messages=(f"for fixed sizes only: {failures[0]}", *found.messages)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import json
 import re
@@ -20,7 +21,7 @@ import pytest
 import invert
 from invert import _compat
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert._errors import EmissionError
+from invert._errors import EmissionError, SignatureError
 from invert.emission._emit import Recovered, emit
 from tests.emission.models import MODELS, flax_model, ramp, recovered, with_params
 
@@ -214,16 +215,36 @@ def test_64_bits_stay(tmp_path: Path) -> None:
     assert np.array_equal(loaded(value), module(value))
 
 
-def test_fixed_sizes_where_the_text_cannot_leave_them_open() -> None:
-    def apply(params, x):
-        # Another program for each size: a loop that is written out.
-        for _ in range(4):
-            x = x + params["w"]
-        return x
+def test_fixed_sizes_where_no_text_holds_for_all() -> None:
+    entry = with_params(lambda p, x: x * p["w"], {"w": ramp(3)}, ramp(2, 3), batch="n")
+    inner = entry.fn
 
-    entry = with_params(apply, {"w": ramp(3)}, ramp(2, 3), batch="n")
-    module = recovered(entry)
-    assert "n 3" in module.source
+    def other(values: Any, x: Any) -> Any:
+        # Another program at each size: as many steps as there are rows.
+        for _ in range(x.shape[0]):
+            x = jnp.tanh(x)
+        return inner(values, x)
+
+    entry = dataclasses.replace(entry, fn=other)
+    with pytest.raises(SignatureError, match="no text holds for all sizes"):
+        _ = recovered(entry).source
+    module = recovered(entry, ramp(2, 3))
+    assert '"2 3"' in module.source
+    assert "for fixed sizes only" in module._emission().messages[0]
+    assert np.array_equal(module.model(ramp(2, 3)), module(ramp(2, 3)))
+
+
+def test_open_sizes_with_rules_of_derivatives() -> None:
+    def apply(params, x):
+        n = x.shape[0]
+        y = jax.nn.relu(x * params["w"]).reshape(n * 3) / (2 * n + 1)
+        return y, jnp.zeros((n, n + 1)), jnp.arange(2 * n, dtype=jnp.int32)
+
+    module = recovered(with_params(apply, {"w": ramp(3)}, ramp(2, 3), batch="n"))
+    assert re.search(r"n = \w+\.shape\[0\]", module.source)
+    for rows in (1, 2, 5):
+        got, want = module.model(ramp(rows, 3)), module(ramp(rows, 3))
+        assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_only_what_invert_has_written_is_saved(tmp_path: Path) -> None:
