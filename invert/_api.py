@@ -187,10 +187,10 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     **Raises:** `UnsupportedOpError`, `SignatureError`, `MalformedModelError`,
         `MissingDependencyError`.
     """
-    from invert.frontends import tf_function
+    from invert.frontends import tf_function, tf_signature
 
     entry = tf_function.entry_point(tf_fn, args, kwargs or None, config=config)
-    return _build(entry, config, args)
+    return _build(entry, config, tf_signature.expanded(args))
 
 
 def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:

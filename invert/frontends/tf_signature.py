@@ -54,16 +54,38 @@ def _mark(structure: Any) -> Any:
     leaves = tf.nest.flatten(structure)
     marked, position = [], 0
     for leaf in leaves:
-        if _is_tensor(leaf) and not _is_composite(leaf):
+        if _is_composite(leaf):
+            parts = components(leaf)
+            leaf = {k: _Leaf(position + i, v) for i, (k, v) in enumerate(parts.items())}
+            position += len(parts)
+        elif _is_tensor(leaf):
             leaf = _Leaf(position, leaf)
             position += 1
-        elif isinstance(leaf, tf.TypeSpec) or _is_composite(leaf):
+        elif isinstance(leaf, tf.TypeSpec):
             raise SignatureError(
-                f"the signature holds a {type(leaf).__name__}, which is not a dense tensor; pass "
-                "its components instead"
+                f"the signature holds a {type(leaf).__name__}, which is no tensor and has no "
+                "components that are"
             )
         marked.append(leaf)
     return plain(tf.nest.pack_sequence_as(structure, marked))
+
+
+def components(composite: Any) -> dict[str, Any]:
+    """The tensors, or their specifications, that a ragged or sparse tensor is made of, by name."""
+    tf = import_tensorflow()
+    parts = tf.nest.flatten(composite, expand_composites=True)
+    if isinstance(composite, tf.RaggedTensor | tf.RaggedTensorSpec):
+        names = ["flat_values", *(f"row_splits_{i}" for i in range(len(parts) - 1))]
+    elif isinstance(composite, tf.SparseTensor | tf.SparseTensorSpec):
+        names = ["indices", "values", "dense_shape"]
+    else:
+        names = ["values", "indices", "dense_shape"]
+    return dict(zip(names, parts, strict=False))
+
+
+def expanded(tree: Any) -> Any:
+    """`tree` with ragged and sparse tensors as dictionaries of their components."""
+    return jax.tree_util.tree_map(lambda x: components(x) if _is_composite(x) else x, tree)
 
 
 def _is_composite(leaf: Any) -> bool:
@@ -235,8 +257,10 @@ def read_outputs(concrete: Any) -> tuple[tuple[int, ...], Any]:
 def tensor_spec(x: Any, *, scalars: bool) -> Any:
     """The `tf.TensorSpec` of an example argument; a Python scalar only if `scalars`."""
     tf = import_tensorflow()
-    if isinstance(x, tf.TensorSpec):
+    if isinstance(x, tf.TypeSpec):
         return x
+    if _is_composite(x):
+        return tf.type_spec_from_value(x)
     if _is_tensor(x):
         shape = [d if isinstance(d, int) else None for d in x.shape]
         return tf.TensorSpec(shape, tf.as_dtype(x.dtype))
@@ -267,7 +291,7 @@ def matches(
 
 def _fits(want: Any, given: Any, exact: bool) -> bool:
     want_leaves, want_tree = jax.tree_util.tree_flatten(want)
-    leaves, tree = jax.tree_util.tree_flatten(plain(given))
+    leaves, tree = jax.tree_util.tree_flatten(expanded(plain(given)))
     return want_tree == tree and all(
         _leaf_fits(w, g, exact) for w, g in zip(want_leaves, leaves, strict=True)
     )

@@ -135,3 +135,24 @@ def test_structures_are_kept():
     out = module({"a": (X, X + 1), "b": X})
     assert out["o"][1] is None and isinstance(out["o"][2], list)
     np.testing.assert_allclose(out["o"][0], 2 * X)
+
+
+def test_ragged_tensors_are_their_components():
+    fn = tf.function(lambda r: r.with_flat_values(r.flat_values * 2.0))
+    ragged = tf.ragged.constant([[1.0, 2.0], [], [3.0]])
+    module = invert.convert(fn, ragged)
+    out = module(
+        {"flat_values": ragged.flat_values.numpy(), "row_splits_0": ragged.row_splits.numpy()}
+    )
+    np.testing.assert_array_equal(out["flat_values"], [2.0, 4.0, 6.0])
+    np.testing.assert_array_equal(out["row_splits_0"], [0, 2, 2, 3])
+
+
+def test_sparse_tensors_are_their_components():
+    sparse = tf.sparse.from_dense([[1.0, 0.0], [0.0, 3.0]])
+    parts = {k: getattr(sparse, k).numpy() for k in ("indices", "values", "dense_shape")}
+    fn = tf.function(lambda s: tf.sparse.map_values(tf.square, s))
+    module = invert.convert(fn, sparse)
+    out = module(parts)
+    np.testing.assert_array_equal(out["values"], [1.0, 9.0])
+    np.testing.assert_array_equal(out["indices"], parts["indices"])
