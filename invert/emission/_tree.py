@@ -101,8 +101,8 @@ def tree_of(
             places[layer][v] = (*where, owner.add(last, v))
         for step in layer.steps:
             if isinstance(step, LayerCall) and step.layer not in names:
-                child = build(step.layer, step.layer.name)
-                names[step.layer] = node.add(step.layer.name, child)
+                called = _called(step.layer, paths)
+                names[step.layer] = node.add(called, build(step.layer, called))
         return node
 
     return build(root, name), places, names
@@ -117,11 +117,23 @@ def _holder(holders: dict[Path, tuple[Node, Path]], path: Path) -> tuple[Node, P
     return holders[path]
 
 
+def _stem(name: str) -> str:
+    return re.sub(r"_\d+$", "", name)
+
+
+def _called(layer: Layer, paths: Mapping[Any, Path]) -> str:
+    """The name of a layer: its scope's, or that in the names of its parameters where these differ
+    in the number only. Keras counts the layers of a process in its scopes."""
+    said = {paths[v][-2] for v in layer.parameters if len(paths[v]) > 1}
+    (other,) = said if len(said) == 1 else (layer.name,)
+    return other if _stem(other) == _stem(layer.name) else layer.name
+
+
 def _rest(path: Path, layer: Layer, common: int) -> Path:
     """The part of a parameter's name that a layer does not say."""
-    if layer.name in path[:-1]:
-        last = len(path) - 2 - path[:-1][::-1].index(layer.name)
-        return path[last + 1 :]
+    for names, name in ((path[:-1], layer.name), (tuple(map(_stem, path[:-1])), _stem(layer.name))):
+        if name and name in names:
+            return path[len(names) - names[::-1].index(name) :]
     path = path[common:]
     while len(path) > 1 and path[0] in _COLLECTIONS:
         path = path[1:]

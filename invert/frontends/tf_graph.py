@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .. import _compat
 from .._config import Config
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
 from ..primitives.tf import REGISTRY, Node
@@ -392,7 +393,9 @@ class Run:
             operands = [results[i][k] for i, k in node.inputs]
             if any(isinstance(v, Resource) and v.kind == "reference" for v in operands):
                 operands = self._dereferenced(node, operands)
-            results[index] = rule(self, node, operands)
+            # The scopes of a node are the layers of its model; what is emitted is cut along them.
+            with _compat.name_stack(tuple(node.name.split("/")[:-1])):
+                results[index] = rule(self, node, operands)
         return [results[i][k] for i, k in body.outputs]
 
     def _dereferenced(self, node: Node, values: Sequence[Any]) -> list[Any]:

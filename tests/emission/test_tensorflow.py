@@ -1,0 +1,41 @@
+"""Models of Keras as source: layers by the names of scopes and variables, an open batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import invert
+from tests.emission.models import ramp
+
+
+@pytest.mark.slow
+def test_keras_layers(tmp_path) -> None:
+    import keras
+
+    image = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(4, 3, padding="same")(image)
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    x = keras.layers.Flatten()(keras.layers.MaxPooling2D()(x))
+    network = keras.Model(image, keras.layers.Dense(5, activation="softmax")(x))
+    spec = tf.TensorSpec((None, 8, 8, 3), tf.float32, name="image")
+    module = invert.convert(
+        tf.function(lambda x: network(x, training=False), input_signature=[spec])
+    )
+    model: Any = module.model
+    assert module._emission().messages == ()
+    kernels = {name.split("_")[0] for name in ("conv2d", "batch_normalization", "dense")}
+    fields = {f.split("_")[0] for f in model.__dataclass_fields__}
+    assert fields == kernels
+    assert '"batch 8 8 3"' in module.source
+    invert.save(module, tmp_path)
+    loaded = invert.load(tmp_path)
+    for rows in (1, 4):
+        x = ramp(rows, 8, 8, 3)
+        assert np.array_equal(module(x), model(x))
+        assert np.array_equal(module(x), loaded(x))
+        assert np.allclose(module(x), network(jnp.asarray(x)), atol=1e-5)
