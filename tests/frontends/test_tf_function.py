@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from invert._config import Config
 from invert._entry import ArgSpec
-from invert._errors import MissingDependencyError, SignatureError, UnsupportedOpError
+from invert._errors import MissingDependencyError, SignatureError
 from invert.frontends.tf_function import entry_point
 
 CONFIG = Config()

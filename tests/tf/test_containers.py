@@ -42,7 +42,13 @@ def test_keras_export(tmp_path):
         np.testing.assert_allclose(module(X[:batch]), want, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN", "Bidirectional"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "LSTM",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("GRU", "SimpleRNN", "Bidirectional")),
+    ],
+)
 def test_recurrent_layers_differentiate_backwards(kind):
     layer = getattr(keras.layers, kind)
     layer = layer(keras.layers.LSTM(4)) if kind == "Bidirectional" else layer(4)

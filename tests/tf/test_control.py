@@ -128,7 +128,7 @@ CASES = {
 }
 
 
-QUICK = ("map_fn", "while on data with a limit", "array that grows", "nested", "case")
+QUICK = ("while on data with a limit", "array that grows", "nested", "case")
 
 
 def _loss(results) -> Any:
@@ -147,7 +147,15 @@ def _tf_gradient(fn):
     return gradient
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = (
+    "foldl", "foldr", "reversed scan", "while with a limit", "array of several lengths", "if",
+    "array", "scan", "array without a loop", "shape that grows",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
+)
 def test_control_flow(name):
     fn, counts = CASES[name]
     module = invert.convert(tf.function(fn), X)

@@ -88,7 +88,14 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fn", CASES, ids=lambda f: f.__name__)
+SLOW = (_cond, _constant_branches, _nested_cond, _nested_loop, _scan, _switch_case)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in CASES],
+    ids=lambda f: f.__name__,
+)
 def test_frozen_graph(fn):
     frozen, want = graph(fn)
     module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
@@ -99,7 +106,11 @@ def test_frozen_graph(fn):
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("fn", [_while, _cond, _map, _scan], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [_map, *(pytest.param(f, marks=pytest.mark.slow) for f in (_while, _cond, _scan))],
+    ids=lambda f: f.__name__,
+)
 def test_gradient_graph(fn):
     frozen, want = graph(fn, gradient=True)
     module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
