@@ -224,9 +224,7 @@ def convert_graphdef(
     """
     from invert.frontends import tf_graphdef
 
-    entry = tf_graphdef.entry_point(
-        graph_def, inputs, outputs, variables=variables, config=config
-    )
+    entry = tf_graphdef.entry_point(graph_def, inputs, outputs, variables=variables, config=config)
     return _build(entry, config)
 
 
