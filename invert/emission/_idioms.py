@@ -16,7 +16,8 @@ from invert._match import Match
 from invert._pattern import Graph, is_var
 from invert.emission import _indexing
 from invert.emission import _syntax as syntax
-from invert.emission._spelling import Writer, axis_of, dot_options, relettered, subscripts
+from invert.emission._products import dot_options, relettered, subscripts
+from invert.emission._spelling import Writer, axis_of
 from invert.emission._syntax import call, number
 
 
