@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._conv import conv_of, grouped
+from ._linalg import product
 from ._nn import bias_add, leaky_relu, relu6
 from ._node import Node
 from ._norm import batch_norm, normalize
@@ -57,9 +58,7 @@ def _padded_conv(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("_FusedMatMul")
 def _fused_matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x, y, *args = arrays(values)
-    contract = (0 if node.attr("transpose_a") else 1, 1 if node.attr("transpose_b") else 0)
-    product = lax.dot_general(x, y, (((contract[0],), (contract[1],)), ((), ())))
-    return [_epilogue(node, product, args, 1)]
+    return [_epilogue(node, product(node, x, y), args, 1)]
 
 
 def _epilogue(node: Node, y: Any, args: list[Any], channel: int) -> Any:

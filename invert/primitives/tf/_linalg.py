@@ -16,17 +16,22 @@ from ._static import array, arrays, broadcast_to
 
 @raises_tf("MatMul")
 def _matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, y = array(values[0]), array(values[1])
+    return [product(node, array(values[0]), array(values[1]))]
+
+
+def product(node: Node, x: Any, y: Any) -> Any:
+    """The matrix product with the `transpose_a` and `transpose_b` of a node."""
     contract = (0 if node.attr("transpose_a") else 1, 1 if node.attr("transpose_b") else 0)
-    return [lax.dot_general(x, y, (((contract[0],), (contract[1],)), ((), ())))]
+    numbers = (((contract[0],), (contract[1],)), ((), ()))
+    # The type that `x @ y` asks for.
+    return lax.dot_general(x, y, numbers, preferred_element_type=x.dtype)
 
 
 @raises_tf("SparseMatMul")
 def _sparse_matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     # Sparse is how many zeros the operands are said to have; the result is float32.
     x, y = (lax.convert_element_type(array(v), np.float32) for v in values)
-    contract = (0 if node.attr("transpose_a") else 1, 1 if node.attr("transpose_b") else 0)
-    return [lax.dot_general(x, y, (((contract[0],), (contract[1],)), ((), ())))]
+    return [product(node, x, y)]
 
 
 @raises_tf("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
