@@ -5,6 +5,7 @@ Where XLA on one CPU does not run the text, the results stand beside it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,10 @@ _CONST = "stablehlo.constant dense"
 _IMAGE = RNG.standard_normal((1, 4, 1)).astype(F32)
 _KERNEL = RNG.standard_normal((2, 1, 1)).astype(F32)
 
+_ERF = np.array([[math.erf(x) for x in row] for row in X34.tolist()], F32)
+
 MODULES: dict[str, list[Variant]] = {
+    "mhlo.erf": [module(f'%r0 = "mhlo.erf"(%a0) : ({T}) -> {T}', [X34], [T], "", [_ERF])],
     "chlo.ragged_dot": [
         module(
             '%r0 = "chlo.ragged_dot"(%a0, %a1, %a2) {ragged_dot_dimension_numbers = '

@@ -169,10 +169,10 @@ def test_references():
     program = Graph(
         graph.as_graph_def(), ["x:0"], ["result:0"], config=Config(), op_def=graph.op_def_for_type
     )
-    state = {Resource("variable", n): v for n, v in (("v", initial), ("a", initial * 0))}
+    state = {Resource("reference", n): v for n, v in (("v", initial), ("a", initial * 0))}
     for i in range(3):
         program.run(program.main, [initial + i], state)
-        np.testing.assert_allclose(state[Resource("variable", "v")], want[i], rtol=1e-6)
+        np.testing.assert_allclose(state[Resource("reference", "v")], want[i], rtol=1e-6)
 
 
 def test_ten_steps_of_training():
