@@ -193,6 +193,14 @@ def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -
     )
 
 
+def tf_variable_dtype(handle: Any) -> int | None:
+    """The `DataType` of the variable behind an eager handle; `None` where it is of none."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return data.shape_and_type[0].dtype
+
+
 def tf_concrete_functions(fn: Any) -> list[Any]:
     """Concrete functions that a `tf.function` has so far; none is traced for it."""
     if hasattr(fn, "concrete_functions"):  # restored from a SavedModel

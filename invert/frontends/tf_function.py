@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._compat import tf_concrete_functions
+from .._compat import tf_concrete_functions, tf_variable_dtype
 from .._config import Config
 from .._entry import EntryPoint, Param
 from .._errors import Problem, SignatureError, UnsupportedOpError
@@ -277,6 +277,21 @@ def _build(
     )
 
 
+class _Held:
+    """A variable of which the graph has the handle alone, as ops of optimizers take it."""
+
+    trainable = False
+
+    def __init__(self, handle: Any, dtype: int, name: str):
+        tf = import_tensorflow()
+        self.value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.dtypes.as_dtype(dtype))
+        self.shape = self.value.shape
+        self.name = name
+
+    def numpy(self) -> np.ndarray:
+        return self.value.numpy()
+
+
 def _captures(
     concrete: Any, count: int, needed: set[int], variables: Variables
 ) -> tuple[list[Param], list[Any], list[Problem]]:
@@ -290,6 +305,9 @@ def _captures(
     names: set[str] = set()
     for i, captured in enumerate(concrete.captured_inputs):
         variable = owners.get(id(captured))
+        dtype = tf_variable_dtype(captured) if variable is None else None
+        if dtype is not None and count + i in needed:
+            variable = _Held(captured, dtype, concrete.graph.inputs[count + i].name)
         if count + i not in needed:
             feeds.append(None)
         elif variable is not None:

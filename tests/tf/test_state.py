@@ -254,3 +254,27 @@ def test_check_numerics_fails():
     np.testing.assert_allclose(module(np.abs(X)), np.log(np.abs(X)), rtol=1e-6)
     with pytest.raises((RuntimeError, ValueError), match="CheckNumerics"):
         jax.block_until_ready(eqx.filter_jit(module)(X))
+
+
+def test_variables_of_which_the_graph_has_the_handle_alone():
+    v, slot = variable((4,)), tf.Variable(np.zeros(4, np.float32))
+
+    @tf.function(autograph=False)
+    def step(grad):
+        tf.raw_ops.ResourceApplyMomentum(
+            var=v.handle, accum=slot.handle, lr=0.1, grad=grad, momentum=0.9
+        )
+        return tf.reduce_sum(grad)
+
+    module = invert.convert(step, X[0])
+    state = eqx.nn.State(module)
+    for x in X:
+        _, state = module(x, state)
+        step(tf.constant(x))
+    got = [state.get(p) for p in jax.tree.leaves(module.params, is_leaf=is_index)]
+    for value, want in zip(got, (slot, v), strict=True):
+        np.testing.assert_allclose(value, want.numpy(), rtol=1e-6)
+
+
+def is_index(x):
+    return isinstance(x, eqx.nn.StateIndex)
