@@ -279,10 +279,18 @@ class _CycleError(InvertError):
 
 def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Any:
     removed = frozenset().union(*(r.removed for r in replacements))
-    eqns = [e for e in graph.eqns if id(e) not in removed]
     renamed: dict[Any, Any] = {}
+    # What takes the place of equations stands where the last of them stood: the order of
+    # equations is the order in which derivatives sum up cotangents.
+    made: dict[int, list[Any]] = {}
     for r in replacements:
-        eqns.extend(_splice(r, renamed))
+        last = max((graph.index[i] for i in r.removed if i in graph.index), default=-1)
+        made.setdefault(last, []).extend(_splice(r, renamed))
+    eqns = made.pop(-1, [])
+    for i, e in enumerate(graph.eqns):
+        if id(e) not in removed:
+            eqns.append(e)
+        eqns.extend(made.get(i, ()))
     jaxpr = graph.jaxpr
 
     def rename(atom: Any) -> Any:
