@@ -253,7 +253,7 @@ def _build(
         graph_inputs,
         [t.name for t in graph.outputs],
         config=config,
-        op_def=_op_def_lookup(graph),
+        op_def=op_def_lookup(graph),
         control_outputs=[op.name for op in getattr(graph, "control_outputs", ())],
         source_line=lambda node: _source_line(graph, node),
         tf_graph=graph,
@@ -335,7 +335,8 @@ def _captures(
     return params, feeds, problems
 
 
-def _op_def_lookup(graph: Any) -> Callable[[str], Any]:
+def op_def_lookup(graph: Any) -> Callable[[str], Any]:
+    """Gives the `OpDef` proto of an op type that `graph` uses, or `None` where it is unknown."""
     tf = import_tensorflow()
     cache: dict[str, Any] = {}
 

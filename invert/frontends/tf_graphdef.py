@@ -14,6 +14,7 @@ from .._errors import MalformedModelError, SignatureError, UnsupportedOpError
 from ..primitives.tf import import_tensorflow
 from ..primitives.tf._node import decode_attr
 from .tf_entry import graph_entry
+from .tf_function import op_def_lookup
 from .tf_graph import Graph
 from .tf_signature import Signature
 
@@ -48,7 +49,7 @@ def entry_point(
         [_full(t) for t in named.values()],
         [_full(t) for t in (outputs.values() if isinstance(outputs, Mapping) else outputs)],
         config=config,
-        op_def=_op_defs(graph),
+        op_def=op_def_lookup(graph),
         variables=variables,
     )
     if problems := program.problems([False] * len(specs)):
@@ -103,18 +104,3 @@ def _spec(name: str, node: Any) -> ArgSpec:
     if shape is None:
         raise SignatureError(f"input {name!r} has no fixed rank; give its Placeholder a shape")
     return ArgSpec(name, shape, decode_attr(node.attr[key]))
-
-
-def _op_defs(graph: Any) -> Any:
-    tf = import_tensorflow()
-    cache: dict[str, Any] = {}
-
-    def lookup(op: str) -> Any:
-        if op not in cache:
-            try:
-                cache[op] = graph.op_def_for_type(op)
-            except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
-                cache[op] = None
-        return cache[op]
-
-    return lookup
