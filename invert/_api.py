@@ -73,6 +73,11 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         seconds["verify"] = time.perf_counter() - start
         closed = _jaxpr.without_hints(_jaxpr.restore_arrays(closed))
         jaxpr, constants = _jaxpr.split_constants(closed)
+        notes: list[str] = []
+        if config.bfloat16_constants:
+            jaxpr, constants, notes = _jaxpr.narrow_constants(
+                jaxpr, constants, config.bfloat16_constants
+            )
     counts = _jaxpr.primitive_counts(jaxpr)
     report = Report(
         entry=entry.name,
@@ -83,7 +88,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         seconds=seconds,
         certificate=certificate,
         gradients=tuple(settle.messages),
-        notes=tuple(entry.notes()),
+        notes=(*entry.notes(), *notes),
         bridged=_bridged(raw),
     )
     return Stage(jaxpr, constants, report, wide)
@@ -136,7 +141,7 @@ def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping
 
 
 def _build(entry: EntryPoint, config: Config, examples: Sequence[Any] | None = None) -> Module:
-    function = _module.Function(entry, lambda entry, avals: recover(entry, avals, config))
+    function = _module.Function(entry, lambda entry, avals: recover(entry, avals, config), config)
     if function.is_static:
         function.stage([_Shape(spec.shape) for spec in function.specs])
     elif examples:
@@ -163,7 +168,7 @@ def _build_methods(
     for key, entry in read.items():
         stateful = any(p.name in assigned for p in entry.params)
         function = _module.Function(
-            entry, lambda entry, avals: recover(entry, avals, config), stateful=stateful
+            entry, lambda entry, avals: recover(entry, avals, config), config, stateful=stateful
         )
         try:
             if function.is_static:

@@ -29,7 +29,19 @@ class Config:
     - `prevent_gradient`: what differentiation of a function exported with `with_gradient=False`
         does: `"error"`: it raises `LookupError`; `"warn"`: it warns.
     - `assertions`: what becomes of `tf.debugging` assertions and of `tf.debugging.check_numerics`:
-        `"drop"`: they are left out; `"error_if"`: they are `eqx.error_if`.
+        `"drop"`: they are left out; `"error_if"`: they are `eqx.error_if`; `"checkify"`: they are
+        `jax.experimental.checkify.check`, so that a compiled call needs `checkify.checkify`.
+    - `strict_shapes`: whether a call at other sizes than the function declares is an error. If not,
+        the program is recovered again at the sizes of the call, as far as it has no sizes built in.
+    - `strict_dtypes`: whether a call with other dtypes than the function declares is an error. If
+        not, the arguments are converted; a complex number never becomes a real one.
+    - `bfloat16_constants`: dtypes (`"float32"`, `"float64"`) of which the arrays that the program
+        holds itself, and is no variable, are rounded to bfloat16. They are kept so, and widened
+        where they are used. The certificate is that of the program before.
+    - `resize_precision`: precision of the products by which images are resized (area, scale and
+        translate), as for `jax.numpy.einsum`. TensorFlow's is the highest.
+    - `platform_check`: whether a module that was lowered for other platforms than the one that this
+        process runs on is an error. It need not be: a recovered program runs on all.
     - `max_scan`: a loop that ends on a condition on data, but after no more steps than this,
         becomes a `scan` of that many steps, which do nothing once the condition fails, so that it
         differentiates in reverse. Longer ones stay a `while`.
@@ -51,7 +63,12 @@ class Config:
     verify: bool = True
     custom_gradients: Literal["check", "keep", "ignore"] = "check"
     prevent_gradient: Literal["error", "warn"] = "error"
-    assertions: Literal["drop", "error_if"] = "drop"
+    assertions: Literal["drop", "error_if", "checkify"] = "drop"
+    strict_shapes: bool = True
+    strict_dtypes: bool = True
+    bfloat16_constants: tuple[Literal["float32", "float64"], ...] = ()
+    resize_precision: Literal["default", "high", "highest"] = "highest"
+    platform_check: bool = False
     max_scan: int = 4096
     dynamic_sizes: Literal["ids", "pad", "error"] = "ids"
     host_ops: Literal["error", "callback"] = "error"

@@ -80,6 +80,8 @@ class EntryPoint:
     - `problems`: what cannot be raised, where the front end was asked to hand over such a program
         too; `fn` raises `UnsupportedOpError` then.
     - `ops`: gives the ops of the program, those of called functions once.
+    - `checks`: messages of the assertions that are kept. For each, a boolean follows the results
+        of `fn`, before the assigned parameters: whether it failed.
     - `source`: one line that says where it came from.
     - `results`: types of the flat results, where the container states them.
     - `platform`: the platform it was lowered for, where the container states it.
@@ -100,3 +102,4 @@ class EntryPoint:
     notes: Callable[[], Sequence[str]] = tuple
     problems: tuple[Problem, ...] = ()
     ops: Callable[[], Iterable[OpUse]] = tuple
+    checks: tuple[str, ...] = ()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from invert import _compat
 from invert._opaque import custom_call_p
@@ -233,6 +236,28 @@ def split_constants(closed: Any) -> tuple[Any, tuple[np.ndarray, ...]]:
     """Makes the constants leading arguments; returns the open jaxpr and their values."""
     constants = tuple(np.asarray(c) for c in _compat.consts_of(closed))
     return _compat.constants_as_arguments(_compat.open_jaxpr(closed)), constants
+
+
+def narrow_constants(
+    jaxpr: Any, constants: Sequence[np.ndarray], dtypes: Collection[str]
+) -> tuple[Any, tuple[np.ndarray, ...], list[str]]:
+    """The program over its arrays of `dtypes` in bfloat16, these, and a line that says so."""
+    narrow = [c.dtype.name in dtypes and c.ndim > 0 for c in constants]
+    if not any(narrow):
+        return jaxpr, tuple(constants), []
+
+    def run(*values: Any) -> list[Any]:
+        given = list(values)
+        for i, (c, small) in enumerate(zip(constants, narrow, strict=True)):
+            given[i] = lax.convert_element_type(values[i], c.dtype) if small else values[i]
+        return _compat.eval_jaxpr(jaxpr, given)
+
+    pairs = zip(constants, narrow, strict=True)
+    kept = tuple(c.astype(jnp.bfloat16) if small else c for c, small in pairs)
+    avals = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in kept]
+    traced = _compat.trace_closed(run, *avals, *(v.aval for v in jaxpr.invars[len(kept) :]))
+    note = f"{sum(narrow)} arrays of the program are rounded to bfloat16"
+    return _compat.open_jaxpr(traced), kept, [note]
 
 
 def over_constants(closed: Any, constants: Sequence[np.ndarray]) -> Any:

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental import checkify
 
 from invert import _annotations, _compat
 from invert._arrays import device_array
+from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import SignatureError
 from invert._report import Report
@@ -57,10 +59,12 @@ class Function:
         self,
         entry: EntryPoint,
         recover: Callable[[EntryPoint, Sequence[Any]], Stage],
+        config: Config,
         *,
         stateful: bool = False,
     ):
         self.entry = entry
+        self.config = config
         self._recover = recover
         self._stages: dict[Any, Stage] = {}
         self._compiled: dict[Stage, Callable[..., Any]] = {}
@@ -167,7 +171,8 @@ class Function:
                 f"expected {self.in_tree}"
             )
         problems: list[str] = []
-        flat = [_fit(v, s, problems) for v, s in zip(values, self.specs, strict=True)]
+        pairs = zip(values, self.specs, strict=True)
+        flat = [_fit(v, s, problems, self.config) for v, s in pairs]
         self._check_named_sizes(flat, problems)
         if problems:
             raise SignatureError(f"{self.entry.name}: " + "; ".join(problems))
@@ -220,6 +225,7 @@ class Function:
             with jax.enable_x64(True) if stage.wide else contextlib.nullcontext():
                 results = self._compiled[stage](*values)
         assigned = self.entry.assigned
+        results = _checked(results, self.entry.checks, len(assigned), self.config)
         count = len(results) - len(assigned)
         out = jax.tree_util.tree_unflatten(self.entry.out_tree, results[:count])
         if not assigned:
@@ -253,7 +259,24 @@ def _widen(value: Any, dtype: Any) -> Any:
     return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)
 
 
-def _fit(value: Any, spec: ArgSpec, problems: list[str]) -> Any:
+def _checked(results: list[Any], checks: Sequence[str], assigned: int, config: Config) -> list[Any]:
+    """The results of a program without those of its assertions, which are made here."""
+    if not checks:
+        return results
+    last = len(results) - assigned
+    first = last - len(checks)
+    failed, results = results[first:last], [*results[:first], *results[last:]]
+    for message, flag in zip(checks, failed, strict=True):
+        if config.assertions == "checkify":
+            # The text of a check is a format.
+            text = message.replace("{", "{{").replace("}", "}}")
+            checkify.check(jnp.logical_not(flag), text)
+        elif results:
+            results = eqx.error_if(results, flag, message)
+    return results
+
+
+def _fit(value: Any, spec: ArgSpec, problems: list[str], config: Config) -> Any:
     """`value` as an array of the type of `spec`, or a line in `problems`."""
     if isinstance(value, (bool, int, float, complex)):
         value = np.asarray(value, spec.dtype)
@@ -268,8 +291,9 @@ def _fit(value: Any, spec: ArgSpec, problems: list[str]) -> Any:
             return None
     want = tuple(n if isinstance(n, int) else "?" if n is None else n for n in spec.shape)
     have = tuple(value.shape)
-    if len(have) != len(want) or any(
-        isinstance(w, int) and w != h for w, h in zip(want, have, strict=True)
+    if len(have) != len(want) or (
+        config.strict_shapes
+        and any(isinstance(w, int) and w != h for w, h in zip(want, have, strict=True))
     ):
         problems.append(f"{spec.name!r} has the shape {_shape(have)}, expected {_shape(want)}")
         return None
@@ -277,6 +301,10 @@ def _fit(value: Any, spec: ArgSpec, problems: list[str]) -> Any:
         return value
     # Without jax_enable_x64, JAX narrows 64-bit arguments on its own before they come here.
     if value.dtype == jax.dtypes.canonicalize_dtype(spec.dtype):
+        with jax.enable_x64(True):
+            return jnp.asarray(value).astype(spec.dtype)
+    to_real = np.issubdtype(value.dtype, np.complexfloating) and spec.dtype.kind != "c"
+    if not config.strict_dtypes and not to_real:
         with jax.enable_x64(True):
             return jnp.asarray(value).astype(spec.dtype)
     problems.append(f"{spec.name!r} has the dtype {value.dtype}, expected {spec.dtype}")

@@ -8,14 +8,14 @@ there; those about conversion count when a function is converted, the checks whe
 |---|---|
 | `strict_shape_check` | off: a function called at other shapes is converted again for them |
 | `strict_dtype_check` | off: arguments are converted to the declared types |
-| `force_const_float32_to_bfloat16` | a call with a bfloat16 array returns bfloat16; inside, the \
-program keeps its own precision |
-| `force_const_float64_to_bfloat16` | the same |
+| `force_const_float32_to_bfloat16` | on: `Config(bfloat16_constants=("float32",))`; a call with a \
+bfloat16 array returns bfloat16, and is computed in the precision of the function |
+| `force_const_float64_to_bfloat16` | the same, for `"float64"` |
 | `convert_custom_gradient` | off: `Config(custom_gradients="ignore")` |
 | `infer_relu_from_jax2tf`, `infer_cumulative_reduction_from_jax2tf` | off: without these patterns |
 | `raise_on_prevent_gradient` | off: `Config(prevent_gradient="warn")` |
-| `enable_checkify_for_asserts` | on: `Config(assertions="error_if")` |
-| `resize_bilinear_precision` | no effect: resizing is in full precision |
+| `enable_checkify_for_asserts` | on: `Config(assertions="checkify")` |
+| `resize_bilinear_precision` | `Config(resize_precision=...)`; bilinear resizing has no products |
 | `xlacallmodule_strict_checks` | no effect: a recovered program runs on every platform |
 | `disable_assert_in_tensor_list_get_item` | no effect: there is no such assertion |
 """
@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -52,6 +52,11 @@ _flags: dict[str, Any] = {
     "enable_checkify_for_asserts": False,
     "xlacallmodule_strict_checks": True,
     "disable_assert_in_tensor_list_get_item": False,
+}
+
+_NARROW: dict[Literal["float32", "float64"], str] = {
+    "float32": "force_const_float32_to_bfloat16",
+    "float64": "force_const_float64_to_bfloat16",
 }
 
 # The patterns that flags switch off.
@@ -172,7 +177,7 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     )
     module = _convert_module(tf_func, *args, config=_config(), **kwargs)
     signature = _signature(tf_func, concrete)
-    narrow = _flags["force_const_float32_to_bfloat16"] or _flags["force_const_float64_to_bfloat16"]
+    narrow = any(_flags[flag] for flag in _NARROW.values())
     call = _Call(tf_func, module, signature, inputs, narrow)
 
     def jax_func(params: Mapping[str, Any], *args: Any, rng: Any = None, **kwargs: Any) -> Any:
@@ -229,7 +234,9 @@ def _config() -> Config:
         verify=False,
         custom_gradients="check" if _flags["convert_custom_gradient"] else "ignore",
         prevent_gradient="error" if _flags["raise_on_prevent_gradient"] else "warn",
-        assertions="error_if" if _flags["enable_checkify_for_asserts"] else "drop",
+        assertions="checkify" if _flags["enable_checkify_for_asserts"] else "drop",
+        bfloat16_constants=tuple(t for t in _NARROW if _flags[_NARROW[t]]),
+        resize_precision=_flags["resize_bilinear_precision"],
     )
 
 

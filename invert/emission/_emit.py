@@ -54,6 +54,7 @@ class Recovered:
         one program where `points` is `None`.
     - `certificate`: one line about how sure the recovery is.
     - `held`: names of the parameters that are in a state; those that it assigns always are.
+    - `checkify`: whether its assertions are those of checkify, and not of Equinox.
     """
 
     entry: EntryPoint
@@ -63,6 +64,7 @@ class Recovered:
     certificate: str = ""
     points: Points | None = None
     held: Set[str] = frozenset()
+    checkify: bool = False
 
     @property
     def in_state(self) -> list[bool]:
@@ -225,6 +227,7 @@ class _Attempt:
                 self._arguments(r, jaxprs[name]),
                 states[name] if any(r.in_state) else None,
                 r.wide,
+                r.checkify,
             )
             for name, r in self.recovered.items()
         ]
@@ -238,7 +241,7 @@ class _Attempt:
         model = self._instance(namespace, cls, tree.root)
         for name, r in self.recovered.items():
             own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
-            self._check(getattr(namespace, cls), tree.root, name, r, own)
+            self._check(getattr(namespace, cls), tree.root, main.compiled[name], r, own)
         places = {".".join(path): v for path, v in tree.root.leaves()}
         rows, layouts = self.weights.rows, self.weights.layouts
         leaves = {p: _stack.renamed(rows.get(v, v), self.containers) for p, v in places.items()}
@@ -335,6 +338,7 @@ class _Attempt:
 
         **Arguments:**
 
+        - `method`: what is compiled of it.
         - `own`: the variables of the constants and parameters of the program; one may occur twice.
 
         **Raises:** `EmissionError` where they differ.
@@ -358,11 +362,12 @@ class _Attempt:
             if any(recovered.in_state):
                 args = (*args, eqx.nn.State(traced))
             result = getattr(traced, method)(*args, **keywords)
+            result, *flags = result if entry.checks else (result,)
             if not entry.assigned:
-                return jax.tree_util.tree_leaves(result)
+                return [*jax.tree_util.tree_leaves(result), *flags]
             result, state = result
             new = [state.get(given[params[i]]) for i in entry.assigned]
-            return [*jax.tree_util.tree_leaves(result), *new]
+            return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
         for program in recovered.programs:
             avals: list[Any] = [v.aval for v in _compat.open_jaxpr(program).invars]

@@ -241,6 +241,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
         "from beartype import beartype" if checked else "",
         some("invert._opaque", "custom_call"),
         some("jax", "lax"),
+        some("jax.experimental", "checkify"),
         some("jaxtyping", *JAXTYPING, "jaxtyped"),
         some("safetensors", "safe_open"),
     ]

@@ -19,6 +19,7 @@ from invert.emission._classes import Classes, dimensions_of, is_key, kind_of
 from invert.emission._layers import Layer
 from invert.emission._naming import Names, camel, comment, identifier, snake
 from invert.emission._nouns import PLAIN, says
+from invert.emission._outer import around
 from invert.emission._state import StateVar
 from invert.emission._statements import Function, render
 from invert.emission._tree import METHODS, Node
@@ -35,6 +36,7 @@ class Method:
     - `arguments`: variables of the flat arguments, and of the key.
     - `states`: the state that it begins and ends with; `None` where it takes none.
     - `wide`: whether it holds values of 64 bits.
+    - `checkify`: whether its assertions are those of checkify.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Method:
     arguments: Sequence[Any]
     states: tuple[Any, Any] | None
     wide: bool
+    checkify: bool = False
 
 
 CALL = "__call__"
@@ -55,6 +58,8 @@ class Main:
         self.classes, self.methods = classes, methods
         self.file = classes.file
         self.messages: list[str] = []
+        # What is compiled of each method: itself, or the method inside of it.
+        self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
 
     def add(self, node: Node, trained: Set[Any]) -> str:
@@ -106,7 +111,9 @@ class Main:
         function = self._function(method)
         taken = self.file.names.taken
         jitted = syntax.name("eqx.filter_jit")
-        if not method.wide:
+        checks = method.entry.checks
+        self.compiled[method.name] = method.name
+        if not method.wide and not checks:
             function.decorators = [jitted]
             return [render(function, method.name, {}, taken)]
         function.doc = ""
@@ -114,22 +121,11 @@ class Main:
         run = names.new("_run" if method.name == CALL else f"_run_{stem}")
         inner = render(function, run, {}, taken)
         inner.decorator_list = [jitted]
-        outer = syntax.function(
-            method.name,
-            list(inner.args.posonlyargs or inner.args.args),
-            [],
-            keyword_only=inner.args.kwonlyargs,
-            positional_only=bool(inner.args.posonlyargs),
-            returns=inner.returns,
+        self.compiled[method.name] = run
+        doc = _doc(method.entry)
+        outer = around(
+            inner, method.name, doc, wide=method.wide, checks=checks, checkify=method.checkify
         )
-        arguments = [a.arg for a in (*outer.args.posonlyargs, *outer.args.args)][1:]
-        keywords = {a.arg: ast.Name(a.arg, ast.Load()) for a in outer.args.kwonlyargs}
-        call = syntax.call(f"self.{run}", *map(syntax.name, arguments), **keywords)
-        x64 = syntax.call("jax.enable_x64", syntax.number(True))
-        outer.body = [
-            syntax.docstring(_doc(method.entry)),
-            ast.With([ast.withitem(x64)], [ast.Return(call)], lineno=0),
-        ]
         return [outer, inner]
 
     def _function(self, method: Method) -> Function:
@@ -185,18 +181,23 @@ class Main:
         jaxpr = self.file.program.jaxpr.replace(
             constvars=[], invars=arguments, outvars=outputs, eqns=layer.steps
         )
-        wanted = {**_keys(entry, layer.outputs), **self.classes.wanted(layer)}
+        named = layer.outputs[: len(layer.outputs) - len(entry.checks)]
+        wanted = {**_keys(entry, named), **self.classes.wanted(layer)}
         own = self.classes.own(layer)
         body = Body(self.file, jaxpr, {**own, **given}, called, wanted, layer.path)
         results = body.run()
         stem = "" if method.name == CALL else method.name
+        count = len(layer.outputs) - len(entry.checks)
         value, returns = self._result(
-            entry, results[: len(layer.outputs)], layer.outputs, f"{stem}_outputs"
+            entry, results[:count], layer.outputs[:count], f"{stem}_outputs"
         )
         if returns_state:
             value = syntax.tuple_of([value, results[-1]])
             kinds = syntax.tuple_of([returns, syntax.name("eqx.nn.State")])
             returns = syntax.item(syntax.name("tuple"), kinds)
+        if entry.checks:
+            flags = results[count : len(layer.outputs)]
+            value = syntax.tuple_of([value, *flags])
         ordinary = all(n.isidentifier() for n in entry.arg_names)
         function = Function(
             "", method.name, tokens, hints, body.statements, value,

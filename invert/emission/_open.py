@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError, InvertError, SignatureError
 from invert.emission._emit import Emission, Recovered, emit_methods
@@ -26,6 +27,7 @@ class Function(Protocol):
     """What is asked of a recovered function."""
 
     entry: EntryPoint
+    config: Config
     specs: list[ArgSpec]
 
     @property
@@ -177,4 +179,5 @@ def _recovered(
         str(kinds[worst]),
         points,
         held,
+        function.config.assertions == "checkify",
     )

@@ -132,6 +132,14 @@ class Program:
             )
         return self.platforms.index(wanted)
 
+    def _check_platform(self) -> None:
+        here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+        if self.config.platform_check and self.platforms and here not in self.platforms:
+            raise SignatureError(
+                f"the module was lowered for {', '.join(self.platforms)}, and this process runs on "
+                f"{here}; Config(platform_check=False) recovers it all the same"
+            )
+
     def __call__(self, *values: Value) -> list[Value]:
         """Raises the entry point on `values` (arrays or tracers); returns the flat results.
 
@@ -140,6 +148,7 @@ class Program:
         """
         if self.problems:
             raise UnsupportedOpError(self.problems)
+        self._check_platform()
         self._check(values)
         if self.is_static and not self._has_dynamic_shapes:
             functions, extra = self.functions, self._global_values()

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -64,17 +63,14 @@ def graph_entry(
         state.update(dict.fromkeys(checks, np.zeros((), bool)))
         if draws:
             flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
-        _check_arguments(name, leaves, flat_args)
+        _check_arguments(name, leaves, flat_args, strict=program.config.strict_shapes)
         values: list[Any] = [None] * count
         for position, value in zip(signature.order, flat_args, strict=True):
             values[position] = value
         found = program.run(program.main, [*values, *feeds], state)
         out = [array(program.value(found[i], state), out_dtypes[i]) for i in out_order]
-        out += [array(state[handles[i]]) for i in assigned]
-        for resource, node in checks.items():
-            text = f"tf.{node.op} ({node.location}) failed: {node.message}"
-            out = eqx.error_if(out, state[resource], text) if out else out
-        return out
+        out += [array(state[check]) for check in checks]
+        return out + [array(state[handles[i]]) for i in assigned]
 
     return EntryPoint(
         name=name,
@@ -90,6 +86,10 @@ def graph_entry(
         notes=lambda: tuple(program.notes),
         problems=tuple(problems),
         ops=program.ops,
+        checks=tuple(
+            f"tf.{node.op} ({node.location}) failed: {node.message}".rstrip(": ")
+            for node in checks.values()
+        ),
     )
 
 
@@ -145,13 +145,15 @@ def unique(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def _check_arguments(name: str, specs: Sequence[ArgSpec], values: Sequence[Any]) -> None:
+def _check_arguments(
+    name: str, specs: Sequence[ArgSpec], values: Sequence[Any], *, strict: bool
+) -> None:
     if len(specs) != len(values):
         raise SignatureError(f"{name} takes {len(specs)} arrays, got {len(values)}")
     for spec, value in zip(specs, values, strict=True):
         shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value))
         fits = len(shape) == len(spec.shape) and all(
-            not isinstance(want, int) or not isinstance(have, int) or want == have
+            not (strict and isinstance(want, int) and isinstance(have, int)) or want == have
             for want, have in zip(spec.shape, shape, strict=True)
         )
         if not fits or dtype != jax.dtypes.canonicalize_dtype(spec.dtype):

@@ -202,7 +202,7 @@ class Graph:
 
     def is_effect(self, node: Node) -> bool:
         """Whether `node` runs even where its results are not used."""
-        if node.op in _CHECKS and self.config.assertions == "error_if":
+        if node.op in _CHECKS and self.config.assertions != "drop":
             return True
         if node.op in _CHECKS or node.op in _REPORTS:
             self.note(f"tf.{node.op} ({node.location}) is left out")

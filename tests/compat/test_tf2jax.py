@@ -213,7 +213,7 @@ def test_patterns_flags() -> None:
     ):
         config = tf2jax._config()
     assert config.disabled_patterns == ("library_call", "cumulative")
-    assert config.assertions == "error_if"
+    assert config.assertions == "checkify"
     assert tf2jax._config().disabled_patterns == ()
 
 

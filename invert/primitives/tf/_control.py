@@ -205,7 +205,9 @@ def _fail(ctx: Context, node: Node, failed: Any) -> None:
     """Notes a failed check. What becomes of it is settled at the end of the whole program."""
     resource = check_resource(node)
     if resource in ctx.state:
-        ctx.write(resource, lax.bitwise_or(ctx.state[resource], failed))
+        before = ctx.state[resource]
+        first = isinstance(before, np.ndarray) and not before
+        ctx.write(resource, failed if first else lax.bitwise_or(before, failed))
 
 
 @raises_tf("Assert")

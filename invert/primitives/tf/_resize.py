@@ -160,7 +160,7 @@ def _resize_area(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x, size = array(values[0]), ints(static(node, values, 1))
     align = bool(node.attr("align_corners"))
     weights = [_area(node, d, out, align) for d, out in zip(x.shape[1:3], size, strict=True)]
-    return [_weigh(x.astype(_F32), *weights)]
+    return [_weigh(ctx, x.astype(_F32), *weights)]
 
 
 def _area(node: Node, size: Any, out: Any, align: bool) -> np.ndarray:
@@ -178,8 +178,9 @@ def _area(node: Node, size: Any, out: Any, align: bool) -> np.ndarray:
     return weights
 
 
-def _weigh(x: Any, rows: Any, columns: Any) -> Any:
-    return jnp.einsum("nhwc,yh,xw->nyxc", x, rows, columns, precision=lax.Precision.HIGHEST)
+def _weigh(ctx: Context, x: Any, rows: Any, columns: Any) -> Any:
+    precision = ctx.config.resize_precision
+    return jnp.einsum("nhwc,yh,xw->nyxc", x, rows, columns, precision=precision)
 
 
 # -- scale and translate
@@ -236,7 +237,7 @@ KERNELS: dict[str, tuple[float, Callable[[Any], Any]]] = {
 def _scale_and_translate(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x, size = array(values[0]), ints(static(node, values, 1))
     weights = _kernel_weights(node, x.shape[1:3], size, array(values[2]), array(values[3]))
-    return [_weigh(x.astype(_F32), *weights)]
+    return [_weigh(ctx, x.astype(_F32), *weights)]
 
 
 @raises_tf("ScaleAndTranslateGrad")
@@ -245,7 +246,7 @@ def _scale_and_translate_grad(ctx: Context, node: Node, values: list[Any]) -> li
     rows, columns = _kernel_weights(
         node, shape[1:3], g.shape[1:3], array(values[2]), array(values[3])
     )
-    return [_weigh(g, rows.T, columns.T)]
+    return [_weigh(ctx, g, rows.T, columns.T)]
 
 
 def _kernel_weights(
