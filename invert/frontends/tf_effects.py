@@ -41,7 +41,7 @@ def draws(node: Node, op_def: Callable[[str], Any]) -> bool:
     """Whether `node` itself draws with the key of the call."""
     entry = REGISTRY.get(node.op)
     if entry is not None and entry.draws:
-        return True
+        return entry.draws(node) if callable(entry.draws) else True
     definition = op_def(node.op)
     return definition is not None and is_draw(definition)
 

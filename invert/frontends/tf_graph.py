@@ -138,10 +138,8 @@ class Graph:
 
     def rule(self, node: Node) -> Rule | None:
         """What raises `node`; `None` where nothing does."""
-        if node.op in ("AddN", "ZerosLike") and node.attrs["T"].type == _VARIANT:
-            entry = REGISTRY.get(f"{node.op}:variant")
-        else:
-            entry = entry_of(node)
+        of_lists = "T" in node.attrs and node.attrs["T"].type == _VARIANT
+        entry = (REGISTRY.get(f"{node.op}:variant") if of_lists else None) or entry_of(node)
         if entry is None:
             return None
         # The rule of IdentityN marks what tf.custom_gradient wraps.

@@ -154,3 +154,34 @@ def test_transforms_over_any_axes(name: str) -> None:
 
     ours = invert.convert(tf.function(fn, autograph=False), given, config=PLAIN)(given)
     np.testing.assert_allclose(ours, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(400, 160), (64, 7), (2, 1), (2000, 3)])
+@pytest.mark.parametrize("squared", [True, False])
+def test_audio_spectrograms(size: int, stride: int, squared: bool) -> None:
+    def fn(x: Any) -> Any:
+        return tf.raw_ops.AudioSpectrogram(
+            input=x, window_size=size, stride=stride, magnitude_squared=squared
+        )
+
+    x = RNG.normal(size=(1600, 2)).astype(np.float32)
+    module = invert.convert(tf.function(fn, autograph=False), x, config=PLAIN)
+    # Both compute in double precision, and round once or twice.
+    np.testing.assert_allclose(module(x), fn(x), rtol=1.3e-7)
+
+
+def test_cepstral_coefficients_of_a_spectrogram() -> None:
+    def fn(x: Any) -> Any:
+        mfcc = tf.raw_ops.Mfcc
+        wide = {"dct_coefficient_count": 26, "filterbank_channel_count": 30}
+        limits = {"upper_frequency_limit": 7600.0, "lower_frequency_limit": 80.0}
+        return [
+            mfcc(spectrogram=x, sample_rate=16000),
+            mfcc(spectrogram=x, sample_rate=16000, **wide, **limits),
+            mfcc(spectrogram=x, sample_rate=7000),  # a limit above all frequencies: zeros
+        ]
+
+    x = RNG.normal(size=(2, 8, 257)).astype(np.float32) ** 2
+    module = invert.convert(tf.function(fn, autograph=False), x, config=PLAIN)
+    for got, want in zip(module(x), fn(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1.3e-7, atol=1e-6)

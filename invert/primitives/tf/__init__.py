@@ -1,7 +1,9 @@
 """Rules for TensorFlow ops, one table row or short function each."""
 
 from . import _array as _array
+from . import _audio as _audio
 from . import _blocks as _blocks
+from . import _box_sampling as _box_sampling
 from . import _call as _call
 from . import _candidates as _candidates
 from . import _control as _control
@@ -14,6 +16,7 @@ from . import _diag as _diag
 from . import _dynamic as _dynamic
 from . import _elementwise as _elementwise
 from . import _fft as _fft
+from . import _fractional as _fractional
 from . import _fused as _fused
 from . import _gather as _gather
 from . import _image as _image
@@ -38,6 +41,7 @@ from . import _segment as _segment
 from . import _shuffle as _shuffle
 from . import _sort as _sort
 from . import _sparse as _sparse
+from . import _sparse_places as _sparse_places
 from . import _special as _special
 from . import _stateless_random as _stateless_random
 from . import _strided as _strided

@@ -16,7 +16,7 @@ from ._node import Node
 from ._registry import Context, raises_tf
 from ._stage import Absent, Form, Optional, ShapeVariesError, Staged, bring, flatten, form_of, join
 from ._state import Resource
-from ._static import array
+from ._static import array, arrays
 from ._tensor_array import gradient_arrays
 
 
@@ -226,3 +226,32 @@ def _check_numerics(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("Print")
 def _print(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [values[0]]
+
+
+@raises_tf("SymbolicGradient")
+def _symbolic_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """The gradient of a function, of its arguments and the gradients of its results."""
+    count = len(node.attr("Tout"))
+    inputs, cotangents = values[:count], arrays(values[count:])
+    moving = [i for i, v in enumerate(inputs) if _is_moving(v)]
+
+    def results(moved: Sequence[Any]) -> list[Any]:
+        child = ctx.on(dict(ctx.state))
+        given = dict(zip(moving, moved, strict=True))
+        found = child.call(node.attr("f"), [given.get(i, v) for i, v in enumerate(inputs)])
+        changed = [r for r in child.state if r.kind == "variable" and r in ctx.state]
+        if any(child.state[r] is not ctx.state[r] for r in changed):
+            reason = "differentiates a function that assigns variables"
+            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+        return [array(v) for v in found if _is_moving(v)]
+
+    _, pull = jax.vjp(results, [jnp.asarray(array(inputs[i])) for i in moving])
+    (found,) = pull([g for g in cotangents if _is_moving(g)])
+    gradients = dict(zip(moving, found, strict=True))
+    return [
+        gradients[i] if i in gradients else jnp.zeros_like(array(v)) for i, v in enumerate(inputs)
+    ]
+
+
+def _is_moving(value: Any) -> bool:
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)

@@ -23,10 +23,9 @@ PURE = frozenset(
     EncodeJpegVariableQuality EncodePng EncodeWav ExtractJpegShape
 
     CTCBeamSearchDecoder CTCGreedyDecoder DenseToDenseSetOperation DenseToSparseSetOperation
-    EditDistance RaggedBincount RaggedCross RaggedFillEmptyRows RaggedGather RaggedRange
-    RaggedTensorToSparse RaggedTensorToTensor SetSize SparseBincount SparseConcat SparseCross
-    SparseCrossHashed SparseCrossV2 SparseFillEmptyRows SparseReorder SparseReshape SparseSlice
-    SparseSplit SparseToSparseSetOperation
+    DenseCountSparseOutput EditDistance RaggedBincount RaggedCountSparseOutput RaggedCross
+    RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToTensor SetSize SparseBincount
+    SparseCountSparseOutput SparseCross SparseCrossHashed SparseCrossV2 SparseToSparseSetOperation
     """.split()
 )
 
@@ -35,8 +34,9 @@ PURE = frozenset(
 ON_TEXT = frozenset(
     """
     BroadcastTo Concat ConcatV2 Const Equal ExpandDims Fill Gather GatherNd GatherV2 MatrixDiag
-    NotEqual OneHot Pack Pad PadV2 Rank Reshape Reverse ReverseV2 ScatterNd Select SelectV2 Shape
-    ShapeN Size Slice SparseToDense Split SplitV Squeeze StridedSlice TensorScatterUpdate Tile
+    NotEqual OneHot Pack Pad PadV2 RaggedFillEmptyRows Rank Reshape Reverse ReverseV2 ScatterNd
+    Select SelectV2 Shape ShapeN Size Slice SparseConcat SparseFillEmptyRows SparseReorder
+    SparseSlice SparseSplit SparseToDense Split SplitV Squeeze StridedSlice TensorScatterUpdate Tile
     Transpose Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 Unpack Where ZerosLike
     """.split()
 )

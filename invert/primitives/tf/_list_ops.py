@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -186,7 +187,57 @@ def _concat_lists(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [TensorList(None, rows, total, lists.known_element(one), one.dtype)]
 
 
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A tensor of lists.
+
+    **Arguments:**
+
+    - `items`: the lists, in the order of rows.
+    - `shape`: the shape of the tensor.
+    """
+
+    items: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        return self.items, self.shape
+
+    @classmethod
+    def tree_unflatten(cls, shape: tuple[int, ...], items: Any) -> Batch:
+        return cls(tuple(items), shape)
+
+
+def _batch(value: Any) -> Batch:
+    return value if isinstance(value, Batch) else Batch((value,), ())
+
+
+@raises_tf("TensorListPushBackBatch")
+def _push_back_batch(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    batch, tensor = _batch(values[0]), array(values[1])
+    rows = lax.reshape(tensor, (len(batch.items), *tensor.shape[len(batch.shape) :]))
+    parts = [lax.index_in_dim(rows, i, keepdims=False) for i in range(len(batch.items))]
+    pushed = [
+        lists.push_back(_list(node, x), part) for x, part in zip(batch.items, parts, strict=True)
+    ]
+    return [Batch(tuple(pushed), batch.shape) if batch.shape else pushed[0]]
+
+
 # Ops on values of any type that take lists too. `Graph.rule` finds these for the type variant.
+
+
+@raises_tf("Pack:variant")
+def _pack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    if any(isinstance(v, Batch) for v in values):
+        reason = "stacks tensors of lists, of which only single lists are supported"
+        raise UnsupportedOpError([Problem("tf.Pack", reason, node.location)])
+    return [Batch(tuple(values), (len(values),))]
+
+
+@raises_tf("Unpack:variant")
+def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return list(_batch(values[0]).items)
 
 
 @raises_tf("ZerosLike:variant")

@@ -113,13 +113,13 @@ class Entry:
 
     - `rule`: takes `(ctx, node, values)` and returns the list of results.
     - `check`: finds what the rule could not raise beforehand.
-    - `draws`: whether the rule calls `ctx.key()`. Ops that are stateful and have the attributes
-        `seed` and `seed2` are known to.
+    - `draws`: whether the rule calls `ctx.key()`, or what tells so of a node. Ops that are stateful
+        and have the attributes `seed` and `seed2` are known to.
     """
 
     rule: Rule
     check: Check | None = None
-    draws: bool = False
+    draws: bool | Callable[[Node], bool] = False
 
 
 class Registry:
@@ -149,7 +149,9 @@ class Registry:
 REGISTRY = Registry()
 
 
-def raises_tf(*ops: str, check: Check | None = None, draws: bool = False) -> Callable[[Rule], Rule]:
+def raises_tf(
+    *ops: str, check: Check | None = None, draws: bool | Callable[[Node], bool] = False
+) -> Callable[[Rule], Rule]:
     """Registers the decorated function as the rule of `ops`; see `Entry`."""
 
     def register(rule: Rule) -> Rule:

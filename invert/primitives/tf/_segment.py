@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from ..._errors import Problem, UnsupportedOpError
+from ._dynamic import padded
 from ._gather import take
 from ._node import Node
 from ._registry import Context, raises_tf
@@ -152,3 +153,18 @@ def _sparse_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     kind = node.op.removeprefix("SparseSegment").removesuffix("Grad")
     grad = _scaled(kind, grad, _sizes(ids, grad.shape[0]))
     return [_segments("Sum", take(grad, ids, 0), which, rows)]
+
+
+@raises_tf(*(f"SparseSegment{kind}GradV2" for kind in ("Sum", "Mean", "SqrtN")))
+def _sparse_grad_of_rows(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    grad, ids = array(values[0]), array(values[2])
+    kind = node.op.removeprefix("SparseSegment").removesuffix("GradV2")
+    taken = take(_scaled(kind, grad, _sizes(ids, grad.shape[0])), ids, 0)
+    which = values[1]
+    if isinstance(which, np.ndarray):
+        rows, place = np.unique(which, return_inverse=True)
+    else:
+        which = array(which)
+        padded(ctx, node, which.shape[0], "rows")
+        rows, place = jnp.unique(which, size=which.shape[0], fill_value=-1, return_inverse=True)
+    return [_segments("Sum", taken, array(place), len(rows)), rows]

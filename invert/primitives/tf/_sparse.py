@@ -72,7 +72,7 @@ def _add(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _reduce(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     indices, x = array(values[0]), array(values[1])
     shape = ints(static(node, values, 2))
-    axes = {a % len(shape) for a in ints(static(node, values, 3))} or set(range(len(shape)))
+    axes = {a % len(shape) for a in ints(static(node, values, 3))}
     kept = [i for i in range(len(shape)) if i not in axes]
     sizes = tuple(shape[i] for i in kept)
     places = indices[:, kept]

@@ -194,16 +194,24 @@ def _shuffle(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     size = x.shape[0] if x.ndim else 1
     if size <= 1 or math.prod(x.shape) <= 1:
         return [x]
-    # Of the places that are left, each swaps with one that a word picks (random_shuffle_op.h).
     words = stream.block_words((size + 2) // 4).reshape(-1)
+    order = shuffled(words, jnp.arange(size, dtype=np.int32))
+    return [jnp.take(x, order, axis=0)]
+
+
+def shuffled(words: Any, items: Any) -> Any:
+    """A vector in random order: of the places left, each swaps with one that a word picks.
+
+    As `RandomShuffle` of random_shuffle_op.h does.
+    """
+    size = items.shape[0]
 
     def swap(i: Any, order: Any) -> Any:
         left = jnp.asarray(size, np.uint32) - i.astype(np.uint32)
         j = i + lax.rem(words[i], left).astype(i.dtype)
         return order.at[i].set(order[j]).at[j].set(order[i])
 
-    order = lax.fori_loop(0, size - 1, swap, jnp.arange(size, dtype=np.int32))
-    return [jnp.take(x, order, axis=0)]
+    return lax.fori_loop(0, size - 1, swap, items)
 
 
 # -- generators: their state is a variable of a counter of 128 bits and a key

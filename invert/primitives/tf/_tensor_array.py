@@ -1,4 +1,6 @@
-"""The `TensorArray…V3` ops of TensorFlow 1 and its stacks: lists behind handles.
+"""The `TensorArray…` ops of TensorFlow 1 and its stacks: lists behind handles.
+
+The first two versions differ in the type of the handle, and in that making an array gives no flow.
 
 The list is part of the state. The `flow` that orders reads and writes is a number that means
 nothing. A gradient array adds up what is written to it.
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -24,6 +27,10 @@ from ._tensor_list import TensorList
 _FLOW = np.zeros((), np.float32)
 
 
+def _versions(op: str) -> tuple[str, ...]:
+    return op, f"{op}V2", f"{op}V3"
+
+
 def _list(ctx: Context, node: Node, handle: Any) -> TensorList:
     found = ctx.read(handle)
     if not isinstance(found, TensorList):
@@ -32,14 +39,14 @@ def _list(ctx: Context, node: Node, handle: Any) -> TensorList:
     return found
 
 
-@raises_tf("TensorArrayV3")
+@raises_tf(*_versions("TensorArray"))
 def _tensor_array(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     (size,) = ints(static(node, values, 0))
     dtype = node.attr("dtype")
     handle = Resource("tensor_array", f"{node.where}/{node.name}", dtype)
     element = lists.element_type(node.attr("element_shape"), dtype)
     ctx.write(handle, lists.empty(dtype, element, size))
-    return [handle, _FLOW]
+    return [handle, _FLOW] if node.op.endswith("V3") else [handle]
 
 
 def gradient_arrays(ctx: Context, inner: Context) -> bool:
@@ -55,7 +62,7 @@ def gradient_arrays(ctx: Context, inner: Context) -> bool:
     return bool(new)
 
 
-@raises_tf("TensorArrayGradV3")
+@raises_tf(*_versions("TensorArrayGrad"), "TensorArrayGradWithShape")
 def _gradient_array(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     forward = values[0]
     handle = Resource("tensor_array_gradient", f"{forward.name}/{node.attr('source')}")
@@ -65,11 +72,14 @@ def _gradient_array(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
             reason = "has a size that depends on data"
             raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
         element = lists.known_element(original)
+        if node.op == "TensorArrayGradWithShape" and element is not None:
+            shape = *ints(static(node, values, 2)), *element.shape
+            element = jax.ShapeDtypeStruct(shape, element.dtype)
         ctx.write(handle, lists.empty(original.dtype, element, original.size))
-    return [handle, _FLOW]
+    return [handle] if node.op in ("TensorArrayGrad", "TensorArrayGradV2") else [handle, _FLOW]
 
 
-@raises_tf("TensorArrayWriteV3")
+@raises_tf(*_versions("TensorArrayWrite"))
 def _write(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     lst, index, value = _list(ctx, node, values[0]), values[1], values[2]
     if values[0].kind == "tensor_array_gradient":
@@ -91,18 +101,18 @@ def _added(lst: TensorList, index: Any, value: Any) -> Any:
     return lax.add(lists.get_item(lst, index, lists.element_of(value)), array(value))
 
 
-@raises_tf("TensorArrayReadV3")
+@raises_tf(*_versions("TensorArrayRead"))
 def _read(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lists.get_item(_list(ctx, node, values[0]), values[1])]
 
 
-@raises_tf("TensorArraySizeV3")
+@raises_tf(*_versions("TensorArraySize"))
 def _size(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     size = _list(ctx, node, values[0]).size
     return [np.asarray(size, np.int32) if isinstance(size, int) else size]
 
 
-@raises_tf("TensorArrayGatherV3")
+@raises_tf(*_versions("TensorArrayGather"))
 def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     lst, indices = _list(ctx, node, values[0]), values[1]
     element = lists.element_type(node.attr("element_shape"), node.attr("dtype"))
@@ -115,7 +125,7 @@ def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [jnp.take(rows, indices, axis=0, mode="clip")]
 
 
-@raises_tf("TensorArrayScatterV3")
+@raises_tf(*_versions("TensorArrayScatter"))
 def _scatter(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     lst, tensor = _list(ctx, node, values[0]), jnp.asarray(array(values[2]))
     adds = values[0].kind == "tensor_array_gradient"
@@ -133,7 +143,20 @@ def _scatter(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [values[3]]
 
 
-@raises_tf("TensorArrayConcatV3")
+@raises_tf("TensorArrayPack")
+def _pack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    element = lists.element_type(node.attr("element_shape"), node.attr("dtype"))
+    return [lists.stacked(_list(ctx, node, values[0]), element)]
+
+
+@raises_tf("TensorArrayUnpack")
+def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    dtype = _list(ctx, node, values[0]).dtype
+    ctx.write(values[0], lists.from_tensor(jnp.asarray(array(values[1])), dtype))
+    return [values[2]]
+
+
+@raises_tf(*_versions("TensorArrayConcat"))
 def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     lst = _list(ctx, node, values[0])
     if lst.items is not None and all(x is not None for x in lst.items):
@@ -144,7 +167,7 @@ def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.reshape(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:])), lengths]
 
 
-@raises_tf("TensorArraySplitV3")
+@raises_tf(*_versions("TensorArraySplit"))
 def _split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     lengths = ints(static(node, values, 2))
     parts = tuple(lax.split(array(values[1]), lengths, 0))
@@ -153,16 +176,20 @@ def _split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [values[3]]
 
 
-@raises_tf("TensorArrayCloseV3", "StackCloseV2")
+@raises_tf(*_versions("TensorArrayClose"), "StackClose", "StackCloseV2")
 def _close(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return []
 
 
-@raises_tf("StackV2")
+@raises_tf("Stack", "StackV2")
 def _stack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     handle = Resource("stack", f"{node.where}/{node.name}", node.attr("elem_type"))
     ctx.write(handle, lists.empty(node.attr("elem_type"), None))
     return [handle]
+
+
+def _pushed(lst: TensorList, values: list[Any]) -> tuple[TensorList, Any]:
+    return lists.push_back(lst, values[1]), values[1]
 
 
 def _on_stack(fn: Callable[[TensorList, list[Any]], tuple[TensorList, Any]]) -> Rule:
@@ -176,7 +203,7 @@ def _on_stack(fn: Callable[[TensorList, list[Any]], tuple[TensorList, Any]]) -> 
 
 add_table(
     {
-        "StackPushV2": _on_stack(lambda lst, values: (lists.push_back(lst, values[1]), values[1])),
-        "StackPopV2": _on_stack(lambda lst, values: lists.pop_back(lst)),
+        **dict.fromkeys(("StackPush", "StackPushV2"), _on_stack(_pushed)),
+        **dict.fromkeys(("StackPop", "StackPopV2"), _on_stack(lambda lst, _: lists.pop_back(lst))),
     }
 )

@@ -9,6 +9,7 @@ _PARTITIONER = "it only has a meaning for the partitioner of TPU programs"
 _BOUNDED = "it makes or removes a dimension of bounded dynamic size, which JAX does not have"
 _RANDOM = "random: tested for equal numbers or for distribution with the rules of random ops"
 _CODE = "it calls compiled code of the process that made the model"
+_LISTS = "TensorFlow writes it into graphs of version 1 only: tested with lists and such graphs"
 _MODULE = "it holds a StableHLO module: tested with the modules of jax2tf"
 
 EXCEPTIONS: dict[str, str] = {
@@ -48,18 +49,9 @@ EXCEPTIONS: dict[str, str] = {
     "XlaCallModule": _MODULE,
     "ControlTrigger": "it has neither inputs nor results, and is left out",
     "XlaIf": "TensorFlow 2.21 cannot run it: shape inference asks for an attribute it lacks",
-    "SymbolicGradient": "TensorFlow has no Python gradient functions for it since version 1",
-    "TensorArrayGradV3": "TensorFlow writes it into gradients of version 1 loops only",
+    "SymbolicGradient": _LISTS,
+    "TensorArrayGradV3": _LISTS,
 }
-
-# Ops that have recipes and may be without a rule. One that gets a rule is tested like the others.
-PENDING = frozenset(
-    """
-    StackCloseV2 StackPopV2 StackPushV2 StackV2 TensorArrayCloseV3 TensorArrayConcatV3
-    TensorArrayGatherV3 TensorArrayReadV3 TensorArrayScatterV3 TensorArraySizeV3 TensorArraySplitV3
-    TensorArrayV3 TensorArrayWriteV3
-    """.split()
-)
 
 # What differs from TensorFlow on purpose, by op: reasons for "values", "values <dtype>", the values
 # of the recipe "number <i>", and "gradients".

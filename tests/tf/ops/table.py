@@ -9,7 +9,7 @@ from invert.primitives.tf import REGISTRY, Node
 from invert.primitives.tf._bridge_ops import BRIDGED
 from invert.primitives.tf._lookup import entry_of
 from tests.tf.ops.cases import Recipe
-from tests.tf.ops.exceptions import EXCEPTIONS, PENDING
+from tests.tf.ops.exceptions import EXCEPTIONS
 from tests.tf.ops.recipes_array import ARRAY
 from tests.tf.ops.recipes_nn import NN
 from tests.tf.ops.recipes_other import OTHER
@@ -32,9 +32,7 @@ def road(op: str) -> str:
     return "none" if entry_of(Node(op, op, {})) is None else "rule"
 
 
-TESTED_OPS = tuple(
-    op for op in PUBLIC_OPS if op not in EXCEPTIONS and not (op in PENDING and road(op) == "none")
-)
+TESTED_OPS = tuple(op for op in PUBLIC_OPS if op not in EXCEPTIONS)
 
 
 def summary() -> str:
@@ -43,8 +41,6 @@ def summary() -> str:
     for name in ("rule", "bridge", "none"):
         ops = [op for op in TESTED_OPS if road(op) == name]
         lines.append(f"  {name}: {len(ops)}" + ("" if name == "rule" else f" ({' '.join(ops)})"))
-    missing = sorted(op for op in PENDING if op not in TESTED_OPS)
-    lines.append(f"{len(missing)} without a rule so far: {' '.join(missing)}")
     reasons: dict[str, list[str]] = {}
     for op in PUBLIC_OPS:
         if op in EXCEPTIONS:
