@@ -14,6 +14,7 @@ from invert import _compat, _jaxpr
 from invert._config import Config
 from invert._errors import InvertError
 from invert._match import difference
+from invert._normal import normal_form
 from invert.frontends.exported import keys_of, words_of
 from invert.frontends.stablehlo import Program
 
@@ -65,7 +66,8 @@ def certify(
         some primitives lower; the other way is tried next.
     """
     where = ""
-    for mode in (wide, not wide):
+    # Where nothing read is of 64 bits, nothing was lowered with such types enabled.
+    for mode in (wide, not wide) if _jaxpr.has_wide_types(raw) else (False,):
         try:
             again = _again(recovered, avals, platform, mode)
         except (TypeError, ValueError, NotImplementedError, InvertError) as error:
@@ -84,22 +86,15 @@ def _lower_alike(
     """Whether the raw program lowers to `again` too.
 
     Rules for TensorFlow ops write functions that lowering expands, which a raised module never
-    holds; there the two are compared after one lowering each. Which of its equations are a
-    function of their own says nothing about a graph, so calls may differ.
+    holds; there the two are compared after one lowering each, in a normal form.
     """
     try:
         lowered = _again(raw, avals, platform, wide)
         if difference(lowered, again, constants) is None:
             return True
-        one, two = (_jaxpr.canonicalize(_without_calls(p)) for p in (lowered, again))
-        return difference(one, two, constants) is None
+        return difference(normal_form(lowered), normal_form(again), constants) is None
     except (TypeError, ValueError, NotImplementedError, InvertError):
         return False
-
-
-def _without_calls(closed: Any) -> Any:
-    """The program with all calls inlined, in loops and branches too."""
-    return _jaxpr.map_jaxprs(closed, lambda j: _compat.open_jaxpr(_compat.inline_calls(j)))
 
 
 def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> Any:

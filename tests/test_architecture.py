@@ -35,6 +35,7 @@ RANK = {
     "_opaque": 1,
     "_gradient": 1,
     "_jaxpr": 2,
+    "_normal": 3,
     # Decoding of attributes, constants and locations, for the rules and for the walk alike.
     "primitives.stablehlo._constants": 1,
     "primitives.stablehlo._locations": 1,

@@ -11,6 +11,7 @@ A scan that is unrolled as a whole leaves no loop, and stays the equations that 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,11 +129,25 @@ def _unrolled(site: Site) -> Iterator[Call]:
     stacks = {len(found) for i in loop.writes if (found := loop.stacked(i)) is not None}
     sizes = {max(rows) + 1} if rows else stacks or set(range(2, len(loop.work) + 1))
     for times in sorted(sizes):
-        if times < 2 or len(loop.work) % times:
+        if times < 2 or not _repeats(loop.work, times):
             continue
         results = _results(loop, times)
         if results is not None:
             yield from _calls(site, loop, times, results)
+
+
+def _repeats(work: Sequence[Any], times: int) -> bool:
+    """Whether the equations are so many groups of the same kinds.
+
+    To lower what cannot be takes most of the time of a program with long loops.
+    """
+    size, rest = divmod(len(work), times)
+    if rest:
+        return False
+    kinds = [(e.primitive, *((v.aval.shape, v.aval.dtype) for v in e.outvars)) for e in work]
+    groups = (collections.Counter(kinds[i : i + size]) for i in range(0, len(work), size))
+    first = next(groups)
+    return all(group == first for group in groups)
 
 
 # Where a result of a step comes from: `("eqn", equation, result)`, `("x", block)`,

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import invert
+from invert import _verify
 from invert.primitives.tf import _counting
 
 X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
@@ -308,3 +309,28 @@ def test_equal_constants_of_a_loop_are_held_once():
     assert len(module.constants) == 1
     assert module.report.certificate.kind == "exact", module.report
     np.testing.assert_array_equal(module(np.ones(3, np.float32)), [0, 3, 21])
+
+
+def test_a_loop_that_writes_rows_is_proved_to_be_its_scan(monkeypatch) -> None:
+    lowered: list[Any] = []
+    again = _verify._again
+
+    def counted(program: Any, *args: Any) -> Any:
+        lowered.append(program)
+        return again(program, *args)
+
+    def recurrent(x):
+        def step(i, rows, h, c):
+            c = tf.sigmoid(h) * c + tf.tanh(x[i])
+            h = tf.sigmoid(x[i]) * tf.tanh(c)
+            return i + 1, rows.write(i, h), h, c
+
+        init = (0, tf.TensorArray(tf.float32, 4), tf.zeros([6]), tf.zeros([6]))
+        return tf.while_loop(lambda i, *_: i < 4, step, init)[1].stack()
+
+    monkeypatch.setattr(_verify, "_again", counted)
+    module = invert.convert(tf.function(recurrent, autograph=False), tf.TensorSpec(X.shape))
+    assert "scan" in module.report.primitives
+    assert str(module.report.certificate) == "exact"
+    # What was recovered and what was read, once each, and nothing that cannot be.
+    assert len(lowered) == 2

@@ -449,3 +449,20 @@ def test_index(part, op):
 @pytest.mark.parametrize(("part", "op"), SEGMENT.params())
 def test_segment_and_sort(part, op):
     SEGMENT.check(part, op)
+
+
+@pytest.mark.parametrize(
+    "options", [{"recall_target": 0.5}, {"reduction_input_size_override": 9999}]
+)
+def test_candidates_of_an_approximate_top_k_are_as_many_as_xla_keeps(size) -> None:
+    # TensorFlow's kernel for the CPU gives k of them, though the op declares more.
+    @tf.function(autograph=False, jit_compile=True)
+    def candidates(x):
+        return tf.raw_ops.ApproxTopK(
+            input=x, k=3, aggregate_to_topk=False, reduction_input_size_override=size
+        )
+
+    x = np.random.default_rng(0).integers(-9, 9, (4, 512)).astype(np.float32)
+    module = invert.convert(candidates, tf.TensorSpec(x.shape), config=PLAIN)
+    for found, wanted in zip(module(x), candidates(x), strict=True):
+        np.testing.assert_array_equal(found, wanted)

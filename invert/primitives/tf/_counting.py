@@ -91,6 +91,18 @@ def lines(body: Any, starts: Sequence[int | None]) -> list[Line | None]:
     ]
 
 
+def written(body: Any) -> frozenset[int]:
+    """The variables of a loop that are arrays of which a step writes a part."""
+    jaxpr: Any = _compat.open_jaxpr(body)
+    writes = {
+        e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name == "dynamic_update_slice"
+    }
+    pairs = enumerate(zip(jaxpr.invars, jaxpr.outvars, strict=True))
+    return frozenset(
+        i for i, (v, out) in pairs if not isinstance(out, core.Literal) and writes.get(out) is v
+    )
+
+
 def _follower(
     body: Any, known: Sequence[Line | None], position: int, start: int | None
 ) -> Line | None:

@@ -299,8 +299,14 @@ class _Loop:
         return [new.get(i, v) for i, v in enumerate(self.values)]
 
     def _counted(self, count: int, lines: Sequence[_counting.Line | None]) -> list[Any]:
-        """A loop of `count` steps. Variables that follow a line are computed, not carried."""
-        carried = [i for i, line in enumerate(lines) if line is None]
+        """A loop of `count` steps. Variables that follow a line are computed, not carried.
+
+        Arrays that steps write into come last, as where JAX lowers a scan.
+        """
+        carried = sorted(
+            (i for i, line in enumerate(lines) if line is None),
+            key=_counting.written(self.staged.closed).__contains__,
+        )
         types = [type_of(x).dtype for x in self.leaves]
 
         def step(carry: Sequence[Any]) -> list[Any]:

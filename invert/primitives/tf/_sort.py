@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -18,6 +19,25 @@ def _top_k(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     (k,) = ints(static(node, values, 1))
     found, where = lax.top_k(array(values[0]), k)
     return [found, lax.convert_element_type(where, node.attr("index_type", np.dtype(np.int32)))]
+
+
+@raises_tf("ApproxTopK")
+def _approx_top_k(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """The exact answer, as TensorFlow gives everywhere but on a TPU. Of equal numbers it takes the
+    first; `lax.approx_max_k` leaves that open, and on the CPU takes any in half precision."""
+    x = array(values[0])
+    axis = node.attr("reduction_dimension", -1) % x.ndim
+    options = {
+        "recall_target": node.attr("recall_target", 0.95),
+        "reduction_input_size_override": node.attr("reduction_input_size_override", -1),
+        "aggregate_to_topk": node.attr("aggregate_to_topk", True),
+    }
+    k, largest = node.attr("k"), node.attr("is_max_k", True)
+    if not options["aggregate_to_topk"]:  # as many candidates as the algorithm would keep
+        k = jax.eval_shape(lambda x: lax.approx_max_k(x, k, axis, **options), x)[0].shape[axis]
+    rows = jnp.moveaxis(x, axis, -1)
+    found, where = lax.top_k(rows if largest else -rows, k)
+    return [jnp.moveaxis(v, -1, axis) for v in (found if largest else -found, where)]
 
 
 @raises_tf("NthElement")

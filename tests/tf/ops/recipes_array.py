@@ -22,6 +22,7 @@ _SEGMENTS = dict(data=x(5, 3), segment_ids=ids(5, high=4), num_segments=5)
 _SORTED = np.array([0, 0, 1, 3, 3])
 _INDICES = [[0], [2], [1]]
 _SHIFT = dict(x=x(2, 3, low=-9, high=9), y=x(2, 3, low=0, high=6))
+_TIES = x(4, 512, make=lambda g: g.integers(-3, 3, (4, 512)))
 _DISTINCT = x(6, make=lambda g: g.permutation(6))
 
 ARRAY: dict[str, list[Recipe]] = {
@@ -32,7 +33,13 @@ ARRAY: dict[str, list[Recipe]] = {
     "Any": [r(input=x(2, 3, dtype="bool"), reduction_indices=[0], keep_dims=True)],
     "ArgMax": [r(input=x(3, 4), dimension=1), r(input=x(3, 4), dimension=-2, output_type="int32")],
     "ArgMin": [r(input=x(3, 4), dimension=1), r(input=x(3, 4), dimension=0, output_type="int32")],
-    "ApproxTopK": [r(input=x(2, 8), k=3), r(input=x(2, 8), k=2, is_max_k=False, _grad=False)],
+    "ApproxTopK": [
+        r(input=x(2, 8), k=3),
+        r(input=x(2, 8), k=2, is_max_k=False),
+        r(input=_TIES, k=3, reduction_dimension=0),
+        r(input=_TIES, k=0),
+        r(input=_TIES, k=5, recall_target=0.4, reduction_input_size_override=9000),
+    ],
     "BatchToSpace": [r(input=x(4, 2, 3, 1), crops=[[0, 1], [1, 0]], block_size=2)],
     "BatchToSpaceND": [
         r(input=x(6, 2, 3, 1), block_shape=[2, 3], crops=[[0, 1], [2, 0]]),
