@@ -49,11 +49,6 @@ def text_of(attribute: Any) -> str:
     return attribute.value
 
 
-def members(attribute: Any) -> list[Any]:
-    """Members of an array attribute."""
-    return list(attribute)
-
-
 def attribute_names(op: ir.Operation) -> list[str]:
     """Names of the attributes of `op`; their values are not touched."""
     return list(op.attributes)
@@ -365,15 +360,17 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, core.Tracer)
 
 
+def made_by(value: Any) -> tuple[str, list[Any], Mapping[str, Any]] | None:
+    """The primitive, operands and parameters of the equation that a traced value comes from."""
+    eqn = getattr(value, "parent", None)
+    if eqn is None:
+        return None
+    return eqn.primitive.name, [core.full_lower(t) for t in eqn.in_tracers], eqn.params
+
+
 def is_jaxpr(value: Any) -> bool:
     """Whether `value` is a jaxpr, closed or open."""
     return isinstance(value, _JAXPRS)
-
-
-def tuple_like(original: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
-    """`values` as a tuple of the type of `original`: `custom_linear_solve` names its jaxprs."""
-    make = getattr(original, "_make", tuple)
-    return make(values)
 
 
 def open_jaxpr(closed: Any) -> core.Jaxpr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -200,6 +200,12 @@ def without_hints(closed: Any) -> Any:
     return map_jaxprs(closed, strip)
 
 
+def tuple_like(original: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
+    """`values` as a tuple of the type of `original`: `custom_linear_solve` names its jaxprs."""
+    make = getattr(original, "_make", tuple)
+    return make(values)
+
+
 def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
     """Applies `function` to each open jaxpr, the inner ones first; shared ones stay shared."""
     done: dict[int, tuple[Any, Any]] = {}
@@ -226,7 +232,7 @@ def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
         if _compat.is_jaxpr(value):
             return visit(value)
         if isinstance(value, tuple) and any(_compat.is_jaxpr(v) for v in value):
-            return _compat.tuple_like(value, (param(v) for v in value))
+            return tuple_like(value, (param(v) for v in value))
         return value
 
     return visit(closed)

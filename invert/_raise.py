@@ -388,10 +388,8 @@ def _callees(op: ir.Operation) -> list[str]:
     if op.name == "stablehlo.composite":
         return [_attributes.symbol_name(op.attributes["decomposition"])]
     if op.name == "stablehlo.custom_call" and "called_computations" in op.attributes:
-        return [
-            _attributes.symbol_name(s)
-            for s in _compat.members(op.attributes["called_computations"])
-        ]
+        called: Any = op.attributes["called_computations"]
+        return [_attributes.symbol_name(s) for s in called]
     return []
 
 

@@ -127,7 +127,7 @@ class Rewriter:
             new = tuple(self._param(v, number, known) for v in value)
             if all(a is b for a, b in zip(new, value, strict=True)):
                 return value
-            return _compat.tuple_like(value, new)
+            return _jaxpr.tuple_like(value, new)
         return value
 
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:

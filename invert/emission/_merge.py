@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from invert import _compat
+from invert import _compat, _jaxpr
 from invert._compat import core
 from invert._errors import EmissionError
 from invert.emission._sizes import Points, Size
@@ -151,7 +151,7 @@ class _Merge:
         elif isinstance(first, (tuple, list)):
             self._same_length(values, what)
             merged = [self._value(v, what) for v in zip(*values, strict=True)]
-            return merged if isinstance(first, list) else _compat.tuple_like(first, merged)
+            return merged if isinstance(first, list) else _jaxpr.tuple_like(first, merged)
         elif isinstance(first, np.ndarray) and all(np.array_equal(first, v) for v in values):
             return first
         if any(v != first for v in values):

@@ -104,7 +104,7 @@ def _gather_nd(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("ResourceStridedSliceAssign", "StridedSliceAssign")
 def _strided_slice_assign(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     old = jnp.asarray(current(ctx, values[0]))
-    index = _index(node, values[1:4], old.ndim)
+    index = _index(ctx, node, values[1:4], old.ndim)
     assign(ctx, node, values[0], _put(old, index, array(values[4])))
     return _result(node, values[0])
 

@@ -1,6 +1,8 @@
 """Slices: `Slice`, `StridedSlice`, those of XLA, and what writes to one.
 
-Places that depend on data are clamped into the array, as XLA does.
+Places that depend on data are clamped into the array, as XLA does. A slice between two such places
+has to have one length, and the axes where there are some are cut out first: what is left is a slice
+at fixed places.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from ..._errors import Problem, UnsupportedOpError
+from ._affine import distance, known
 from ._node import Node
 from ._registry import Context, raises_tf
 from ._static import array, broadcast_to, ints, is_static, static
@@ -21,7 +24,8 @@ from ._static import array, broadcast_to, ints, is_static, static
 @raises_tf("Slice")
 def _slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     shape = np.shape(values[0])
-    size = ints(static(node, values, 2))
+    size = known(values[2])
+    size = ints(static(node, values, 2) if size is None else size)
     if isinstance(values[1], np.ndarray):
         begin = ints(values[1])
         limit = [d if n == -1 else b + n for b, n, d in zip(begin, size, shape, strict=True)]
@@ -38,8 +42,8 @@ def _slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("StridedSlice")
 def _strided_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    index = _index(node, values[1:4], np.ndim(values[0]))
-    if is_static(values[0]) and not any(_is_traced(part) for part in index):
+    index = _index(ctx, node, values[1:4], np.ndim(values[0]))
+    if is_static(values[0]) and not any(map(_is_traced, index)):
         return [np.asarray(values[0][tuple(index)])]
     return [_take(array(values[0]), index)]
 
@@ -47,7 +51,7 @@ def _strided_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("StridedSliceGrad")
 def _strided_slice_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     shape = ints(static(node, values, 0))
-    index = _index(node, values[1:4], len(shape))
+    index = _index(ctx, node, values[1:4], len(shape))
     dy = array(values[4])
     return [_put(lax.full(shape, 0, dy.dtype), index, dy, fresh=True)]
 
@@ -55,7 +59,7 @@ def _strided_slice_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any
 @raises_tf("TensorStridedSliceUpdate")
 def _strided_slice_update(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x, value = array(values[0]), array(values[4])
-    return [_put(x, _index(node, values[1:4], x.ndim), value)]
+    return [_put(x, _index(ctx, node, values[1:4], x.ndim), value)]
 
 
 @raises_tf("XlaDynamicSlice")
@@ -79,14 +83,26 @@ def _places(vector: Any) -> list[Any]:
     return [lax.index_in_dim(vector, i, keepdims=False) for i in range(vector.shape[0])]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """A part of an axis whose place depends on data: its first element, and how many there are.
+
+    `index`: what of these is taken, as NumPy takes it.
+    """
+
+    start: Any
+    count: int
+    index: slice | int
+
+
 def _is_traced(part: Any) -> bool:
-    return hasattr(part, "aval")
+    return isinstance(part, _Window)
 
 
-def _index(node: Node, bounds: list[Any], rank: int) -> list[Any]:
+def _index(ctx: Context, node: Node, bounds: list[Any], rank: int) -> list[Any]:
     """The index as NumPy takes it, with the ellipsis spelled out: slices, ints and `None`.
 
-    A place that depends on data stays a traced scalar.
+    What lies at a place that depends on data is a `_Window`.
     """
     begin, end, _ = bounds
     steps = ints(static(node, bounds, 2))
@@ -105,22 +121,49 @@ def _index(node: Node, bounds: list[Any], rank: int) -> list[Any]:
         elif has["new_axis"][i]:
             index.append(None)
         elif has["shrink_axis"][i]:
-            index.append(_entry(begin, i))
+            place = _entry(begin, i)
+            index.append(_Window(place, 1, 0) if _is_data(place) else place)
         else:
             start = None if has["begin"][i] else _entry(begin, i)
             stop = None if has["end"][i] else _entry(end, i)
-            if _is_traced(start) or _is_traced(stop):
-                reason = "the length of a slice depends on data"
-                remedy = "Use tf.slice or tf.gather, whose results have a fixed size."
-                raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
-            index.append(slice(start, stop, steps[i]))
+            if _is_data(start) or _is_data(stop):
+                index.append(_window(ctx, node, start, stop, steps[i]))
+            else:
+                index.append(slice(start, stop, steps[i]))
     return index + [slice(None)] * (rank - sum(j is not None for j in index))
+
+
+def _is_data(place: Any) -> bool:
+    return hasattr(place, "aval")
+
+
+def _window(ctx: Context, node: Node, start: Any, stop: Any, step: int) -> _Window:
+    """The slice between two places that depend on data, but not how far they are apart."""
+    length = None if start is None or stop is None else distance(start, stop)
+    if length is None:
+        reason = "the length of a slice depends on data"
+        remedy = "Use tf.slice or tf.gather, whose results have a fixed size."
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
+    count = len(range(0, length, step))
+    ctx.note(
+        f"tf.{node.op} ({node.location}) has {count} elements at a place that depends on data; "
+        "where it leaves the array, TensorFlow's has fewer, and this one begins elsewhere"
+    )
+    span = max(count - 1, 0) * abs(step) + min(count, 1)
+    dtype = np.result_type(*(p for p in (start, stop) if _is_data(p)))
+    start = jnp.asarray(start, dtype)
+    if step < 0 and count:
+        return _Window(start - jnp.asarray(span - 1, start.dtype), span, slice(None, None, step))
+    return _Window(start, span, slice(None, None, abs(step)))
 
 
 def _entry(vector: Any, i: int) -> Any:
     if isinstance(vector, np.ndarray):
         return ints(vector)[i]
-    return lax.index_in_dim(vector, i, keepdims=False)
+    place = lax.index_in_dim(vector, i, keepdims=False)
+    # The others of the vector may depend on data.
+    number = known(place)
+    return place if number is None else int(number)
 
 
 @dataclasses.dataclass
@@ -131,13 +174,12 @@ class _Region:
     stops: list[Any]
     steps: list[int]
     flips: list[int]
-    traced: dict[int, Any]
     lengths: list[Any]  # of each axis of the operand
     shape: list[Any]  # of the result
 
 
 def _region(index: list[Any], sizes: tuple[Any, ...]) -> _Region:
-    r = _Region([], [], [], [], {}, [], [])
+    r = _Region([], [], [], [], [], [])
     for part in index:
         if part is None:
             r.shape.append(1)
@@ -150,9 +192,6 @@ def _region(index: list[Any], sizes: tuple[Any, ...]) -> _Region:
             r.shape.append(length)
             if step < 0:
                 r.flips.append(axis)
-        elif _is_traced(part):
-            r.traced[axis] = part
-            start, stop, length = 0, size, 1
         else:
             start = part + size if isinstance(part, int) and part < 0 else part
             stop, length = start + 1, 1
@@ -165,12 +204,13 @@ def _region(index: list[Any], sizes: tuple[Any, ...]) -> _Region:
 
 def _take(x: Any, index: list[Any]) -> Any:
     """`x[index]` in `lax` ops: one slice, a reversal of some axes, then a change of rank."""
+    windows, index = _windows(index)
+    for axis, window in windows.items():
+        x = lax.dynamic_slice_in_dim(x, window.start, window.count, axis)
     r = _region(index, tuple(x.shape))
     y = x
     if r.steps and (max(r.steps) > 1 or any(r.starts) or tuple(r.stops) != tuple(x.shape)):
         y = lax.slice(x, r.starts, r.stops, r.steps if max(r.steps) > 1 else None)
-    for axis, place in r.traced.items():
-        y = lax.dynamic_slice_in_dim(y, place, 1, axis)
     y = lax.rev(y, r.flips) if r.flips else y
     places = [part for part in index if part is not None]
     dropped = [axis for axis, part in enumerate(places) if not isinstance(part, slice)]
@@ -182,23 +222,21 @@ def _take(x: Any, index: list[Any]) -> Any:
 
 def _put(x: Any, index: list[Any], value: Any, fresh: bool = False) -> Any:
     """`x` with `value` at `index`; `fresh`: x is zero, so that padding does."""
+    windows, index = _windows(index)
+    if windows:
+        part = x
+        for axis, window in windows.items():
+            part = lax.dynamic_slice_in_dim(part, window.start, window.count, axis)
+        part = _put(part, index, value, fresh)
+        zero = lax.full_like(next(iter(windows.values())).start, 0)
+        starts = [windows[a].start if a in windows else zero for a in range(x.ndim)]
+        return lax.dynamic_update_slice(x, part, starts)
     r = _region(index, tuple(x.shape))
     picked = broadcast_to(value, tuple(r.shape))
     value = lax.reshape(picked, r.lengths)
     value = lax.rev(value, r.flips) if r.flips else value
-    if r.traced:
-        # The other axes are taken whole, so that one update does.
-        whole = all(
-            a in r.traced or (n == d and s == 1)
-            for a, (n, d, s) in enumerate(zip(r.lengths, x.shape, r.steps, strict=True))
-        )
-        if whole:
-            zero = lax.full_like(next(iter(r.traced.values())), 0)
-            starts = [r.traced.get(a, zero) for a in range(x.ndim)]
-            return lax.dynamic_update_slice(x, value, starts)
-        places = tuple(p for p in index if p is not None)
-        kept = [n for n, p in zip(r.lengths, places, strict=True) if isinstance(p, slice)]
-        return x.at[places].set(lax.reshape(picked, kept))
+    if tuple(r.lengths) == tuple(x.shape):
+        return value
     padding = [
         (start, size - start - (0 if n == 0 else (n - 1) * step + 1), step - 1)
         for start, size, step, n in zip(r.starts, x.shape, r.steps, r.lengths, strict=True)
@@ -210,6 +248,13 @@ def _put(x: Any, index: list[Any], value: Any, fresh: bool = False) -> Any:
     # With a stride there are gaps, in which x stays.
     inside = lax.pad(lax.full(value.shape, True), lax.full((), False), padding)
     return lax.select(inside, lax.pad(value, lax.full((), 0, value.dtype), padding), x)
+
+
+def _windows(index: list[Any]) -> tuple[dict[int, _Window], list[Any]]:
+    """The windows by their axes, and the index into what they leave."""
+    parts = [part for part in index if part is not None]
+    windows = {axis: part for axis, part in enumerate(parts) if _is_traced(part)}
+    return windows, [part.index if _is_traced(part) else part for part in index]
 
 
 def _bounds(part: slice, size: Any) -> tuple[Any, Any, int, Any]:
