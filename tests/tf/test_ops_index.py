@@ -451,13 +451,11 @@ def test_segment_and_sort(part, op):
 @pytest.mark.parametrize(
     "options", [{"recall_target": 0.5}, {"reduction_input_size_override": 9999}]
 )
-def test_candidates_of_an_approximate_top_k_are_as_many_as_xla_keeps(size) -> None:
+def test_candidates_of_an_approximate_top_k_are_as_many_as_xla_keeps(options) -> None:
     # TensorFlow's kernel for the CPU gives k of them, though the op declares more.
     @tf.function(autograph=False, jit_compile=True)
     def candidates(x):
-        return tf.raw_ops.ApproxTopK(
-            input=x, k=3, aggregate_to_topk=False, reduction_input_size_override=size
-        )
+        return tf.raw_ops.ApproxTopK(input=x, k=3, aggregate_to_topk=False, **options)
 
     x = np.random.default_rng(0).integers(-9, 9, (4, 512)).astype(np.float32)
     module = invert.convert(candidates, tf.TensorSpec(x.shape), config=PLAIN)
