@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -398,6 +400,9 @@ def sort_cases():
     for dtype in dtypes("NthElement"):
         yield Case("NthElement", {"input": coarse((3, 7), dtype), "n": np.int32(2)}, grad=False)
         yield Case("NthElement", {"input": rng_rows(dtype), "n": np.int32(2)}, {"reverse": True})
+        for n, reverse in itertools.product((0, 1, 5, 6), (False, True)):
+            attrs = {"n": np.int32(n), "reverse": reverse}
+            yield Case("NthElement", {"input": rng_rows(dtype)}, attrs)
     scores = np.array(
         [[1, 2, 2, 0], [np.inf, 1, 0, 2], [0, 0, 0, 0], [3, 1, 2, np.nan], [4, 3, 2, 1]], np.float32
     )

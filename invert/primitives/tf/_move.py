@@ -73,8 +73,10 @@ def _reverse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _reverse_sequence(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x, lengths = (array(v) for v in values)
     axis, batch = node.attr("seq_dim"), node.attr("batch_dim", 0)
-    place = lax.broadcasted_iota(lengths.dtype, x.shape, axis)
-    lengths = lax.broadcast_in_dim(lengths, x.shape, (batch,))
+    # Axes of size one are taken whole, which gathers rows and not single numbers.
+    shape = tuple(d if i in (axis, batch) else 1 for i, d in enumerate(x.shape))
+    place = lax.broadcasted_iota(lengths.dtype, shape, axis)
+    lengths = lax.broadcast_in_dim(lengths, shape, (batch,))
     one = lax.full_like(place, 1)
     mirrored = lax.sub(lax.sub(lengths, place), one)
     source = lax.select(lax.lt(place, lengths), mirrored, place)

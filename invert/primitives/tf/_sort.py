@@ -42,10 +42,18 @@ def _approx_top_k(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("NthElement")
 def _nth_element(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, n = array(values[0]), array(values[1])
-    if node.attr("reverse", False):
-        n = x.shape[-1] - 1 - n
-    return [lax.dynamic_index_in_dim(jnp.sort(x, -1), n, x.ndim - 1, keepdims=False)]
+    x, n = array(values[0]), values[1]
+    reverse = node.attr("reverse", False)
+    if not isinstance(n, np.ndarray):
+        n = x.shape[-1] - 1 - n if reverse else n
+        return [lax.dynamic_index_in_dim(jnp.sort(x, -1), n, x.ndim - 1, keepdims=False)]
+    # Where it is known, the elements up to it are enough, from the end that is nearer. The least of
+    # them: where XLA sees that one alone is read, it sorts everything.
+    from_top = int(n) if reverse else x.shape[-1] - 1 - int(n)
+    if 2 * from_top < x.shape[-1]:
+        return [jnp.min(lax.top_k(x, from_top + 1)[0], -1)]
+    flip = lax.neg if jnp.issubdtype(x.dtype, jnp.floating) else lax.bitwise_not
+    return [flip(jnp.min(lax.top_k(flip(x), x.shape[-1] - from_top)[0], -1))]
 
 
 @raises_tf("InTopK", "InTopKV2")
