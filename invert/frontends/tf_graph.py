@@ -24,6 +24,8 @@ from ..primitives.tf._lookup import entry_of, road_of
 from ..primitives.tf._node import Body, attr_functions, decode_tensor
 from ..primitives.tf._override import names_gradient, overridden
 from ..primitives.tf._registry import Rule
+from ..primitives.tf._row_rules import apply_to_rows
+from ..primitives.tf._rows import Rows, holds_count
 from ..primitives.tf._state import KEY, Resource, State
 from .tf_body import function_body, implementations, make_body, ordered
 from .tf_deferred import Deferred
@@ -235,7 +237,12 @@ class Graph:
             self.deferred.clear()
 
     def value(self, result: Any, state: State) -> Any:
-        """A result of `run`, read where it is a reference to a variable."""
+        """A result of `run`, read where it is a reference to a variable.
+
+        **Raises:** `UnsupportedOpError` where its size depends on data.
+        """
+        if isinstance(result, Rows):
+            raise result.refused("", "")
         is_reference = isinstance(result, Resource) and result.kind == "reference"
         return state[result] if is_reference else result
 
@@ -434,6 +441,8 @@ class Run:
         return [results[i][k] for i, k in body.outputs]
 
     def _apply(self, rule: Rule, node: Node, operands: list[Any]) -> Sequence[Any]:
+        if any(isinstance(v, Rows) or holds_count(v) for v in operands):
+            return apply_to_rows(rule, self, node, operands)
         if attr_functions(node) or self.graph.has_state(node):
             return rule(self, node, operands)
         deferred = self.graph.deferred

@@ -18,6 +18,7 @@ from ..._errors import Problem, UnsupportedOpError
 from ._eager import run_eagerly
 from ._node import Node
 from ._registry import Context, raises_tf
+from ._rows import Rows
 from ._static import array, is_static
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
@@ -69,10 +70,27 @@ def _where(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if isinstance(values[0], np.ndarray) and values[0].dtype != object:
         return run_eagerly(ctx, node, values)
     x = array(values[0])
-    padded(ctx, node, x.size, "places", ids=False)
-    places = jnp.nonzero(x != np.zeros((), x.dtype), size=x.size, fill_value=-1)
+    holds = x != np.zeros((), x.dtype)
+    places = jnp.nonzero(holds, size=x.size, fill_value=-1)
     found = jnp.stack(places, -1) if x.ndim else jnp.zeros((1, 0))
-    return [lax.convert_element_type(found, _INT64)]
+    found = lax.convert_element_type(found, _INT64)
+    return [_rows(ctx, node, found, jnp.sum(holds, dtype=np.int32), "places", marked=True)]
+
+
+def _rows(
+    ctx: Context,
+    node: Node,
+    data: Any,
+    count: Any,
+    what: str,
+    behind: str = "-1",
+    marked: bool = False,
+) -> Any:
+    """A result with as many rows as there are, as the configuration wants it; see `padded`."""
+    if ctx.config.dynamic_sizes == "ids":
+        return Rows(data, count, _problem(node, False), marked)
+    padded(ctx, node, data.shape[0], what, behind, ids=False)
+    return data
 
 
 @raises_tf("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")

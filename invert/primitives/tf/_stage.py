@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from ... import _compat
+from ._rows import Rows, holds_count, resized
 from ._state import Resource
 from ._static import array
 from ._tensor_list import Element, TensorList, is_same, known_element, merge, with_buffer
@@ -89,6 +90,8 @@ def is_known(value: Any) -> bool:
 
 def flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
     """The JAX values in `values`, and the function that puts others in their places."""
+    # A size that the program finds is traced, and may not leave the trace among what is known.
+    values = [array(v) if holds_count(v) else v for v in values]
     wrapped = [_Known(v) if is_known(v) else v for v in values]
     leaves, tree = jax.tree_util.tree_flatten(wrapped)
 
@@ -161,6 +164,14 @@ class Arrays:
 
 
 @dataclasses.dataclass(frozen=True)
+class Varying:
+    """An array whose number of rows depends on data; `of` has its type, with room for all."""
+
+    type: jax.ShapeDtypeStruct
+    of: Rows
+
+
+@dataclasses.dataclass(frozen=True)
 class Lists:
     """A list with a buffer for `capacity` elements; `None`: of a size not known yet.
 
@@ -185,7 +196,7 @@ class Choices:
     forms: Mapping[Any, Form]
 
 
-Form = Fixed | Arrays | Lists | Choices
+Form = Fixed | Arrays | Varying | Lists | Choices
 
 
 def form_of(value: Any) -> Form:
@@ -196,6 +207,8 @@ def form_of(value: Any) -> Form:
         return Lists(value.capacity, element, size, value.common, size == 0)
     if isinstance(value, Optional):
         return Choices({key: form_of(x) for key, x in value.choices.items()})
+    if isinstance(value, Rows):
+        return Varying(type_of(value.data), value)
     if is_known(value) or isinstance(value, Absent):
         return Fixed(value)
     return Arrays(type_of(value))
@@ -223,10 +236,25 @@ def join(one: Form, two: Form, *, growing: bool = False) -> Form:
         raise ShapeVariesError("is a list on one way and none on another")
     if isinstance(one, Fixed) and isinstance(two, Fixed) and _same(one.value, two.value):
         return one
+    if isinstance(one, Varying) or isinstance(two, Varying):
+        return _join_rows(one, two, growing)
     types = [_array_type(f) for f in (one, two)]
     if types[0] != types[1]:
         raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
     return Arrays(types[0])
+
+
+def _join_rows(one: Any, two: Any, growing: bool) -> Varying:
+    """Of two arrays of which one at least has rows whose number depends on data."""
+    types = [f.type if isinstance(f, Varying) else _array_type(f) for f in (one, two)]
+    room = [t.shape[:1] for t in types]
+    same = types[0].dtype == types[1].dtype and types[0].shape[1:] == types[1].shape[1:]
+    if not (same and all(room)) or (growing and room[0] < room[1]):
+        raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
+    of = [f.of for f in (one, two) if isinstance(f, Varying)]
+    marked = all(r.marked for r in of)
+    kind = jax.ShapeDtypeStruct((*max(room), *types[0].shape[1:]), types[0].dtype)
+    return Varying(kind, Rows(None, None, of[0].problem, marked))
 
 
 def _join_lists(one: Lists, two: Lists, growing: bool) -> Lists:
@@ -282,9 +310,12 @@ def bring(value: Any, form: Form) -> Any:
         if isinstance(value, Absent):
             return jnp.zeros(form.type.shape, form.type.dtype)
         return strong(array(value, form.type.dtype))
+    if isinstance(form, Varying):
+        return _bring_rows(value, form)
     if isinstance(form, Choices):
         found = {} if isinstance(value, Absent) else value.choices
         return Optional({k: bring(found.get(k, Absent()), f) for k, f in form.forms.items()})
+    assert isinstance(form, Lists)
     if isinstance(value, Absent):
         value = TensorList(None, None, form.size or 0, form.element, None)
     if form.is_empty and form.size == 0:
@@ -301,3 +332,13 @@ def bring(value: Any, form: Form) -> Any:
         value, element=form.element, capacity=form.capacity, counted=form.size is None
     )
     return dataclasses.replace(lst, element=form.element, growth=0)
+
+
+def _bring_rows(value: Any, form: Varying) -> Rows:
+    problem, marked = form.of.problem, form.of.marked
+    if isinstance(value, Absent):
+        return Rows(jnp.zeros(form.type.shape, form.type.dtype), np.int32(0), problem)
+    data = value.data if isinstance(value, Rows) else array(value, form.type.dtype)
+    count = value.count if isinstance(value, Rows) else np.int32(data.shape[0])
+    fitting = resized(strong(data), form.type.shape[0], -1 if marked else 0)
+    return Rows(fitting, strong(count), problem, marked)

@@ -1,0 +1,169 @@
+"""Arrays whose number of rows depends on data: what follows from them equals TensorFlow's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import jax
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import invert
+from invert import Config, UnsupportedOpError
+
+PLAIN = Config(patterns=False, verify=False)
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def assert_equal(fn: Callable[..., Any], draws: Sequence[tuple[Any, ...]]) -> None:
+    module = invert.convert(tf.function(fn, autograph=False), *draws[0], config=PLAIN)
+    run = jax.jit(module)
+    for args in draws:
+        want = [t.numpy() for t in tf.nest.flatten(fn(*map(tf.constant, args)))]
+        got = [np.asarray(y) for y in jax.tree_util.tree_leaves(run(*args))]
+        for x, y in zip(got, want, strict=True):
+            assert x.shape == y.shape
+            # Sums in another order.
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6)
+
+
+def kept(x: Any) -> Any:
+    return tf.boolean_mask(x, x[:, 0] > 0)
+
+
+def shapes(x: Any) -> Any:
+    count = tf.shape(kept(x))[0]
+    return [
+        tf.shape(kept(x)), tf.size(kept(x)), tf.cast(count, tf.float32) / 7,
+        tf.reduce_sum(tf.range(2, count + 2)), tf.reduce_sum(tf.ones((count, 2))),
+        tf.reduce_sum(tf.broadcast_to(x[:1], (count, 3))),
+        tf.cond(count < 3, lambda: x[0], lambda: x[1]),
+        tf.reduce_sum(tf.reshape(kept(x), [-1])[:, None] * 2), tf.shape(tf.reshape(kept(x), [-1])),
+    ]  # fmt: skip
+
+
+def reductions(x: Any) -> Any:
+    y = kept(x)
+    return [
+        tf.reduce_mean(y), tf.reduce_mean(y, 0, keepdims=True), tf.reduce_sum(y, 0),
+        tf.reduce_sum(tf.reduce_max(y, 1)), tf.reduce_max(y), tf.reduce_min(y, 0),
+        tf.reduce_prod(y), tf.reduce_all(y > -1), tf.reduce_any(y > 1, 0), tf.norm(y),
+        tf.reduce_sum(tf.boolean_mask(x, x > 0) ** 2),
+        tf.reduce_sum(tf.boolean_mask(y, y[:, 1] > 0)),
+    ]  # fmt: skip
+
+
+def joined(x: Any) -> Any:
+    one = tf.concat([kept(x), x, kept(-x)], 0)
+    other = tf.concat([tf.ones((1, 3)), kept(x) * 2, kept(-x), x[1:]], 0)
+    return tf.reduce_sum(one * other, 0)
+
+
+def branches(x: Any) -> Any:
+    y = tf.cond(x[0, 1] > 0, lambda: kept(x), lambda: x[:3])
+    return tf.reduce_sum(y, 0), tf.scatter_nd(tf.range(tf.shape(y)[0])[:, None], y, (9, 3))
+
+
+def loops(x: Any) -> Any:
+    def shrink(i: Any, y: Any) -> Any:
+        return i + 1, tf.boolean_mask(y, y[:, 0] > 0.2 * tf.cast(i, tf.float32))
+
+    open_rows = (tf.TensorShape([]), tf.TensorShape([None, 3]))
+    _, y = tf.while_loop(lambda i, y: i < 3, shrink, (0, kept(x)), shape_invariants=open_rows)
+    return tf.reduce_sum(y, 0)
+
+
+def slopes(x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = kept(x)
+        z = tf.tanh(tf.nn.bias_add(y @ tf.ones((3, 2)), [0.1, 0.2]))
+        loss = tf.reduce_mean(tf.nn.softmax(z) * tf.reduce_sum(y, 1, keepdims=True))
+    return loss, tape.gradient(loss, x)
+
+
+SOME = [(normal(7, 3),) for _ in range(4)]
+NONE = (-np.abs(normal(7, 3)),)
+ALL = (np.abs(normal(7, 3)),)
+
+
+@pytest.mark.parametrize("fn", [shapes, reductions, joined, branches, loops])
+def test_rows_that_a_mask_keeps(fn):
+    assert_equal(fn, [*SOME, NONE, ALL])
+
+
+def test_gradients_through_rows_that_a_mask_keeps():
+    assert_equal(slopes, [*SOME, ALL])
+
+
+def test_a_loss_of_the_labels_that_are_there():
+    w = tf.Variable(normal(3, 5))
+
+    def loss(x, labels):
+        with tf.GradientTape() as tape:
+            there = labels >= 0
+            logits, known = tf.boolean_mask(x, there) @ w, tf.boolean_mask(labels, there)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=known, logits=logits)
+            total = tf.reduce_mean(losses)
+        return total, tape.gradient(total, w)
+
+    assert_equal(loss, [(normal(7, 3), np.int32(RNG.integers(-2, 5, 7))) for _ in range(4)])
+
+
+def test_one_row_stands_for_as_many_as_there_are_beside_it():
+    def product(x, y):
+        return tf.reduce_sum(kept(x) * kept(y), 0), tf.shape(kept(x) * kept(y)), kept(x) * x
+
+    def column(*numbers):
+        return np.float32(numbers)[:, None]
+
+    one, all_, none = column(-1, 7, -2), column(3, 4, 5), column(-1, -1, -1)
+    assert_equal(lambda x, y: product(x, y)[:2], [(one, all_), (all_, one), (one, none)])
+    assert_equal(lambda x, y: product(x, y)[2], [(one, one), (all_, one)])
+
+
+@pytest.mark.parametrize("rows", [6, 9])
+def test_quotients_of_slices_are_those_of_keras(rows):
+    """Keras makes a union of the rows of the slices and of those that divide by zero."""
+
+    def draw():
+        d = normal(9, 4)
+        for _ in range(RNG.integers(0, 5)):
+            d[RNG.integers(0, 9), RNG.integers(0, 4)] = RNG.choice([0, np.nan])
+        return RNG.permutation(9)[:rows], normal(rows, 4), d
+
+    def divide(ids, values, d):
+        quotient = keras.ops.divide(tf.IndexedSlices(values, ids, tf.constant([9, 4])), d)
+        table = tf.zeros((9, 4))
+        return [
+            tf.tensor_scatter_nd_add(table, quotient.indices[:, None], quotient.values),
+            tf.math.unsorted_segment_max(quotient.values, quotient.indices, 9),
+        ]
+
+    assert_equal(divide, [draw() for _ in range(12)])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        kept,
+        lambda x: tf.reduce_sum(tf.sort(kept(x), 0)),
+        lambda x: tf.reduce_sum(kept(x)[1:]),
+        lambda x: tf.reduce_sum(tf.squeeze(kept(x))),
+        lambda x: tf.reduce_sum(tf.reverse(kept(x), [0])),
+        lambda x: tf.linalg.matmul(x[:4], kept(x), transpose_b=True),
+    ],
+)  # fmt: skip
+def test_what_would_see_the_rows_too_many_is_refused(fn):
+    with pytest.raises(UnsupportedOpError, match=r"tf.Where: has a result whose size depends on"):
+        invert.convert(tf.function(fn, autograph=False), SOME[0][0], config=PLAIN)
