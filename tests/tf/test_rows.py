@@ -9,7 +9,6 @@ from typing import Any
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import jax
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,11 +16,12 @@ import tensorflow as tf
 import invert
 from invert import Config, UnsupportedOpError
 
+keras: Any = pytest.importorskip("keras")
 PLAIN = Config(patterns=False, verify=False)
 RNG = np.random.default_rng(0)
 
 
-def normal(*shape: int) -> np.ndarray:
+def normal(*shape: int) -> Any:
     return RNG.normal(size=shape).astype(np.float32)
 
 
@@ -87,7 +87,7 @@ def slopes(x: Any) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = kept(x)
-        z = tf.tanh(tf.nn.bias_add(y @ tf.ones((3, 2)), [0.1, 0.2]))
+        z = tf.tanh(tf.nn.bias_add(y @ tf.ones((3, 2)), tf.constant([0.1, 0.2])))
         loss = tf.reduce_mean(tf.nn.softmax(z) * tf.reduce_sum(y, 1, keepdims=True))
     return loss, tape.gradient(loss, x)
 
@@ -125,7 +125,7 @@ def test_one_row_stands_for_as_many_as_there_are_beside_it():
         return tf.reduce_sum(kept(x) * kept(y), 0), tf.shape(kept(x) * kept(y)), kept(x) * x
 
     def column(*numbers):
-        return np.float32(numbers)[:, None]
+        return np.array(numbers, np.float32)[:, None]
 
     one, all_, none = column(-1, 7, -2), column(3, 4, 5), column(-1, -1, -1)
     assert_equal(lambda x, y: product(x, y)[:2], [(one, all_), (all_, one), (one, none)])

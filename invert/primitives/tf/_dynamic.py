@@ -2,7 +2,8 @@
 
 Arrays of a JAX program have fixed sizes. Vectors of indices and of ids are as long as they can get,
 with -1 in the places that TensorFlow's do not have: updates, segment sums and conversions of sparse
-tensors leave those out. See `Config.dynamic_sizes`.
+tensors leave those out. Places and elements go on with their number (`_rows`). See
+`Config.dynamic_sizes`.
 """
 
 from __future__ import annotations

@@ -121,7 +121,8 @@ class Rows:
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[Problem, bool], children: Sequence[Any]) -> Rows:
-        return cls(*children, *aux)
+        data, count = children
+        return cls(data, count, *aux)
 
 
 def holds_count(value: Any) -> bool:
