@@ -285,6 +285,7 @@ def _build(
         control_outputs=[op.name for op in getattr(graph, "control_outputs", ())],
         source_line=lambda node: _source_line(graph, node),
         tf_graph=graph,
+        compiled=lambda: concrete.function_def.attr["_XlaMustCompile"].b,
     )
     needed = set(program.main.order)
     params, feeds, problems = _captures(concrete, count, needed, variables)

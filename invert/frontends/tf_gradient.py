@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from .._compat import tf_function_graph, tf_gradient_function, tf_scratch_graph
 from .._errors import InvertError, UnsupportedOpError
 from ..primitives.tf import REGISTRY, import_tensorflow
 from ..primitives.tf._bridge_ops import BRIDGED
+from ..primitives.tf._node import Body
 
 # Where a captured value comes from: argument number, (node name, output number), or a constant.
 Capture = int | tuple[str, int] | np.ndarray
@@ -217,3 +218,11 @@ def _nodes(graph: Any) -> Iterator[Any]:
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def
+
+
+def gradient_sources(
+    gradient: TfGradient, body: Body, index: Mapping[str, int]
+) -> tuple[tuple[int, int], ...]:
+    """The values that a gradient function uses, as inputs of its node; `index` is by name."""
+    captures = [c for c in gradient.captures if not isinstance(c, np.ndarray)]
+    return tuple((body.args[c], 0) if isinstance(c, int) else (index[c[0]], c[1]) for c in captures)

@@ -30,7 +30,7 @@ from ..primitives.tf._state import KEY, Resource, State
 from .tf_body import function_body, implementations, make_body, ordered
 from .tf_deferred import Deferred
 from .tf_effects import Writes, draws, is_draw
-from .tf_gradient import TfGradient, read_gradient
+from .tf_gradient import TfGradient, gradient_sources, read_gradient
 from .tf_v1 import functionalize
 
 # Stateful ops, by their OpDef, that run only where their results are used: they change nothing,
@@ -70,6 +70,7 @@ class Graph:
     - `tf_graph`: the graph that `graph_def` was made of, which leads to the gradient functions;
         `None`: they are not read.
     - `variables`: values of the variables that the graph makes itself, by their names.
+    - `compiled`: gives whether TensorFlow compiles the graph by XLA.
     """
 
     def __init__(
@@ -84,9 +85,11 @@ class Graph:
         source_line: Callable[[str], str] = lambda name: "",
         tf_graph: Any = None,
         variables: Mapping[str, np.ndarray] | None = None,
+        compiled: Callable[[], bool] = lambda: False,
     ):
         self.config = config
         self.variables = dict(variables or {})
+        self.compiled = functools.cache(compiled)
         self._tf_graph = tf_graph if config.custom_gradients != "ignore" else None
         self._gradients: dict[Node, TfGradient] = {}
         self._op_def = op_def
@@ -159,7 +162,7 @@ class Graph:
             for node in pending:
                 gradient = read_gradient(self._tf_graph, body.name, node, self._gradient_graph)
                 self._gradients[node] = gradient
-                node.inputs += _sources(gradient, body, index)
+                node.inputs += gradient_sources(gradient, body, index)
             body = ordered(body, self.is_effect)
             pending = [body.nodes[i] for i in order]
         return body
@@ -188,6 +191,15 @@ class Graph:
             body = function_body(proto, self._output_offset, self.is_effect)
             self._bodies[function] = self._with_gradients(body)
         return self._bodies[function]
+
+    def is_compiled(self, function: str) -> bool:
+        """Whether TensorFlow compiles a library function by XLA, and all that it calls."""
+        proto = self._functions.get(function)
+        return (
+            proto is not None
+            and "_XlaMustCompile" in proto.attr
+            and proto.attr["_XlaMustCompile"].b
+        )
 
     def _made_body(self, function: str) -> Body:
         """The body of a function made of version 1 control flow, which may hold more of it."""
@@ -353,14 +365,6 @@ class Graph:
         raise MalformedModelError(f"tf.{node.op} ({node.location}) has no output {output!r}")
 
 
-def _sources(
-    gradient: TfGradient, body: Body, index: Mapping[str, int]
-) -> tuple[tuple[int, int], ...]:
-    """The values that a gradient function uses, as inputs of its node; `index` is by name."""
-    captures = [c for c in gradient.captures if not isinstance(c, np.ndarray)]
-    return tuple((body.args[c], 0) if isinstance(c, int) else (index[c[0]], c[1]) for c in captures)
-
-
 class Run:
     """A graph on one state: the context that rules receive."""
 
@@ -368,6 +372,7 @@ class Run:
         self.graph = graph
         self.state = state
         self.branch = branch
+        self.inside_compiled = False
         self.config = graph.config
         self.body = graph.body
         self.constant = graph.constant
@@ -386,17 +391,26 @@ class Run:
     def pads_rows(self) -> bool:
         return self.graph.pads_rows
 
+    @property
+    def compiled(self) -> bool:
+        return self.inside_compiled or self.graph.compiled()
+
     def on(self, state: State, branch: int | None = None) -> Run:
-        return Run(self.graph, state, self.branch if branch is None else branch)
+        run = Run(self.graph, state, self.branch if branch is None else branch)
+        run.inside_compiled = self.inside_compiled
+        return run
 
     def call(self, function: str, values: Sequence[Any]) -> list[Any]:
         active = self.graph.active
         if function in active:
             raise MalformedModelError(f"the function {function!r} calls itself without end")
         active.add(function)
+        outer = self.inside_compiled
+        self.inside_compiled = outer or self.graph.is_compiled(function)
         try:
             return self.run(self.graph.body(function), values)
         finally:
+            self.inside_compiled = outer
             active.remove(function)
 
     def read(self, resource: Any) -> Any:

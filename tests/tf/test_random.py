@@ -280,9 +280,10 @@ def test_batched_seeds_draw_what_single_ones_draw() -> None:
     [(4, 3), *(pytest.param(s, marks=pytest.mark.slow) for s in ((), (3,), (3, 5), (301, 7)))],
     ids=str,
 )
-def test_threefry_is_that_of_xla(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("algorithm", [1, 2], ids=["philox", "threefry"])
+def test_numbers_of_xla(shape: tuple[int, ...], algorithm: int) -> None:
     def draw(key: Any, counter: Any) -> Any:
-        rng = {"shape": shape, "key": key, "counter": counter, "alg": 2}
+        rng = {"shape": shape, "key": key, "counter": counter, "alg": algorithm}
         bounds = tf.constant(-3, tf.int64), tf.constant(17, tf.int64)
         return [
             *(raw.StatelessRandomUniformV2(**rng, dtype=t) for t in FLOATS),
@@ -300,16 +301,40 @@ def test_threefry_is_that_of_xla(shape: tuple[int, ...]) -> None:
             assert np.asarray(x).tobytes() == y.numpy().tobytes(), y.dtype
 
 
-def test_threefry_truncated_normal() -> None:
+@pytest.mark.parametrize("algorithm", [1, 2], ids=["philox", "threefry"])
+def test_truncated_normal_of_xla(algorithm: int) -> None:
     def draw(key: Any) -> Any:
         counter = tf.constant([1, 2], tf.uint64)
-        return raw.StatelessTruncatedNormalV2(shape=[99], key=key, counter=counter, alg=2)
+        return raw.StatelessTruncatedNormalV2(shape=[99], key=key, counter=counter, alg=algorithm)
 
     key = np.uint64([77])
     compiled = tf.function(draw, autograph=False, jit_compile=True)
     module = invert.convert(compiled, key, config=PLAIN)
     # The last place depends on what each XLA fuses.
     np.testing.assert_allclose(module(key), compiled(key), rtol=3e-6)
+
+
+def test_a_function_compiled_by_xla_draws_as_xla_within_one_that_is_not(tmp_path) -> None:
+    class Draws(tf.Module):
+        @tf.function(jit_compile=True)
+        def compiled(self, seed: Any) -> Any:
+            return tf.random.stateless_uniform([5], seed)
+
+        @tf.function(input_signature=[tf.TensorSpec([2], tf.int32)])
+        def both(self, seed: Any) -> Any:
+            branch = tf.cond(seed[0] > 0, lambda: self.compiled(seed), lambda: tf.zeros([5]))
+            return branch, tf.random.stateless_uniform([5], seed)
+
+    draws, seed = Draws(), np.int32([3, 4])
+    tf.saved_model.save(draws, str(tmp_path))
+    want = draws.both(seed)
+    assert not np.array_equal(*want)
+    for module in (
+        invert.convert(draws.both, seed, config=PLAIN),
+        invert.load(tmp_path, signature="both", config=PLAIN),
+    ):
+        for x, y in zip(module(seed), want, strict=True):
+            np.testing.assert_array_equal(x, y)
 
 
 # -- generators

@@ -30,6 +30,7 @@ class Context(Protocol):
     - `plans`: what loops found out about their variables, so that a body which is traced again
         need not find it again.
     - `pads_rows`: whether rows may be looked up by an index of -1, which stands for none.
+    - `compiled`: whether the function that is run is one that TensorFlow compiles by XLA.
     - `branch`: number of the branch of the innermost `If` or `Case` that is run.
     - `origins`: for the `id` of a value that is another one in a new shape, itself and that one.
     """
@@ -41,6 +42,9 @@ class Context(Protocol):
     plans: dict[Any, Any]
     branch: int
     origins: dict[int, tuple[Any, Any]]
+
+    @property
+    def compiled(self) -> bool: ...
 
     @property
     def pads_rows(self) -> bool: ...

@@ -1,7 +1,11 @@
-"""Random ops that take a seed or a generator's state: the numbers that TensorFlow draws on CPU."""
+"""Random ops that take a seed or a generator's state: the numbers that TensorFlow draws on CPU.
+
+Where a function is compiled by XLA, which makes other numbers of the same words, those of XLA.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from ..._errors import Problem, UnsupportedOpError
-from . import _philox, _rejection, _threefry
+from . import _philox, _rejection, _xla_random
 from ._node import Node
 from ._philox import Stream
 from ._registry import Context, raises_tf
@@ -77,13 +81,21 @@ _DRAWS: dict[str, _Draw] = {
     "Normal": _philox.normal,
     "TruncatedNormal": _rejection.truncated_normal,
 }
-_THREEFRY_DRAWS: dict[str, _Draw] = {
-    "Uniform": _threefry.uniform,
-    "UniformInt": _threefry.integers_between,
-    "UniformFullInt": _threefry.integers,
-    "Normal": _threefry.normal,
-    "TruncatedNormal": _threefry.truncated_normal,
+_XLA_DRAWS: dict[str, Callable[..., Any]] = {
+    "Uniform": _xla_random.uniform,
+    "UniformInt": _xla_random.integers_between,
+    "UniformFullInt": _xla_random.integers,
+    "Normal": _xla_random.normal,
+    "TruncatedNormal": _xla_random.truncated_normal,
 }
+
+
+def _draw(ctx: Context, op: str, algorithm: int = _PHILOX) -> _Draw:
+    """How an op draws."""
+    if algorithm == _PHILOX and not ctx.compiled:
+        return _DRAWS[_kind(op)]
+    bits = _xla_random.philox_bits if algorithm == _PHILOX else _xla_random.threefry_bits
+    return functools.partial(_XLA_DRAWS[_kind(op)], bits)
 
 
 def _kind(op: str) -> str:
@@ -103,7 +115,7 @@ def _dtype(node: Node, rest: Sequence[Any]) -> np.dtype:
 )
 def _stateless(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     shape, rest = ints(static(node, values, 0)), [array(v) for v in values[2:]]
-    return [_DRAWS[_kind(node.op)](_seeded(values[1]), shape, _dtype(node, rest), *rest)]
+    return [_draw(ctx, node.op)(_seeded(values[1]), shape, _dtype(node, rest), *rest)]
 
 
 @raises_tf(
@@ -112,9 +124,9 @@ def _stateless(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 )
 def _stateless_v2(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     shape, rest = ints(static(node, values, 0)), [array(v) for v in values[4:]]
-    draws = _DRAWS if _algorithm(node, values, 3) == _PHILOX else _THREEFRY_DRAWS
+    draw = _draw(ctx, node.op, _algorithm(node, values, 3))
     stream = Stream.from_state(array(values[1]), array(values[2]))
-    return [draws[_kind(node.op)](stream, shape, _dtype(node, rest), *rest)]
+    return [draw(stream, shape, _dtype(node, rest), *rest)]
 
 
 @raises_tf("StatelessRandomGammaV2")

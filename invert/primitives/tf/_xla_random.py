@@ -1,12 +1,15 @@
-"""The numbers of TensorFlow's ThreeFry generator, as XLA computes them, which alone implements it.
+"""Random numbers as XLA draws them, where TensorFlow compiles a function by it.
 
-Layout of the counters and conversions to floats as in xla/hlo/builder/lib/prng.cc and
-tensorflow/compiler/tf2xla/kernels/stateless_random_ops_v2.cc (TensorFlow 2.21).
+ThreeFry has no other implementation. The words of Philox are those of TensorFlow's own kernels, but
+numbers are made of them in other ways. Layout of the counters and conversions to floats as in
+xla/hlo/builder/lib/prng.cc and tensorflow/compiler/tf2xla/kernels/stateless_random_ops_v2.cc
+(TensorFlow 2.21).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,10 +17,13 @@ import numpy as np
 from jax import lax
 
 from ..._compat import threefry2x32_p
-from ._philox import Stream, halves, join
+from ._philox import Stream, halves, join, wide_words
 
 _U16, _U32, _U64 = np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.uint64)
 _F32, _BF16 = np.dtype(np.float32), np.dtype(jnp.bfloat16)
+
+# Unsigned integers of a shape and type over their whole range.
+Bits = Callable[[Stream, tuple[Any, ...], np.dtype], Any]
 
 
 def _blocks(stream: Stream, shape: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -47,8 +53,16 @@ def _unpaired(pairs: Any, shape: tuple[Any, ...]) -> Any:
     return lax.slice_in_dim(merged, 0, shape[axis], axis=axis)
 
 
-def bits(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def philox_bits(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
     """Unsigned integers over their whole range; those of 16 bits are the low halves of words."""
+    size, each = math.prod(shape), 2 if dtype == _U64 else 4
+    words = stream.block_words((size + each - 1) // each)
+    flat = (wide_words(words) if each == 2 else words).reshape(-1)
+    return flat[:size].reshape(shape).astype(dtype)
+
+
+def threefry_bits(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+    """As `philox_bits`."""
     if dtype == _U64:
         return join(*_blocks(stream, shape))
     if not shape:
@@ -59,13 +73,13 @@ def bits(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
     return _unpaired(pair, shape).astype(dtype)
 
 
-def integers(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def integers(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
     unsigned = _U64 if np.dtype(dtype).itemsize == 8 else _U32
     return bits(stream, shape, unsigned).astype(dtype)
 
 
 def integers_between(
-    stream: Stream, shape: tuple[Any, ...], dtype: np.dtype, low: Any, high: Any
+    bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype, low: Any, high: Any
 ) -> Any:
     unsigned = _U64 if np.dtype(dtype).itemsize == 8 else _U32
     first, last = (lax.bitcast_convert_type(jnp.asarray(x), unsigned) for x in (low, high))
@@ -79,10 +93,10 @@ def _to_bfloat16(x: Any) -> Any:
     return lax.bitcast_convert_type(kept, _F32).astype(_BF16)
 
 
-def uniform(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def uniform(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
     """Floats in [0, 1)."""
     if dtype == _BF16:
-        return _to_bfloat16(uniform(stream, shape, _F32))
+        return _to_bfloat16(uniform(bits, stream, shape, _F32))
     if dtype == np.float16:
         mantissa = bits(stream, shape, _U16) & np.uint16(0x3FF)
         one = np.float16(1)
@@ -93,14 +107,14 @@ def uniform(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
     return top.astype(dtype) * np.asarray(2.0**-digits, dtype)
 
 
-def normal(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def normal(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
     """Standard normal numbers, by the method of Box and Muller."""
     if dtype == _BF16:
-        return _to_bfloat16(normal(stream, shape, _F32))
+        return _to_bfloat16(normal(bits, stream, shape, _F32))
     if not shape:
-        return normal(stream, (2,), dtype)[0]
+        return normal(bits, stream, (2,), dtype)[0]
     axis = _split(shape) + 1
-    drawn = uniform(stream, _paired(shape), dtype)
+    drawn = uniform(bits, stream, _paired(shape), dtype)
     radius, angle = (lax.index_in_dim(drawn, i, axis, keepdims=False) for i in (0, 1))
     radius = lax.max(radius, jnp.full_like(radius, 1e-7))
     angle = angle * np.asarray(2 * math.pi, dtype)
@@ -109,12 +123,12 @@ def normal(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
     return _unpaired(pairs, shape)
 
 
-def truncated_normal(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def truncated_normal(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
     """Standard normal numbers within two standard deviations, by inversion
     (tensorflow/compiler/tf2xla/lib/random.cc)."""
     if dtype == _BF16:
-        return _to_bfloat16(truncated_normal(stream, shape, _F32))
-    u = uniform(stream, shape, dtype) + jnp.finfo(dtype).tiny
+        return _to_bfloat16(truncated_normal(bits, stream, shape, _F32))
+    u = uniform(bits, stream, shape, dtype) + jnp.finfo(dtype).tiny
     root = np.sqrt(np.asarray(2, dtype))
     bound = np.asarray(2, dtype)
     below, above = ((1 + lax.erf(x / root)) / 2 for x in (-bound, bound))
