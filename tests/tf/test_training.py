@@ -77,7 +77,7 @@ def with_optimizer(make: Callable[[], Any], **options: Any) -> Callable[[], Made
     return made
 
 
-def assert_close(found: Deviation, *, first: float = 2e-6, last: float = 1e-4) -> None:
+def assert_close(found: Deviation, *, first: float = 1e-5, last: float = 1e-4) -> None:
     """Sums in another order, in single precision; what they leave grows from step to step."""
     assert found.first < first and found.results < last and found.variables < last, found
 
@@ -114,7 +114,7 @@ def test_embeddings(name, tmp_path):
     data = batches(lambda: ids(6, 5), lambda: normal(6, 3))
     step, variables = keras_step(embedding(), EMBEDDING_OPTIMIZERS[name](), mse, data[0])
     # The newest gradients count most where a slot divides by their squares.
-    assert_close(trained(step, variables, data, folder=tmp_path), first=1e-5, last=1e-3)
+    assert_close(trained(step, variables, data, folder=tmp_path), last=1e-3)
 
 
 # -- kinds of steps
@@ -369,7 +369,7 @@ V1_OPTIMIZERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", V1_OPTIMIZERS)
 def test_optimizers_of_version_1(name, tmp_path):
     w, table = tf.Variable(normal(8, 3), name="w"), tf.Variable(normal(9, 8), name="table")
-    count = tf.Variable(np.int64([0])[0], name="count")
+    count = tf.Variable(tf.constant(0, tf.int64), name="count")
     optimizer = V1_OPTIMIZERS[name]()
     data = batches(lambda: normal(4, 8), lambda: ids(4), lambda: normal(4, 3))
 

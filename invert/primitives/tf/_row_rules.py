@@ -341,7 +341,7 @@ def _strided_slice(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> l
     x = values[0]
     if not isinstance(x, Rows) or any(isinstance(v, Rows) for v in values[1:]):
         raise _refuse(node, values)
-    first = _index(node, values[1:4], x.data.ndim)[0]
+    first = _index(ctx, node, values[1:4], x.data.ndim)[0]
     (y,) = rule(ctx, node, [x.data, *values[1:]])
     if isinstance(first, slice) and (first.start, first.stop, first.step) in _WHOLE:
         return [x.with_data(y)]
