@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
-from ..primitives.tf._node import Body, Node, decode_tensor
+from ..primitives.tf._node import FRAMES_REMEDY, Body, Node, decode_tensor
 
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]
@@ -30,6 +30,26 @@ def function_body(function: Any, offset: Offset, is_effect: IsEffect) -> Body:
         offset,
         is_effect,
     )
+
+
+def output_offset(node: Node, output: str, definition: Any | None) -> int:
+    """Index of the first tensor of a named output; a `FunctionDef` names outputs by it.
+
+    `definition`: the `OpDef` proto; an unknown op is reported elsewhere, and never evaluated.
+    """
+    offset = 0
+    for arg in definition.output_arg if definition is not None else ():
+        if arg.name == output:
+            return offset
+        if arg.number_attr:
+            offset += node.attr(arg.number_attr)
+        elif arg.type_list_attr:
+            offset += len(node.attr(arg.type_list_attr))
+        else:
+            offset += 1
+    if definition is None:
+        return 0
+    raise MalformedModelError(f"tf.{node.op} ({node.location}) has no output {output!r}")
 
 
 def make_body(
@@ -160,7 +180,7 @@ def _loop(node: Node, name: str) -> Problem:
         f"tf.{node.op}",
         "is part of a loop of version 1 control flow",
         node.location,
-        "Export the model with tf.compat.v1.enable_control_flow_v2().",
+        FRAMES_REMEDY,
     )
 
 

@@ -21,17 +21,18 @@ from ..primitives.tf import REGISTRY, Node
 from ..primitives.tf._dynamic import leaves_rows_out
 from ..primitives.tf._host_check import host_problems
 from ..primitives.tf._lookup import entry_of, road_of
-from ..primitives.tf._node import Body, attr_functions, decode_tensor
+from ..primitives.tf._node import FRAMES_REMEDY, Body, attr_functions, decode_tensor
 from ..primitives.tf._override import names_gradient, overridden
 from ..primitives.tf._registry import Rule
 from ..primitives.tf._row_rules import apply_to_rows
 from ..primitives.tf._rows import Rows, holds_count
 from ..primitives.tf._state import KEY, Resource, State
-from .tf_body import function_body, implementations, make_body, ordered
+from .tf_body import function_body, implementations, make_body, ordered, output_offset
+from .tf_calls import as_graph, with_calls
 from .tf_deferred import Deferred
 from .tf_effects import Writes, draws, is_draw
 from .tf_gradient import TfGradient, gradient_sources, read_gradient
-from .tf_v1 import functionalize
+from .tf_v1 import functionalize, holds_frames
 
 # Stateful ops, by their OpDef, that run only where their results are used: they change nothing,
 # or nothing but the key of the call.
@@ -87,6 +88,7 @@ class Graph:
         variables: Mapping[str, np.ndarray] | None = None,
         compiled: Callable[[], bool] = lambda: False,
     ):
+        graph_def = with_calls(graph_def)
         self.config = config
         self.variables = dict(variables or {})
         self.compiled = functools.cache(compiled)
@@ -188,7 +190,9 @@ class Graph:
             if function not in self._functions:
                 raise MalformedModelError(f"the graph calls {function!r}, which its library lacks")
             proto = self._functions[self._selected.get(function, function)]
-            body = function_body(proto, self._output_offset, self.is_effect)
+            body = self._with_control_flow(proto)
+            if body is None:
+                body = function_body(proto, self._output_offset, self.is_effect)
             self._bodies[function] = self._with_gradients(body)
         return self._bodies[function]
 
@@ -200,6 +204,15 @@ class Graph:
             and "_XlaMustCompile" in proto.attr
             and proto.attr["_XlaMustCompile"].b
         )
+
+    def _with_control_flow(self, proto: Any) -> Body | None:
+        """The body of a library function that holds version 1 control flow, if it does."""
+        if not holds_frames(proto.node_def):
+            return None
+        function = proto.signature.name
+        # A place of its own, since what it makes is named after it.
+        self._made[function] = as_graph(proto, self._output_offset)
+        return self._made_body(function)
 
     def _made_body(self, function: str) -> Body:
         """The body of a function made of version 1 control flow, which may hold more of it."""
@@ -337,6 +350,9 @@ class Graph:
         if node.op == "Placeholder":
             reason = "is not an argument of the function"
             return Problem("tf.Placeholder", reason, self._where(node), "Feed it as an argument.")
+        if node.op in ("Switch", "Merge", "RefSwitch", "RefMerge"):
+            reason = "belongs to a branch with effects, as gradients of conditionals in loops have"
+            return Problem(f"tf.{node.op}", reason, self._where(node), FRAMES_REMEDY)
         reason, remedy = "has no rule", "Compute it outside the function."
         if self.is_effect(node):
             reason = "has an effect besides its results, and no rule"
@@ -348,21 +364,7 @@ class Graph:
         return f"{node.location}, {line}" if line else node.location
 
     def _output_offset(self, node: Node, output: str) -> int:
-        """Index of the first tensor of a named output; a `FunctionDef` names outputs by it."""
-        definition = self._op_def(node.op)
-        if definition is None:
-            return 0  # unknown op: it is reported by `problems`, never evaluated
-        offset = 0
-        for arg in definition.output_arg:
-            if arg.name == output:
-                return offset
-            if arg.number_attr:
-                offset += node.attr(arg.number_attr)
-            elif arg.type_list_attr:
-                offset += len(node.attr(arg.type_list_attr))
-            else:
-                offset += 1
-        raise MalformedModelError(f"tf.{node.op} ({node.location}) has no output {output!r}")
+        return output_offset(node, output, self._op_def(node.op))
 
 
 class Run:

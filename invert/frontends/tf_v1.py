@@ -37,6 +37,11 @@ class Made:
     controls: tuple[str, ...]
 
 
+def holds_frames(nodes: Iterable[Any]) -> bool:
+    """Whether there is control flow of TensorFlow 1 among some `NodeDef` protos."""
+    return any(n.op in (*_ENTERS, *_SWITCHES) for n in nodes)
+
+
 def functionalize(
     nodes: Iterable[Any], prefix: str, roots: Iterable[str], fed: Iterable[str]
 ) -> tuple[list[Any], dict[str, Made]]:
@@ -51,7 +56,7 @@ def functionalize(
     **Raises:** `MalformedModelError` where a frame is not built as TensorFlow builds them.
     """
     nodes = list(nodes)
-    if not any(n.op in (*_ENTERS, *_SWITCHES) for n in nodes):
+    if not holds_frames(nodes):
         return nodes, {}
     fed = set(fed)
     rewriter = _Rewriter(_needed(nodes, roots, fed), prefix, fed)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import function
 
 import invert
 
@@ -19,7 +22,7 @@ X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 def control_flow(request):
     """Both ways TensorFlow builds loops and branches."""
     (v1.enable_control_flow_v2 if request.param else v1.disable_control_flow_v2)()
-    yield
+    yield request.param
     v1.enable_control_flow_v2()
 
 
@@ -156,3 +159,85 @@ def test_names_that_do_not_exist():
         invert.convert_graphdef(frozen, ["x:0"], ["other:0"])
     with pytest.raises(invert.MalformedModelError, match="no GraphDef"):
         invert.convert_graphdef(b"\xff\xff\xff", ["x:0"], ["out:0"])
+
+
+def _frozen(build):
+    """A graph of `out = build(x)`, and its value."""
+    with tf.Graph().as_default() as g, v1.Session(graph=g) as session:
+        x = v1.placeholder(tf.float32, X.shape, name="x")
+        out = tf.identity(build(x), name="out")
+        return g.as_graph_def(), session.run(out, {x: X})
+
+
+_numbers = itertools.count()
+
+
+def _defun(body, **options):
+    return function.Defun(tf.float32, func_name=f"of_{next(_numbers)}", **options)(body)
+
+
+def _sine(x):
+    return _defun(lambda a: tf.sin(a))(x)
+
+
+FUNCTIONS = {
+    "nested": lambda x: _defun(lambda a: _sine(a) * _sine(a + 1.0))(x),
+    "branch": lambda x: _defun(_cond)(x),
+    "loop": lambda x: _defun(_while)(x),
+    "gradient": lambda x: tf.gradients(_defun(lambda a: tf.sin(a) * a)(x), x)[0],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_called_by_ops_of_their_name(name):
+    frozen, want = _frozen(FUNCTIONS[name])
+    module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
+    np.testing.assert_allclose(module(X), want, rtol=2e-6, atol=1e-6)
+    assert module.report.certificate.kind == "exact"
+
+
+def test_a_gradient_that_is_a_function():
+    @function.Defun(tf.float32, tf.float32)
+    def triple(a, dy):
+        return dy * 3.0 * a
+
+    sine = _defun(lambda a: tf.sin(a), grad_func=triple)
+    frozen, want = _frozen(lambda x: tf.gradients(sine(x), x)[0])
+    np.testing.assert_array_equal(want, 3 * X)
+    module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
+    np.testing.assert_array_equal(module(X), want)
+    frozen, _ = _frozen(sine)
+    for kept, gradient in (("check", 3 * X), ("ignore", np.cos(X))):
+        config = invert.Config(custom_gradients=kept)
+        module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"], config=config)
+        found = jax.grad(lambda x, module=module: jnp.sum(module(x)))(X)
+        np.testing.assert_allclose(found, gradient, rtol=1e-6)
+
+
+def _inner(x):
+    return v1.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, tf.sin(a) * 1.5), (0, x))[1]
+
+
+def test_gradient_of_a_loop_in_a_loop(control_flow):
+    def outer(x):
+        y = v1.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, _inner(a)), (0, x))[1]
+        return tf.gradients(y, x)[0]
+
+    frozen, want = _frozen(outer)
+    assert any(n.op == "StackPushV2" for n in frozen.node) is not control_flow
+    module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
+    np.testing.assert_allclose(module(X), want, rtol=2e-5, atol=2e-6)
+
+
+def test_gradient_of_a_branch_in_a_loop(control_flow):
+    def outer(x):
+        y = v1.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, _cond(a)), (0, x))[1]
+        return tf.gradients(y, x)[0]
+
+    frozen, want = _frozen(outer)
+    if control_flow:
+        module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
+        np.testing.assert_allclose(module(X), want, rtol=2e-5, atol=2e-6)
+        return
+    with pytest.raises(invert.UnsupportedOpError, match="enable_control_flow_v2"):
+        invert.convert_graphdef(frozen, ["x:0"], ["out:0"])

@@ -13,6 +13,7 @@ from jax import lax
 from ..._errors import Problem, UnsupportedOpError
 from ._loop import while_loop
 from ._node import Node
+from ._override import gradient_function, with_function_gradient
 from ._registry import Context, raises_tf
 from ._stage import Absent, Form, Optional, ShapeVariesError, Staged, bring, flatten, form_of, join
 from ._state import Resource
@@ -135,7 +136,9 @@ def _while(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("PartitionedCall", "StatefulPartitionedCall")
 def _partitioned_call(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return ctx.call(node.attr("f"), values)
+    results = ctx.call(node.attr("f"), values)
+    name = gradient_function(ctx, node.attr("f"))
+    return results if name is None else with_function_gradient(ctx, node, name, values, results)
 
 
 @raises_tf("FakeParam")
@@ -232,6 +235,8 @@ def _print(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _symbolic_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     """The gradient of a function, of its arguments and the gradients of its results."""
     count = len(node.attr("Tout"))
+    if (name := gradient_function(ctx, node.attr("f"))) is not None:
+        return ctx.call(name, values)
     inputs, cotangents = values[:count], arrays(values[count:])
     moving = [i for i, v in enumerate(inputs) if _is_moving(v)]
 

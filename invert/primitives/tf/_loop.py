@@ -115,11 +115,14 @@ class _Loop:
             self.forms[i] = form
         self._hints = ctx.plans
         self._key = (node, tuple(str(f) for f in self.forms.values()))
-        for place, form in self._hints.get(self._key, {}).items():
+        for place, (entry, form) in self._hints.get(self._key, {}).items():
             known = self.forms.get(place)
+            if isinstance(place, Resource) and place not in ctx.state:
+                continue
+            if entry != self._entry(place):
+                continue  # such as a list of which the loop around this one knows more now
             if isinstance(place, Resource):
-                if place in ctx.state:
-                    self.forms[place] = form
+                self.forms[place] = form
             elif isinstance(known, Fixed) and isinstance(form, Arrays):
                 self.forms[place] = _as_array(known)
             elif isinstance(known, Lists):
@@ -138,7 +141,7 @@ class _Loop:
                 continue
             if not self._give_room():
                 break
-        self._hints[self._key] = dict(self.forms)
+        self._hints[self._key] = {p: (self._entry(p), form) for p, form in self.forms.items()}
 
     def _trace(self) -> None:
         entry = [bring(self._value(place), form) for place, form in self.forms.items()]
@@ -160,6 +163,9 @@ class _Loop:
         self._growth: dict[int | Resource, int] = {}
         self.staged = Staged(self._step, [type_of(x) for x in self.leaves])
 
+    def _entry(self, place: int | Resource) -> str:
+        return str(form_of(self._value(place)))
+
     def _value(self, place: int | Resource) -> Any:
         return self.ctx.state[place] if isinstance(place, Resource) else self.values[place]
 
@@ -174,6 +180,7 @@ class _Loop:
     def _step(self, *leaves: Any) -> list[Any]:
         ctx, values = self._inside(leaves)
         before = dict(ctx.state)
+        before_of = {**dict(enumerate(values)), **before}
         results: dict[int | Resource, Any] = dict(enumerate(ctx.call(self.body, values)))
         results.update((place, value) for place, value in ctx.state.items())
         for place, old in before.items():
@@ -194,7 +201,7 @@ class _Loop:
                 self.forms[place] = joined
                 self._changed = True
             if isinstance(new, TensorList):
-                self._growth[place] = new.growth
+                self._growth[place] = new.growth - before_of[place].growth
             out.append((new, form))
         return [] if self._changed else [bring(new, form) for new, form in out]
 
@@ -212,6 +219,8 @@ class _Loop:
             and f.capacity is None
             and f.element is not None
             and f.same is None
+            # The loop around this one finds it.
+            and not self._value(p).is_unallocated
         ]
         if not lacking:
             return False
@@ -238,10 +247,7 @@ class _Loop:
         ):
             return old.capacity or 0
         if steps.bound is None or not isinstance(old.size, int):
-            raise self._problem(
-                "a list grows in a loop whose number of steps has no known bound",
-                "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
-            )
+            raise self._no_bound()
         bound = _counting.largest(self.staged.closed, lines, leaf, steps.bound)
         return bound if bound is not None else old.size + growth * steps.bound
 
@@ -295,8 +301,25 @@ class _Loop:
                     lambda c: test.flat(c)[0], self.staged.flat, list(self.leaves)
                 )
         new = dict(zip(self.forms, map(_counted_out, self.rebuild(final)), strict=True))
+        for place, value in new.items():
+            if isinstance(value, TensorList) and value.is_unallocated:
+                new[place] = self._grown(place, value)
         self.ctx.state.update((k, v) for k, v in new.items() if isinstance(k, Resource))
         return [new.get(i, v) for i, v in enumerate(self.values)]
+
+    def _grown(self, place: int | Resource, value: TensorList) -> TensorList:
+        """A list of unknown capacity after the loop, for the loop around it."""
+        per_step, steps = self._growth.get(place, 0), self.count()
+        if per_step and steps.bound is None:
+            raise self._no_bound()
+        growth = self._value(place).growth + per_step * (steps.bound or 0)
+        return dataclasses.replace(value, growth=growth)
+
+    def _no_bound(self) -> UnsupportedOpError:
+        return self._problem(
+            "a list grows in a loop whose number of steps has no known bound",
+            "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
+        )
 
     def _counted(self, count: int, lines: Sequence[_counting.Line | None]) -> list[Any]:
         """A loop of `count` steps. Variables that follow a line are computed, not carried.

@@ -107,6 +107,10 @@ def decode_attr(value: Any) -> Any:
     return _DECODE[kind](getattr(value, kind))
 
 
+# What helps where control flow of TensorFlow 1 cannot be read.
+FRAMES_REMEDY = "Export the model with tf.compat.v1.enable_control_flow_v2()."
+
+
 def attr_functions(node: Node) -> list[str]:
     """Names of the library functions that the attributes of `node` refer to."""
     names = []

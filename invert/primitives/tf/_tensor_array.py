@@ -18,7 +18,7 @@ from jax import lax
 
 from ..._errors import Problem, UnsupportedOpError
 from . import _tensor_list as lists
-from ._node import Node
+from ._node import FRAMES_REMEDY, Node
 from ._registry import Context, Rule, add_table, raises_tf
 from ._state import Resource
 from ._static import array, ints, static
@@ -188,13 +188,17 @@ def _stack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [handle]
 
 
-def _pushed(lst: TensorList, values: list[Any]) -> tuple[TensorList, Any]:
+def _pushed(node: Node, lst: TensorList, values: list[Any]) -> tuple[TensorList, Any]:
+    if isinstance(values[1], Resource):
+        reason = "keeps a stack for each step of an outer loop, as gradients of nested loops do"
+        problem = Problem(f"tf.{node.op}", reason, node.location, FRAMES_REMEDY)
+        raise UnsupportedOpError([problem])
     return lists.push_back(lst, values[1]), values[1]
 
 
-def _on_stack(fn: Callable[[TensorList, list[Any]], tuple[TensorList, Any]]) -> Rule:
+def _on_stack(fn: Callable[[Node, TensorList, list[Any]], tuple[TensorList, Any]]) -> Rule:
     def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        lst, result = fn(_list(ctx, node, values[0]), values)
+        lst, result = fn(node, _list(ctx, node, values[0]), values)
         ctx.write(values[0], lst)
         return [result]
 
@@ -204,6 +208,8 @@ def _on_stack(fn: Callable[[TensorList, list[Any]], tuple[TensorList, Any]]) -> 
 add_table(
     {
         **dict.fromkeys(("StackPush", "StackPushV2"), _on_stack(_pushed)),
-        **dict.fromkeys(("StackPop", "StackPopV2"), _on_stack(lambda lst, _: lists.pop_back(lst))),
+        **dict.fromkeys(
+            ("StackPop", "StackPopV2"), _on_stack(lambda node, lst, _: lists.pop_back(lst))
+        ),
     }
 )
