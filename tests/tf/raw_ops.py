@@ -45,7 +45,7 @@ class Case:
     - `rtol`: how far values may be apart, in units of the machine epsilon of the dtype; `None`:
         bitwise (but for the sign of zeros). `atol`: the same, absolute.
     - `grad`: whether gradients are compared, in all floating inputs.
-    - `grad_rtol`: as `rtol`, for gradients.
+    - `grad_rtol`, `grad_atol`: as `rtol` and `atol`, for gradients.
     - `reference`: takes the place of TensorFlow, where the behaviour wanted is another one.
     - `label`: told in messages.
     """
@@ -57,6 +57,7 @@ class Case:
     atol: float = 0.0
     grad: bool = True
     grad_rtol: float = 32.0
+    grad_atol: float | None = None
     reference: Callable[..., Sequence[np.ndarray]] | None = None
     label: str = ""
 
@@ -167,6 +168,12 @@ def eps(dtype: Any) -> float:
     if kind.kind == "c":
         kind = np.dtype(np.float32 if kind.itemsize == 8 else np.float64)
     return float(ml_dtypes.finfo(kind).eps)
+
+
+def smallest(dtype: str) -> float:
+    """The smallest normal number, in units of the machine epsilon: XLA takes less for zero."""
+    kind = dtype_of(dtype)
+    return float(ml_dtypes.finfo(kind).tiny) / eps(kind) if dtype in REAL else 0.0
 
 
 def is_float(x: Any) -> bool:
@@ -281,14 +288,12 @@ class Family:
             for k, (g, w) in enumerate(zip(self.got[i], self.want[i], strict=True)):
                 text = difference(g, w, case.rtol, case.atol)
                 wrong += [f"{case.describe()}: result {k}: {text}"] if text else []
+            atol = max(case.atol, 8.0) if case.grad_atol is None else case.grad_atol
             for k, (g, w) in enumerate(
                 zip(self.got_grads[i] or (), self.want_grads[i] or (), strict=False)
             ):
-                text = (
-                    g is not None
-                    and w is not None
-                    and difference(g, w, case.grad_rtol, max(case.atol, 8.0))
-                )
+                known = g is not None and w is not None
+                text = known and difference(g, w, case.grad_rtol, atol)
                 wrong += [f"{case.describe()}: gradient {k}: {text}"] if text else []
         assert not wrong, f"{len(wrong)} wrong, {count} cases:\n" + "\n".join(wrong[:10])
         assert count, f"TensorFlow ran no case of {op}: {self.absent[:5]}"

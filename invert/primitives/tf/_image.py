@@ -92,27 +92,48 @@ def _adjust_hue(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _crop_and_resize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     image, boxes, which = (array(v) for v in values[:3])
     size = ints(static(node, values, 3))
-    return [_crop(node, image.astype(jnp.float32), boxes, which, size)]
+    nearest, fill = node.attr("method", "bilinear") == "nearest", node.attr("extrapolation_value")
+    crop = _nearest_crop if nearest else _crop
+    return [crop(image.astype(jnp.float32), boxes, which, size, fill or 0.0)]
 
 
 @raises_tf("CropAndResizeGradImage")
 def _crop_grad_image(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     g, boxes, which = (array(v) for v in values[:3])
     image = jax.ShapeDtypeStruct(ints(static(node, values, 3)), g.dtype)
-    size = g.shape[1:3]
-    (result,) = jax.linear_transpose(lambda x: _crop(node, x, boxes, which, size), image)(g)
-    return [result.astype(jax.dtypes.canonicalize_dtype(node.attr("T", np.dtype(np.float32))))]
+    nearest, size = node.attr("method", "bilinear") == "nearest", g.shape[1:3]
+    spread = jax.linear_transpose(lambda x: _crop(x, boxes, which, size, 0.0, nearest), image)
+    dtype = jax.dtypes.canonicalize_dtype(node.attr("T", np.dtype(np.float32)))
+    return [spread(g)[0].astype(dtype)]
 
 
 @raises_tf("CropAndResizeGradBoxes")
 def _crop_grad_boxes(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     g, image, boxes, which = (array(v) for v in values)
     image = image.astype(jnp.float32)
-    _, pullback = jax.vjp(lambda b: _crop(node, image, b, which, g.shape[1:3]), boxes)
-    return list(pullback(g))
+    return list(jax.vjp(lambda b: _crop(image, b, which, g.shape[1:3], 0.0), boxes)[1](g))
 
 
-def _crop(node: Node, image: Any, boxes: Any, which: Any, size: Sequence[Any]) -> Any:
+def _nearest_crop(image: Any, boxes: Any, which: Any, size: Sequence[Any], fill: float) -> Any:
+    """`_crop` at the nearest pixels. Its derivative in the boxes is that of the bilinear method."""
+
+    def crop_nearest(image: Any, boxes: Any, which: Any) -> Any:
+        return _crop(image, boxes, which, size, fill, nearest=True)
+
+    def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        image, boxes, which = primals
+        along_image = _crop(tangents[0], boxes, which, size, 0.0, nearest=True)
+        along_boxes = jax.jvp(lambda b: _crop(image, b, which, size, 0.0), (boxes,), tangents[1:2])
+        return rule(*primals), along_image + along_boxes[1]
+
+    rule = jax.custom_jvp(crop_nearest)
+    rule.defjvp(jvp)
+    return rule(image, boxes, which)
+
+
+def _crop(
+    image: Any, boxes: Any, which: Any, size: Sequence[Any], fill: float, nearest: bool = False
+) -> Any:
     """Crops `boxes` out of the images `which` and resizes them."""
     y = _crop_places(boxes[:, 0], boxes[:, 2], image.shape[1], size[0])
     x = _crop_places(boxes[:, 1], boxes[:, 3], image.shape[2], size[1])
@@ -122,8 +143,9 @@ def _crop(node: Node, image: Any, boxes: Any, which: Any, size: Sequence[Any]) -
         index = which[:, None, None], row.astype(jnp.int32), column.astype(jnp.int32)
         return image.at[index].get(mode="clip")
 
-    if node.attr("method", "bilinear") == "nearest":
-        crop = pixels(lax.floor(y + 0.5), lax.floor(x + 0.5))
+    if nearest:
+        away = lax.RoundingMethod.AWAY_FROM_ZERO
+        crop = pixels(lax.round(y, away), lax.round(x, away))
     else:
         top, left = lax.floor(y), lax.floor(x)
         bottom, right = lax.ceil(y), lax.ceil(x)
@@ -135,17 +157,27 @@ def _crop(node: Node, image: Any, boxes: Any, which: Any, size: Sequence[Any]) -
         )
         crop = upper + (lower - upper) * along_y
     inside = (y >= 0) & (y <= image.shape[1] - 1) & (x >= 0) & (x <= image.shape[2] - 1)
-    fill = jnp.asarray(node.attr("extrapolation_value", 0.0), crop.dtype)
-    return jnp.where(inside[..., None], crop, fill)
+    return jnp.where(inside[..., None], crop, jnp.asarray(fill, crop.dtype))
 
 
 def _crop_places(start: Any, end: Any, size: Any, out: Any) -> Any:
-    """Rows or columns of the image at which each crop is sampled."""
-    last = jnp.asarray(size - 1, start.dtype)
+    """Rows or columns of the image at which each crop is sampled.
+
+    In double precision, with each step rounded to single as in the kernel: XLA would add to a
+    product before it is rounded, which puts samples at the edge of an image on its other side.
+    """
+    last = jnp.asarray(size - 1, np.float64)
     if isinstance(out, int) and out == 1:
-        return 0.5 * (start + end)[:, None] * last
-    step = (end - start) * last / (out - 1)
-    return start[:, None] * last + jnp.arange(out, dtype=start.dtype) * step[:, None]
+        places = 0.5 * (start + end)[:, None] * last
+    else:
+        step = _single(_single((end - start) * last) / jnp.asarray(out - 1, np.float64))
+        steps = jnp.arange(out, dtype=np.float64)
+        places = _single(start * last)[:, None] + _single(steps * step[:, None])
+    return places.astype(start.dtype)
+
+
+def _single(x: Any) -> Any:
+    return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=23)
 
 
 @raises_tf("ExtractGlimpse", "ExtractGlimpseV2")

@@ -6,6 +6,7 @@ Kernels: tensorflow/core/kernels/fake_quant_ops_functor.h and quantize_and_dequa
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,46 +25,70 @@ def _levels(node: Node) -> Levels:
     return (1 if node.attr("narrow_range", False) else 0), (1 << node.attr("num_bits", 8)) - 1
 
 
-def _nudged(low: Any, high: Any, levels: Levels) -> tuple[Any, Any, Any]:
-    """Step and bounds, moved so that zero is a level."""
-    first, last = levels
-    scale = (high - low) / (last - first)
-    # Not by way of the step: a symmetric range has its zero halfway between two levels, and the
-    # step is rounded.
-    zero = first - low * (last - first) / (high - low)
+def _quotient(x: Any, y: Any) -> Any:
+    """`x / y`, rounded once: XLA divides by a constant by way of its inverse."""
+    return lax.convert_element_type(x.astype(np.float64) / y, np.float32)
+
+
+def _nudged(low: Any, high: Any, levels: Levels) -> tuple[Any, Any, Any, Any]:
+    """Step, its inverse, and the bounds, moved so that zero is a level.
+
+    The zero of a symmetric range lies halfway between two levels, so that each rounding counts.
+    """
+    first, last = (np.float32(level) for level in levels)
+    scale, inverse = _quotient(high - low, last - first), _quotient(last - first, high - low)
     # Rounds half away from zero, and zero is positive.
-    zero = jnp.clip(jnp.floor(zero + 0.5), first, last)
-    return scale, (first - zero) * scale, (last - zero) * scale
+    zero = jnp.floor(first - _quotient(low, scale) + np.float32(0.5))
+    zero = jnp.clip(zero, first, last)
+    return scale, inverse, (first - zero) * scale, (last - zero) * scale
 
 
-def fake_quant(x: Any, low: Any, high: Any, levels: Levels) -> Any:
-    """`x` at the nearest level. Inside the bounds the derivative is that of the identity."""
+def fake_quant(x: Any, low: Any, high: Any, levels: Levels, *, divides: bool = False) -> Any:
+    """`x` at the nearest level. Inside the bounds the derivative is that of the identity.
 
-    def fake_quant(x: Any, low: Any, high: Any) -> Any:
-        scale, first, last = _nudged(low, high, levels)
-        steps = jnp.floor((jnp.clip(x, first, last) - first) * (1 / scale) + 0.5)
-        y = steps * scale + first
-        return jnp.where((low == 0) & (high == 0), 0, y)
+    **Arguments:**
+
+    - `divides`: whether levels are found by a division by the step, or by a product.
+    """
+
+    def fake_quant(x: Any, low: Any, high: Any, nudged: tuple[Any, ...]) -> Any:
+        scale, inverse, first, last = nudged
+        # XLA would divide by a step that it knows by way of its inverse.
+        factor = lax.optimization_barrier(scale) if divides else inverse
+        by = lax.div if divides else lax.mul
+        most = np.float32(levels[1] - levels[0])
+
+        def level(y: Any) -> Any:
+            return by(y, broadcast_to(jnp.asarray(factor), y.shape))
+
+        zero = jnp.floor(level(jnp.asarray(-first)) + np.float32(0.5))
+        # There are no more levels; without this bound XLA would subtract before it rounds.
+        place = lax.clamp(np.float32(0), level(jnp.clip(x, first, last) - first), most)
+        steps = jnp.floor(place - zero + np.float32(0.5))
+        return jnp.where((low == 0) & (high == 0), 0, steps * scale)
 
     def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        x, low, high = primals
-        dx, dlow, dhigh = tangents
-        _, first, last = _nudged(low, high, levels)
+        x, low, high, (_, _, first, last) = primals
+        dx, dlow, dhigh, _ = tangents
         empty = (low == 0) & (high == 0)
         inside = empty | ((x >= first) & (x <= last))
         dy = jnp.where(inside, dx, jnp.where(x < first, dlow, jnp.where(x > last, dhigh, 0)))
-        return rule(x, low, high), dy
+        return rule(*primals), dy
 
     rule = jax.custom_jvp(fake_quant)
     rule.defjvp(jvp)
-    return rule(x, low, high)
+    return rule(x, low, high, _nudged(low, high, levels))
 
 
-def _bounds(node: Node, values: list[Any], x: Any) -> tuple[Any, Any]:
+def _fake_quant_of(node: Node, x: Any, values: list[Any]) -> tuple[Callable[..., Any], Any, Any]:
+    """The function of `x` and a range that a node computes, and its range."""
     if "Args" in node.op:
-        low, high = node.attr("min", -6.0), node.attr("max", 6.0)
-        return jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)
-    return array(values[0]), array(values[1])
+        bounds = [np.asarray(node.attr(*a), x.dtype) for a in (("min", -6.0), ("max", 6.0))]
+    else:
+        bounds = [array(v) for v in values]
+    # The kernel for one range that is an input divides, the other two do not.
+    divides = "Vars" in node.op and "PerChannel" not in node.op
+    return partial(fake_quant, levels=_levels(node), divides=divides), bounds[0], bounds[1]
 
 
 @raises_tf(
@@ -71,7 +96,8 @@ def _bounds(node: Node, values: list[Any], x: Any) -> tuple[Any, Any]:
 )
 def _fake_quant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x = array(values[0])
-    return [fake_quant(x, *_bounds(node, values[1:], x), _levels(node))]
+    quantize, low, high = _fake_quant_of(node, x, values[1:])
+    return [quantize(x, low, high)]
 
 
 @raises_tf(
@@ -81,8 +107,8 @@ def _fake_quant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 )
 def _fake_quant_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     dy, x = array(values[0]), array(values[1])
-    low, high = _bounds(node, values[2:], x)
-    _, pull = jax.vjp(lambda x, low, high: fake_quant(x, low, high, _levels(node)), x, low, high)
+    quantize, low, high = _fake_quant_of(node, x, values[2:])
+    _, pull = jax.vjp(quantize, x, low, high)
     found = pull(dy)
     return list(found[:1] if "Args" in node.op else found)
 
