@@ -406,7 +406,8 @@ def structured(file: File, body: Body, eqn: Any) -> Placed | None:
 
 def jvp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
     """The rule of `jax.custom_jvp`: `(primals, tangents) -> (results, tangents of results)`."""
-    jaxpr = _compat.open_jaxpr(rule)
+    # Without the zeros that JAX makes for the tangents of whole numbers, which nothing uses.
+    jaxpr = _compat.dce(_compat.open_jaxpr(rule))
     count = len(eqn.invars)
     primals = tuple(file.token(v) for v in jaxpr.invars[:count])
     moved = iter(jaxpr.invars[count:])

@@ -91,18 +91,19 @@ def _adjust_hue(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("CropAndResize")
 def _crop_and_resize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     image, boxes, which = (array(v) for v in values[:3])
-    size = ints(static(node, values, 3))
-    nearest, fill = node.attr("method", "bilinear") == "nearest", node.attr("extrapolation_value")
-    crop = _nearest_crop if nearest else _crop
-    return [crop(image.astype(jnp.float32), boxes, which, size, fill or 0.0)]
+    places = _crop_places(boxes, image.shape, ints(static(node, values, 3)))
+    crop = _nearest_crop if node.attr("method", "bilinear") == "nearest" else _crop
+    fill = node.attr("extrapolation_value", 0.0)
+    return [crop(image.astype(jnp.float32), places, which, fill)]
 
 
 @raises_tf("CropAndResizeGradImage")
 def _crop_grad_image(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     g, boxes, which = (array(v) for v in values[:3])
     image = jax.ShapeDtypeStruct(ints(static(node, values, 3)), g.dtype)
-    nearest, size = node.attr("method", "bilinear") == "nearest", g.shape[1:3]
-    spread = jax.linear_transpose(lambda x: _crop(x, boxes, which, size, 0.0, nearest), image)
+    places = _crop_places(boxes, image.shape, g.shape[1:3])
+    nearest = node.attr("method", "bilinear") == "nearest"
+    spread = jax.linear_transpose(lambda x: _crop(x, places, which, nearest=nearest), image)
     dtype = jax.dtypes.canonicalize_dtype(node.attr("T", np.dtype(np.float32)))
     return [spread(g)[0].astype(dtype)]
 
@@ -111,33 +112,38 @@ def _crop_grad_image(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _crop_grad_boxes(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     g, image, boxes, which = (array(v) for v in values)
     image = image.astype(jnp.float32)
-    return list(jax.vjp(lambda b: _crop(image, b, which, g.shape[1:3], 0.0), boxes)[1](g))
+
+    def crop(boxes: Any) -> Any:
+        return _crop(image, _crop_places(boxes, image.shape, g.shape[1:3]), which)
+
+    return list(jax.vjp(crop, boxes)[1](g))
 
 
-def _nearest_crop(image: Any, boxes: Any, which: Any, size: Sequence[Any], fill: float) -> Any:
-    """`_crop` at the nearest pixels. Its derivative in the boxes is that of the bilinear method."""
+Places = tuple[Any, Any]
 
-    def crop_nearest(image: Any, boxes: Any, which: Any) -> Any:
-        return _crop(image, boxes, which, size, fill, nearest=True)
+
+def _nearest_crop(image: Any, places: Places, which: Any, fill: float) -> Any:
+    """`_crop` at the nearest pixels. The derivative in places is that of the bilinear method."""
+
+    def crop_nearest(image: Any, places: Places, which: Any) -> Any:
+        return _crop(image, places, which, fill, nearest=True)
 
     def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        image, boxes, which = primals
-        along_image = _crop(tangents[0], boxes, which, size, 0.0, nearest=True)
-        along_boxes = jax.jvp(lambda b: _crop(image, b, which, size, 0.0), (boxes,), tangents[1:2])
-        return rule(*primals), along_image + along_boxes[1]
+        image, places, which = primals
+        along_image = _crop(tangents[0], places, which, nearest=True)
+        _, along_places = jax.jvp(lambda p: _crop(image, p, which), (places,), (tangents[1],))
+        return rule(*primals), along_image + along_places
 
     rule = jax.custom_jvp(crop_nearest)
     rule.defjvp(jvp)
-    return rule(image, boxes, which)
+    return rule(image, places, which)
 
 
 def _crop(
-    image: Any, boxes: Any, which: Any, size: Sequence[Any], fill: float, nearest: bool = False
+    image: Any, places: Places, which: Any, fill: float = 0.0, *, nearest: bool = False
 ) -> Any:
-    """Crops `boxes` out of the images `which` and resizes them."""
-    y = _crop_places(boxes[:, 0], boxes[:, 2], image.shape[1], size[0])
-    x = _crop_places(boxes[:, 1], boxes[:, 3], image.shape[2], size[1])
-    y, x = y[:, :, None], x[:, None, :]
+    """The images `which` at rows and columns, one of each for each crop."""
+    y, x = places[0][:, :, None], places[1][:, None, :]
 
     def pixels(row: Any, column: Any) -> Any:
         index = which[:, None, None], row.astype(jnp.int32), column.astype(jnp.int32)
@@ -160,8 +166,16 @@ def _crop(
     return jnp.where(inside[..., None], crop, jnp.asarray(fill, crop.dtype))
 
 
-def _crop_places(start: Any, end: Any, size: Any, out: Any) -> Any:
-    """Rows or columns of the image at which each crop is sampled.
+def _crop_places(boxes: Any, shape: Sequence[Any], size: Sequence[Any]) -> Places:
+    """Rows and columns of the image at which each crop is sampled."""
+    return (
+        _sampled(boxes[:, 0], boxes[:, 2], shape[1], size[0]),
+        _sampled(boxes[:, 1], boxes[:, 3], shape[2], size[1]),
+    )
+
+
+def _sampled(start: Any, end: Any, size: Any, out: Any) -> Any:
+    """Places between two ends, which are in units of the length of the image.
 
     In double precision, with each step rounded to single as in the kernel: XLA would add to a
     product before it is rounded, which puts samples at the edge of an image on its other side.
