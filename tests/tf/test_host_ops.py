@@ -253,3 +253,12 @@ def test_the_lists_of_ops_hold_known_ops():
     for op in PURE:
         assert not graph.op_def_for_type(op).is_stateful, op
     assert not PURE & set(REFUSED)
+
+
+def test_quasi_random_numbers_are_constants():
+    def fn(x):
+        return x + tf.math.sobol_sample(3, 20, 5)
+
+    x = np.zeros((20, 3), np.float32)
+    module = invert.convert(tf.function(fn, autograph=False), x, config=Config(verify=False))
+    np.testing.assert_array_equal(module(x), fn(x))

@@ -19,8 +19,8 @@ PURE = frozenset(
     StringToNumber StringUpper Substr UnicodeDecode UnicodeDecodeWithOffsets UnicodeEncode
     UnicodeScript UnicodeTranscode UnsortedSegmentJoin
 
-    DecodeAndCropJpeg DecodeBmp DecodeGif DecodeImage DecodeJpeg DecodePng DecodeWav EncodeJpeg
-    EncodeJpegVariableQuality EncodePng EncodeWav ExtractJpegShape
+    DecodeAndCropJpeg DecodeBmp DecodeGif DecodeImage DecodeJpeg DecodePng DecodeWav DecodeWebP
+    EncodeJpeg EncodeJpegVariableQuality EncodePng EncodeWav ExtractJpegShape SobolSample
 
     CTCBeamSearchDecoder CTCGreedyDecoder DenseToDenseSetOperation DenseToSparseSetOperation
     DenseCountSparseOutput EditDistance RaggedBincount RaggedCountSparseOutput RaggedCross
