@@ -67,6 +67,7 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
+# JAX's thousands of cases are drawn from: PYTEST_ARGS=--draw-seed=1 draws others, --every-case runs all.
 test-all: $(VENV)/.installed-test-all
 	$(PYTEST) $(PYTEST_ARGS)
 

@@ -1,8 +1,10 @@
-"""Settings every test shares: the platform, quiet TensorFlow, bounded memory, hypothesis."""
+"""Settings every test shares: the platform, quiet TensorFlow, bounded memory, hypothesis, draws."""
 
 from __future__ import annotations
 
 import os
+import random
+from collections import defaultdict
 from collections.abc import Iterator
 
 # Read once, when JAX and TensorFlow are first imported.
@@ -24,3 +26,30 @@ def _bounded_caches() -> Iterator[None]:
     """Compiled programs of thousands of small cases would otherwise stay in memory."""
     yield
     jax.clear_caches()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cases")
+    group.addoption("--every-case", action="store_true", help="no draw in tests marked `drawn`")
+    group.addoption("--draw-seed", type=int, default=0, help="seed of the draws, 0 by default")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the slow cases of a test marked `drawn(n)` that were asked for, `n` stay."""
+    if config.getoption("every_case"):
+        return
+    cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("drawn")
+        if mark is not None and item.get_closest_marker("slow") is not None:
+            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for (test, size), found in cases.items():
+        # By name, so that the draw does not depend on the order of collection.
+        found = sorted(found, key=lambda item: item.nodeid)
+        draw = random.Random(f"{config.getoption('draw_seed')} {test}")
+        left_out.update(draw.sample(found, max(0, len(found) - size)))
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]

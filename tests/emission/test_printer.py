@@ -59,6 +59,7 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
     return [] if name in SAMPLE else [pytest.mark.slow]
 
 
+@pytest.mark.drawn(400)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=_marks(name), id=name) for name in sorted(harnesses())]
 )

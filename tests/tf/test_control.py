@@ -29,6 +29,18 @@ def _limited(x):
     return tf.while_loop(lambda i, a: i < 5, body, [tf.constant(0), x], maximum_iterations=3)[1]
 
 
+def _halved(x):
+    """The shape changes from step to step, and tells how many steps there are."""
+
+    def body(a):
+        n = tf.shape(a)[1]
+        lower, upper = tf.split(a, [n // 2, n - n // 2], axis=1)
+        return (tf.pad(lower, [(0, 0), (0, n % 2)]) + upper,)
+
+    shapes = (tf.TensorShape([4, None]),)
+    return tf.while_loop(lambda a: tf.not_equal(tf.shape(a)[1], 1), body, (x,), shapes)
+
+
 def _until(x):
     return tf.while_loop(
         lambda i, a: tf.reduce_sum(tf.abs(a)) > 1.0,
@@ -122,6 +134,7 @@ CASES = {
     "array without a loop": (_unrolled_array, (0, 0, 0)),
     "array of several lengths": (_split, (0, 0, 0)),
     "shape that grows": (_grow, (0, 0, 0)),
+    "shape that is halved": (_halved, (0, 0, 0)),
     "nested": (_nested, (2, 0, 0)),
     "if": (_if, (0, 0, 1)),
     "case": (_case, (0, 0, 1)),

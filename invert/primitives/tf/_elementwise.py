@@ -337,7 +337,8 @@ def _equal(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if is_static(values[0]) and is_static(values[1]):
         folded = fold_binary(same_size, values[0], values[1], np.dtype(bool))
         if folded is not None:
-            return [folded if fold is same_size else np.logical_not(folded)]
+            # NumPy makes a scalar of an array without dimensions, which is no static value.
+            return [folded if fold is same_size else np.asarray(np.logical_not(folded))]
     shapes = [np.shape(v) for v in values]
     if not node.attr("incompatible_shape_error", True) and not _compatible(*shapes):
         return [np.asarray(node.op == "NotEqual")]

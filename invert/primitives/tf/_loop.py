@@ -64,6 +64,13 @@ def while_loop(
             )
             raise UnsupportedOpError([problem]) from error
         return results
+    except UnsupportedOpError:
+        # What an op asks to know may differ from step to step, such as the shapes that the
+        # gradient of a loop over several shapes keeps on a list.
+        results = _unrolled(ctx, condition, body, values)
+        if results is None:
+            raise
+        return results
     return loop.run()
 
 
