@@ -62,11 +62,12 @@ def keras_step(
     optimizer: Any,
     loss_fn: Callable[[Any, Any], Any],
     batch: Sequence[Any],
+    pack: Callable[[Sequence[Any]], Any] = lambda inputs: inputs[0],
     **options: Any,
 ) -> tuple[Any, list[Any]]:
     """A step of training as users write it, and the variables that it may change.
 
-    The last of a batch are the labels; the others, or the one, are what the model takes.
+    The last of a batch are the labels; `pack` makes of the others what the model takes.
     """
     optimizer.build(model.trainable_variables)
 
@@ -74,7 +75,7 @@ def keras_step(
     def step(*batch: Any) -> Any:
         *inputs, labels = batch
         with tf.GradientTape() as tape:
-            results = model(inputs[0] if len(inputs) == 1 else inputs, training=True)
+            results = model(pack(inputs), training=True)
             loss = loss_fn(labels, results)
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, model.trainable_variables)
@@ -91,10 +92,9 @@ def perturb(variables: Sequence[Any], seed: int = 0) -> None:
         if v.dtype.is_floating:
             old = v.numpy().astype(np.float64)
             noise = rng.normal(size=old.shape) * 0.02
-            # Variances stay positive, and rates of learning as small as they are.
+            # Rates and decays stay what they are, and variances positive.
             noise = np.abs(noise) if (old >= 0).all() else noise
-            scale = np.abs(old) if old.ndim == 0 and old else 1
-            v.assign(tf.cast(old + scale * noise, v.dtype))
+            v.assign(tf.cast(old if old.ndim == 0 and old else old + noise, v.dtype))
 
 
 def trained(
@@ -135,6 +135,7 @@ def trained(
     for number, batch in enumerate(batches):
         got, state = run(state, *batch)
         want = step(*map(tf.constant, batch))
+        assert all(np.isfinite(y).all() for y in tf.nest.flatten(want))
         pairs = zip(jax.tree_util.tree_leaves(got), tf.nest.flatten(want), strict=True)
         results = max([results, *(difference(x, y.numpy()) for x, y in pairs)])
         if number in (0, len(batches) - 1):
