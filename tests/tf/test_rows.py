@@ -167,3 +167,20 @@ def test_quotients_of_slices_are_those_of_keras(rows):
 def test_what_would_see_the_rows_too_many_is_refused(fn):
     with pytest.raises(UnsupportedOpError, match=r"tf.Where: has a result whose size depends on"):
         invert.convert(tf.function(fn, autograph=False), SOME[0][0], config=PLAIN)
+
+
+@pytest.mark.parametrize("x", [[0.0, 2.0, -3.0, 4.0], [0.0, -2.0, -3.0, -4.0]])
+def test_rows_too_many_have_no_part_in_gradients(x):
+    """Where the derivative of what follows is not finite at the rows that are not there."""
+    fn = tf.function(lambda x, w: tf.reduce_sum(tf.math.log(w * tf.boolean_mask(x, x > 0))))
+    x, w = np.asarray(x, np.float32), np.float32(2)
+    module = invert.convert(fn, x, w)
+    with tf.GradientTape() as tape:
+        inputs = [tf.constant(x), tf.constant(w)]
+        tape.watch(inputs)
+        want = fn(*inputs)
+    np.testing.assert_allclose(module(x, w), want, rtol=1e-6)
+    for got, wanted in zip(
+        jax.grad(module, (0, 1))(x, w), tape.gradient(want, inputs), strict=True
+    ):
+        np.testing.assert_allclose(got, tf.convert_to_tensor(wanted), rtol=1e-6)

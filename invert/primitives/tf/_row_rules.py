@@ -285,19 +285,31 @@ def _gather(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any
     axis %= _rank(ctx.read(x)) if node.op == "GatherV2" else 1
     if node.attr("batch_dims", 0):
         raise _refuse(node, values)
-    plain = [v.data if isinstance(v, Rows) else v for v in values]
-    (y,) = rule(ctx, node, plain)
     if axis == 0:  # nothing leads to the rows too many of x
-        return [which.with_data(y)] if isinstance(which, Rows) else [y]
+        return _looked_up(rule, ctx, node, values)
+    (y,) = rule(ctx, node, [v.data if isinstance(v, Rows) else v for v in values])
     if isinstance(which, Rows):
         raise _refuse(node, values)
     return [x.with_data(y)]
 
 
 def _gather_nd(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    which = values[1]
-    (y,) = rule(ctx, node, [v.data if isinstance(v, Rows) else v for v in values])
-    return [which.with_data(y)] if isinstance(which, Rows) else [y]
+    return _looked_up(rule, ctx, node, values)
+
+
+def _looked_up(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """Rows by their indices. Those too many are the first one, or ones where there is none.
+
+    What follows computes on them as well, and its derivative has to be finite where that of the
+    rows is: their cotangents are zero, but zero times infinity is not.
+    """
+    x, which, *rest = values
+    x = x.data if isinstance(x, Rows) else x
+    if not isinstance(which, Rows):
+        return list(rule(ctx, node, [x, which, *rest]))
+    there = which.there(which.data.ndim)
+    (y,) = rule(ctx, node, [x, jnp.where(there, which.data, which.data[:1]), *rest])
+    return [which.with_data(jnp.where(which.count > 0, y, lax.full_like(y, 1)))]
 
 
 def _update(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
