@@ -1,109 +1,143 @@
-"""What an op costs that has a rule, and one that TensorFlow's XLA bridge compiles.
+"""TensorFlow ops, one by one: the recovered program over TensorFlow, and what a conversion takes.
 
-For each op: seconds of a first conversion and of a second one, in which the compiled form is found
-in the cache; then the recovered program against TensorFlow, as it is and with `jit_compile=True`,
-run in turn. `python -m tests.tf.ops.table` lists which ops take which road.
+For each case the median ratios of the processor time of the recovered, compiled program over that
+of TensorFlow compiled by XLA and of TensorFlow as it is, forward and gradient, on one thread, run
+in turn; and the seconds of a first and of a second conversion. Ops that went over the XLA bridge
+are marked. `-`: TensorFlow does not compile or run it. `python benchmarks/tf_ops.py [case ...]`.
 """
 
 from __future__ import annotations
+
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false " + os.environ.get("XLA_FLAGS", "")
 
 import functools
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
+from _op_cases import CASES
 
 import invert
-from invert.primitives.tf import REGISTRY
 
-R = tf.raw_ops
-N = 256
-REPEATS = 30
-
-# Each takes one matrix. The last ones have no rule.
-OPS: dict[str, Callable[..., Any]] = {
-    "MatMul": lambda x: R.MatMul(a=x, b=x),
-    "Softmax": lambda x: R.Softmax(logits=x),
-    "Cumsum": lambda x: R.Cumsum(x=x, axis=1),
-    "TopKV2": lambda x: R.TopKV2(input=x, k=8),
-    "XlaReducePrecision": lambda x: _xla().xla_reduce_precision(
-        x, exponent_bits=5, mantissa_bits=3
-    ),
-    "ApproxTopK": lambda x: R.ApproxTopK(input=x, k=8),
-    "XlaSort": lambda x: _xla().xla_sort(x),
-    "XlaKeyValueSort": lambda x: _xla().xla_key_value_sort(x, tf.cast(x, tf.int32)),
-    "XlaEinsum": lambda x: _xla().xla_einsum(x, x, equation="ij,jk->ik"),
-}
+ROUNDS = 5
+SECONDS_PER_ROUND = 0.01
+CONFIG = invert.Config(dynamic_sizes="pad")
+Run = Callable[[], Any]
 
 
-def _xla() -> Any:
-    """The Python functions of the ops that jax2tf used to write; `tf.raw_ops` has none for them."""
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-
-    return gen_xla_ops
-
-
-def convert_seconds(fn: Callable[..., Any], x: np.ndarray) -> tuple[float, Any]:
-    function = tf.function(fn, autograph=False)
-    start = time.perf_counter()
-    module = invert.convert(function, tf.TensorSpec(x.shape, x.dtype))
-    return time.perf_counter() - start, module
+def cpu_seconds(run: Run, count: int = 1) -> float:
+    start = time.process_time()
+    for _ in range(count):
+        run()
+    return (time.process_time() - start) / count
 
 
-def run_seconds(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median seconds of each, run in turn so that a busy machine slows all of them."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(REPEATS):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            found[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+def ratio(ours: Run, peer: Run) -> float:
+    """Median of the processor time of `ours` over that of `peer`, which run in turn."""
+    runs = (ours, peer)
+    for run in runs:
+        run()
+    counts = [max(1, int(SECONDS_PER_ROUND / max(cpu_seconds(run), 1e-6))) for run in runs]
+    found = []
+    for i in range(ROUNDS):
+        times: dict[int, float] = {}
+        for k in (0, 1) if i % 2 else (1, 0):
+            times[k] = cpu_seconds(runs[k], counts[k])
+        found.append(times[0] / times[1])
+    return statistics.median(found)
 
 
-def _jax(fn: Callable[..., Any], x: Any) -> None:
-    jax.block_until_ready(fn(x))
+def tensorflow_gradient(function: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    def gradient(*xs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for i in places:
+                tape.watch(xs[i])
+            numbers = [y for y in tf.nest.flatten(function(*xs)) if y.dtype.is_floating]
+            loss = tf.add_n([tf.reduce_sum(y * y) for y in numbers])
+        found = tape.gradient(loss, [xs[i] for i in places])
+        if None in found:
+            raise LookupError("TensorFlow has no gradient")
+        return found
+
+    return gradient
 
 
-def _tensorflow(fn: Callable[..., Any], x: Any) -> None:
-    for tensor in tf.nest.flatten(fn(x)):
-        tensor.numpy()
+def jax_gradient(function: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    def loss(given: Sequence[Any], xs: Sequence[Any]) -> Any:
+        values = list(xs)
+        for i, x in zip(places, given, strict=True):
+            values[i] = x
+        results = jax.tree.leaves(function(*values))
+        return sum(jnp.sum(y * y) for y in results if jnp.issubdtype(y.dtype, jnp.floating))
+
+    return lambda *xs: jax.grad(loss)([xs[i] for i in places], xs)
+
+
+def convert(function: Callable[..., Any], args: Sequence[np.ndarray]) -> tuple[float, Any]:
+    """Seconds of the processor that a conversion takes, and the module."""
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in args]
+    made = tf.function(function, autograph=False)
+    made.get_concrete_function(*specs)
+    start = time.process_time()
+    module = invert.convert(made, *specs, config=CONFIG)
+    return time.process_time() - start, module
+
+
+def against(
+    ours: Callable[..., Any], theirs: Callable[..., Any], args: Sequence[np.ndarray]
+) -> list[str]:
+    """The ratios over TensorFlow compiled by XLA, and as it is."""
+    compiled, given = jax.jit(ours), jax.device_put(list(args))
+    tensors = [tf.constant(x) for x in args]
+
+    def run() -> Any:
+        return jax.block_until_ready(compiled(*given))
+
+    run()
+    found = []
+    for jit_compile in (True, False):
+        function = tf.function(theirs, autograph=False, jit_compile=jit_compile)
+        try:
+            found.append(f"{ratio(run, functools.partial(function, *tensors)):.2f}")
+        except (tf.errors.OpError, LookupError, NotImplementedError, ValueError):
+            found.append("-")
+    return found
+
+
+def measure(name: str) -> str:
+    """The row of a case."""
+    function, args, has_gradient = CASES[name]
+    first, module = convert(function, args)
+    again, _ = convert(function, args)
+    columns = against(module.__call__, function, args)
+    places = [i for i, x in enumerate(args) if x.dtype == np.float32]
+    if has_gradient and places:
+        pair = jax_gradient(module, places), tensorflow_gradient(function, places)
+        columns += against(*pair, args)
+    columns += [""] * (4 - len(columns))
+    road = "bridge" if module.report.bridged else ""
+    numbers = " ".join(f"{c:>7}" for c in columns)
+    return f"{name:<24} {road:<7} {first:7.2f} {again:7.2f} {numbers}"
 
 
 def main() -> None:
-    x = np.random.default_rng(0).normal(size=(N, N)).astype(np.float32)
-    convert_seconds(lambda x: x + 1.0, x)  # what is loaded once is not the op's
-    print(f"{'op':<20} {'road':<7} {'first':>7} {'again':>7} {'us':>8} {'/ TF':>6} {'/ TF XLA':>9}")
-    for op, fn in OPS.items():
-        if sys.argv[1:] and op not in sys.argv[1:]:
-            continue
-        road = "rule" if REGISTRY.get(op) is not None else "bridge"
-        first, module = convert_seconds(fn, x)
-        again, _ = convert_seconds(fn, x)
-        given, tensor = jax.numpy.asarray(x), tf.constant(x)
-        compiled = jax.jit(module)
-        runs: dict[str, Callable[[], Any]] = {"invert": functools.partial(_jax, compiled, given)}
-        for name, jit_compile in (("tf", False), ("xla", True)):
-            function = tf.function(fn, autograph=False, jit_compile=jit_compile)
-            try:
-                function(tensor)
-            except (tf.errors.OpError, NotImplementedError):
-                continue  # no kernel but that of XLA
-            runs[name] = functools.partial(_tensorflow, function, tensor)
-        runs["invert"]()
-        seconds = run_seconds(runs)
-        ours = seconds["invert"]
-        ratios = [f"{ours / seconds[k]:.2f}" if k in seconds else "-" for k in ("tf", "xla")]
-        print(
-            f"{op:<20} {road:<7} {first:7.2f} {again:7.2f} {ours * 1e6:8.0f} "
-            f"{ratios[0]:>6} {ratios[1]:>9}",
-            flush=True,
-        )
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    x = np.ones((2, 2), np.float32)
+    convert(lambda x: x + 1.0, [x])  # what is loaded once is not the op's
+    print("processor time over TensorFlow's; below 1 is faster")
+    titles = " ".join(f"{t:>7}" for t in ("/ XLA", "/ TF", "grad", "grad"))
+    print(f"{'case':<24} {'road':<7} {'first':>7} {'again':>7} {titles}")
+    for name in sys.argv[1:] or CASES:
+        print(measure(name), flush=True)
 
 
 if __name__ == "__main__":
