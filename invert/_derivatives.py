@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from invert import _compat, _jaxpr
 from invert._compat import core
@@ -42,6 +43,8 @@ from invert._stops import with_stops
 from invert._verdicts import Verdicts, inlined
 from invert.frontends.stablehlo import Program
 
+# Constants of so many elements are not lowered with a program.
+_LARGE = 1 << 14
 _CLIP = jax.lax.GatherScatterMode.CLIP
 
 
@@ -199,13 +202,21 @@ class Settler:
         self.messages.append(f"{gradient.location}: {text}")
 
     def _is_proved(self, region: _Region, raw: Any) -> bool:
-        """Whether the gradient is the program that autodiff of the recovered one lowers to."""
+        """Whether the gradient is the program that autodiff of the recovered one lowers to.
+
+        Large constants are arguments of both, so that they are not lowered.
+        """
+        large = {v: c for v, c in region.constants.items() if np.size(c) >= _LARGE}
+        constants = list(map(np.asarray, large.values()))
+        raw = inlined(raw)
+        if constants:
+            raw = _jaxpr.over_constants(raw, constants)
         for wide in (self.wide, not self.wide):
             try:
-                again = self._lowered(region, wide)
+                again = self._lowered(region, list(large), wide)
             except FAILURES:
                 return False
-            if difference(inlined(raw), inlined(again)) is None:
+            if difference(raw, inlined(again), constants) is None:
                 return True
         return False
 
@@ -218,12 +229,14 @@ class Settler:
             return f"another program, which could not be run ({type(error).__name__}: {first})"
         return "" if gap == 0 else f"largest difference {gap:.3g}"
 
-    def _lowered(self, region: _Region, wide: bool) -> Any:
-        """The gradient by autodiff, lowered and raised."""
+    def _lowered(self, region: _Region, large: Sequence[Any], wide: bool) -> Any:
+        """The gradient by autodiff, lowered and raised, over the constants `large`."""
+        avals = [*map(type_of, large), *region.avals]
+        run = functools.partial(region.autodiff_over, large)
         with jax.enable_x64(wide):
-            module = _compat.lowered_module(region.autodiff, *region.avals, platform=self.platform)
+            module = _compat.lowered_module(run, *avals, platform=self.platform)
         program = Program(module, Config())
-        return _jaxpr.canonicalize(_compat.trace_closed(lambda *xs: program(*xs), *region.avals))
+        return _jaxpr.canonicalize(_compat.trace_closed(lambda *xs: program(*xs), *avals))
 
 
 class _Region:
@@ -343,6 +356,12 @@ class _Region:
     def autodiff(self, *values: Any) -> list[Any]:
         """What automatic differentiation of the recovered program gives for the same."""
         return self.autodiff_of(lambda *full: _compat.eval_closed(self.forward, full), values)
+
+    def autodiff_over(self, held: Sequence[Any], *values: Any) -> list[Any]:
+        """The same, with values for the constants `held` in front."""
+        other = copy.copy(self)
+        other.constants = {**self.constants, **dict(zip(held, values, strict=False))}
+        return other.autodiff(*values[len(held) :])
 
     def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
         """What automatic differentiation of another program over `operands` gives."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -40,8 +41,7 @@ def _merge_constants(closed: Any) -> Any:
     firsts: dict[Any, np.ndarray] = {}
     kinds = collections.Counter((c.dtype, c.shape) for c in constants)
     merged = [
-        firsts.setdefault((c.dtype, c.shape, c.tobytes()), c) if kinds[c.dtype, c.shape] > 1 else c
-        for c in constants
+        firsts.setdefault(_value(c), c) if kinds[c.dtype, c.shape] > 1 else c for c in constants
     ]
     if all(a is b for a, b in zip(merged, constants, strict=True)):
         return closed
@@ -299,7 +299,14 @@ def _places(held: Sequence[np.ndarray], constants: Sequence[np.ndarray]) -> list
 
 
 def _value(x: np.ndarray) -> tuple[Any, ...]:
-    return x.dtype, x.shape, x.tobytes()
+    """Equal for arrays that are equal bit for bit. Of large ones a digest, not a second copy."""
+    if x.nbytes <= _DIGEST:
+        return x.dtype, x.shape, x.tobytes()
+    data = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return x.dtype, x.shape, hashlib.blake2b(data.data).digest()
+
+
+_DIGEST = 1 << 16
 
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:

@@ -24,7 +24,9 @@ def of_saved_model(path: str | os.PathLike[str], name: str) -> Original:
     """A function of a SavedModel, run by TensorFlow."""
     from . import saved_model
 
-    entries = saved_model.entry_points(path, signature=name, config=Config(), strict=False)
+    entries = saved_model.entry_points(
+        path, signature=name, config=Config(), strict=False, runs=True
+    )
     return _TensorFlow(entries.function(name), owner=entries)
 
 

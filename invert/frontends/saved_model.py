@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from .._entry import EntryPoint
 from .._errors import MalformedModelError, SignatureError, UnsupportedOpError
 from ..primitives.tf import import_tensorflow
 from ..primitives.tf._load_check import load_problems
+from ._kept import Modules, stand_in, take_modules
 from .tf_function import Variables, entry_point
 from .tf_signature import describe, same_signature
 
@@ -42,6 +44,7 @@ class EntryPoints(Mapping[str, EntryPoint]):
         config: Config,
         owner: Any,
         strict: bool,
+        modules: Modules,
     ):
         self.functions = tuple(functions)
         self.signatures = tuple(name for name in signatures if name not in functions)
@@ -50,6 +53,7 @@ class EntryPoints(Mapping[str, EntryPoint]):
         self._variables = variables
         self._config = config
         self._strict = strict
+        self._modules = modules
         self._owner = owner  # variables live as long as the object that was loaded
         self._read: dict[str, EntryPoint] = {}
 
@@ -65,11 +69,12 @@ class EntryPoints(Mapping[str, EntryPoint]):
                 source=f"SavedModel {self._path.name}, {kind} {name}",
                 variables=self._variables,
                 strict=self._strict,
+                modules=self._modules,
             )
         return self._read[name]
 
     def function(self, name: str) -> Any:
-        """TensorFlow's own function of a name, to be called as it was saved."""
+        """TensorFlow's own function of a name, to be called as it was saved, where it `runs`."""
         concrete, owner = self._concrete[name]
         return concrete if owner is None else owner
 
@@ -87,6 +92,7 @@ def entry_points(
     tags: Sequence[str] | None = None,
     config: Config,
     strict: bool = True,
+    runs: bool = False,
 ) -> EntryPoints:
     """Reads the functions of a SavedModel.
 
@@ -98,6 +104,7 @@ def entry_points(
     - `config`: options.
     - `strict`: whether a function with ops that cannot be raised is an error when it is read.
         Otherwise they are the `problems` of its entry point.
+    - `runs`: whether TensorFlow's own functions can be called, which then hold all weights.
 
     **Returns:**
 
@@ -117,8 +124,13 @@ def entry_points(
     tags = _tags(proto, directory, tags)
     if problems := [p for meta in proto.meta_graphs for p in load_problems(meta)]:
         raise UnsupportedOpError(problems)
+    modules: Modules = {}
+    if not runs:
+        proto, modules = take_modules(proto)
+    place = stand_in(directory, proto) if modules else contextlib.nullcontext(directory)
     try:
-        root = tf.saved_model.load(os.fspath(directory), tags=tags)
+        with place as loaded:
+            root = tf.saved_model.load(os.fspath(loaded), tags=tags)
     # What TensorFlow raises on an inconsistent object graph or a damaged checkpoint.
     except (
         ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError,
@@ -141,6 +153,7 @@ def entry_points(
         config=config,
         owner=root,
         strict=strict,
+        modules=modules,
     )
     if signature is None:
         return points
@@ -158,6 +171,7 @@ def entry_points(
         config=config,
         owner=root,
         strict=strict,
+        modules=modules,
     )
 
 
@@ -215,12 +229,12 @@ def _read_proto(directory: Path) -> Any:
         raise MalformedModelError(f"{file} does not exist, so {directory} is not a SavedModel")
     proto = tf_saved_model_proto()
     try:
-        data = file.read_bytes()
-        proto.ParseFromString(data)
+        size = file.stat().st_size
+        proto.ParseFromString(file.read_bytes())
     except (DecodeError, OSError) as e:
         raise MalformedModelError(f"{file} cannot be read as a SavedModel: {e}") from e
     if not proto.meta_graphs:
-        reason = "is empty" if not data else "holds no graph"
+        reason = "is empty" if not size else "holds no graph"
         raise MalformedModelError(f"{file} {reason}; it is truncated or not a SavedModel")
     return proto
 

@@ -85,6 +85,7 @@ def entry_point(
     variables: Variables | None = None,
     owner: Any = None,
     strict: bool = True,
+    modules: Mapping[bytes, bytes] | None = None,
 ) -> EntryPoint:
     """Reads a TensorFlow function.
 
@@ -102,6 +103,7 @@ def entry_point(
     - `owner`: the function of which a `ConcreteFunction` is one; knows its default arguments.
     - `strict`: whether ops that cannot be raised are an error. Otherwise they are the `problems` of
         the entry point.
+    - `modules`: modules that the graph names by keys, by these.
 
     **Returns:**
 
@@ -137,7 +139,7 @@ def entry_point(
     name = name or _name_of(tf_fn)
     return _build(
         concrete, signature, order, out_tree, config, name, variables or Variables(), source,
-        strict=strict,
+        strict=strict, modules=modules,
     )  # fmt: skip
 
 
@@ -267,6 +269,7 @@ def _build(
     source: str = "",
     *,
     strict: bool = True,
+    modules: Mapping[bytes, bytes] | None = None,
 ) -> EntryPoint:
     graph = concrete.graph
     graph_inputs = [t.name for t in graph.inputs]
@@ -286,6 +289,7 @@ def _build(
         source_line=lambda node: _source_line(graph, node),
         tf_graph=graph,
         compiled=lambda: concrete.function_def.attr["_XlaMustCompile"].b,
+        modules=modules,
     )
     needed = set(program.main.order)
     params, feeds, problems = _captures(concrete, count, needed, variables)

@@ -72,6 +72,7 @@ class Graph:
         `None`: they are not read.
     - `variables`: values of the variables that the graph makes itself, by their names.
     - `compiled`: gives whether TensorFlow compiles the graph by XLA.
+    - `modules`: modules that nodes name by keys, by these.
     """
 
     def __init__(
@@ -87,9 +88,11 @@ class Graph:
         tf_graph: Any = None,
         variables: Mapping[str, np.ndarray] | None = None,
         compiled: Callable[[], bool] = lambda: False,
+        modules: Mapping[bytes, bytes] | None = None,
     ):
         graph_def = with_calls(graph_def)
         self.config = config
+        self._modules = modules or {}
         self.variables = dict(variables or {})
         self.compiled = functools.cache(compiled)
         self._tf_graph = tf_graph if config.custom_gradients != "ignore" else None
@@ -125,9 +128,10 @@ class Graph:
         if node not in self._programs:
             from .stablehlo import Program
 
+            # Not `node.attr`: it decodes strings as text, and these are bytes.
+            module: bytes = node.attrs["module"].s
             self._programs[node] = Program.from_bytes(
-                # Not `node.attr`: it decodes strings as text, and these are bytes.
-                node.attrs["module"].s,
+                self._modules.get(module, module),
                 config=self.config,
                 platforms=tuple(p.lower() for p in node.attr("platforms", [])),
                 location=node.location,
@@ -179,6 +183,7 @@ class Graph:
             config=self.config,
             op_def=self._op_def,
             tf_graph=tf_graph if nested else None,
+            modules=self._modules,
         )
 
     def body(self, function: str) -> Body:
