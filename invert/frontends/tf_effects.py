@@ -13,6 +13,25 @@ from ..primitives.tf import REGISTRY
 from ..primitives.tf._node import Body, Node, attr_functions
 from ..primitives.tf._variables import variable_name
 
+# Stateful ops, by their OpDef, that run only where their results are used: they change nothing,
+# or nothing but the key of the call.
+NO_EFFECT = frozenset(
+    "NoOp Placeholder _Arg XlaCallModule VarHandleOp VariableV2 Variable ReadVariableOp "
+    "ResourceGather ResourceGatherNd VarIsInitializedOp IsVariableInitialized VariableShape "
+    "DestroyResourceOp TensorArrayV3 TensorArraySizeV3 TensorArrayReadV3 TensorArrayGatherV3 "
+    "TensorArrayConcatV3 TensorArrayCloseV3 StackV2 StackCloseV2".split()
+)
+# Left out with a line in the report, where their results are not used.
+REPORTS = frozenset(
+    "Print PrintV2 HistogramSummary ScalarSummary TensorSummary TensorSummaryV2 MergeSummary "
+    "ImageSummary AudioSummary AudioSummaryV2 WriteSummary WriteScalarSummary WriteImageSummary "
+    "WriteHistogramSummary".split()
+)
+# Ops that take references to variables and change nothing.
+PASS_ON = frozenset(
+    "RefIdentity RefEnter RefExit RefMerge RefNextIteration RefSelect RefSwitch "
+    "IsVariableInitialized".split()
+)
 # Stateful ops that take handles and change nothing.
 _READS = frozenset(
     "ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp VariableShape "

@@ -30,29 +30,10 @@ from ..primitives.tf._state import KEY, Resource, State
 from .tf_body import function_body, implementations, make_body, ordered, output_offset
 from .tf_calls import as_graph, with_calls
 from .tf_deferred import Deferred
-from .tf_effects import Writes, draws, is_draw
+from .tf_effects import NO_EFFECT, PASS_ON, REPORTS, Writes, draws, is_draw
 from .tf_gradient import TfGradient, gradient_sources, read_gradient
 from .tf_v1 import functionalize, holds_frames
 
-# Stateful ops, by their OpDef, that run only where their results are used: they change nothing,
-# or nothing but the key of the call.
-_NO_EFFECT = frozenset(
-    "NoOp Placeholder _Arg XlaCallModule VarHandleOp VariableV2 Variable ReadVariableOp "
-    "ResourceGather ResourceGatherNd VarIsInitializedOp IsVariableInitialized VariableShape "
-    "DestroyResourceOp TensorArrayV3 TensorArraySizeV3 TensorArrayReadV3 TensorArrayGatherV3 "
-    "TensorArrayConcatV3 TensorArrayCloseV3 StackV2 StackCloseV2".split()
-)
-# Left out with a line in the report, where their results are not used.
-_REPORTS = frozenset(
-    "Print PrintV2 HistogramSummary ScalarSummary TensorSummary TensorSummaryV2 MergeSummary "
-    "ImageSummary AudioSummary AudioSummaryV2 WriteSummary WriteScalarSummary WriteImageSummary "
-    "WriteHistogramSummary".split()
-)
-# Ops that take references to variables and change nothing.
-_PASS_ON = frozenset(
-    "RefIdentity RefEnter RefExit RefMerge RefNextIteration RefSelect RefSwitch "
-    "IsVariableInitialized".split()
-)
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
 _CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
 
@@ -234,17 +215,17 @@ class Graph:
         """Whether `node` runs even where its results are not used."""
         if node.op in _CHECKS and self.config.assertions != "drop":
             return True
-        if node.op in _CHECKS or node.op in _REPORTS:
+        if node.op in _CHECKS or node.op in REPORTS:
             self.note(f"tf.{node.op} ({node.location}) is left out")
             return False
-        if node.op in _NO_EFFECT:
+        if node.op in NO_EFFECT:
             return False
         if functions := attr_functions(node):
             return any(self._has_effects(f) for f in functions)
         definition = self._op_def(node.op)
         if definition is None:
             return False  # unknown: `problems` reports it where its results are used
-        by_reference = any(a.is_ref for a in definition.input_arg) and node.op not in _PASS_ON
+        by_reference = any(a.is_ref for a in definition.input_arg) and node.op not in PASS_ON
         return by_reference or (definition.is_stateful and not is_draw(definition))
 
     def has_state(self, node: Node) -> bool:
