@@ -7,13 +7,14 @@ constants is remembered here, and computed where a rule asks for numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from .. import _compat
+from .._errors import Problem, UnsupportedOpError
 from ..primitives.tf._static import is_static
 
 Rule = Callable[[list[Any]], Sequence[Any]]
@@ -53,6 +54,61 @@ class Deferred:
             return value
         if id(value) not in self._known:
             _, rule, operands, k = self._made[id(value)]
-            results = rule([self._value(v) for v in operands])
+            known = [self._value(v) for v in operands]
+            is_symbolic = any(isinstance(v, np.ndarray) and v.dtype == object for v in known)
+            results = _moved(rule, known) if is_symbolic else rule(known)
             self._known[id(value)] = np.asarray(results[k])
         return self._known[id(value)]
+
+
+# Numbers that stand for sizes that are not known: none of a shape, and the same in every integer
+# type of shapes. In the second set the order of the sizes is another one, and they are negative.
+_MARK = 1 << 29
+
+
+def _moved(rule: Rule, operands: Sequence[Any]) -> list[np.ndarray]:
+    """The results of an op that moves elements, symbolic sizes among them, and computes nothing.
+
+    It runs on two sets of numbers in the place of the sizes. Whatever depends on the numbers
+    themselves differs by more than them.
+
+    **Raises:** `UnsupportedOpError` where that is so.
+    """
+    sizes = list({d: None for v in operands for d in _symbols(v)})
+    marks = [_MARK + i for i in range(len(sizes))]
+    runs = []
+    for numbers in (marks, [-m for m in marks]):
+        given = dict(zip(sizes, numbers, strict=True))
+        results = rule([_replaced(v, given) for v in operands])
+        found = dict(zip(numbers, sizes, strict=True))
+        runs.append([_restored(np.asarray(r), found) for r in results])
+    for one, two in zip(*runs, strict=True):
+        if one.shape != two.shape or any(a is not b and a != b for a, b in _pairs(one, two)):
+            raise UnsupportedOpError([Problem("shape", "is computed from an open size")])
+    return runs[0]
+
+
+def _symbols(value: Any) -> list[Any]:
+    if not isinstance(value, np.ndarray) or value.dtype != object:
+        return []
+    return [d for d in value.ravel().tolist() if not isinstance(d, int)]
+
+
+def _replaced(value: Any, numbers: dict[Any, int]) -> Any:
+    if not isinstance(value, np.ndarray) or value.dtype != object:
+        return value
+    items = [d if isinstance(d, int) else numbers[d] for d in value.ravel().tolist()]
+    return np.asarray(items, np.int32).reshape(value.shape)
+
+
+def _restored(value: np.ndarray, sizes: dict[int, Any]) -> np.ndarray:
+    items = value.ravel().tolist()
+    if not any(isinstance(x, int) and x in sizes for x in items):
+        return value
+    out = np.empty(len(items), object)
+    out[:] = [sizes.get(x, x) for x in items]
+    return out.reshape(value.shape)
+
+
+def _pairs(one: np.ndarray, two: np.ndarray) -> Iterator[tuple[Any, Any]]:
+    return zip(one.ravel().tolist(), two.ravel().tolist(), strict=True)

@@ -132,15 +132,20 @@ def write(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
     return None
 
 
+def producer(graph: Graph, atom: Any) -> Any | None:
+    """The equation that defines `atom`, if any."""
+    return None if isinstance(atom, core.Literal) else graph.producers.get(atom)
+
+
 def access(eqn: Any, graph: Graph, find: Callable[..., Access | None]) -> Access | None:
     """An access written out, or in a function of its own as JAX writes it."""
     if eqn.primitive.name != "jit":
-        return find(eqn, graph.producers.get)
+        return find(eqn, lambda atom: producer(graph, atom))
     inner = Graph(eqn.params["jaxpr"])
     arguments = dict(zip(inner.jaxpr.invars, eqn.invars, strict=True))
     if len(inner.eqns) != 2 or len(inner.jaxpr.outvars) != 1:
         return None
-    found = find(inner.eqns[-1], inner.producers.get)
+    found = find(inner.eqns[-1], lambda atom: producer(inner, atom))
     if found is None or found.result is not inner.jaxpr.outvars[0]:
         return None
 
@@ -178,7 +183,7 @@ def _scan(site: Site) -> Callable[..., Any] | None:
             reads[id(eqn)] = found
     outputs: dict[int, Access] = {}
     for position, result in enumerate(graph.jaxpr.outvars):
-        eqn = graph.producers.get(result) if not isinstance(result, core.Literal) else None
+        eqn = producer(graph, result)
         found = None if eqn is None else access(eqn, graph, write)
         if found is None or found.array is not loop.carry[position]:
             continue

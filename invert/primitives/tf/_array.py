@@ -17,6 +17,7 @@ from ._registry import Context, raises_tf
 from ._static import (
     array,
     arrays,
+    as_sizes,
     broadcast_to,
     int_max,
     ints,
@@ -134,7 +135,7 @@ def _stack_static(values: list[Any], axis: int) -> np.ndarray:
 def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     axis, count = node.attr("axis", 0) % np.ndim(values[0]), node.attr("num")
     if is_static(values[0]):
-        return [np.asarray(np.take(values[0], i, axis)) for i in range(count)]
+        return [as_sizes(np.take(values[0], i, axis), node.attr("T")) for i in range(count)]
     x = array(values[0])
     return [lax.squeeze(lax.slice_in_dim(x, i, i + 1, axis=axis), (axis,)) for i in range(count)]
 

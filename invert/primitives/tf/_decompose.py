@@ -91,11 +91,19 @@ def _svd(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("SelfAdjointEigV2", "BatchSelfAdjointEigV2")
 @_in_single
 def _eigh(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
+    x = _hermitian(array(values[0]))
     if not node.attr("compute_v", True):
         return [_eigenvalues(x), lax.full((0,), 0, x.dtype)]
     v, w = lax.linalg.eigh(x, lower=True, symmetrize_input=False)
     return [lax.convert_element_type(w, x.dtype), v]
+
+
+def _hermitian(x: Any) -> Any:
+    """The Hermitian matrix with the lower triangle of `x`.
+
+    TensorFlow reads nothing else of it, and so its gradient is one of the lower triangle.
+    """
+    return lax.add(jnp.tril(x), adjoint(jnp.tril(x, -1)))
 
 
 def _eigenvalues(x: Any) -> Any:
@@ -226,7 +234,27 @@ def _logarithm(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("MatrixSquareRoot")
 @_in_single
 def _square_root(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_by_eigenvalues(lax.sqrt, array(values[0]))]
+    return [square_root(array(values[0]))]
+
+
+@jax.custom_jvp
+def square_root(x: Any) -> Any:
+    """The principal square root of a matrix, of shape `[..., n, n]`."""
+    return _by_eigenvalues(lax.sqrt, x)
+
+
+@square_root.defjvp
+def _square_root_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    # Y Y = X makes Y dY + dY Y = dX: a linear equation for the rows of dY, one below the other
+    # (`_MatrixSquareRootGrad` of tensorflow/python/ops/linalg_grad.py, TensorFlow 2.21).
+    (x,), (dx,) = primals, tangents
+    y, n = square_root(x), x.shape[-1]
+    one = jnp.eye(n, dtype=x.dtype)
+    rows = jnp.einsum("...ij,kl->...ikjl", y, one) + jnp.einsum("ij,...lk->...ikjl", one, y)
+    batch = x.shape[:-2]
+    system = lax.reshape(rows, (*batch, n * n, n * n))
+    dy = jnp.linalg.solve(system, lax.reshape(dx, (*batch, n * n, 1)))
+    return y, lax.reshape(dy, x.shape)
 
 
 def _by_eigenvalues(fn: Any, x: Any) -> Any:

@@ -18,7 +18,7 @@ from jax import lax
 from ..._errors import Problem, UnsupportedOpError
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._static import array, ints, is_static, static
+from ._static import array, as_sizes, ints, is_static, static
 
 # Indices known to be in range need no guard. Checking more of them takes longer than it saves.
 _MAX_CHECKED = 1 << 16
@@ -99,7 +99,7 @@ def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     batch += np.ndim(which) if batch < 0 else 0
     known = isinstance(which, np.ndarray) and which.dtype != object
     if is_static(values[0]) and known and not batch:
-        return [np.asarray(np.take(values[0], which, axis))]
+        return [as_sizes(np.take(values[0], which, axis), node.attr("Tparams"))]
     x = array(values[0])
     if known and which.ndim == 0 and isinstance(x.shape[axis], int) and 0 <= which < x.shape[axis]:
         return [lax.index_in_dim(x, int(which), axis, keepdims=False)]

@@ -15,7 +15,7 @@ from ..._errors import Problem, UnsupportedOpError
 from . import _tensor_list as lists
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._static import array, ints, static
+from ._static import array, as_sizes, ints, is_size, static
 from ._tensor_list import Element, TensorList
 
 
@@ -68,7 +68,7 @@ def _pop_back(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("TensorListLength")
 def _length(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     size = _list(node, values[0]).size
-    return [np.asarray(size, np.int32) if isinstance(size, int) else size]
+    return [as_sizes(size, np.dtype(np.int32)) if is_size(size) else size]
 
 
 @raises_tf("TensorListElementShape")

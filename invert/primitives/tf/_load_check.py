@@ -143,7 +143,8 @@ def _calls(node: Any, nodes: dict[str, Any], given: set[str]) -> list[_Call]:
     if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
         data = [text for text in node.input if not text.startswith("^")]
         files = frozenset(i for i, text in enumerate(data) if _is_given(text, nodes, given))
-    return [(name, files) for name in _functions_of(node)]
+    # A node may have a function for its op.
+    return [(name, files) for name in (*_functions_of(node), node.op)]
 
 
 def _problems(node: Any, nodes: dict[str, Any], given: set[str], where: str) -> Iterator[Problem]:

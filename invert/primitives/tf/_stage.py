@@ -19,7 +19,7 @@ from jax import lax
 from ... import _compat
 from ._rows import Rows, holds_count, resized
 from ._state import Resource
-from ._static import array
+from ._static import array, is_size
 from ._tensor_list import Element, TensorList, is_same, known_element, merge, with_buffer
 
 
@@ -182,9 +182,9 @@ class Lists:
     - `is_empty`: whether nothing was put on it yet.
     """
 
-    capacity: int | None
+    capacity: Any
     element: Element | None
-    size: int | None
+    size: Any
     same: Any = None
     is_empty: bool = False
 
@@ -202,7 +202,7 @@ Form = Fixed | Arrays | Varying | Lists | Choices
 def form_of(value: Any) -> Form:
     """The form of one value."""
     if isinstance(value, TensorList):
-        size = value.size if isinstance(value.size, int) else None
+        size = value.size if is_size(value.size) else None
         element = known_element(value)
         return Lists(value.capacity, element, size, value.common, size == 0)
     if isinstance(value, Optional):
@@ -326,7 +326,7 @@ def bring(value: Any, form: Form) -> Any:
     if form.capacity is None:
         size = form.size if form.size is not None else jnp.asarray(value.size, np.int32)
         return TensorList(None, None, size, form.element, value.dtype, None, value.growth)
-    if value.is_unallocated and form.element is not None:
+    if value.is_unallocated and not value.is_reserved and form.element is not None:
         value = dataclasses.replace(value, items=(None,) * form.capacity)
     lst = with_buffer(
         value, element=form.element, capacity=form.capacity, counted=form.size is None

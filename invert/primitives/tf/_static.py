@@ -142,6 +142,21 @@ def pack_dims(dims: Sequence[Any], dtype: np.dtype) -> np.ndarray:
     return out
 
 
+def is_size(value: Any) -> bool:
+    """Whether `value` is the size of an axis: a number, or symbolic."""
+    return isinstance(value, int) or core.is_symbolic_dim(value)
+
+
+def as_sizes(value: Any, dtype: np.dtype) -> np.ndarray:
+    """A part of static sizes, with `dtype` where none of it is symbolic."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value
+    part = np.empty((), object)
+    part[()] = value
+    part = value if isinstance(value, np.ndarray) else part
+    return pack_dims(part.ravel().tolist(), dtype).reshape(part.shape)
+
+
 _INT32 = np.dtype(np.int32)
 
 
@@ -149,6 +164,8 @@ def array(value: Any, dtype: np.dtype = _INT32) -> Any:
     """`value` as a JAX operand; static sizes that are symbolic become traced `dtype` integers."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         dtype = jax.dtypes.canonicalize_dtype(dtype)
+        if not value.size:
+            return np.zeros(value.shape, dtype)
         sizes = [jax.numpy.asarray(d, dtype) for d in np.ravel(value)]
         return jax.numpy.stack(sizes).reshape(value.shape)
     value = canonical(value)

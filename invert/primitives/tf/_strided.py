@@ -18,7 +18,7 @@ from ..._errors import Problem, UnsupportedOpError
 from ._affine import distance, known
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._static import array, broadcast_to, ints, is_static, static
+from ._static import array, as_sizes, broadcast_to, ints, is_static, static
 
 
 @raises_tf("Slice")
@@ -44,7 +44,7 @@ def _slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _strided_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     index = _index(ctx, node, values[1:4], np.ndim(values[0]))
     if is_static(values[0]) and not any(map(_is_traced, index)):
-        return [np.asarray(values[0][tuple(index)])]
+        return [as_sizes(values[0][(*index, ...)], node.attr("T"))]
     return [_take(array(values[0]), index)]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ..._errors import Problem, UnsupportedOpError
-from ._static import array, is_static
+from ._static import array, is_size, is_static
 
 Element = Any  # a pytree of jax.ShapeDtypeStruct
 
@@ -32,7 +32,7 @@ class TensorList:
 
     - `items`: the elements, `None` where one was not written; `None` for a list with a buffer.
     - `buffer`: the elements along the leading axis of each leaf.
-    - `size`: number of elements, an `int` or a scalar array.
+    - `size`: number of elements: an `int`, symbolic, or a scalar array.
     - `element`: type of an element, where it is known.
     - `dtype`: type of the elements as the graph states it; `None` for lists of lists.
     - `same`: a static value that every element has, such as a shape that each step of a loop puts
@@ -50,8 +50,8 @@ class TensorList:
     growth: int = 0
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        fixed = self.size if isinstance(self.size, int) else None
-        dynamic = None if isinstance(self.size, int) else self.size
+        fixed = self.size if is_size(self.size) else None
+        dynamic = None if is_size(self.size) else self.size
         aux = (fixed, _Hidden((self.element, self.same)), self.dtype, self.growth)
         return (self.items, self.buffer, dynamic), aux
 
@@ -64,12 +64,19 @@ class TensorList:
         return cls(items, buffer, size, element, dtype, same, growth)
 
     @property
-    def capacity(self) -> int | None:
+    def capacity(self) -> Any:
         """Number of elements there is room for; `None` where it is not known yet."""
         if self.items is not None:
             return len(self.items)
+        if self.is_reserved:
+            return self.size
         leaves = jax.tree_util.tree_leaves(self.buffer)
         return leaves[0].shape[0] if leaves else None
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether there is room for a symbolic number of elements, none of which was written."""
+        return self.is_unallocated and is_size(self.size) and not isinstance(self.size, int)
 
     @property
     def is_unallocated(self) -> bool:
@@ -115,9 +122,10 @@ class _Hidden:
         return 0
 
 
-def empty(dtype: np.dtype | None, element: Element | None, size: int = 0) -> TensorList:
-    """A list of `size` elements none of which was written."""
-    return TensorList((None,) * size, None, size, element, dtype)
+def empty(dtype: np.dtype | None, element: Element | None, size: Any = 0) -> TensorList:
+    """A list of `size` elements, an `int` or symbolic, none of which was written."""
+    items = (None,) * size if isinstance(size, int) else None
+    return TensorList(items, None, size, element, dtype)
 
 
 def from_tensor(tensor: Any, dtype: np.dtype | None) -> TensorList:
@@ -180,7 +188,7 @@ def merge(one: Element | None, two: Element | None) -> Element | None:
     if one is None or two is None:
         return two if one is None else one
     if isinstance(one, TensorList) and isinstance(two, TensorList):
-        fixed = isinstance(one.size, int) and one.size == two.size
+        fixed = is_size(one.size) and one.size == two.size
         same = one.same if is_same(one.same, two.same) else None
         return TensorList(
             None,
@@ -204,7 +212,7 @@ def conform(value: Any, element: Element) -> Any:
     if value.same is not None and element.same is None:
         leaves = jax.tree_util.tree_leaves(element.buffer)
         value = with_buffer(value, capacity=leaves[0].shape[0] if leaves else None)
-    counted = not isinstance(element.size, int)
+    counted = not is_size(element.size)
     size = jnp.asarray(value.size, np.int32) if counted else value.size
     buffer = None if element.same is not None else value.buffer
     return TensorList(None, buffer, size, element.element, element.dtype, element.same)
@@ -227,11 +235,13 @@ def with_buffer(
     """
     element = merge(element, known_element(lst))
     size = jnp.asarray(lst.size, np.int32) if counted else lst.size
+    if lst.is_reserved and element is not None:
+        return TensorList(None, _room(element, lst.size), size, element, lst.dtype)
     if lst.is_unallocated or element is None:
         return dataclasses.replace(lst, items=None, buffer=None, size=size, element=element)
     buffer = lst.buffer
     if lst.same is not None:
-        room = lst.size if isinstance(lst.size, int) else capacity
+        room = lst.size if is_size(lst.size) else capacity
         if room is None:
             raise _problem("holds one value, but nothing says how often at most")
         buffer = jax.tree_util.tree_map(
@@ -243,9 +253,7 @@ def with_buffer(
     if lst.items is not None:
         items = [zeros_of(element) if x is None else conform(x, element) for x in lst.items]
         if all(x is None for x in lst.items):
-            buffer = jax.tree_util.tree_map(
-                lambda t: lax.full((len(items), *t.shape), 0, t.dtype), element
-            )
+            buffer = _room(element, len(items))
         else:
             try:
                 buffer = jax.tree_util.tree_map(lambda *xs: jnp.stack(xs), *items)
@@ -257,6 +265,10 @@ def with_buffer(
     if capacity is not None and capacity > have:
         buffer = jax.tree_util.tree_map(lambda b: _padded(b, capacity - have), buffer)
     return TensorList(None, buffer, size, element, lst.dtype)
+
+
+def _room(element: Element, size: Any) -> Any:
+    return jax.tree_util.tree_map(lambda t: lax.full((size, *t.shape), 0, t.dtype), element)
 
 
 def _padded(x: Any, count: int) -> Any:
@@ -329,7 +341,7 @@ def set_item(lst: TensorList, index: Any, value: Any, *, resize: bool = False) -
         end = jnp.asarray(index, np.int32) + np.int32(1)
         size = lax.max(jnp.asarray(size, np.int32), end)
     growing = resize and isinstance(lst.size, int)  # how far, only a loop as a whole tells
-    if growing or (lst.same is not None and not isinstance(lst.size, int)):
+    if growing or (lst.same is not None and not is_size(lst.size)):
         lst = dataclasses.replace(lst, items=None, buffer=None, same=None)
     lst = with_buffer(lst, element=element)
     if lst.buffer is None:
@@ -411,7 +423,7 @@ def stacked(lst: TensorList, element: Element | None = None) -> Any:
 
     **Raises:** `UnsupportedOpError` where their number depends on data.
     """
-    if not isinstance(lst.size, int):
+    if not is_size(lst.size):
         raise _problem(
             "is stacked, but the number of its elements depends on data",
             "Give the TensorArray a fixed size.",
@@ -420,8 +432,7 @@ def stacked(lst: TensorList, element: Element | None = None) -> Any:
     if lst.buffer is None:
         if lst.element is None:
             raise _problem("is stacked, but nothing was written and no element_shape is known")
-        lst = dataclasses.replace(lst, items=(None,) * lst.size)
-        lst = with_buffer(lst)
+        lst = with_buffer(empty(lst.dtype, lst.element, lst.size))
     if lst.capacity == lst.size:
         return lst.buffer
     return jax.tree_util.tree_map(lambda b: lax.slice_in_dim(b, 0, lst.size), lst.buffer)
