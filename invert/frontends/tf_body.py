@@ -7,7 +7,7 @@ work and cost grows linearly. What only control edges lead to runs where it has 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
@@ -16,6 +16,7 @@ from ..primitives.tf._node import FRAMES_REMEDY, Body, Node, decode_tensor
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]
 
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _PREFERS = "api_preferred_device"
 
 
@@ -32,11 +33,17 @@ def function_body(function: Any, offset: Offset, is_effect: IsEffect) -> Body:
     )
 
 
-def output_offset(node: Node, output: str, definition: Any | None) -> int:
+def output_offset(
+    node: Node, output: str, definition: Any | None, functions: Mapping[str, Any]
+) -> int:
     """Index of the first tensor of a named output; a `FunctionDef` names outputs by it.
 
     `definition`: the `OpDef` proto; an unknown op is reported elsewhere, and never evaluated.
+    `functions`: those of the library; the results of one that is called as an op have its names.
     """
+    if node.op in _CALLS and output != "output":
+        results = functions[node.attrs["f"].func.name].signature.output_arg
+        return [a.name for a in results].index(output)
     offset = 0
     for arg in definition.output_arg if definition is not None else ():
         if arg.name == output:

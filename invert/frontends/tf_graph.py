@@ -350,7 +350,7 @@ class Graph:
         return f"{node.location}, {line}" if line else node.location
 
     def _output_offset(self, node: Node, output: str) -> int:
-        return output_offset(node, output, self._op_def(node.op))
+        return output_offset(node, output, self._op_def(node.op), self._functions)
 
 
 class Run:
