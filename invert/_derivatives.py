@@ -32,6 +32,7 @@ from invert._gradient_rules import (
     is_zero,
     largest_difference,
     make_rule,
+    may_not_end,
     plain_function,
     stopped,
     type_of,
@@ -222,6 +223,8 @@ class Settler:
 
     def _difference(self, region: _Region, raw: Any) -> str:
         """`""` where the gradient has the values of autodiff, else how they differ."""
+        if may_not_end(raw) or may_not_end(region.forward):
+            return "another program, which is not run, as a loop in it ends on data"
         try:
             gap = largest_difference(region, raw, self.wide)
         except FAILURES as error:

@@ -117,6 +117,22 @@ def largest_difference(region: Region, raw: Any, wide: bool) -> float:
     return largest
 
 
+def may_not_end(closed: Any) -> bool:
+    """Whether a loop in a program ends on data: on arguments drawn at random it may never."""
+    return any(
+        eqn.primitive.name == "while" and not _counts(eqn.params["cond_jaxpr"])
+        for eqn in _jaxpr.equations(_compat.open_jaxpr(closed))
+    )
+
+
+def _counts(condition: Any) -> bool:
+    """Whether a condition is one comparison of whole numbers."""
+    eqns = _compat.open_jaxpr(condition).eqns
+    return len(eqns) == 1 and all(
+        jnp.issubdtype(a.aval.dtype, jnp.integer) and not a.aval.shape for a in eqns[0].invars
+    )
+
+
 def beyond_rounding(x: np.ndarray, y: np.ndarray) -> float:
     """The gap where `x` is finite; elsewhere it says nothing, as at a singular matrix."""
     finite_x = np.isfinite(x)
