@@ -128,8 +128,9 @@ def may_not_end(closed: Any) -> bool:
 def _counts(condition: Any) -> bool:
     """Whether a condition is one comparison of whole numbers."""
     eqns = _compat.open_jaxpr(condition).eqns
+    avals: list[Any] = [a.aval for eqn in eqns for a in eqn.invars]
     return len(eqns) == 1 and all(
-        jnp.issubdtype(a.aval.dtype, jnp.integer) and not a.aval.shape for a in eqns[0].invars
+        jnp.issubdtype(a.dtype, jnp.integer) and not a.shape for a in avals
     )
 
 
