@@ -24,8 +24,11 @@ def normal_form(closed: Any) -> Any:
 
 
 def _opened(jaxpr: Any) -> Any:
-    calls = any(e.primitive.name == "jit" for e in jaxpr.eqns)
-    return _compat.open_jaxpr(_compat.inline_calls(jaxpr)) if calls else jaxpr
+    if jaxpr.constvars or not any(e.primitive.name == "jit" for e in jaxpr.eqns):
+        return jaxpr
+    inlined = _compat.inline_calls(jaxpr)
+    # Arrays that the calls hold would be constants of a level that has none.
+    return jaxpr if _compat.consts_of(inlined) else _compat.open_jaxpr(inlined)
 
 
 def _merged(jaxpr: Any) -> Any:
