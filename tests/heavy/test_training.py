@@ -53,6 +53,10 @@ HUB = {
 }  # fmt: skip
 
 
+# Averages over few pixels amplify rounding at larger steps: 3e-15 becomes 6e-10 in ten, in doubles.
+RATES = {"ResNet": 1e-5}
+
+
 def scalar(_labels: Any, results: Any) -> Any:
     """A loss that every number of every result takes part in."""
     floating = [y for y in tf.nest.flatten(results) if y.dtype.is_floating]
@@ -64,7 +68,7 @@ def test_backbones_of_keras_hub(name, keras, tmp_path):
     """Dropout is on where the backbone has it."""
     case = BACKBONES[name]
     model = case.make()
-    optimizer = getattr(keras.optimizers, HUB[name])(1e-3)
+    optimizer = getattr(keras.optimizers, HUB[name])(RATES.get(name, 1e-3))
     # Labels that nothing uses stand at the end.
     draws = [inputs_of(model, case, seed) for seed in range(STEPS)]
     batches = [(*tf.nest.flatten(x), np.float32(0)) for x in draws]
