@@ -336,7 +336,7 @@ def test_train_step_of_a_model(make, tmp_path):
 
 @pytest.mark.slow
 def test_function_of_a_model_that_trains():
-    """`Model.train_function`: several steps per call, compiled by XLA."""
+    """`Model.train_function`: several steps per call. TensorFlow cannot save such a function."""
     model = compiled_model(mlp(), "mse", ["mae"], steps_per_execution=3, jit_compile=False)
     data = batches(lambda: normal(3, 4, 8), lambda: normal(3, 4, 3))
     model._symbolic_build(data_batch=tuple(x[0] for x in data[0]))

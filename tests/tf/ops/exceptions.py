@@ -69,9 +69,6 @@ DIFFERENCES: dict[str, dict[str, str]] = {
         "clamped where it compiles by XLA; ours are clamped",
     },
     "Cholesky": {"gradients": "TensorFlow's is symmetric, JAX's lower triangular, for one matrix"},
-    "SelfAdjointEigV2": {
-        "gradients": "TensorFlow's is lower triangular, JAX's symmetric, for one matrix"
-    },
     "NonMaxSuppressionV3": {
         "values": "has a result of fixed size, padded, where TensorFlow's varies",
         "gradients": "has none, and results of another size",
