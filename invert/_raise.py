@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,21 @@ from invert._jaxpr import HINT, WRITTEN_ARRAY
 from invert.primitives.stablehlo import _attributes
 
 Value = Any  # a tracer, or a NumPy array where the value is known at conversion
+
+
+class Known(np.ndarray):
+    """A number that the program computes and conversion knows: a size, or the platform's index.
+
+    What is computed from such numbers alone is known as well, also inside of called functions.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, value: Any, dtype: Any = np.int32) -> Known:
+        return np.array(value, dtype).view(cls)
+
+
 Rule = Callable[..., Any]
 
 _RULES: dict[str, Rule] = {}
@@ -126,10 +142,8 @@ class Context:
 
     functions: Mapping[str, Any]
     config: Config
-    jitted: dict[str, Callable[..., Any]]
+    jitted: dict[Any, Callable[..., Any]]
     env: dict[Any, Value]
-    # constants that stand for the platform: known inside of called functions too
-    fixed: tuple[Value, ...] = ()
     # values that are a broadcast scalar: id of the broadcast -> (broadcast, scalar)
     scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     # the same for values that repeat dimensions of size one
@@ -145,6 +159,10 @@ class Context:
 
     def aval(self, op: Op) -> jax.ShapeDtypeStruct:
         return _attributes.aval(op.op.results[0].type)
+
+    def dtype(self, op: Op) -> np.dtype:
+        """The dtype of the first result, whose sizes may be dynamic."""
+        return _attributes.element_dtype(op.op.results[0].type)
 
     def scalar(self, value: Value) -> tuple[Value, Value] | None:
         """`(value, scalar)` where the value is a scalar, broadcast; else `None`."""
@@ -219,8 +237,12 @@ class Context:
         rule = _RULES.get(op.name)
         if rule is None:
             raise UnsupportedOpError([_problem(operation)])
+        computes_size = _computes_size(operation, operands)
+        if not (operation.regions or op.name in _CALLS):
+            operands = [x.view(np.ndarray) if isinstance(x, Known) else x for x in operands]
         try:
-            results = rule(self, op, *operands)
+            with jax.ensure_compile_time_eval() if computes_size else contextlib.nullcontext():
+                results = rule(self, op, *operands)
         except InvertError:
             raise
         except Exception as error:
@@ -236,7 +258,7 @@ class Context:
                 [Problem(op.name, f"unknown attributes {sorted(unread)}", op.location)]
             )
         self._check(op, results)
-        return results
+        return [Known.of(x, x.dtype) for x in results] if computes_size else results
 
     def _check(self, op: Op, results: Sequence[Value]) -> None:
         types = op.result_types()
@@ -245,19 +267,83 @@ class Context:
         for i, (type_, value) in enumerate(zip(types, results, strict=True)):
             if _attributes.is_token(type_) or isinstance(value, tuple):
                 continue
-            want = _attributes.aval(type_)
-            if tuple(value.shape) != want.shape or value.dtype != want.dtype:
+            shape, dtype = _attributes.shape_of(type_), _attributes.element_dtype(type_)
+            fits = len(shape) == len(value.shape) and all(
+                want in (None, have) for want, have in zip(shape, value.shape, strict=True)
+            )
+            if not fits or value.dtype != dtype:
+                declared = ["?" if n is None else n for n in shape]
                 raise UnsupportedOpError(
                     [
                         Problem(
                             op.name,
                             f"result {i} was raised as {value.dtype}{list(value.shape)}, but the "
-                            f"module declares {want.dtype}{list(want.shape)}",
+                            f"module declares {dtype}{declared}",
                             op.location,
                             "This is a defect of invert; please report the module.",
                         )
                     ]
                 )
+
+
+# Shapes, paddings and the like have no more numbers than this.
+_MOST_SIZES = 64
+_CALLS = frozenset({"func.call", "stablehlo.composite"})
+
+
+def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
+    """Whether an op computes whole numbers of sizes alone, and as many at every size."""
+    return (
+        (any(isinstance(x, Known) for x in operands) or _is_shape(operation))
+        and all(is_constant(x) for x in operands)
+        and not operation.regions
+        and operation.name != "func.call"
+        and len(operation.results) > 0
+        and all(_is_small(r.type) for r in operation.results)
+        and all(_attributes.element_dtype(r.type).kind in "iub" for r in operation.results)
+    )
+
+
+# Ops that take shapes and paddings as operands. JAX puts these together from numbers one by one, so
+# one in which no size is open is made from constants alone.
+_TAKE_SHAPES = frozenset(
+    {
+        "stablehlo.dynamic_broadcast_in_dim",
+        "stablehlo.dynamic_conv",
+        "stablehlo.dynamic_gather",
+        "stablehlo.dynamic_iota",
+        "stablehlo.dynamic_pad",
+        "stablehlo.dynamic_reshape",
+        "stablehlo.real_dynamic_slice",
+    }
+)
+
+
+def _is_shape(operation: ir.Operation) -> bool:
+    name = operation.name
+    return name in ("stablehlo.concatenate", "stablehlo.reshape") and is_shape(operation.results[0])
+
+
+def is_shape(value: Any) -> bool:
+    """Whether a value of a module is used only as a shape, or as a part of one."""
+    owners = [use.owner.operation for use in value.uses]
+    return bool(owners) and all(_takes_shape(o) or _is_shape(o) for o in owners)
+
+
+def _takes_shape(operation: ir.Operation) -> bool:
+    if operation.name != "stablehlo.custom_call":
+        return operation.name in _TAKE_SHAPES
+    attributes = operation.attributes
+    target = _attributes.string(attributes["call_target_name"])
+    return target.startswith("stablehlo.dynamic_") or "indices_of_shape_operands" in attributes
+
+
+def _is_small(type_: Any) -> bool:
+    return (
+        isinstance(type_, ir.RankedTensorType)
+        and type_.has_static_shape
+        and math.prod(type_.shape) <= _MOST_SIZES
+    )
 
 
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return", "chlo.return"})
@@ -281,29 +367,46 @@ def _problem(op: ir.Operation) -> Problem:
     return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
 
 
+# The function that the exporter puts around a program of open sizes; its author wrote none.
+_WRAPPER = "_wrapped_jax_export_main"
+
+
 def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]:
     """Calls the function `@name` of the module as a named inner `jit`.
 
     One `jit` per function: JAX's own cache then traces a function that is called often only once.
-    The platform index is no argument but a constant, which chooses branches inside.
+    Known numbers are not arguments but constants, which choose branches and shapes inside.
     """
-    fixed = {i: x for i, x in enumerate(args) if any(x is f for f in ctx.fixed)}
-    if name not in ctx.jitted:
-        function = ctx.functions[name]
+    function = ctx.functions[name]
+    fixed = {i: x for i, x in enumerate(args) if isinstance(x, Known)}
+    if fixed and all(map(is_constant, args)) and all(map(_is_small, _result_types(function))):
+        # It computes sizes, which the caller has to know.
+        args = [Known.of(x, x.dtype) for x in args]
+        return _fresh(ctx).region(function.regions[0])(*args)
+    if name.startswith(_WRAPPER):
+        return _fresh(ctx).region(function.regions[0])(*args)
+    key = (name, tuple((i, x.shape, x.tobytes()) for i, x in fixed.items()))
+    if key not in ctx.jitted:
 
         def call(*rest: Value) -> list[Value]:
-            inner = dataclasses.replace(
-                ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set()
-            )
             values = iter(rest)
             all_args = [fixed[i] if i in fixed else next(values) for i in range(len(args))]
-            return inner.region(function.regions[0])(*all_args)
+            return _fresh(ctx).region(function.regions[0])(*all_args)
 
         # Callees that were split off by the serializer end in _<number>; the name that the author
         # gave is what is in front of it.
         call.__name__ = call.__qualname__ = _jit_name(name)
-        ctx.jitted[name] = jax.jit(call)
-    return list(ctx.jitted[name](*(x for i, x in enumerate(args) if i not in fixed)))
+        ctx.jitted[key] = jax.jit(call)
+    return list(ctx.jitted[key](*(x for i, x in enumerate(args) if i not in fixed)))
+
+
+def _fresh(ctx: Context) -> Context:
+    """The context of a function's own values."""
+    return dataclasses.replace(ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set())
+
+
+def _result_types(function: Any) -> list[Any]:
+    return list(function.attributes["function_type"].value.results)
 
 
 def _jit_name(name: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert import _compat, _raise
+from invert import _raise
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, OpUse
 from invert._errors import Problem, SignatureError, UnsupportedOpError
-from invert._raise import Context, Value
+from invert._raise import Context, Known, Value
 from invert.frontends._parse import parse_module
 from invert.primitives.stablehlo import _attributes, calls
 from invert.primitives.stablehlo import rules as _rules
@@ -150,27 +150,9 @@ class Program:
             raise UnsupportedOpError(self.problems)
         self._check_platform()
         self._check(values)
-        if self.is_static and not self._has_dynamic_shapes:
-            functions, extra = self.functions, self._global_values()
-        else:
-            module = self._refined([tuple(v.shape) for v in values])
-            functions, extra = functions_of(module), []
-        ctx = Context(functions=functions, config=self.config, jitted={}, env={})
-        ctx.fixed = tuple(extra)
-        return ctx.region(functions[self.entry].regions[0])(*extra, *values)
-
-    @functools.cached_property
-    def _has_dynamic_shapes(self) -> bool:
-        return any(
-            "?" in str(r.type)
-            for name, function in self.functions.items()
-            if not name.startswith("sdy.mesh ")
-            for op in _raise.walk(function)
-            for r in op.results
-        )
-
-    def _global_values(self) -> list[np.ndarray]:
-        return [np.asarray(self.platform_index(), np.int32) for _ in self._globals]
+        ctx = Context(functions=self.functions, config=self.config, jitted={}, env={})
+        known = [Known.of(self.platform_index()) for _ in self._globals]
+        return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
 
     def _check(self, values: Sequence[Value]) -> None:
         wrong = []
@@ -189,18 +171,6 @@ class Program:
                 )
         if wrong:
             raise SignatureError("; ".join(wrong))
-
-    def _refined(self, shapes: Sequence[tuple[int, ...]]) -> Any:
-        """The module at static argument shapes; its operations live as long as it does."""
-        try:
-            return _compat.refine(
-                self.module, self.entry, [int(v) for v in self._global_values()], shapes
-            )
-        except (ValueError, jax.errors.JaxRuntimeError) as error:
-            raise SignatureError(
-                f"the shapes {list(map(list, shapes))} do not fit the shape constraints of the "
-                f"module: {error}"
-            ) from error
 
 
 def functions_of(module: Any) -> dict[str, Any]:

@@ -12,10 +12,9 @@ import numpy as np
 from jax import lax
 
 from invert import _compat, _opaque
-from invert._compat import ir
 from invert._errors import Problem
 from invert._raise import Context, Op, Value, call_function, raises
-from invert.primitives.stablehlo import _attributes, chlo, sharding
+from invert.primitives.stablehlo import _attributes, chlo, dynamic, sharding
 
 
 @raises("func.call")
@@ -162,7 +161,17 @@ def road_of(op: Any) -> Literal["rule", "opaque", "none"]:
 
 
 # The computations are kept as jaxprs. The others guide the partitioner of the exporting JAX.
-_DROPPED = frozenset({"called_computations", "sdy.sharding_rule", "mhlo.frontend_attributes"})
+_DROPPED = frozenset(
+    {
+        "called_computations",
+        "indices_of_shape_operands",
+        "sdy.sharding_rule",
+        "mhlo.frontend_attributes",
+    }
+)
+
+
+_OPEN_TOP_K = "stablehlo.dynamic_approx_top_k"
 
 
 @raises("stablehlo.custom_call")
@@ -176,16 +185,25 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
     computations = tuple(_computation(ctx, c) for c in called or ())
     names = set(_compat.attribute_names(op.op)) - _DROPPED
     texts = {n: str(op.op.attributes[n]) for n in names}
+    data, avals = dynamic.result_avals(op, operands)
+    if len(data) < len(operands) and "operand_layouts" in texts:
+        layouts = list(map(str, op.op.attributes["operand_layouts"]))
+        kept = [t for x, t in zip(operands, layouts, strict=True) if any(x is d for d in data)]
+        texts["operand_layouts"] = f"[{', '.join(kept)}]"
+    if target == _OPEN_TOP_K:  # its last operand is the number that `ApproxTopK` has as an option
+        *data, k = data
+        target, (k,) = "ApproxTopK", dynamic.sizes(k, op)
+        options = texts["mhlo.backend_config"].removesuffix("}")
+        texts["mhlo.backend_config"] = f"{options}, top_k = {k} : i64}}"
+        texts["call_target_name"] = f'"{target}"'
     op.unread.clear()  # all of them are kept
     types = op.result_types()
-    packed = len(types) == 1 and isinstance(types[0], ir.TupleType)
-    if packed:  # as older modules for TPUs return several results
-        types = list(_attributes.tuple_types(types[0]))
+    packed = len(types) == 1 and _attributes.is_tuple(types[0])
     results = _opaque.custom_call(
-        *operands,
+        *data,
         target=target,
         attributes=tuple(sorted(texts.items())),
-        avals=tuple(None if _attributes.is_token(t) else _attributes.aval(t) for t in types),
+        avals=tuple(avals),
         computations=computations,
     )
     return [tuple(results)] if packed else results
@@ -217,14 +235,9 @@ def _composite_call(target: str) -> Callable:
     return rule
 
 
-def _shape_assertion(ctx: Context, op: Op, ok: Value, *values: Value) -> Any:
-    """The constraint has been checked when the module was refined to static shapes."""
-    return []
-
-
 _CUSTOM_CALLS: dict[str, Callable] = {
     **{target: _composite_call(target) for target in NAMED},
-    "shape_assertion": _shape_assertion,
+    **dynamic.RULES,
     "Sharding": sharding.annotation,
     "SPMDFullToShardShape": sharding.annotation,
     "SPMDShardToFullShape": sharding.annotation,

@@ -155,7 +155,7 @@ def top_k(x: Value, k: int) -> list[Value]:
 def _ragged_dot(ctx: Context, op: Op, x: Value, y: Value, sizes: Value) -> Value:
     text = str(op["ragged_dot_dimension_numbers"])
     op.get("precision_config")
-    return ragged_dot(text, x, y, sizes, ctx.aval(op).dtype)
+    return ragged_dot(text, x, y, sizes, ctx.dtype(op))
 
 
 def ragged_dot(text: str, x: Value, y: Value, sizes: Value, dtype: np.dtype) -> Value:

@@ -10,7 +10,17 @@ import numpy as np
 from jax import lax
 
 from invert._compat import trace_closed
-from invert._raise import Context, Op, Value, free_values, is_constant, is_splat, raises
+from invert._raise import (
+    Context,
+    Known,
+    Op,
+    Value,
+    free_values,
+    is_constant,
+    is_shape,
+    is_splat,
+    raises,
+)
 from invert.primitives.stablehlo import _attributes
 
 
@@ -79,8 +89,11 @@ def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
     return found
 
 
-def _is_one_number(value: Value) -> bool:
-    return is_splat(value) or (is_constant(value) and value.ndim == 0)
+def _stays_outside(name: Any, value: Value) -> bool:
+    """Whether branches find a value where it is: numbers, those repeated, and shapes."""
+    if is_splat(value) or isinstance(value, Known):
+        return True
+    return is_constant(value) and (value.ndim == 0 or is_shape(name))
 
 
 def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Value]:
@@ -91,7 +104,7 @@ def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Valu
     for region in regions:
         captured.update(dict.fromkeys(free_values(region)))
         captured.update(dict.fromkeys(_hoist_constants(ctx, region)))
-    arrays = [v for v in captured if not _is_one_number(ctx.env[v])]
+    arrays = [v for v in captured if not _stays_outside(v, ctx.env[v])]
     values = [ctx.env[v] for v in arrays]
     avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
 

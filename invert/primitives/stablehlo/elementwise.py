@@ -200,8 +200,7 @@ def _compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
     total = kind is not None and _attributes.enum_name(kind) == "TOTALORDER"
     if total and jnp.issubdtype(x.dtype, jnp.floating):
         if x.shape != y.shape:  # the total-order primitives do not broadcast
-            shape = op.op.results[0].type
-            x, y = (jnp.broadcast_to(v, _attributes.aval(shape).shape) for v in (x, y))
+            x, y = jnp.broadcast_arrays(x, y)
         return total_order(direction, x, y)
     return _COMPARE[direction](x, y)
 
@@ -221,7 +220,7 @@ def _clamp(ctx: Context, op: Op, low: Value, x: Value, high: Value) -> Value:
 
 @raises("stablehlo.convert")
 def _convert(ctx: Context, op: Op, x: Value) -> Value:
-    dtype = ctx.aval(op).dtype
+    dtype = ctx.dtype(op)
     if x.dtype == dtype:
         return x
     if _is_complex(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
@@ -234,7 +233,7 @@ def _convert(ctx: Context, op: Op, x: Value) -> Value:
 
 @raises("stablehlo.bitcast_convert")
 def _bitcast_convert(ctx: Context, op: Op, x: Value) -> Value:
-    return lax.bitcast_convert_type(x, ctx.aval(op).dtype)
+    return lax.bitcast_convert_type(x, ctx.dtype(op))
 
 
 @raises("stablehlo.reduce_precision")

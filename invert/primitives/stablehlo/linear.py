@@ -65,13 +65,13 @@ def _dot_general(ctx: Context, op: Op, x: Value, y: Value) -> Value:
         (dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions),
         (dims.lhs_batching_dimensions, dims.rhs_batching_dimensions),
     )
-    return _dot(x, y, numbers, op, ctx.aval(op).dtype)
+    return _dot(x, y, numbers, op, ctx.dtype(op))
 
 
 @raises("stablehlo.dot")
 def _dot_rule(ctx: Context, op: Op, x: Value, y: Value) -> Value:
     numbers = (((x.ndim - 1,), (0,)), ((), ()))
-    return _dot(x, y, numbers, op, ctx.aval(op).dtype)
+    return _dot(x, y, numbers, op, ctx.dtype(op))
 
 
 def _einsum(ctx: Context, op: Op, *operands: Value) -> Value:
@@ -81,7 +81,7 @@ def _einsum(ctx: Context, op: Op, *operands: Value) -> Value:
     # Names may be any character in the file; only letters reach jnp.
     if not set(config) <= set(string.ascii_letters + ",->."):
         raise InvertError(f"{op.name}: malformed equation {config!r}")
-    return jnp.einsum(config, *operands, preferred_element_type=ctx.aval(op).dtype)
+    return jnp.einsum(config, *operands, preferred_element_type=ctx.dtype(op))
 
 
 raises("stablehlo.einsum", "stablehlo.unary_einsum")(_einsum)
@@ -120,7 +120,7 @@ def _convolution(
         feature_group_count=_attributes.integer(op["feature_group_count"]),
         batch_group_count=_attributes.integer(op["batch_group_count"]),
         precision=_precision(op),
-        preferred_element_type=ctx.aval(op).dtype,
+        preferred_element_type=ctx.dtype(op),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jax import lax
 
@@ -20,9 +21,14 @@ _ALGORITHM = {
 
 @raises("stablehlo.rng_bit_generator")
 def _rng_bit_generator(ctx: Context, op: Op, state: Value) -> Sequence[Value]:
-    _, bits = ctx.avals(op)
-    algorithm = _ALGORITHM[_attributes.enum_name(op["rng_algorithm"])]
-    return lax.rng_bit_generator(state, bits.shape, dtype=bits.dtype, algorithm=algorithm)
+    _, out = ctx.avals(op)
+    return bits(op["rng_algorithm"], state, out.shape, out.dtype)
+
+
+def bits(algorithm: Any, state: Value, shape: Sequence[int], dtype: Any) -> Sequence[Value]:
+    """Bits by the algorithm of a StableHLO attribute, and the next state before them."""
+    kind = _ALGORITHM[_attributes.enum_name(algorithm)]
+    return lax.rng_bit_generator(state, tuple(shape), dtype=dtype, algorithm=kind)
 
 
 @raises("stablehlo.rng")

@@ -109,14 +109,20 @@ def _window(op: Op, rank: int) -> dict[str, Any]:
 
 @raises("stablehlo.reduce_window")
 def _reduce_window(ctx: Context, op: Op, *operands: Value) -> Value:
+    return reduce_window(ctx, op.regions[0], operands, _window(op, operands[0].ndim))
+
+
+def reduce_window(
+    ctx: Context, region: Any, operands: Sequence[Value], window: dict[str, Any]
+) -> Value:
+    """Windows of arrays combined by a region; the operands are the arrays and initial values."""
     n = len(operands) // 2
     arrays, inits = operands[:n], operands[n:]
-    window = _window(op, arrays[0].ndim)
-    monoid = _monoid(op.regions[0], arrays)
+    monoid = _monoid(region, arrays)
     if n == 1:
-        computation = monoid or scalar_computation(ctx, op.regions[0], 1)
+        computation = monoid or scalar_computation(ctx, region, 1)
         return lax.reduce_window(arrays[0], inits[0], computation, **window)
-    computation = scalar_computation(ctx, op.regions[0], n)
+    computation = scalar_computation(ctx, region, n)
     return list(lax.reduce_window(tuple(arrays), tuple(inits), computation, **window))
 
 

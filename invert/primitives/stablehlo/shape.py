@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
-from invert._raise import Context, Op, Value, is_constant, raises
+from invert._raise import Context, Known, Op, Value, is_constant, raises
 from invert.primitives.stablehlo import _attributes
 from invert.primitives.stablehlo._attributes import dense_ints
+from invert.primitives.stablehlo.dynamic import sizes
 
 # Constants up to this size may be shapes, which other rules have to know: they stay arrays.
 _SMALL = 8
@@ -28,7 +31,10 @@ def _constant(ctx: Context, op: Op) -> Value:
 
 @raises("stablehlo.broadcast_in_dim")
 def _broadcast_in_dim(ctx: Context, op: Op, x: Value) -> Value:
-    shape = ctx.aval(op).shape
+    return _broadcast_to(ctx, op, x, ctx.aval(op).shape)
+
+
+def _broadcast_to(ctx: Context, op: Op, x: Value, shape: tuple[int, ...]) -> Value:
     dimensions = dense_ints(op["broadcast_dimensions"])
     if x.shape == shape and dimensions == tuple(range(len(shape))):
         return x
@@ -48,10 +54,11 @@ def _broadcast(ctx: Context, op: Op, x: Value) -> Value:
 
 @raises("stablehlo.reshape")
 def _reshape(ctx: Context, op: Op, x: Value) -> Value:
-    shape = ctx.aval(op).shape
-    if x.shape == shape:
-        return x
-    return lax.reshape(x, shape)
+    return _reshape_to(x, ctx.aval(op).shape)
+
+
+def _reshape_to(x: Value, shape: tuple[int, ...]) -> Value:
+    return x if x.shape == shape else lax.reshape(x, shape)
 
 
 @raises("stablehlo.transpose")
@@ -125,52 +132,45 @@ def _get_tuple_element(ctx: Context, op: Op, operand: Value) -> Value:
     return [operand[_attributes.integer(op["index"])]]
 
 
-# Dynamic shapes. Modules are refined to static shapes first, so that sizes are constants here.
-
-
-def _static(value: Value, op: Op) -> tuple[int, ...]:
-    if not is_constant(value):
-        raise InvertError(
-            f"{op.name}: a size is computed from data; only sizes that follow from the shapes of "
-            "the arguments can be compiled"
-        )
-    return tuple(int(v) for v in np.asarray(value).reshape(-1))
+# Dynamic shapes. The arguments have sizes when a module is raised, and what is computed from these
+# alone is known (`invert._raise.Known`), so that the ops become those of fixed shapes.
 
 
 @raises("stablehlo.get_dimension_size")
 def _get_dimension_size(ctx: Context, op: Op, x: Value) -> Value:
-    return np.asarray(x.shape[_attributes.integer(op["dimension"])], np.int32)
+    return Known.of(x.shape[_attributes.integer(op["dimension"])])
 
 
 @raises("stablehlo.set_dimension_size")
 def _set_dimension_size(ctx: Context, op: Op, x: Value, size: Value) -> Value:
     dimension = _attributes.integer(op["dimension"])
-    (n,) = _static(size, op)
+    (n,) = sizes(size, op)
     return lax.slice_in_dim(x, 0, n, axis=dimension)
 
 
 @raises("stablehlo.dynamic_reshape")
 def _dynamic_reshape(ctx: Context, op: Op, x: Value, shape: Value) -> Value:
-    return lax.reshape(x, ctx.aval(op).shape)
+    return _reshape_to(x, sizes(shape, op))
 
 
 @raises("stablehlo.dynamic_iota")
 def _dynamic_iota(ctx: Context, op: Op, shape: Value) -> Value:
-    return _iota(ctx, op)
+    dimension = _attributes.integer(op["iota_dimension"])
+    return lax.broadcasted_iota(ctx.dtype(op), sizes(shape, op), dimension)
 
 
 @raises("stablehlo.dynamic_broadcast_in_dim")
 def _dynamic_broadcast_in_dim(ctx: Context, op: Op, x: Value, shape: Value) -> Value:
     op.get("known_expanding_dimensions")
     op.get("known_nonexpanding_dimensions")
-    return _broadcast_in_dim(ctx, op, x)
+    return _broadcast_to(ctx, op, x, sizes(shape, op))
 
 
 @raises("stablehlo.dynamic_pad")
 def _dynamic_pad(
     ctx: Context, op: Op, x: Value, value: Value, low: Value, high: Value, interior: Value
 ) -> Value:
-    config = zip(*(_static(v, op) for v in (low, high, interior)), strict=True)
+    config = zip(*(sizes(v, op) for v in (low, high, interior)), strict=True)
     return lax.pad(x, value, list(config))
 
 
@@ -178,9 +178,42 @@ def _dynamic_pad(
 def _real_dynamic_slice(
     ctx: Context, op: Op, x: Value, start: Value, limit: Value, stride: Value
 ) -> Value:
-    strides = _static(stride, op)
+    strides = sizes(stride, op)
     if is_constant(start) and is_constant(limit):
-        return lax.slice(x, _static(start, op), _static(limit, op), strides)
+        return lax.slice(x, sizes(start, op), sizes(limit, op), strides)
     if any(s != 1 for s in strides):
         raise InvertError("stablehlo.real_dynamic_slice: strided slice with a start from data")
-    return lax.dynamic_slice(x, [start[i] for i in range(x.ndim)], ctx.aval(op).shape)
+    # JAX adds the sizes of a `dynamic_slice` to starts that it has clamped itself.
+    shape = _other(op.op.operands[2], op.op.operands[1], ctx)
+    if shape is None:
+        raise InvertError("stablehlo.real_dynamic_slice: its size is computed from data")
+    extent = sizes(shape, op)
+    start = _unclamped(
+        op.op.operands[1], [n - m for n, m in zip(x.shape, extent, strict=True)], ctx
+    )
+    return lax.dynamic_slice(x, [start[i] for i in range(x.ndim)], extent)
+
+
+def _op_of(value: Any, name: str) -> Any:
+    """The op of that name which has made a value, else `None`."""
+    owner = getattr(value.owner, "operation", value.owner)
+    return owner if getattr(owner, "name", None) == name else None
+
+
+def _other(sum_: Any, term: Any, ctx: Context) -> Value | None:
+    """What is added to `term`, where it is known."""
+    if (add := _op_of(sum_, "stablehlo.add")) is not None:
+        for a, b in (add.operands, reversed(list(add.operands))):
+            if a == term and is_constant(ctx.env[b]):
+                return ctx.env[b]
+    return None
+
+
+def _unclamped(start: Any, last: list[int], ctx: Context) -> Value:
+    """Starts without a clamp to the range that `dynamic_slice` clamps to itself."""
+    if (clamp := _op_of(start, "stablehlo.clamp")) is not None:
+        low, inner, high = (ctx.env[v] for v in clamp.operands)
+        known = is_constant(low) and is_constant(high)
+        if known and not np.any(low) and np.asarray(high).tolist() == last:
+            return inner
+    return ctx.env[start]

@@ -1,0 +1,103 @@
+"""Custom calls by which JAX writes ops of open sizes: sizes are operands, and known when raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._errors import InvertError, SignatureError
+from invert._raise import Context, Op, Value, is_constant
+from invert.primitives.stablehlo import _attributes, chlo, random, reduction
+
+
+def sizes(value: Value, op: Op) -> tuple[int, ...]:
+    """The numbers of a known array.
+
+    **Raises:** `InvertError` where they are computed from data.
+    """
+    if not is_constant(value):
+        raise InvertError(
+            f"{op.name}: a size is computed from data; only sizes that follow from the shapes of "
+            "the arguments can be compiled"
+        )
+    return tuple(int(v) for v in np.asarray(value).reshape(-1))
+
+
+def result_avals(
+    op: Op, operands: Sequence[Value]
+) -> tuple[list[Value], list[jax.ShapeDtypeStruct | None]]:
+    """The operands that hold data, and shapes and dtypes of the results; `None` for a token.
+
+    `indices_of_shape_operands` names operands that hold the shapes of the results instead.
+    """
+    types = op.result_types()
+    if len(types) == 1 and _attributes.is_tuple(types[0]):  # several results in older TPU modules
+        types = list(_attributes.tuple_types(types[0]))
+    indices = op.get("indices_of_shape_operands")
+    places = () if indices is None else _attributes.dense_ints(indices)
+    if indices is not None and len(places) != len(types):
+        raise InvertError(f"{op.name}: {len(places)} operands hold shapes of {len(types)} results")
+    shapes: list[Any] = [sizes(operands[i], op) for i in places] or [None] * len(types)
+    avals = [
+        None
+        if _attributes.is_token(t)
+        else _attributes.aval(t)
+        if shape is None
+        else jax.ShapeDtypeStruct(shape, _attributes.element_dtype(t))
+        for t, shape in zip(types, shapes, strict=True)
+    ]
+    return [x for i, x in enumerate(operands) if i not in places], avals
+
+
+def _shape_assertion(ctx: Context, op: Op, ok: Value, *values: Value) -> Any:
+    """A constraint on sizes, with the message of the exporter."""
+    if not is_constant(ok):
+        raise InvertError("shape_assertion: a condition on sizes is computed from data")
+    if not bool(ok):
+        message = _attributes.string(op.op.attributes["error_message"])
+        for i, value in enumerate(values):
+            shown = str(int(value)) if is_constant(value) else "?"
+            message = message.replace(f"{{{i}}}", shown)
+        raise SignatureError(message)
+    return []
+
+
+def _rng_bit_generator(ctx: Context, op: Op, state: Value, shape: Value) -> Sequence[Value]:
+    dtype = _attributes.element_dtype(op.result_types()[1])
+    return random.bits(op.op.attributes["rng_algorithm"], state, sizes(shape, op), dtype)
+
+
+def _top_k(ctx: Context, op: Op, x: Value, k: Value) -> Any:
+    return chlo.top_k(x, sizes(k, op)[0])
+
+
+def _reduce_window(ctx: Context, op: Op, *operands: Value) -> Any:
+    """Arrays and initial values; then window, strides, dilations and padding."""
+    *data, dimensions, strides, base, window, padding = operands
+    edges = sizes(padding, op)
+    called: Any = op.op.attributes["called_computations"]
+    (reducer,) = called
+    region = ctx.functions[_attributes.symbol_name(reducer)].regions[0]
+    return reduction.reduce_window(
+        ctx,
+        region,
+        data,
+        {
+            "window_dimensions": sizes(dimensions, op),
+            "window_strides": sizes(strides, op),
+            "padding": tuple(zip(edges[::2], edges[1::2], strict=True)),
+            "base_dilation": sizes(base, op),
+            "window_dilation": sizes(window, op),
+        },
+    )
+
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    "shape_assertion": _shape_assertion,
+    "stablehlo.dynamic_rng_bit_generator": _rng_bit_generator,
+    "stablehlo.dynamic_top_k": _top_k,
+    "stablehlo.dynamic_reduce_window": _reduce_window,
+}
