@@ -19,7 +19,7 @@ from invert.emission import _syntax as syntax
 from invert.emission._body import Body, Placed
 from invert.emission._merge import Program
 from invert.emission._naming import Names, comment, snake
-from invert.emission._normal import rule_of
+from invert.emission._normal import difference
 from invert.emission._proof import Prover
 from invert.emission._sizes import Size, dimension_token
 from invert.emission._statements import Function, Statement, render
@@ -131,12 +131,10 @@ class File:
         if id(jaxpr) in self._functions:
             return self._functions[id(jaxpr)][1]
         hint = snake(name, "function").strip("_") or "function"
-        rule = rule_of(eqn)
+        rule = self.program.rule(eqn)
         # A rule may call the function itself, which is another object each time it is traced.
-        from invert.emission._normal import difference
-
         for known, other, found in self._rules:
-            if difference(known, closed) is None and difference(other, rule) is None:
+            if difference(known, closed) is None and _same_rule(other, rule):
                 self._functions[id(jaxpr)] = jaxpr, found
                 return found
         decorator = "jax.custom_jvp" if kind == "custom_jvp_call" else "jax.custom_vjp"
@@ -146,11 +144,16 @@ class File:
         self.definitions.append(node)
         self._functions[id(jaxpr)] = jaxpr, node.name
         self._rules.append((closed, rule, node.name))
+        count = len(eqn.invars)
+        if isinstance(rule, str):
+            self.definitions.append(_functions.forbidden(node.name, rule))
+            return node.name
+        arguments = _compat.open_jaxpr(rule).invars[:count]
         if kind == "custom_jvp_call":
-            self._rule(_functions.jvp_function(self, eqn, rule, node.name))
+            self._rule(_functions.jvp_function(self, eqn, rule, node.name), arguments)
             return node.name
         forward = self.names.new(f"{node.name}_forward")
-        backward = self._rule(_functions.vjp_function(self, eqn, rule, node.name))
+        backward = self._rule(_functions.vjp_function(self, eqn, rule, node.name), arguments)
         args = ast.Name("args", ast.Load())
         result = syntax.call(node.name, ast.Starred(args, ast.Load()))
         definition = syntax.function(forward, [], [ast.Return(syntax.tuple_of([result, args]))])
@@ -160,9 +163,8 @@ class File:
         self.definitions.append(ast.Expr(defined))
         return node.name
 
-    def _rule(self, function: Function) -> str:
-        if function.free_dimensions():
-            raise EmissionError(f"the rule {function.hint} depends on an open size")
+    def _rule(self, function: Function, arguments: Sequence[Any]) -> str:
+        function = self.with_dimensions(function, arguments)
         name = self.names.new(function.hint)
         self.definitions.append(render(function, name, {}, self.names.taken))
         return name
@@ -177,6 +179,12 @@ class File:
         if len(lines) == 1:
             head = f'"""{lines[0]}"""\n'
         return formatted(f"{_HEADER}{head}\n{_imports(self.definitions)}\n\n\n{body}\n")
+
+
+def _same_rule(a: Any, b: Any) -> bool:
+    if isinstance(a, str) or isinstance(b, str):
+        return isinstance(a, str) and isinstance(b, str) and a == b
+    return difference(a, b) is None
 
 
 def _bare_tuples(text: str) -> str:

@@ -430,6 +430,14 @@ def jvp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
     )  # fmt: skip
 
 
+def forbidden(name: str, message: str) -> ast.FunctionDef:
+    """The rule of a function whose author forbids its derivative."""
+    raised = ast.Raise(call("LookupError", number(message)))
+    arguments = [ast.arg("primals"), ast.arg("tangents")]
+    decorators = [syntax.name(f"{name}.defjvp")]
+    return syntax.function(f"{name}_jvp", arguments, [raised], decorators=decorators)
+
+
 def vjp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
     """The backward rule of `jax.custom_vjp`: `(arguments, cotangents) -> cotangents`."""
     jaxpr = _compat.open_jaxpr(rule)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from invert import _compat, _jaxpr
 from invert._compat import core
 from invert._errors import EmissionError
+from invert.emission._normal import rule_of
 from invert.emission._sizes import Points, Size
 
 
@@ -24,12 +26,31 @@ class Program:
     - `shapes`: shapes of the variables that depend on open sizes.
     - `literals`: what stands in the place of a literal that depends on them, by `id`.
     - `dimensions`: names of the open dimensions, and the sizes of `jaxpr`.
+    - `rules`: for functions with a derivative of their own, by `id` of their jaxpr: that jaxpr, and
+        what merges the derivatives at all sizes.
     """
 
     jaxpr: Any
     shapes: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     literals: dict[int, Size] = dataclasses.field(default_factory=dict)
     dimensions: dict[str, int] = dataclasses.field(default_factory=dict)
+    rules: dict[int, tuple[Any, Callable[[], tuple[Any, _Merge]]]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def rule(self, eqn: Any) -> Any:
+        """The derivative of a function with one of its own, as `rule_of` gives it."""
+        known = self.rules.get(id(_compat.open_jaxpr(eqn.params["call_jaxpr"])))
+        if known is None:
+            return rule_of(eqn)
+        rule, merging = known[1]()
+        self._add(merging)
+        return rule
+
+    def _add(self, merging: _Merge | Program) -> None:
+        self.shapes |= merging.shapes
+        self.literals |= merging.literals
+        self.rules |= merging.rules
 
     def shape(self, v: Any) -> tuple[int, ...]:
         """The shape of a variable; a result of the program may be a literal."""
@@ -46,15 +67,14 @@ def merge(jaxprs: Sequence[Any], points: Points) -> Program:
     merging = _Merge(points)
     jaxpr = merging.jaxpr([_compat.open_jaxpr(j) for j in jaxprs])
     sizes = points.sizes(())
-    return Program(jaxpr, merging.shapes, merging.literals, sizes)
+    return Program(jaxpr, merging.shapes, merging.literals, sizes, merging.rules)
 
 
 def together(programs: Sequence[Program]) -> Program:
     """What is known of the variables of some programs; its jaxpr is the first one."""
     found = Program(programs[0].jaxpr)
     for program in programs:
-        found.shapes |= program.shapes
-        found.literals |= program.literals
+        found._add(program)
         found.dimensions |= program.dimensions
     return found
 
@@ -68,6 +88,7 @@ class _Merge:
         self.points = points
         self.shapes: dict[Any, tuple[int, ...]] = {}
         self.literals: dict[int, Size] = {}
+        self.rules: dict[int, tuple[Any, Callable[[], tuple[Any, _Merge]]]] = {}
         self._done: dict[tuple[int, ...], Any] = {}
 
     def jaxpr(self, jaxprs: Sequence[Any]) -> Any:
@@ -107,7 +128,17 @@ class _Merge:
             else self._value([e.params[name] for e in eqns], f"{first.primitive.name}[{name}]")
             for name, value in first.params.items()
         }
+        if first.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+            function = _compat.open_jaxpr(params["call_jaxpr"])
+            self.rules[id(function)] = function, functools.partial(self._rule, eqns)
         return first.replace(invars=invars, params=params)
+
+    def _rule(self, eqns: Sequence[Any]) -> tuple[Any, _Merge]:
+        rules = [rule_of(e) for e in eqns]
+        if any(isinstance(r, str) for r in rules):
+            return rules[0], self  # it forbids the derivative, with the same words at every size
+        merged = self.jaxpr([_compat.open_jaxpr(r) for r in rules])
+        return _compat.close_like(rules[0], merged), self
 
     def _variable(self, variables: Sequence[Any]) -> None:
         shapes = [tuple(getattr(v.aval, "shape", ())) for v in variables]

@@ -228,7 +228,8 @@ def _custom_call(eqn: Any, depth: int) -> Any:
     inner = eqn.params["call_jaxpr"]
     rule = None
     if depth < _DEPTH:
-        rule = normal(rule_of(eqn), depth + 1)
+        rule = rule_of(eqn)
+        rule = rule if isinstance(rule, str) else normal(rule, depth + 1)
     return eqn.replace(params={"call_jaxpr": inner, "rule": rule})
 
 
@@ -237,11 +238,17 @@ def rule_of(eqn: Any) -> Any:
 
     For `custom_jvp` it takes primals and tangents and gives results and tangents; for `custom_vjp`
     it takes primals and cotangents and gives the cotangents of the primals. Integers have none.
+    Where the function forbids its derivative, the result is the message of the `LookupError`.
     """
     # The rule is traced now, under the setting that the function was traced under.
     wide = any(map(_jaxpr.is_wide, (*eqn.invars, *eqn.outvars)))
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        return _traced_rule(eqn)
+        try:
+            return _traced_rule(eqn)
+        except LookupError as error:
+            if type(error) is not LookupError:
+                raise
+            return str(error.args[0])
 
 
 def _traced_rule(eqn: Any) -> Any:

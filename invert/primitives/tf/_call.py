@@ -64,7 +64,10 @@ def _stop_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("PreventGradient")
 def _prevent_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     warn = ctx.config.prevent_gradient == "warn"
-    return [_no_gradient(node.location, node.attr("message", ""), warn)(array(values[0]))]
+    x = array(values[0])
+    if not jax.dtypes.issubdtype(x.dtype, np.inexact):
+        return [x]  # it has no derivative
+    return [_no_gradient(node.location, node.attr("message", ""), warn)(x)]
 
 
 def _no_gradient(location: str, message: str, warn: bool) -> Callable[[Any], Any]:
@@ -75,7 +78,7 @@ def _no_gradient(location: str, message: str, warn: bool) -> Callable[[Any], Any
 
     def jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
         (x,), (t,) = primals, tangents
-        if isinstance(t, SymbolicZero) or jax.dtypes.issubdtype(x.dtype, np.integer):
+        if isinstance(t, SymbolicZero):
             return x, t
         text = f"tf.PreventGradient ({location}) forbids the derivative: {message or 'no message'}"
         if not warn:
