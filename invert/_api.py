@@ -13,7 +13,7 @@ import numpy as np
 
 from invert import _compat, _container, _derivatives, _jaxpr, _module, _save, patterns
 from invert._config import Config
-from invert._entry import EntryPoint
+from invert._entry import EntryPoint, traced
 from invert._errors import InvertError, SignatureError
 from invert._match import equivalent
 from invert._methods import Methods, build_methods
@@ -34,15 +34,10 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     """Raises an entry point at the given argument types and rewrites it."""
     seconds = {}
     start = time.perf_counter()
-    params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
-
-    def raised(*values: Any) -> Sequence[Any]:
-        return entry.fn(values[: len(params)], *values[len(params) :])
-
     # Modules hold values of 64 bits whatever the session's setting.
     with jax.enable_x64(True):
         config.begin(f"{entry.name}: raising")
-        closed = _compat.trace_closed(raised, *params, *avals)
+        closed = traced(entry, avals)
         seconds["raise"] = time.perf_counter() - start
         start = time.perf_counter()
         closed = _jaxpr.canonicalize(closed)
@@ -143,12 +138,12 @@ def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping
 def _build(entry: EntryPoint, config: Config, examples: Sequence[Any] | None = None) -> Module:
     function = _module.Function(entry, lambda entry, avals: recover(entry, avals, config), config)
     if function.is_static:
-        function.stage([_Shape(spec.shape) for spec in function.specs])
+        function.begin([_Shape(spec.shape) for spec in function.specs])
     elif examples:
         values = function.flatten(examples, {})
         # A `tf.TensorSpec` may leave sizes open, as the function then does.
         if all(isinstance(n, int) for value in values for n in value.shape):
-            function.stage(values)
+            function.begin(values)
     return _module.build(function)
 
 
@@ -172,7 +167,7 @@ def _build_methods(
         )
         try:
             if function.is_static:
-                function.stage([_Shape(spec.shape) for spec in function.specs])
+                function.begin([_Shape(spec.shape) for spec in function.specs])
             functions[key] = function
         except InvertError as error:
             failed[key] = error

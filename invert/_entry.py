@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from invert import _compat
 from invert._errors import Problem
 
 
@@ -103,3 +104,18 @@ class EntryPoint:
     problems: tuple[Problem, ...] = ()
     ops: Callable[[], Iterable[OpUse]] = tuple
     checks: tuple[str, ...] = ()
+
+
+def traced(entry: EntryPoint, avals: Sequence[Any]) -> Any:
+    """The program of an entry point as it was read, over its parameters and the arguments.
+
+    **Arguments:**
+
+    - `avals`: types of the flat arguments, and of the key where it draws random numbers.
+    """
+    params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
+
+    def raised(*values: Any) -> Sequence[Any]:
+        return entry.fn(values[: len(params)], *values[len(params) :])
+
+    return _compat.trace_closed(raised, *params, *avals)

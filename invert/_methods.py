@@ -42,7 +42,7 @@ class Methods(eqx.Module):
     @property
     def reports(self) -> Mapping[str, Report]:
         """What the conversion did, for the functions whose shapes are known."""
-        found = {name: next(iter(f.stages.values()), None) for name, f in self._functions}
+        found = {name: f.called for name, f in self._functions}
         return {name: stage.report for name, stage in found.items() if stage is not None}
 
     def named_params(self) -> dict[str, Any]:
@@ -151,7 +151,6 @@ def build_methods(
     leaves = [leaf_of(p, assigned) for p in params.values()]
     constants: dict[str, tuple[Any, ...]] = {}
     for key, function in functions.items():
-        function.home = next(iter(function.stages.values()), None)
         constants[key] = function.home.constants if function.home else ()
     cls: Any = cast(Any, type(Methods))(_class_name(name), (Methods,), body)
     return cls(

@@ -18,7 +18,7 @@ from jax.experimental import checkify
 from invert import _annotations, _compat
 from invert._arrays import device_array
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint, Param
+from invert._entry import ArgSpec, EntryPoint, Param, traced
 from invert._errors import SignatureError
 from invert._report import Report
 from invert.emission import STYLES, Emission, emission_of
@@ -69,6 +69,7 @@ class Function:
         self._stages: dict[Any, Stage] = {}
         self._compiled: dict[Stage, Callable[..., Any]] = {}
         self.home: Stage | None = None
+        self._called: Stage | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
         # Of several functions on the same parameters, the first one has the text of all.
         self.emissions_together: dict[frozenset[str], Emission] = {}
@@ -96,24 +97,39 @@ class Function:
         return self._key
 
     @property
-    def stages(self) -> Mapping[Any, Stage]:
-        return self._stages
+    def called(self) -> Stage | None:
+        """The program at the sizes of an example or of the first call; `None` without either."""
+        return self.home or self._called
+
+    def begin(self, values: Sequence[Any]) -> None:
+        """Recovers the program at the shapes of an example, whose constants the module holds."""
+        self.home = self.stage(values)
 
     def stage(self, values: Sequence[Any], key: Any = None) -> Stage:
         """The program for the shapes of `values` and the kind of `key`, recovered once."""
-        shapes = tuple(tuple(v.shape) for v in values)
-        # jax.random.key makes keys of the session's default generator.
-        drawn = (jax.random.key(0) if key is None else key).dtype if self._key else None
-        if (shapes, drawn) not in self._stages:
-            avals = [
-                jax.ShapeDtypeStruct(shape, spec.dtype)
-                for shape, spec in zip(shapes, self.specs, strict=True)
-            ]
-            avals += [jax.ShapeDtypeStruct((), drawn)] if self._key else []
+        avals = self._avals(values, key)
+        types = tuple((a.shape, a.dtype) for a in avals)
+        if types not in self._stages:
             # The caller may be traced; what is run to verify and to fold runs now.
             with _compat.core.eval_context(), _compat.name_stack(()):
-                self._stages[shapes, drawn] = self._recover(self.entry, avals)
-        return self._stages[shapes, drawn]
+                self._stages[types] = self._recover(self.entry, avals)
+        return self._stages[types]
+
+    def raw(self, values: Sequence[Any]) -> Any:
+        """The program for the shapes of `values` as it was read, a closed jaxpr."""
+        with _compat.core.eval_context(), _compat.name_stack(()), jax.enable_x64(True):
+            return traced(self.entry, self._avals(values, None))
+
+    def _avals(self, values: Sequence[Any], key: Any) -> list[jax.ShapeDtypeStruct]:
+        avals = [
+            jax.ShapeDtypeStruct(tuple(v.shape), spec.dtype)
+            for v, spec in zip(values, self.specs, strict=True)
+        ]
+        if self._key:
+            # jax.random.key makes keys of the session's default generator.
+            drawn = (jax.random.key(0) if key is None else key).dtype
+            avals.append(jax.ShapeDtypeStruct((), drawn))
+        return avals
 
     def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
         """The flat arguments, the state and the key, checked against the signature.
@@ -212,6 +228,7 @@ class Function:
         """
         flat, state, key = self.split(args, kwargs)
         stage = self.stage(flat, key)
+        self._called = self._called or stage
         # The module carries the constants of the program it was built with; others bring their own.
         held = constants if stage is self.home else stage.constants
         read = [_read_param(p, state) for p in params]
@@ -409,13 +426,12 @@ class Module(eqx.Module):
         return function.emissions[styles]
 
     def _first(self) -> Stage:
-        stages = self._function.stages
-        if not stages:
+        if (stage := self._function.called) is None:
             raise SignatureError(
                 f"{self._function.entry.name}: the argument sizes are open; call the module, or "
                 "pass example arguments when converting"
             )
-        return next(iter(stages.values()))
+        return stage
 
 
 def styles_of(layers: str | Sequence[str], typecheck: bool) -> frozenset[str]:
@@ -489,7 +505,6 @@ def build(function: Function) -> Module:
     )
     assigned = {entry.params[i].name for i in entry.assigned}
     params = nest([p.name for p in entry.params], [leaf_of(p, assigned) for p in entry.params])
-    function.home = next(iter(function.stages.values()), None)
     return cls(params, function.home.constants if function.home else (), function)
 
 

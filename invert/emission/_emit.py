@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import equinox as eqx
@@ -35,6 +35,7 @@ from invert.emission._file import File
 from invert.emission._given import give_sizes
 from invert.emission._naming import camel
 from invert.emission._page import page_of
+from invert.emission._probes import Shown, SizeError, words
 from invert.emission._proof import Prover
 from invert.emission._sizes import Points
 from invert.emission._tree import Node
@@ -55,6 +56,9 @@ class Recovered:
     - `certificate`: one line about how sure the recovery is.
     - `held`: names of the parameters that are in a state; those that it assigns always are.
     - `checkify`: whether its assertions are those of checkify, and not of Equinox.
+    - `probe`: compares a text with the program at sizes that had no part in writing it: it is given
+        what compares it with one program, and gives the sizes.
+    - `fixed`: why the text is for one size of its open dimensions only; `""` where it is not.
     """
 
     entry: EntryPoint
@@ -65,6 +69,8 @@ class Recovered:
     points: Points | None = None
     held: Set[str] = frozenset()
     checkify: bool = False
+    probe: Callable[[Callable[[Any], None]], Shown] | None = None
+    fixed: str = ""
 
     @property
     def in_state(self) -> list[bool]:
@@ -87,6 +93,7 @@ class Emission:
     - `messages`: what could not be written as it should, and how layers were written otherwise.
     - `layouts`: for the arrays that have other axes than their variable in the container, the order
         of its axes and the shape that they are given then.
+    - `certificates`: for each method, how sure the recovery is, and at which sizes.
     """
 
     source: str
@@ -95,6 +102,7 @@ class Emission:
     names: Mapping[str, Any]
     messages: tuple[str, ...]
     layouts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    certificates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
         """The model with other arrays, by their names in the container.
@@ -150,6 +158,7 @@ def emit_methods(
     """
     messages: list[str] = []
     failures: list[str] = []
+    refused: SizeError | None = None
     checks = styles - STYLES
     ways = [(True, False, checks), (False, False, checks), (False, True, checks)]
     if styles != checks:
@@ -160,6 +169,8 @@ def emit_methods(
             found = attempt.run()
         except EmissionError as error:
             failures.append(str(error))
+            if isinstance(error, SizeError):
+                refused = refused or error
             continue
         if failures:
             how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
@@ -168,7 +179,7 @@ def emit_methods(
         space: Any = found.namespace
         space.__source__ = found.source
         space.__page__ = page_of(
-            {name: (r.entry, r.certificate) for name, r in recovered.items()},
+            {name: (r.entry, found.certificates[name]) for name, r in recovered.items()},
             title,
             found.source,
             type(found.model).__name__,
@@ -176,6 +187,8 @@ def emit_methods(
             found.messages,
         )
         return found
+    if refused is not None:
+        raise refused
     raise EmissionError("no text gives the program back: " + "; ".join(dict.fromkeys(failures)))
 
 
@@ -228,6 +241,7 @@ class _Attempt:
                 states[name] if any(r.in_state) else None,
                 r.wide,
                 r.checkify,
+                r.fixed,
             )
             for name, r in self.recovered.items()
         ]
@@ -236,17 +250,28 @@ class _Attempt:
         cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
         classes.finish()
         self.messages += main.messages
-        source = file.text(self._doc())
+        certificates = {name: r.certificate for name, r in self.recovered.items()}
+        source = file.text(self._doc(certificates))
         namespace = _run.module_of(source, f"emitted_{cls}")
-        model = self._instance(namespace, cls, tree.root)
         for name, r in self.recovered.items():
             own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
-            self._check(getattr(namespace, cls), tree.root, main.compiled[name], r, own)
+            check = self._comparison(
+                getattr(namespace, cls), tree.root, main.compiled[name], r, own
+            )
+            for one in r.programs:
+                check(one)
+            if r.probe is not None:
+                certificates[name] = _with_sizes(r.certificate, r.probe(check))
+        if any(r.probe is not None for r in self.recovered.values()):
+            source = file.text(self._doc(certificates))
+            namespace = _run.module_of(source, f"emitted_{cls}")
+        model = self._instance(namespace, cls, tree.root)
         places = {".".join(path): v for path, v in tree.root.leaves()}
         rows, layouts = self.weights.rows, self.weights.layouts
         leaves = {p: _stack.renamed(rows.get(v, v), self.containers) for p, v in places.items()}
         laid = {p: layouts[v] for p, v in places.items() if v in layouts}
-        return Emission(source, model, namespace, leaves, tuple(self.messages), laid)
+        messages = tuple(self.messages)
+        return Emission(source, model, namespace, leaves, messages, laid, certificates)
 
     def _parameters(self, method: str, program: _merge.Program) -> _merge.Program:
         """The program over variables of parameters that all programs share."""
@@ -317,12 +342,14 @@ class _Attempt:
     def _arguments(recovered: Recovered, jaxpr: Any) -> list[Any]:
         return list(jaxpr.invars[len(recovered.constants) + len(recovered.entry.params) :])
 
-    def _doc(self) -> list[str]:
+    def _doc(self, certificates: Mapping[str, str]) -> list[str]:
         lines = []
-        for r in self.recovered.values():
+        for name, r in self.recovered.items():
             lines.append(f"{r.entry.name}: recovered by invert {_main.source_of(r.entry)}".rstrip())
             lines[-1] += "."
-            lines += [f"Certificate: {r.certificate}."] if r.certificate else []
+            lines += [f"Certificate: {certificates[name]}."] if certificates[name] else []
+            if r.fixed:
+                lines.append(f"For fixed sizes only: {r.fixed}.")
         return lines
 
     def _instance(self, namespace: Any, cls: str, node: Node) -> Any:
@@ -331,17 +358,17 @@ class _Attempt:
             values |= {v: eqx.nn.StateIndex(values[v]) for v in self.held}
             return _build(getattr(namespace, cls), node, values)
 
-    def _check(
+    def _comparison(
         self, cls: Any, node: Node, method: str, recovered: Recovered, own: Sequence[Any]
-    ) -> None:
-        """Traces a method at each corner and compares the programs.
+    ) -> Callable[[Any], None]:
+        """What traces a method at the sizes of a program and compares the two.
+
+        It raises `EmissionError` where they differ.
 
         **Arguments:**
 
         - `method`: what is compiled of it.
         - `own`: the variables of the constants and parameters of the program; one may occur twice.
-
-        **Raises:** `EmissionError` where they differ.
         """
         entry = recovered.entry
         in_tree = jax.tree_util.tree_structure(
@@ -369,7 +396,7 @@ class _Attempt:
             new = [state.get(given[params[i]]) for i in entry.assigned]
             return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
-        for program in recovered.programs:
+        def check(program: Any) -> None:
             avals: list[Any] = [v.aval for v in _compat.open_jaxpr(program).invars]
             avals[: len(own)] = map(self.weights.type_of, leaves)
             for wide in (True,) if recovered.wide else (False, True):
@@ -381,6 +408,18 @@ class _Attempt:
                 again = inlined(again)
                 if found := self.weights.difference(again, program, own, leaves):
                     raise EmissionError(f"the text is another program: {found}")
+
+        return check
+
+
+def _with_sizes(certificate: str, shown: Shown) -> str:
+    """The certificate of a program with open sizes: it says at which sizes it was shown."""
+    text = f"{certificate} at {words(shown.recovered)}"
+    if shown.raw:
+        text += f"; the same expressions of the sizes at {words(shown.raw)}"
+    if shown.refused:
+        text += f"; the program refuses {words(shown.refused)}"
+    return text
 
 
 def _merged(recovered: Recovered) -> _merge.Program:

@@ -37,6 +37,7 @@ class Method:
     - `states`: the state that it begins and ends with; `None` where it takes none.
     - `wide`: whether it holds values of 64 bits.
     - `checkify`: whether its assertions are those of checkify.
+    - `fixed`: why it is for one size of its open dimensions only; `""` where it is not.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Method:
     states: tuple[Any, Any] | None
     wide: bool
     checkify: bool = False
+    fixed: str = ""
 
 
 CALL = "__call__"
@@ -115,11 +117,11 @@ class Main:
         self.compiled[method.name] = method.name
         if not method.wide and not checks:
             function.decorators = [jitted]
-            return [render(function, method.name, {}, taken)]
+            return [_guarded(method, render(function, method.name, {}, taken))]
         function.doc = ""
         stem = method.name.strip("_")
         run = names.new("_run" if method.name == CALL else f"_run_{stem}")
-        inner = render(function, run, {}, taken)
+        inner = _guarded(method, render(function, run, {}, taken))
         inner.decorator_list = [jitted]
         self.compiled[method.name] = run
         doc = _doc(method.entry)
@@ -244,6 +246,41 @@ def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
 
 def _doc(entry: EntryPoint) -> str:
     return f"Recovered {comment(source_of(entry))}." if entry.source else "Recovered."
+
+
+def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
+    """The method, which refuses other sizes where its text is for fixed ones."""
+    if not method.fixed:
+        return node
+    given = node.args
+    arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]
+    trees: list[Any] = list(method.entry.args)
+    pairs = [*zip(trees, arguments, strict=False)]
+    pairs += zip(method.entry.kwargs.values(), (a.arg for a in given.kwonlyargs), strict=False)
+    flat = iter(_leaves_in_order(method.entry, list(method.arguments)))
+    guards: list[ast.stmt] = []
+    for tree, name in pairs:
+        for path, spec in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)[0]:
+            shape = next(flat).aval.shape
+            if all(isinstance(n, int) for n in spec.shape):
+                continue
+            value = _pytrees.access(ast.Name(name, ast.Load()), path)
+            found = syntax.field(value, "shape")
+            want = syntax.tuple_of([syntax.number(n) for n in shape])
+            said = (
+                f"{syntax.text_of(value)} has the shape {{}}, but this text is for {shape} only: "
+            )
+            words = syntax.method(ast.Constant(said + _braced(method.fixed)), "format", found)
+            refuse = ast.Raise(syntax.call("ValueError", words))
+            guards.append(ast.If(ast.Compare(found, [ast.NotEq()], [want]), [refuse], []))
+    first = 1 if ast.get_docstring(node) is not None else 0
+    node.body[first:first] = guards
+    return node
+
+
+def _braced(text: str) -> str:
+    """The text as a part of a format."""
+    return comment(text).replace("{", "{{").replace("}", "}}")
 
 
 def _leaves_in_order(entry: EntryPoint, arguments: Sequence[Any]) -> list[Any]:

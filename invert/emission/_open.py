@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import jax
@@ -12,8 +13,10 @@ import numpy as np
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError, InvertError, SignatureError
+from invert.emission import _probes
 from invert.emission._emit import Emission, Recovered, emit_methods
 from invert.emission._naming import Names, identifier
+from invert.emission._probes import Shown, SizeError
 from invert.emission._sizes import Points
 
 # Pairs of sizes at which programs with open sizes are recovered; the second where a model refuses
@@ -34,10 +37,16 @@ class Function(Protocol):
     def is_static(self) -> bool: ...
 
     @property
-    def stages(self) -> Mapping[Any, Any]: ...
+    def called(self) -> Any:
+        """The program at the sizes of an example or of the first call; `None` without either."""
+        ...
 
     def stage(self, values: Sequence[Any], key: Any = None) -> Any:
         """The program at the shapes of `values`."""
+        ...
+
+    def raw(self, values: Sequence[Any]) -> Any:
+        """The program at the shapes of `values`, as it was read."""
         ...
 
 
@@ -59,7 +68,7 @@ def emission_of(
     **Raises:** `EmissionError`; `SignatureError` where sizes are open that no example has fixed.
     """
     # The sizes that the user has called it with, or has given as examples.
-    called = {name: next(iter(f.stages.values()), None) for name, f in functions.items()}
+    called = {name: f.called for name, f in functions.items()}
     static = all(f.is_static for f in functions.values())
     failures: list[str] = []
     # Sizes that have no name may be one another's: of a text and its mask, the length.
@@ -68,6 +77,9 @@ def emission_of(
         try:
             parts = {n: _at_sizes(f, sizes, held, shared) for n, f in functions.items()}
             return emit_methods(parts, title, styles, notes)
+        except SizeError as error:
+            failures.insert(0, str(error).splitlines()[0])
+            break
         except InvertError as error:
             if static:
                 raise
@@ -82,6 +94,8 @@ def emission_of(
                 "these sizes"
             )
         parts[name] = _recovered(function, [stage], None, held)
+        if not function.is_static:
+            parts[name] = dataclasses.replace(parts[name], fixed=failures[0])
     notes = (f"for fixed sizes only: {failures[0]}", *notes)
     return emit_methods(parts, title, styles, notes)
 
@@ -109,7 +123,31 @@ def _at_sizes(
     dims = list(dict.fromkeys(n for shape in names for n in shape if isinstance(n, str)))
     points = Points(dims, *([size] * len(dims) for size in sizes))
     stages = [_stage_at(function, names, points.sizes(c)) for c in points.corners]
-    return _recovered(function, stages, points, held)
+    recovered = _recovered(function, stages, points, held)
+    constants = stages[0].constants
+
+    def probe(compare: Callable[[Any], None]) -> Shown:
+        """Compares a text at other sizes."""
+
+        def check(sizes: Mapping[str, int]) -> bool:
+            try:
+                stage = _stage_at(function, names, sizes)
+            except InvertError:
+                return False
+            at = ", ".join(f"{n} = {size}" for n, size in sizes.items())
+            if not _same_constants(constants, stage.constants):
+                raise SizeError(f"the program holds other constants at {at}")
+            try:
+                compare(stage.jaxpr)
+            except EmissionError as error:
+                raise SizeError(f"at {at} the program has another form: {error}") from error
+            return True
+
+        return _probes.compare(
+            points, lambda sizes: function.raw(_values(function, names, sizes)), check
+        )
+
+    return dataclasses.replace(recovered, probe=probe)
 
 
 def _type(shape: Sequence[Any], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -120,14 +158,20 @@ def _stage_at(
     function: Function, names: Sequence[Sequence[int | str]], sizes: Mapping[str, int]
 ) -> Any:
     """The program at some sizes; what JAX refuses there is an error of ours."""
-    values = [
+    try:
+        return function.stage(_values(function, names, sizes))
+    except (TypeError, ValueError) as error:
+        raise EmissionError(f"the program refuses the sizes {dict(sizes)}: {error}") from error
+
+
+def _values(
+    function: Function, names: Sequence[Sequence[int | str]], sizes: Mapping[str, int]
+) -> list[jax.ShapeDtypeStruct]:
+    """Types of the arguments at some sizes."""
+    return [
         _type([sizes[n] if isinstance(n, str) else n for n in shape], spec.dtype)
         for shape, spec in zip(names, function.specs, strict=True)
     ]
-    try:
-        return function.stage(values)
-    except (TypeError, ValueError) as error:
-        raise EmissionError(f"the program refuses the sizes {dict(sizes)}: {error}") from error
 
 
 def dimension_names(specs: Sequence[ArgSpec], shared: bool = False) -> list[list[int | str]] | None:
@@ -159,15 +203,19 @@ def dimension_names(specs: Sequence[ArgSpec], shared: bool = False) -> list[list
     return shapes if len(known) <= _MOST else None
 
 
+def _same_constants(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
+    return len(a) == len(b) and all(
+        x is y or np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
+        for x, y in zip(a, b, strict=True)
+    )
+
+
 def _recovered(
     function: Function, stages: Sequence[Any], points: Points | None, held: Set[str]
 ) -> Recovered:
     first = stages[0]
     for stage in stages[1:]:
-        same = len(first.constants) == len(stage.constants) and all(
-            np.array_equal(a, b) for a, b in zip(first.constants, stage.constants, strict=True)
-        )
-        if not same:
+        if not _same_constants(first.constants, stage.constants):
             raise EmissionError("the program holds other constants at other sizes")
     kinds = {s.report.certificate.kind: s.report.certificate for s in stages}
     worst = next(k for k in ("unverified", "numerical", "exact") if k in kinds)

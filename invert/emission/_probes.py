@@ -1,0 +1,221 @@
+"""Sizes that had no part in writing a text, at which it is compared with its program.
+
+A text is written from programs at a few sizes, by expressions through the numbers in which these
+differ. What is no such expression (`min(batch, 16)`, a branch on a size) may look like one there.
+So the text is traced at other sizes too. To recover the program at each of them would take long:
+the raw programs are compared first, number by number. Where one is as the others say, the text
+follows the same expressions; where one is not, it is recovered and the text compared with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from invert import _compat
+from invert._compat import core
+from invert._errors import EmissionError, InvertError
+from invert.emission._sizes import Points
+
+# Small sizes, odd ones, powers of two and their neighbours; one beyond all numbers of the program
+# comes on top.
+_LADDER = (1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 65, 129)
+# Programs that are recovered whatever the raw ones say: what JAX does for sizes of one is its own.
+_ALWAYS = 2
+# How many of those that are not as expected are recovered.
+_MOST_RECOVERED = 6
+# A larger number is no size that a program has been built for.
+_LARGEST = 8192
+# Arrays up to this size are compared by what they hold.
+_SMALL_ARRAY = 1 << 16
+
+Sizes = Mapping[str, int]
+
+
+class SizeError(EmissionError):
+    """A text that was written for all sizes does not hold at one of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """At which sizes a text was compared with its program.
+
+    **Attributes:**
+
+    - `recovered`: sizes at which the text traces to the recovered program.
+    - `raw`: sizes at which the program that was read has the numbers that the text says.
+    - `refused`: sizes that the program itself refuses.
+    """
+
+    recovered: Sequence[Sizes] = ()
+    raw: Sequence[Sizes] = ()
+    refused: Sequence[Sizes] = ()
+
+
+def probes(dimensions: Sequence[str], beyond: int, taken: Sequence[Sizes]) -> list[dict[str, int]]:
+    """Sizes for each dimension: all ones, different ones, and all beyond every number."""
+    ladder = (*_LADDER, beyond)
+    found = [dict.fromkeys(dimensions, 1)]
+    for i in range(1, len(ladder)):
+        # Other dimensions go through the ladder in other steps, so that sizes are seldom equal.
+        steps = [ladder[(i * (2 * k + 1) + 4 * k) % len(ladder)] for k in range(len(dimensions))]
+        found.append(dict(zip(dimensions, steps, strict=True)))
+    found.append(dict.fromkeys(dimensions, beyond))
+    unique = {tuple(sizes.items()): sizes for sizes in found if sizes not in taken}
+    return list(unique.values())
+
+
+class _Print:
+    """What a program is, apart from its sizes; and all whole numbers in it, in order."""
+
+    def __init__(self, closed: Any):
+        self.structure: list[Any] = []
+        self.numbers: list[int] = []
+        self._names: dict[Any, int] = {}
+        self._value(closed)
+
+    def _jaxpr(self, closed: Any) -> None:
+        jaxpr = _compat.open_jaxpr(closed)
+        for v in (*jaxpr.constvars, *jaxpr.invars):
+            self._define(v)
+        if closed is not jaxpr:
+            for const in _compat.consts_of(closed):
+                self._array(const)
+        for eqn in jaxpr.eqns:
+            self.structure.append(eqn.primitive.name)
+            for atom in eqn.invars:
+                self._atom(atom)
+            for name in sorted(eqn.params):
+                self.structure.append(name)
+                self._value(eqn.params[name])
+            for v in eqn.outvars:
+                self._define(v)
+        for atom in jaxpr.outvars:
+            self._atom(atom)
+
+    def _define(self, v: Any) -> None:
+        self._names[v] = len(self._names)
+        self._value(tuple(getattr(v.aval, "shape", ())))
+
+    def _atom(self, atom: Any) -> None:
+        if isinstance(atom, core.Literal):
+            self._array(atom.val)
+        else:
+            self.structure.append(self._names.get(atom))
+
+    def _array(self, value: Any) -> None:
+        if not hasattr(value, "dtype") and not isinstance(value, (bool, int, float, complex)):
+            self.structure.append(type(value).__name__)
+            return
+        dtype = getattr(value, "dtype", np.asarray(value).dtype)
+        self.structure.append(str(dtype))
+        self._value(tuple(np.shape(value)))
+        if not isinstance(dtype, np.dtype) or np.size(value) * dtype.itemsize > _SMALL_ARRAY:
+            return
+        array = np.asarray(value)
+        number = float(array) if array.ndim == 0 and dtype.kind in "iuf" else math.nan
+        if math.isfinite(number) and number == int(number):
+            self.numbers.append(int(number))
+        else:
+            self.structure.append(zlib.crc32(array.tobytes()))
+
+    def _value(self, value: Any) -> None:
+        if _compat.is_jaxpr(value):
+            self._jaxpr(value)
+        elif isinstance(value, (bool, str, bytes, float)) or value is None:
+            self.structure.append(value)
+        elif isinstance(value, (int, np.integer)):
+            self.numbers.append(int(value))
+        elif isinstance(value, (tuple, list)):
+            self.structure.append(len(value))
+            for part in value:
+                self._value(part)
+        elif isinstance(value, (np.ndarray, np.generic)):
+            self._array(value)
+        else:
+            self.structure.append(type(value).__name__)
+
+
+def largest_number(programs: Sequence[Any]) -> int:
+    """The largest number in programs that may be a size."""
+    numbers = [n for p in programs for n in _Print(p).numbers]
+    return max((n for n in numbers if n <= _LARGEST), default=1)
+
+
+def compare(
+    points: Points,
+    raw: Callable[[Sizes], Any],
+    check: Callable[[Sizes], bool],
+) -> Shown:
+    """Compares a text with its program at sizes that had no part in writing it.
+
+    **Arguments:**
+
+    - `raw`: gives the program that was read, at some sizes.
+    - `check`: recovers the program at some sizes and compares; `False` where the program refuses
+        them.
+
+    **Raises:** what `check` raises where the text is another program.
+    """
+    corners = [points.sizes(c) for c in points.corners]
+    programs = [raw(sizes) for sizes in corners]
+    prints = [_Print(p) for p in programs]
+    first = prints[0]
+    alike = all(
+        p.structure == first.structure and len(p.numbers) == len(first.numbers) for p in prints
+    )
+    columns = list(zip(*(p.numbers for p in prints), strict=True)) if alike else []
+    terms = {column: points.terms(column) for column in set(columns)}
+    recovered, followed, refused = list(corners), [], []
+    left = _MOST_RECOVERED
+    for i, sizes in enumerate(probes(points.dimensions, largest_number(programs) + 1, corners)):
+        if i >= _ALWAYS:
+            try:
+                other = _Print(raw(sizes))
+            except (InvertError, TypeError, ValueError):
+                refused.append(sizes)
+                continue
+            if alike and _follows(other, first, columns, terms, sizes):
+                followed.append(sizes)
+                continue
+            if left == 0:
+                continue
+            left -= 1
+        (recovered if check(sizes) else refused).append(sizes)
+    return Shown(recovered, followed, refused)
+
+
+def _follows(
+    other: _Print,
+    first: _Print,
+    columns: Sequence[tuple[int, ...]],
+    terms: Mapping[tuple[int, ...], Any],
+    sizes: Sizes,
+) -> bool:
+    """Whether a program has the numbers that the expressions through the others say."""
+    if other.structure != first.structure or len(other.numbers) != len(columns):
+        return False
+    for number, column in zip(other.numbers, columns, strict=True):
+        found = terms[column]
+        if found is None:
+            return False
+        if number != sum(f * math.prod(sizes[d] for d in t) for t, f in found.items()):
+            return False
+    return True
+
+
+def words(shown: Sequence[Sizes]) -> str:
+    """`batch = 1, 2 and 7`; `(batch, length) = (1, 1) and (7, 11)`."""
+    if not shown:
+        return ""
+    names = list(shown[0])
+    rows = sorted({tuple(sizes[n] for n in names) for sizes in shown})
+    texts = [str(row[0]) if len(row) == 1 else str(row) for row in rows]
+    left = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    listed = ", ".join(texts[:-1]) + (" and " if len(texts) > 1 else "") + texts[-1]
+    return f"{left} = {listed}"
