@@ -488,9 +488,20 @@ def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
+def plain_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of an equation in a form that two programs can be compared by.
+
+    jax 0.12 keeps of a `scan` the trees that its operands and results came in, which say nothing
+    of what is computed; only how many constants and carried values there are does.
+    """
+    if "ft_in" not in params:
+        return params
+    consts, carry, _ = params["ft_in"].unpack()
+    plain = {name: value for name, value in params.items() if name not in ("ft_in", "ft_out")}
+    return {**plain, "num_consts": len(consts), "num_carry": len(carry)}
+
+
 def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
     """Numbers of constants and of carried values among the operands of a `scan` equation."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()  # jax 0.12
-    return len(consts), len(carry)
+    plain = plain_params(params)
+    return plain["num_consts"], plain["num_carry"]
