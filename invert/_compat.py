@@ -419,6 +419,20 @@ def key_impl(dtype: Any) -> Any:
     return dtype._impl.name
 
 
+def words_of(value: Any) -> Any:
+    """The words of an array of keys; any other array as it is."""
+    if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
+    return prng.random_unwrap_p.bind(value)
+
+
+def from_words(value: Any, dtype: Any) -> Any:
+    """An array of this dtype: the keys that the words make where it is one of keys."""
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return value
+    return prng.random_wrap_p.bind(value, impl=dtype._impl)
+
+
 def consts_of(jaxpr: Any) -> Sequence[Any]:
     """Values of the constants of a closed jaxpr; none for an open one."""
     return getattr(jaxpr, "consts", ())
