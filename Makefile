@@ -30,7 +30,7 @@ PINS :=
 
 # The ends of the supported range: the oldest JAX on the oldest Python, the newest on a newer one.
 in-oldest := VENV=.venv-oldest CHOICE=PYTHON_OLDEST MINORS=3.11 PINS='jax==0.10.2 jaxlib==0.10.2'
-in-newest := VENV=.venv-newest CHOICE=PYTHON_NEWEST MINORS='3.13 3.12' PINS='--upgrade jax jaxlib'
+in-newest := VENV=.venv-newest CHOICE=PYTHON_NEWEST MINORS='3.12 3.13' PINS='--upgrade jax jaxlib'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
