@@ -3,8 +3,10 @@
 # installs them again.
 
 VENV ?= .venv
-# Interpreter that creates the environment; chosen automatically where empty.
+# Interpreters that create the environments; chosen automatically where empty.
 PYTHON ?=
+PYTHON_OLDEST ?=
+PYTHON_NEWEST ?=
 # Upper limit of test processes. Each one holds JAX and TensorFlow, about 2 GB.
 JOBS ?= 4
 PYTEST_ARGS ?=
@@ -20,16 +22,29 @@ extras-test-all := tensorflow,test,lint,models
 extras-lint := tensorflow,test,lint
 extras-docs := docs
 
+# An environment is made by the interpreter that the variable named by CHOICE gives, or else by
+# one of MINORS; PINS is added to what is installed.
+CHOICE := PYTHON
+MINORS := 3.13 3.12 3.11
+PINS :=
+
+# The ends of the supported range: the oldest JAX on the oldest Python, the newest on a newer one.
+in-oldest := VENV=.venv-oldest CHOICE=PYTHON_OLDEST MINORS=3.11 PINS='jax==0.10.2 jaxlib==0.10.2'
+in-newest := VENV=.venv-newest CHOICE=PYTHON_NEWEST MINORS='3.12 3.13' PINS='--upgrade jax jaxlib'
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-matrix lint format docs docs-serve bench clean
+.PHONY: help demo test test-all test-matrix test-oldest test-newest python-oldest python-newest
+.PHONY: lint format docs docs-serve bench clean
 
 help:
 	@echo "make demo         a JAX model to a SavedModel and back, with every derivative checked"
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-all     all tests, with the libraries of models that some of them need"
-	@echo "make test-matrix  the tests on the oldest and the newest JAX (needs uv)"
+	@echo "make test-oldest  the tests on Python 3.11 with the oldest JAX supported"
+	@echo "make test-newest  the tests on a newer Python with the newest JAX"
+	@echo "make test-matrix  both of these"
 	@echo "make lint         ruff and pyright"
 	@echo "make format       apply ruff's formatting and safe fixes"
 	@echo "make docs         the documentation, into site/"
@@ -37,54 +52,63 @@ help:
 	@echo "make clean        remove everything the other targets made"
 
 # A name on the path need not be an interpreter that runs (pyenv leaves shims behind for
-# versions that are not active), so each candidate is run. The newest TensorFlow supported
-# has wheels up to Python 3.13. ensurepip is absent on Debian without python3-venv.
+# versions that are not active, and uv gives up at those), so each candidate is run. The newest
+# TensorFlow supported has wheels up to Python 3.13. ensurepip is absent on Debian without
+# python3-venv.
 $(VENV)/.created:
-	@set -e; chosen=; \
-	for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
-	  if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
-	      >/dev/null 2>&1; then chosen=$$candidate; break; fi; \
-	done; \
+	@runs() { "$$1" -c 'import sys, ensurepip, venv; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv[1:])' \
+	    $(MINORS) >/dev/null 2>&1; }; \
+	find_python() { \
+	  for candidate in $(or $($(CHOICE)),python3 $(MINORS:%=python%)); do \
+	    if runs "$$candidate"; then echo "$$candidate"; return; fi; \
+	  done; \
+	  if [ -n "$($(CHOICE))" ]; then return; fi; \
+	  for minor in $(MINORS); do \
+	    for candidate in "$$(uv python find --system "$$minor" 2>/dev/null)" \
+	        "$$(pyenv prefix "$$minor" 2>/dev/null)/bin/python"; do \
+	      if runs "$$candidate"; then echo "$$candidate"; return; fi; \
+	    done; \
+	  done; \
+	}; \
+	chosen=$$(find_python); \
 	if [ -z "$$chosen" ]; then \
-	  echo "No Python 3.11 to 3.13 with the venv module found; give one: make PYTHON=/path/to/python3.12" >&2; \
+	  echo "Found no Python ($(MINORS)) with the venv module: neither on the path nor through uv or pyenv." >&2; \
+	  echo "Install one, or name it: make $(CHOICE)=/path/to/python" >&2; \
 	  exit 1; \
 	fi; \
 	echo "Creating $(VENV) with $$chosen"; \
-	"$$chosen" -m venv --clear $(VENV); \
-	touch $@
+	"$$chosen" -m venv --clear $(VENV) && touch $@
 
 # uv is used where it runs, since it is faster; pip otherwise, or where uv cannot reach an
 # index that only pip is configured for.
 $(VENV)/.installed-%: pyproject.toml $(VENV)/.created
-	@set -e; what='.[$(extras-$*)]'; echo "Installing $$what"; \
-	if uv --version >/dev/null 2>&1 && uv pip install --quiet --python $(BIN)/python -e "$$what"; then :; \
-	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -e "$$what"; fi; \
+	@set -e; what='.[$(extras-$*)]'; echo "Installing $$what $(PINS)"; \
+	if uv --version >/dev/null 2>&1 && uv pip install --quiet --python $(BIN)/python -e "$$what" $(PINS); then :; \
+	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -e "$$what" $(PINS); fi; \
 	touch $@
 
 demo: $(VENV)/.installed-demo
 	$(RUN_ENV) $(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed-test
+	@$(BIN)/python -c 'import sys, jax; print("Python", sys.version.split()[0], "jax", jax.__version__)'
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 # JAX's thousands of cases are drawn from: PYTEST_ARGS=--draw-seed=1 draws others, --every-case runs all.
 test-all: $(VENV)/.installed-test-all
 	$(PYTEST) $(PYTEST_ARGS)
 
-# Both ends of the supported range: the oldest JAX on the oldest Python, the newest on a newer one.
-test-matrix:
-	@uv --version >/dev/null 2>&1 || { echo "make test-matrix needs uv: https://docs.astral.sh/uv" >&2; exit 1; }
-	uv venv --quiet --allow-existing --python 3.11 .venv-oldest
-	uv pip install --quiet --python .venv-oldest/bin/python -e '.[tensorflow,test]' jax==0.10.2 jaxlib==0.10.2
-	uv venv --quiet --allow-existing --python 3.12 .venv-newest
-	uv pip install --quiet --python .venv-newest/bin/python --upgrade -e '.[tensorflow,test]'
-	$(MAKE) --no-print-directory test-in BIN=.venv-oldest/bin
-	$(MAKE) --no-print-directory test-in BIN=.venv-newest/bin
+# Finds or makes the environment of one end, and says so where there is no interpreter for it.
+python-oldest python-newest: python-%:
+	@$(MAKE) --silent $(in-$*) .venv-$*/.created
 
-.PHONY: test-in
-test-in:
-	$(BIN)/python -c 'import sys, jax; print("Python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+# What is newest changes, so it is installed again each time.
+test-oldest test-newest: test-%: python-%
+	@rm -f .venv-$*/.installed-test
+	@$(MAKE) --no-print-directory $(in-$*) test
+
+# Both interpreters are looked for before the first test.
+test-matrix: python-oldest python-newest test-oldest test-newest
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

@@ -350,6 +350,20 @@ def key_impl(dtype: Any) -> Any:
     return dtype._impl.name
 
 
+def words_of(value: Any) -> Any:
+    """The words of an array of keys; any other array as it is."""
+    if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
+    return prng.random_unwrap_p.bind(value)
+
+
+def from_words(value: Any, dtype: Any) -> Any:
+    """An array of this dtype: the keys that the words make where it is one of keys."""
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return value
+    return prng.random_wrap_p.bind(value, impl=dtype._impl)
+
+
 def consts_of(jaxpr: Any) -> Sequence[Any]:
     """Values of the constants of a closed jaxpr; none for an open one."""
     return getattr(jaxpr, "consts", ())
@@ -419,9 +433,20 @@ def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
+def plain_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of an equation in a form that two programs can be compared by.
+
+    jax 0.12 keeps of a `scan` the trees that its operands and results came in, which say nothing
+    of what is computed; only how many constants and carried values there are does.
+    """
+    if "ft_in" not in params:
+        return params
+    consts, carry, _ = params["ft_in"].unpack()
+    plain = {name: value for name, value in params.items() if name not in ("ft_in", "ft_out")}
+    return {**plain, "num_consts": len(consts), "num_carry": len(carry)}
+
+
 def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
     """Numbers of constants and of carried values among the operands of a `scan` equation."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()  # jax 0.12
-    return len(consts), len(carry)
+    plain = plain_params(params)
+    return plain["num_consts"], plain["num_carry"]

@@ -69,8 +69,9 @@ class Match:
         eqn = None if literal else self.template.producers.get(atom)
         target = None if literal else self.graph.producers.get(found)
         if eqn is not None and target is not None and eqn.primitive is target.primitive:
-            for name, value in eqn.params.items():
-                other = target.params.get(name)
+            found_params = _compat.plain_params(target.params)
+            for name, value in _compat.plain_params(eqn.params).items():
+                other = found_params.get(name)
                 if _compat.is_jaxpr(value) and _compat.is_jaxpr(other):
                     if (inner := difference(value, other)) is not None:
                         return f"in {eqn.primitive.name}: {inner}"
@@ -247,6 +248,7 @@ _FREE_PARAMS = frozenset(
 
 def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two equations of one primitive have the same parameters, inner jaxprs included."""
+    a, b = _compat.plain_params(a), _compat.plain_params(b)
     return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
 
 

@@ -16,18 +16,23 @@ from invert.frontends.stablehlo import Program
 @functools.lru_cache(maxsize=4096)
 def raise_call(call: Call, platform: str) -> Any | None:
     """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
-    if any(jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended) for a in call.avals):
-        return None  # keys are lowered to arrays of another shape
     try:
         with jax.enable_x64(call.wide):
+            outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
             module = _compat.lowered_module(
                 call.before or call.function, *call.avals, platform=platform
             )
     except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError):
         return None
     program = Program(module, Config())
+
+    def run(*values: Any) -> list[Any]:
+        # Keys are lowered to their words.
+        results = program(*map(_compat.words_of, values))
+        return [_compat.from_words(r, out.dtype) for r, out in zip(results, outs, strict=True)]
+
     with jax.enable_x64(True):
-        closed = _compat.trace_closed(lambda *xs: program(*xs), *call.avals)
+        closed = _compat.trace_closed(run, *call.avals)
     closed = _jaxpr.canonicalize(closed)
     return closed if call.is_call else unwrap(closed)
 

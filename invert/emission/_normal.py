@@ -192,10 +192,9 @@ def _reorder(
 def _scan(eqn: Any, depth: int) -> Any:
     count, _ = _compat.scan_layout(eqn.params)
     (jaxpr,), operands = _reorder([eqn.params["jaxpr"]], eqn.invars, count)
-    params = {**eqn.params, "jaxpr": jaxpr}
-    for name in ("num_consts", "ft_in", "linear"):
+    params = {**_compat.plain_params(eqn.params), "jaxpr": jaxpr}
+    for name in ("num_consts", "linear"):
         params.pop(name, None)
-    params["carried"] = _compat.scan_layout(eqn.params)[1]
     return eqn.replace(params=params, invars=operands)
 
 

@@ -9,6 +9,7 @@ import pytest
 from jax import lax, random
 
 from invert import _compat, _jaxpr
+from invert._match import difference
 from tests.patterns.recovery import recover, same_values
 
 X = np.random.default_rng(0).uniform(0.5, 1.0, (4, 3)).astype(np.float32)
@@ -217,3 +218,26 @@ def test_blocks_that_are_no_unrolled_scan(change: str) -> None:
     assert scans(module.jaxpr) == [(3, False, 1)]
     assert module.report.certificate.kind == "exact"
     same_values(function, module, SEVEN)
+
+
+def test_loops_are_one_program_whatever_trees_their_values_come_in() -> None:
+    def plain(x):
+        (total,), doubled = lax.scan(lambda c, r: ((c[0] + r,), r * 2), (x[0],), x)
+        return total, doubled
+
+    def named(x):
+        def step(carry, row):
+            now = {"total": carry["total"] + row, "last": row}
+            return now, {"unused": row - 1, "doubled": [row * 2]}
+
+        carry, rows = lax.scan(step, {"total": x[0], "last": x[0]}, x)
+        return carry["total"], rows["doubled"][0]
+
+    def other(x):
+        total, doubled = lax.scan(lambda c, r: (c + r, r * 2), x[0], x)
+        return total, doubled + 1
+
+    x = jnp.zeros((3, 2))
+    first, second, third = (_compat.dce(_compat.trace_open(f, x)[0]) for f in (plain, named, other))
+    assert difference(first, second) is None and difference(second, first) is None
+    assert difference(first, third) is not None

@@ -11,6 +11,7 @@ from jax import lax, random
 
 import invert
 from invert import _compat
+from tests.patterns.recovery import equations
 
 RAW = jnp.array([1, 2], jnp.uint32)
 X = jnp.linspace(0.5, 2.5, 6, dtype=jnp.float32).reshape(2, 3)
@@ -188,6 +189,27 @@ def test_typed_key_is_carried():
         return lax.while_loop(lambda c: c[1] < 5, step, (random.key(0), x[0, 0]))[1]
 
     same(loop, X)
+
+
+MOVED = {
+    "unstack": lambda k: lax.unstack(random.split(k, (3, 2)), axis=1),
+    "unstack, one result": lambda k: lax.unstack(random.split(k))[1],
+    "split": lambda k: lax.split(random.split(k, 6), (2, 4)),
+    "stack": lambda k: lax.stack_p.bind(k, random.fold_in(k, 1), axis=0),
+    "tile": lambda k: lax.tile(random.split(k), (3,)),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_arrays_of_keys_are_put_together_and_taken_apart(name):
+    function, key = MOVED[name], random.key(0)
+    module = invert.from_exported(jax.export.export(jax.jit(function))(key))
+    want = [eqn.primitive.name for eqn in equations(jax.make_jaxpr(function)(key))]
+    assert [eqn.primitive.name for eqn in equations(module.jaxpr)] == want
+    assert module.report.certificate.kind == "exact"
+    wanted = jax.tree.leaves(function(key))
+    for got, keys in zip(jax.tree.leaves(module(key)), wanted, strict=True):
+        np.testing.assert_array_equal(random.key_data(got), random.key_data(keys))
 
 
 def test_dropout():
