@@ -206,10 +206,15 @@ def tf_variable_dtype(handle: Any) -> int | None:
 
 
 def tf_concrete_functions(fn: Any) -> list[Any]:
-    """Concrete functions that a `tf.function` has so far; none is traced for it."""
+    """Concrete functions that a `tf.function` has so far; none is traced for it.
+
+    Of a function that made its variables when it was first called, the trace of that call holds
+    their initialization, behind conditions. TensorFlow itself never gives it away.
+    """
     if hasattr(fn, "concrete_functions"):  # restored from a SavedModel
         return list(fn.concrete_functions)
-    return list(fn._list_all_concrete_functions())
+    first = fn._concrete_variable_creation_fn if fn._created_variables else None
+    return [c for c in fn._list_all_concrete_functions() if c is not first]
 
 
 def tf_proto(module: str, message: str) -> Any:
