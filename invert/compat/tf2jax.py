@@ -26,7 +26,7 @@ import contextlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import equinox as eqx
 import jax
@@ -230,6 +230,7 @@ def _without_tracers(value: Any) -> Any:
 def _config() -> Config:
     """The options that the flags stand for."""
     off = [name for flag, name in _PATTERNS.items() if not _flags[flag]]
+    precision = _flags["resize_bilinear_precision"]
     return Config(
         disabled_patterns=tuple(off),
         verify=False,
@@ -237,7 +238,8 @@ def _config() -> Config:
         prevent_gradient="error" if _flags["raise_on_prevent_gradient"] else "warn",
         assertions="checkify" if _flags["enable_checkify_for_asserts"] else "drop",
         bfloat16_constants=tuple(t for t in _NARROW if _flags[_NARROW[t]]),
-        resize_precision=_flags["resize_bilinear_precision"],
+        # Also `None` or a member of the enumeration, as `jax.image.resize` takes it.
+        resize_precision=cast(Any, jax.lax.Precision(precision).name.lower()),
     )
 
 
