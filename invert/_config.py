@@ -55,13 +55,13 @@ class Config:
     - `max_scan`: a loop that ends on a condition on data, but after no more steps than this,
         becomes a `scan` of that many steps, which do nothing once the condition fails, so that it
         differentiates in reverse. Longer ones stay a `while`.
-    - `dynamic_sizes`: what becomes of results whose size depends on data. `"ids"`: vectors of
-        indices and of integer ids (`tf.unique`, non-maximum suppression, CTC decoders) are as long
-        as they can get, with -1 behind, and the report says so; others (`tf.where` with one
-        argument, `tf.boolean_mask`) are an error where an op or the caller would see the rows too
-        many. All but those of CTC decoders, candidates and sparse tensors go on with the number of
-        rows that are there. `"pad"`: those are padded as well,
-        and what follows has to leave the places too many out. `"error"`: all are errors.
+    - `dynamic_sizes`: what becomes of results whose size depends on data. `"ids"`: rows
+        (`tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, non-maximum suppression) go
+        on with the number that are there, and are an error where an op or the caller would see
+        the rows too many; places of sparse tensors (CTC decoders, accidental hits, `tf.sparse`)
+        are as many as there can be, with -1 behind, and the report says so. `"pad"`: rows are as
+        many as there can be too, and what follows has to leave the places too many out.
+        `"error"`: all are errors.
     - `host_ops`: what becomes of ops of a TensorFlow graph that only a host can run (text, images
         in their encoded form), where their inputs depend on data. `"error"`: all of them are
         reported; `"callback"`: TensorFlow runs them at run time, in a `jax.pure_callback`.
