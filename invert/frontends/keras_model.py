@@ -13,6 +13,9 @@ import jax
 from .._errors import SignatureError
 from ..primitives.tf import import_tensorflow
 
+# What Keras calls inputs without a name.
+_GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
+
 
 def is_layer(x: Any) -> bool:
     """Whether `x` is a layer or a model of Keras, 2 or 3. Neither is imported for it."""
@@ -29,8 +32,14 @@ def input_specs(model: Any) -> Any:
     if inputs is None:
         return None
     tf = import_tensorflow()
+
+    def spec(tensor: Any) -> Any:
+        name = tensor.name
+        generated = name is None or _GENERATED.fullmatch(name)
+        return tf.TensorSpec(tensor.shape, tensor.dtype, None if generated else name)
+
     # What Keras takes are lists, tuples and dictionaries.
-    return jax.tree_util.tree_map(lambda t: tf.TensorSpec(t.shape, t.dtype, t.name), inputs)
+    return jax.tree_util.tree_map(spec, inputs)
 
 
 def _inputs_of(model: Any) -> Any:

@@ -258,7 +258,8 @@ def _from_callable(
         return _from_callable(fn, (inputs,), kwargs, config, name, strict=strict)
     original = of_jax or inspect.signature(fn.call if layer else fn)
     try:
-        original.bind(*args, **kwargs)
+        if not layer:  # Keras has rules of its own for what it is called with
+            original.bind(*args, **kwargs)
     except TypeError as error:
         raise SignatureError(
             f"{name}{original}: {error}; a Python callable has no example arguments of its own, so "

@@ -87,7 +87,8 @@ def _size(node: Node, values: list[Any]) -> int:
     "NonMaxSuppressionWithOverlaps",
 )
 def _non_max_suppression(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    given, scores = array(values[0]), array(values[1])
+    # Constants are indexed by traced numbers below.
+    given, scores = (jnp.asarray(array(v)) for v in values[:2])
     size = _size(node, values)
     options = [array(v).astype(scores.dtype) for v in values[3:]]
     limit = options[0] if options else jnp.asarray(node.attr("iou_threshold", 0.5), scores.dtype)
