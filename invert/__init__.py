@@ -1,8 +1,5 @@
 """`invert` undoes the lowering of `jax2tf`: StableHLO and TF graphs become JAX programs again."""
 
-from typing import TYPE_CHECKING
-from typing import Any as _Any
-
 from invert._api import convert as convert
 from invert._api import convert_graphdef as convert_graphdef
 from invert._api import from_exported as from_exported
@@ -19,6 +16,7 @@ from invert._errors import Problem as Problem
 from invert._errors import SignatureError as SignatureError
 from invert._errors import UnsupportedOpError as UnsupportedOpError
 from invert._errors import VerificationError as VerificationError
+from invert._lazy import submodules as _submodules
 from invert._methods import Methods as Methods
 from invert._module import Module as Module
 from invert._pattern import Call as Call
@@ -32,16 +30,4 @@ from invert._verify import Certificate as Certificate
 from invert.emission import Emission as Emission
 
 __version__ = "0.1.0"
-
-if TYPE_CHECKING:
-    from invert import compat as compat
-    from invert import testing as testing
-
-
-def __getattr__(name: str) -> _Any:
-    # Parts that few programs use are imported when they are first asked for.
-    if name not in ("compat", "testing"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return importlib.import_module(f"{__name__}.{name}")
+__getattr__ = _submodules("invert", "compat", "testing")

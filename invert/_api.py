@@ -143,13 +143,14 @@ def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping
 def _build(
     entry: EntryPoint,
     config: Config,
-    examples: tuple[Sequence[Any], Mapping[str, Any]] = ((), {}),
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Module:
     function = _module.Function(entry, lambda entry, avals: recover(entry, avals, config), config)
     if function.is_static:
         function.stage([_Shape(spec.shape) for spec in function.specs])
-    elif any(examples):
-        values = function.flatten(*examples)
+    elif args or kwargs:
+        values = function.flatten(args or (), kwargs or {})
         # A `tf.TensorSpec` may leave sizes open, as the function then does.
         if all(isinstance(n, int) for value in values for n in value.shape):
             function.stage(values)
@@ -217,7 +218,7 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     # The program of an open size is made when it is called with one.
     if tf_signature.is_open((args, kwargs)):
         return _build(entry, config)
-    return _build(entry, config, tf_signature.arrays_of(args, kwargs, entry))
+    return _build(entry, config, *tf_signature.arrays_of(args, kwargs, entry))
 
 
 def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:

@@ -1,15 +1,5 @@
 """Functions under the names and signatures of other packages."""
 
-from typing import TYPE_CHECKING
-from typing import Any as _Any
+from invert._lazy import submodules as _submodules
 
-if TYPE_CHECKING:
-    from invert.compat import tf2jax as tf2jax
-
-
-def __getattr__(name: str) -> _Any:
-    if name != "tf2jax":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return importlib.import_module(f"{__name__}.{name}")
+__getattr__ = _submodules("invert.compat", "tf2jax")
