@@ -16,6 +16,7 @@ from invert._errors import Problem as Problem
 from invert._errors import SignatureError as SignatureError
 from invert._errors import UnsupportedOpError as UnsupportedOpError
 from invert._errors import VerificationError as VerificationError
+from invert._lazy import submodules as _submodules
 from invert._methods import Methods as Methods
 from invert._module import Module as Module
 from invert._pattern import Call as Call
@@ -29,3 +30,4 @@ from invert._verify import Certificate as Certificate
 from invert.emission import Emission as Emission
 
 __version__ = "0.1.0"
+__getattr__ = _submodules("invert", "compat", "testing")

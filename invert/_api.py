@@ -135,12 +135,17 @@ def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping
     return rewriter.run(closed), dict(sorted(rewriter.counts.items()))
 
 
-def _build(entry: EntryPoint, config: Config, examples: Sequence[Any] | None = None) -> Module:
+def _build(
+    entry: EntryPoint,
+    config: Config,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Module:
     function = _module.Function(entry, lambda entry, avals: recover(entry, avals, config), config)
     if function.is_static:
         function.begin([_Shape(spec.shape) for spec in function.specs])
-    elif examples:
-        values = function.flatten(examples, {})
+    elif args or kwargs:
+        values = function.flatten(args or (), kwargs or {})
         # A `tf.TensorSpec` may leave sizes open, as the function then does.
         if all(isinstance(n, int) for value in values for n in value.shape):
             function.begin(values)
@@ -191,8 +196,10 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     - `tf_fn`: a `tf.function`, a `ConcreteFunction`, a function of a restored SavedModel, or the
         bare result of `jax2tf.convert`.
     - `args`, `kwargs`: example arguments (arrays, `jax.ShapeDtypeStruct` or `tf.TensorSpec`, in any
-        pytree). Only their shapes and dtypes matter. They may be left out where the function has
-        one signature.
+        pytree). Only their shapes and dtypes matter; `None` in a `tf.TensorSpec` leaves a size
+        open. Python values, as in `training=True`, are fixed, as they are in TensorFlow. They may
+        be left out where the function has one signature, and of a Keras model that knows its
+        inputs, whose batch stays open then.
     - `config`: see `Config`.
 
     **Returns:** a `Module`.
@@ -204,9 +211,9 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
 
     entry = tf_function.entry_point(tf_fn, args, kwargs or None, config=config)
     # The program of an open size is made when it is called with one.
-    return _build(
-        entry, config, None if tf_signature.is_open(args) else tf_signature.expanded(args)
-    )
+    if tf_signature.is_open((args, kwargs)):
+        return _build(entry, config)
+    return _build(entry, config, *tf_signature.arrays_of(args, kwargs, entry))
 
 
 def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
@@ -272,6 +279,11 @@ def load(
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise SignatureError(
+            f"load reads files, and got a {type(path).__name__}; a TensorFlow function or a Keras "
+            "model of this process is converted by invert.convert"
+        )
     path, kind = _container.place_of(path), _container.kind_of(path)
     if tags is not None and kind != "saved_model":
         raise SignatureError(f"{path} is no SavedModel, so it has no graphs with tags")

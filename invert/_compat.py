@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import inspect
 import io
+import sys
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -206,10 +208,47 @@ def tf_variable_dtype(handle: Any) -> int | None:
 
 
 def tf_concrete_functions(fn: Any) -> list[Any]:
-    """Concrete functions that a `tf.function` has so far; none is traced for it."""
+    """Concrete functions that a `tf.function` has so far; none is traced for it.
+
+    Of a function that made its variables when it was first called, the trace of that call holds
+    their initialization, behind conditions. TensorFlow itself never gives it away.
+    """
     if hasattr(fn, "concrete_functions"):  # restored from a SavedModel
         return list(fn.concrete_functions)
-    return list(fn._list_all_concrete_functions())
+    first = fn._concrete_variable_creation_fn if fn._created_variables else None
+    return [c for c in fn._list_all_concrete_functions() if c is not first]
+
+
+def keras_flags(variables: Iterable[Any]) -> dict[int, bool]:
+    """Whether Keras trains each of these variables of TensorFlow, by `id`, where Keras made it.
+
+    A frozen layer has that flag on objects of Keras that hold the variables. These do not know
+    their holders, and a traced function does not know its model, so the holders are looked for
+    among all objects of the process.
+    """
+    made = {id(v) for v in variables if v.trainable}
+    new, old = (sys.modules.get(name) for name in ("keras", "tf_keras"))
+    holders = _subclasses(getattr(new, "Variable", None))
+    layers = _subclasses(old.layers.Layer) if old is not None else set()
+    if not made or not holders | layers:
+        return {}
+    flags: dict[int, bool] = {}
+    for found in gc.get_objects():
+        if type(found) in holders:
+            held = {id(found._value): bool(found.trainable)}
+        elif type(found) in layers and not found.trainable:
+            held = {id(v): False for v in found.weights}
+        else:
+            continue
+        flags |= {key: flag for key, flag in held.items() if key in made}
+    return flags
+
+
+def _subclasses(cls: Any) -> set[type]:
+    """A class and all that are derived from it; nothing of `None`."""
+    if cls is None:
+        return set()
+    return {cls}.union(*map(_subclasses, cls.__subclasses__()))
 
 
 def tf_proto(module: str, message: str) -> Any:

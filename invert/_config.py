@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
-from collections.abc import Callable
+import difflib
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
+
+# Names of all patterns, put in when these are imported: nothing that they import may import them.
+known_patterns: list[str] = []
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Options of a conversion.
+
+    **Raises:** `ValueError` with all values that are not allowed, and those that are.
 
     **Arguments:**
 
@@ -45,20 +55,20 @@ class Config:
     - `max_scan`: a loop that ends on a condition on data, but after no more steps than this,
         becomes a `scan` of that many steps, which do nothing once the condition fails, so that it
         differentiates in reverse. Longer ones stay a `while`.
-    - `dynamic_sizes`: what becomes of results whose size depends on data. `"ids"`: vectors of
-        indices and of integer ids (`tf.unique`, non-maximum suppression, CTC decoders) are as long
-        as they can get, with -1 behind, and the report says so; others (`tf.where` with one
-        argument, `tf.boolean_mask`) are an error where an op or the caller would see the rows too
-        many. All but those of CTC decoders, candidates and sparse tensors go on with the number of
-        rows that are there. `"pad"`: those are padded as well,
-        and what follows has to leave the places too many out. `"error"`: all are errors.
+    - `dynamic_sizes`: what becomes of results whose size depends on data. `"ids"`: rows
+        (`tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, non-maximum suppression) go
+        on with the number that are there, and are an error where an op or the caller would see
+        the rows too many; places of sparse tensors (CTC decoders, accidental hits, `tf.sparse`)
+        are as many as there can be, with -1 behind, and the report says so. `"pad"`: rows are as
+        many as there can be too, and what follows has to leave the places too many out.
+        `"error"`: all are errors.
     - `host_ops`: what becomes of ops of a TensorFlow graph that only a host can run (text, images
         in their encoded form), where their inputs depend on data. `"error"`: all of them are
         reported; `"callback"`: TensorFlow runs them at run time, in a `jax.pure_callback`.
     - `progress`: called with a line of text as each stage of a conversion begins.
     """
 
-    platform: str | None = None
+    platform: Literal["cpu", "cuda", "rocm", "tpu"] | None = None
     patterns: bool | tuple[str, ...] = True
     disabled_patterns: tuple[str, ...] = ()
     extra_patterns: tuple[Any, ...] = ()
@@ -76,7 +86,73 @@ class Config:
     host_ops: Literal["error", "callback"] = "error"
     progress: Callable[[str], None] | None = None
 
+    def __post_init__(self) -> None:
+        if problems := list(_problems(self)):
+            lines = "".join(f"\n  - {p}" for p in problems)
+            raise ValueError(f"Config has options that are not valid:{lines}")
+
     def begin(self, stage: str) -> None:
         """Says that a stage begins, where somebody wants to know."""
         if self.progress is not None:
             self.progress(stage)
+
+
+@functools.cache
+def _hints() -> Mapping[str, Any]:
+    return typing.get_type_hints(Config)
+
+
+def _problems(config: Config) -> Iterator[str]:
+    """What of the options is not allowed, by the types of the fields and what these do not say."""
+    for field in dataclasses.fields(config):
+        value, hint = getattr(config, field.name), _hints()[field.name]
+        if not _fits(value, hint):
+            *choices, last = _choices(hint)
+            wanted = f"{', '.join(choices)} or {last}" if choices else last
+            yield f"{field.name}={value!r}: expected {wanted}"
+        elif field.name in ("patterns", "disabled_patterns") and isinstance(value, tuple):
+            for name in dict.fromkeys(value):
+                if name not in known_patterns:
+                    close = difflib.get_close_matches(name, known_patterns, 1)
+                    hint = f"; did you mean {close[0]!r}?" if close else ""
+                    yield (
+                        f"{field.name}: there is no pattern {name!r}{hint} "
+                        "(invert.patterns.names() lists them)"
+                    )
+    own = config.extra_patterns if isinstance(config.extra_patterns, tuple) else ()
+    if any(not hasattr(p, "name") or not hasattr(p, "roots") for p in own):
+        yield f"extra_patterns={own!r}: expected a tuple of invert.Pattern"
+    if _fits(config.max_scan, int) and config.max_scan < 0:
+        yield f"max_scan={config.max_scan}: expected 0 or more"
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, as far as those of the fields go."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return isinstance(value, str) and value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(v, args[0]) for v in value)
+    if origin is types.UnionType or origin is typing.Union:
+        return any(_fits(value, arg) for arg in args)
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if hint is Any:
+        return True
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
+def _choices(hint: Any) -> list[str]:
+    """What is allowed, in words."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return [repr(arg) for arg in args]
+    if origin is tuple:
+        inner = [] if args[0] is Any else _choices(args[0])
+        return ["a tuple" + (f" of {' and '.join(inner)}" if inner else "")]
+    if origin is types.UnionType or origin is typing.Union:
+        return [choice for arg in args for choice in _choices(arg)]
+    if origin is collections.abc.Callable:
+        return ["a function"]
+    words = {bool: ["True", "False"], int: ["a whole number"], str: ["names"]}
+    return words.get(hint, ["None"])

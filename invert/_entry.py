@@ -32,11 +32,19 @@ class ArgSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Param:
-    """One variable of the container. `name` is the original name, such as `dense/kernel`."""
+    """One variable of the container.
+
+    **Arguments:**
+
+    - `name`: the original name, such as `dense/kernel`.
+    - `trainable`: whether its library trains it.
+    - `stated`: whether the container says so; otherwise `trainable` is how it was made.
+    """
 
     name: str
     value: np.ndarray
     trainable: bool = True
+    stated: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,8 +32,8 @@ class Methods(eqx.Module):
 
     params: dict[str, Any]
     constants: dict[str, tuple[Array | np.ndarray, ...]]
-    _functions: tuple[tuple[str, Function], ...] = eqx.field(static=True)
-    _failed: tuple[tuple[str, InvertError], ...] = eqx.field(static=True)
+    _functions: tuple[tuple[str, Function], ...] = eqx.field(static=True, repr=False)
+    _failed: tuple[tuple[str, InvertError], ...] = eqx.field(static=True, repr=False)
 
     @property
     def failed(self) -> Mapping[str, InvertError]:

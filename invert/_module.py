@@ -131,6 +131,10 @@ class Function:
             avals.append(jax.ShapeDtypeStruct((), drawn))
         return avals
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        # The program of a module is never changed; graphs of TensorFlow cannot be copied.
+        return self
+
     def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
         """The flat arguments, the state and the key, checked against the signature.
 
@@ -182,10 +186,11 @@ class Function:
         rest = {k: bound.arguments[self._safe[k]] for k in self.entry.kwargs}
         values, tree = jax.tree_util.tree_flatten((args, rest))
         if tree != self.in_tree:
-            raise SignatureError(
-                f"{self.entry.name}: the arguments have the structure {tree}, "
-                f"expected {self.in_tree}"
-            )
+            given = dict(zip(self.entry.arg_names, args, strict=True)) | rest
+            wanted = dict(zip(self.entry.arg_names, self.entry.args, strict=True))
+            said = _differences(given, wanted | dict(self.entry.kwargs))
+            said = said or f"the arguments have the structure {tree}, expected {self.in_tree}"
+            raise SignatureError(f"{self.entry.name}: {said}")
         problems: list[str] = []
         pairs = zip(values, self.specs, strict=True)
         flat = [_fit(v, s, problems, self.config) for v, s in pairs]
@@ -293,11 +298,30 @@ def _checked(results: list[Any], checks: Sequence[str], assigned: int, config: C
     return results
 
 
+def _differences(given: Any, wanted: Any) -> str:
+    """Which places two trees do not have in common."""
+    have, want = (
+        [
+            jax.tree_util.keystr(path, simple=True, separator=".")
+            for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
+        ]
+        for tree in (given, wanted)
+    )
+    parts = [f"{n!r} was given" for n in have if n not in want]
+    parts += [f"{n!r} is missing" for n in want if n not in have]
+    return ", ".join(parts)
+
+
 def _fit(value: Any, spec: ArgSpec, problems: list[str], config: Config) -> Any:
     """`value` as an array of the type of `spec`, or a line in `problems`."""
     if isinstance(value, (bool, int, float, complex)):
         value = np.asarray(value, spec.dtype)
-    elif not hasattr(value, "shape") or not hasattr(value, "dtype"):
+    elif not isinstance(value, jax.Array | np.ndarray | np.generic) and (
+        not hasattr(value, "shape")
+        or not hasattr(value, "dtype")
+        # Arrays of other libraries, such as TensorFlow's.
+        or (hasattr(value, "__array__") and not hasattr(value, "__jax_array__"))
+    ):
         try:
             value = np.asarray(value)
         except (TypeError, ValueError) as error:
@@ -324,7 +348,8 @@ def _fit(value: Any, spec: ArgSpec, problems: list[str], config: Config) -> Any:
     if not config.strict_dtypes and not to_real:
         with jax.enable_x64(True):
             return jnp.asarray(value).astype(spec.dtype)
-    problems.append(f"{spec.name!r} has the dtype {value.dtype}, expected {spec.dtype}")
+    remedy = "" if to_real else "; Config(strict_dtypes=False) converts it"
+    problems.append(f"{spec.name!r} has the dtype {value.dtype}, expected {spec.dtype}{remedy}")
     return None
 
 
@@ -347,7 +372,7 @@ class Module(eqx.Module):
 
     params: dict[str, Any]
     constants: tuple[Array | np.ndarray, ...]
-    _function: Function = eqx.field(static=True)
+    _function: Function = eqx.field(static=True, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program.

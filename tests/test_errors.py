@@ -160,3 +160,48 @@ def test_platform_that_the_module_is_not_for() -> None:
     both = exported(platforms=["cpu", "cuda"])
     with pytest.raises(invert.SignatureError, match="cpu, cuda"):
         invert.from_exported(both, config=invert.Config(platform="tpu"))
+
+
+def test_options_that_are_not_valid() -> None:
+    with pytest.raises(ValueError, match="options that are not valid") as caught:
+        invert.Config(
+            dynamic_sizes="foo",  # pyright: ignore[reportArgumentType]
+            platform="gpu",  # pyright: ignore[reportArgumentType]
+            verify="no",  # pyright: ignore[reportArgumentType]
+            disabled_patterns=("cumulatve", "scan"),
+            patterns=("nothing like it",),
+            bfloat16_constants=("float16",),  # pyright: ignore[reportArgumentType]
+            extra_patterns=("scan",),
+            max_scan=-3,
+            progress="yes",  # pyright: ignore[reportArgumentType]
+        )
+    assert str(caught.value).splitlines()[1:] == [
+        "  - platform='gpu': expected 'cpu', 'cuda', 'rocm', 'tpu' or None",
+        "  - patterns: there is no pattern 'nothing like it' (invert.patterns.names() lists them)",
+        "  - disabled_patterns: there is no pattern 'cumulatve'; did you mean 'cumulative'? "
+        "(invert.patterns.names() lists them)",
+        "  - verify='no': expected True or False",
+        "  - bfloat16_constants=('float16',): expected a tuple of 'float32' and 'float64'",
+        "  - dynamic_sizes='foo': expected 'ids', 'pad' or 'error'",
+        "  - progress='yes': expected a function or None",
+        "  - extra_patterns=('scan',): expected a tuple of invert.Pattern",
+        "  - max_scan=-3: expected 0 or more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "wrong"),
+    [
+        ("patterns", (True, False, ("scan",), ()), ("scan", ["scan"], None, (1,))),
+        ("max_scan", (0, 7), (True, 1.5, "7")),
+        ("progress", (None, print), (3,)),
+        ("platform", (None, "tpu"), ("TPU", 1, b"cpu")),
+        ("disabled_patterns", ((), ("scan",)), ("scan", [])),
+    ],
+)
+def test_each_option_takes_what_it_says(name: str, values: tuple, wrong: tuple) -> None:
+    for value in values:
+        assert getattr(invert.Config(**{name: value}), name) == value
+    for value in wrong:
+        with pytest.raises(ValueError, match=name):
+            invert.Config(**{name: value})

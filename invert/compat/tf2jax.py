@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import equinox as eqx
 import jax
@@ -229,6 +230,7 @@ def _without_tracers(value: Any) -> Any:
 def _config() -> Config:
     """The options that the flags stand for."""
     off = [name for flag, name in _PATTERNS.items() if not _flags[flag]]
+    precision = _flags["resize_bilinear_precision"]
     return Config(
         disabled_patterns=tuple(off),
         verify=False,
@@ -236,7 +238,8 @@ def _config() -> Config:
         prevent_gradient="error" if _flags["raise_on_prevent_gradient"] else "warn",
         assertions="checkify" if _flags["enable_checkify_for_asserts"] else "drop",
         bfloat16_constants=tuple(t for t in _NARROW if _flags[_NARROW[t]]),
-        resize_precision=_flags["resize_bilinear_precision"],
+        # Also `None` or a member of the enumeration, as `jax.image.resize` takes it.
+        resize_precision=cast(Any, jax.lax.Precision(precision).name.lower()),
     )
 
 
@@ -267,9 +270,28 @@ def _special(module: Module) -> tuple[str | None, str | None]:
     return (state or [None])[0], (key or [None])[0]
 
 
-def _arguments(module: Module) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(module).parameters
-    return {n: p for n, p in parameters.items() if n not in _special(module)}
+def _placed(
+    module: Module, given: inspect.BoundArguments, wanted: inspect.BoundArguments
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a module among those of the original, which has static values as well.
+
+    Arguments have their places in common, not their names: what `jax2tf.convert` returns takes
+    `*args_tf`, and the module what the JAX function takes.
+    """
+    tensor_spec = import_tensorflow().TensorSpec
+
+    def tensors(values: Any, specs: Any) -> list[Any]:
+        pairs = zip(*map(jax.tree_util.tree_leaves, (values, specs)), strict=True)
+        return [value for value, spec in pairs if isinstance(spec, tensor_spec)]
+
+    def filled(tree: Any, leaves: Sequence[Any]) -> Any:
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
+
+    entry = module._function.entry
+    return list(filled(entry.args, tensors(given.args, wanted.args))), {
+        name: filled(tree, tensors(given.kwargs[name], wanted.kwargs[name]))
+        for name, tree in entry.kwargs.items()
+    }
 
 
 def _params(module: Module) -> dict[str, Any]:
@@ -316,7 +338,7 @@ class _Call:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         wanted = self.signature.bind(*self.specs[0], **self.specs[1])
-        given, dtypes, shapes = self._checked(bound.arguments, wanted.arguments)
+        given, dtypes, shapes = self._checked(bound.arguments, wanted)
         module = self.module if shapes is None else self._converted(given, wanted, shapes)
         state_name, key_name = _special(module)
         if key_name is not None and rng is None:
@@ -336,10 +358,11 @@ class _Call:
                 state = state.set(named[name], value)
         if plain:
             module = eqx.tree_at(lambda m: [m.named_params()[n] for n in plain], module, new)
-        extra = {} if key_name is None else {key_name: rng}
-        extra |= {} if state_name is None else {state_name: state}
-        arguments = {n: given[n] for n in _arguments(module)}
-        results = module(**arguments, **extra)
+        positional, keywords = _placed(module, given, wanted)
+        if key_name is not None:
+            keywords[key_name] = rng
+        # The state is the last of the positional arguments.
+        results = module(*positional, *(() if state is None else (state,)), **keywords)
         updated = dict(params)
         if state_name is not None:
             results, state = results
@@ -350,8 +373,8 @@ class _Call:
         return results, updated
 
     def _checked(
-        self, given: Mapping[str, Any], wanted: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], set[Any], Any]:
+        self, given: Mapping[str, Any], wanted: inspect.BoundArguments
+    ) -> tuple[inspect.BoundArguments, set[Any], Any]:
         """The arguments in their declared types, their own types, and their shapes where these are
         not the declared ones."""
         tensor_spec = import_tensorflow().TensorSpec
@@ -359,7 +382,7 @@ class _Call:
         dtypes: set[Any] = set()
         shapes: list[tuple[int, ...]] = []
         differs = False
-        for name, specs in wanted.items():
+        for name, specs in wanted.arguments.items():
             leaves, tree = jax.tree_util.tree_flatten_with_path(specs)
             values = dict(jax.tree_util.tree_flatten_with_path(given[name])[0])
             found = []
@@ -389,7 +412,8 @@ class _Call:
                     value = jnp.asarray(value).astype(jax.dtypes.canonicalize_dtype(want))
                 found.append(value)
             checked[name] = jax.tree_util.tree_unflatten(tree, found)
-        return checked, dtypes, tuple(shapes) if differs else None
+        bound = inspect.BoundArguments(self.signature, OrderedDict(checked))
+        return bound, dtypes, tuple(shapes) if differs else None
 
     def _refuse(self, what: str, where: str, have: Any, want: Any) -> None:
         flag = f"strict_{what}_check"
@@ -400,7 +424,7 @@ class _Call:
             )
 
     def _converted(
-        self, given: Mapping[str, Any], wanted: inspect.BoundArguments, shapes: Any
+        self, given: inspect.BoundArguments, wanted: inspect.BoundArguments, shapes: Any
     ) -> Module:
         """The function at other shapes, traced again."""
         if shapes not in self.others:
@@ -410,13 +434,12 @@ class _Call:
                 is_array = isinstance(declared, tf.TensorSpec)
                 return tf.TensorSpec(value.shape, declared.dtype) if is_array else declared
 
-            arguments = {
-                n: jax.tree_util.tree_map(spec, given[n], s) for n, s in wanted.arguments.items()
-            }
-            bound = inspect.BoundArguments(self.signature, dict(arguments))
+            args, kwargs = jax.tree_util.tree_map(
+                spec, (given.args, given.kwargs), (wanted.args, wanted.kwargs)
+            )
             try:
                 self.others[shapes] = _convert_module(
-                    self.tf_func, *bound.args, config=_config(), **bound.kwargs
+                    self.tf_func, *args, config=_config(), **kwargs
                 )
             except SignatureError as error:
                 raise ValueError(f"the function has no form for these shapes: {error}") from error

@@ -63,13 +63,17 @@ def page_of(
     lines += [f"- {comment(message)}" for message in messages]
     if messages:
         lines.append("")
-    trainable = {p.name: p.trainable for entry, _ in entries.values() for p in entry.params}
+    words = {True: "yes", False: "no"}
+    trained = {
+        p.name: words[p.trainable] if p.stated else "not stated"
+        for entry, _ in entries.values()
+        for p in entry.params
+    }
     lines += ["## Weights", "", "| here | there | trained |", "|---|---|---|"]
     for here, there in names.items():
         several = leaves_of(there)
-        flags = {str(trainable.get(n)) for n in several}
-        words = {"True": "yes", "False": "no", "None": "a constant"}
-        flag = words[flags.pop()] if len(flags) == 1 else "some"
+        flags = {trained.get(n, "a constant") for n in several}
+        flag = flags.pop() if len(flags) == 1 else "some"
         first, last = (f"`{comment(n).replace('|', ' ')}`" for n in (several[0], several[-1]))
         said = first if len(several) == 1 else f"{first} to {last}, {len(several)} in all"
         lines.append(f"| `{here}` | {said} | {flag} |")

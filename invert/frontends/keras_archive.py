@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from .._config import Config
 from .._entry import EntryPoint
 from .._errors import (
@@ -28,6 +26,7 @@ from .._errors import (
 )
 from ..primitives.tf import import_tensorflow
 from . import tf_function
+from .keras_model import input_specs
 
 _REMEDY = "Write a SavedModel with `model.export(directory)` where the code is, and convert that."
 # The configuration of a model is text of some kilobytes; what is larger is something else.
@@ -47,16 +46,13 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     """
     file = Path(path)
     model = load(file)
-    inputs = _inputs_of(model)
-    if inputs is None:
+    specs = input_specs(model)
+    if specs is None:
         raise SignatureError(f"{file}: the model has no fixed inputs. {_REMEDY}")
 
     def call(inputs: Any) -> Any:
         return model(inputs, training=False)
 
-    tf = import_tensorflow()
-    # What Keras takes are lists, tuples and dictionaries.
-    specs = jax.tree_util.tree_map(lambda t: tf.TensorSpec(t.shape, t.dtype, t.name), inputs)
     entry = tf_function.entry_point(call, (specs,), config=config, name=model.name, strict=strict)
     return dataclasses.replace(entry, source=f"Keras archive {file.name}")
 
@@ -87,20 +83,6 @@ def load(file: Path) -> Any:
         raise MalformedModelError(
             f"{file}: Keras cannot load the model: {type(error).__name__}: {error}"
         ) from error
-
-
-def _inputs_of(model: Any) -> Any:
-    """The symbolic inputs of a model in the structure it takes them; `None` where it has none."""
-    for name in ("input", "inputs"):
-        # A Sequential that was read from a file has no `input`, and a subclass of Model neither.
-        try:
-            inputs = getattr(model, name)
-        except (AttributeError, ValueError):
-            continue
-        if inputs is not None:
-            alone = isinstance(inputs, list) and len(inputs) == 1
-            return inputs[0] if alone else inputs
-    return None
 
 
 def _config_of(file: Path) -> Any:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._compat import tf_concrete_functions, tf_proto
 from .._config import Config
@@ -21,6 +21,14 @@ from .tf_signature import describe, same_signature
 
 # The name TensorFlow gives a variable that was not given one.
 _GENERIC = re.compile(r"Variable(_\d+)?")
+
+
+class _Object(NamedTuple):
+    """A restored object: its attribute path and its place in the object graph."""
+
+    path: str
+    value: Any
+    node: int
 
 
 class EntryPoints(Mapping[str, EntryPoint]):
@@ -149,7 +157,7 @@ def entry_points(
         functions,
         {name: (signatures[name], None) for name in sorted(signatures)},
         path=directory,
-        variables=Variables(_variable_names(objects)),
+        variables=Variables(_variable_names(objects), _trained(objects, meta.object_graph_def)),
         config=config,
         owner=root,
         strict=strict,
@@ -257,9 +265,9 @@ def _tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> list[str
     )
 
 
-def _objects(root: Any, graph: Any) -> list[tuple[str, Any]]:
-    """Functions and variables by attribute path, breadth first; an object may have many paths."""
-    found: list[tuple[str, Any]] = []
+def _objects(root: Any, graph: Any) -> list[_Object]:
+    """Functions and variables, breadth first; an object may have many paths."""
+    found: list[_Object] = []
     level: list[tuple[tuple[str, ...], int, Any]] = [((), 0, root)] if graph.nodes else []
     expanded: set[int] = set()
     while level:
@@ -267,7 +275,7 @@ def _objects(root: Any, graph: Any) -> list[tuple[str, Any]]:
         for path, index, obj in level:
             kind = graph.nodes[index].WhichOneof("kind")
             if kind in ("function", "variable"):
-                found.append((".".join(path), obj))
+                found.append(_Object(".".join(path), obj, index))
             if index in expanded:
                 continue
             expanded.add(index)
@@ -291,14 +299,14 @@ def _child(obj: Any, name: str) -> Any:
     return getattr(obj, name, None)
 
 
-def _functions(objects: list[tuple[str, Any]]) -> dict[str, tuple[Any, Any]]:
+def _functions(objects: list[_Object]) -> dict[str, tuple[Any, Any]]:
     """Concrete functions by name, with the function they belong to.
 
     Copies of one signature, which saving makes, count once.
     """
     found: dict[str, tuple[Any, Any]] = {}
     seen: set[int] = set()
-    for path, obj in objects:
+    for path, obj, _ in objects:
         if id(obj) in seen or not hasattr(obj, "get_concrete_function"):
             continue
         seen.add(id(obj))
@@ -312,10 +320,10 @@ def _functions(objects: list[tuple[str, Any]]) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def _variable_names(objects: list[tuple[str, Any]]) -> dict[int, str]:
+def _variable_names(objects: list[_Object]) -> dict[int, str]:
     """Attribute paths of the variables that were not given a name."""
     best: dict[int, tuple[tuple[int, int, str], str]] = {}
-    for path, obj in objects:
+    for path, obj, _ in objects:
         name = getattr(obj, "name", None)
         if not hasattr(obj, "handle") or not isinstance(name, str):
             continue
@@ -326,3 +334,34 @@ def _variable_names(objects: list[tuple[str, Any]]) -> dict[int, str]:
         if id(obj) not in best or rank < best[id(obj)][0]:
             best[id(obj)] = (rank, path)
     return {key: path for key, (_, path) in best.items()}
+
+
+# What layers of Keras 3 have as children, whatever their class, where TensorFlow saves them.
+_KERAS_LAYER = {"_inbound_nodes", "_outbound_nodes", "_losses_override"}
+
+
+def _trained(objects: list[_Object], graph: Any) -> dict[int, bool | None]:
+    """What the file says of variables that are trained, beyond how they were made.
+
+    Keras writes lists of a model's variables and of those that are trained. Of its layers as
+    TensorFlow alone saves them, nothing tells which were frozen.
+    """
+    children = [{c.local_name: c.node_id for c in node.children} for node in graph.nodes]
+    said: dict[int, bool] = {}
+    # Breadth first: what a model says comes before what its layers say.
+    for names in children:
+        if names.keys() >= {"variables", "trainable_variables"}:
+            listed, trained = (
+                children[names[n]].values() for n in ("variables", "trainable_variables")
+            )
+            for index in listed:
+                said.setdefault(index, index in trained)
+    silent = any(names.keys() >= _KERAS_LAYER for names in children)
+    found: dict[int, bool | None] = {}
+    for _, value, index in objects:
+        if graph.nodes[index].WhichOneof("kind") == "variable":
+            if index in said:
+                found[id(value)] = said[index]
+            elif silent and graph.nodes[index].variable.trainable:
+                found[id(value)] = None
+    return found

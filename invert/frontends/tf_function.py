@@ -17,13 +17,14 @@ import jax
 import jax.dlpack
 import numpy as np
 
-from .._compat import tf_concrete_functions, tf_variable_dtype
+from .._compat import keras_flags, tf_concrete_functions, tf_variable_dtype
 from .._config import Config
 from .._entry import EntryPoint, Param
 from .._errors import Problem, SignatureError, UnsupportedOpError
 from ..primitives.tf import import_tensorflow
 from ..primitives.tf._host import Table, table, text_problems
 from ..primitives.tf._state import Resource
+from .keras_model import input_specs, is_layer, tracing
 from .tf_entry import graph_entry, unique
 from .tf_graph import Graph
 from .tf_signature import (
@@ -39,12 +40,18 @@ from .tf_signature import (
 
 @dataclasses.dataclass(frozen=True)
 class Variables:
-    """Names that the container knows for variables, by `id(variable)`, and values read so far.
+    """What the container knows of variables, by `id(variable)`, and values read so far.
 
-    `keep` holds the variables, so that no `id` is used twice.
+    **Arguments:**
+
+    - `names`: what they are called.
+    - `trainable`: whether they are trained, where that is not what TensorFlow says; `None`: the
+        container does not say.
+    - `keep`: holds the variables, so that no `id` is used twice.
     """
 
     names: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    trainable: Mapping[int, bool | None] = dataclasses.field(default_factory=dict)
     values: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
     keep: list[Any] = dataclasses.field(default_factory=list)
 
@@ -55,7 +62,10 @@ class Variables:
             self.values[key] = values_of(variable)
             self.keep.append(variable)
         name = self.names.get(key) or variable.name.partition(":")[0]
-        return Param(unique(name, taken), self.values[key], bool(variable.trainable))
+        made = bool(variable.trainable)
+        flag = self.trainable.get(key, made)
+        said = made if flag is None else flag
+        return Param(unique(name, taken), self.values[key], said, stated=flag is not None)
 
 
 def values_of(variable: Any) -> np.ndarray:
@@ -138,7 +148,7 @@ def entry_point(
     order, out_tree = read_outputs(concrete)
     name = name or _name_of(tf_fn)
     return _build(
-        concrete, signature, order, out_tree, config, name, variables or Variables(), source,
+        concrete, signature, order, out_tree, config, name, variables, source,
         strict=strict, modules=modules,
     )  # fmt: skip
 
@@ -173,7 +183,8 @@ def _select(tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         specs_args, specs_kwargs = jax.tree_util.tree_map(
             lambda x: tensor_spec(x, scalars=scalars), (tuple(args), dict(kwargs))
         )
-        return tf_fn.get_concrete_function(*specs_args, **specs_kwargs)
+        with tracing(tf_fn, _name_of(tf_fn)):
+            return tf_fn.get_concrete_function(*specs_args, **specs_kwargs)
     if len(existing) == 1:
         return existing[0]
     if not existing and getattr(tf_fn, "input_signature", None) is not None:
@@ -223,7 +234,7 @@ def _jax_signature(fn: Any) -> inspect.Signature | None:
 
 
 def _from_callable(
-    fn: Callable[..., Any],
+    fn: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     config: Config,
@@ -233,29 +244,56 @@ def _from_callable(
 ) -> EntryPoint:
     """Traces a Python callable at the types of the arguments, whatever pytrees they are in."""
     tf = import_tensorflow()
-    if not (args or kwargs) and _needs_arguments(fn):
-        raise SignatureError("a Python callable has no signature of its own; pass its arguments")
+    layer, of_jax = is_layer(fn), _jax_signature(fn)
+    name = name or _called(fn)
     leaves, in_tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
-    specs = [tensor_spec(x, scalars=True) for x in leaves]
+    # To a JAX function a Python number is an array, to any other it is a static value.
+    specs = [tensor_spec(x, scalars=of_jax is not None) for x in leaves]
+    if layer and not args and not any(isinstance(s, tf.TypeSpec) for s in specs):
+        if (inputs := input_specs(fn)) is None:
+            raise SignatureError(
+                f"the Keras model {name} does not know its inputs; pass an example or their types, "
+                "as in invert.convert(model, tf.TensorSpec([None, 20]))"
+            )
+        return _from_callable(fn, (inputs,), kwargs, config, name, strict=strict)
+    original = of_jax or inspect.signature(fn.call if layer else fn)
+    try:
+        if not layer:  # Keras has rules of its own for what it is called with
+            original.bind(*args, **kwargs)
+    except TypeError as error:
+        raise SignatureError(
+            f"{name}{original}: {error}; a Python callable has no example arguments of its own, so "
+            "pass all of them"
+        ) from error
     out_trees: list[Any] = []
 
     @tf.function(autograph=False)
     def flat_function(*flat: Any) -> list[Any]:
-        call_args, call_kwargs = jax.tree_util.tree_unflatten(in_tree, flat)
+        tensors = iter(flat)
+        given = [next(tensors) if isinstance(s, tf.TypeSpec) else s for s in specs]
+        call_args, call_kwargs = jax.tree_util.tree_unflatten(in_tree, given)
         out_leaves, out_tree = jax.tree_util.tree_flatten(fn(*call_args, **call_kwargs))
         out_trees.append(out_tree)
         return [tf.convert_to_tensor(x) for x in out_leaves]
 
-    concrete = flat_function.get_concrete_function(*specs)
-    original = _jax_signature(fn) or inspect.signature(fn)
+    with tracing(fn, name):
+        concrete = flat_function.get_concrete_function(
+            *(s for s in specs if isinstance(s, tf.TypeSpec))
+        )
     signature = flat_specs(in_tree, specs, original)
     order = tuple(range(out_trees[-1].num_leaves))
-    if name is None:
-        wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax") if _jax_signature(fn) else fn
-        name = str(getattr(wrapped, "__name__", "function"))
+    source = f"Keras model {name}" if layer else ""
     return _build(
-        concrete, signature, order, out_trees[-1], config, name, Variables(), strict=strict
+        concrete, signature, order, out_trees[-1], config, name, source=source, strict=strict
     )
+
+
+def _called(fn: Any) -> str:
+    """What a callable is called."""
+    if is_layer(fn):
+        return str(fn.name)
+    wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax") if _jax_signature(fn) else fn
+    return str(getattr(wrapped, "__name__", "function"))
 
 
 def _build(
@@ -265,7 +303,7 @@ def _build(
     out_tree: Any,
     config: Config,
     name: str,
-    variables: Variables,
+    variables: Variables | None = None,
     source: str = "",
     *,
     strict: bool = True,
@@ -292,12 +330,19 @@ def _build(
         modules=modules,
     )
     needed = set(program.main.order)
+    if variables is None:
+        variables = Variables(trainable=keras_flags(graph.variables))
     params, feeds, problems = _captures(concrete, count, needed, variables)
     constants = [isinstance(f, np.ndarray | Table) for f in feeds]
     problems += program.problems([False] * count + constants)
     problems += text_problems(graph.outputs)
     if problems and strict:
         raise UnsupportedOpError(problems)
+    if unknown := sum(not p.stated for p in params):
+        program.notes.setdefault(
+            "the container does not say which layers of Keras were frozen: invert.trainable counts "
+            f"{unknown} variables as trained; `model.export` writes which ones are"
+        )
     dtypes = [np.dtype(t.dtype.as_numpy_dtype) for t in graph.outputs]
     return graph_entry(
         program,

@@ -27,7 +27,7 @@ from ..primitives.tf._override import names_gradient, overridden
 from ..primitives.tf._ranges import bounded
 from ..primitives.tf._registry import Rule
 from ..primitives.tf._row_rules import apply_to_rows
-from ..primitives.tf._rows import Rows, holds_count
+from ..primitives.tf._rows import Rows, holds_count, refused_rows
 from ..primitives.tf._state import KEY, Resource, State
 from .tf_body import function_body, implementations, make_body, ordered, output_offset
 from .tf_calls import as_graph, with_calls
@@ -255,9 +255,7 @@ class Graph:
         **Raises:** `UnsupportedOpError` where its size depends on data.
         """
         if isinstance(result, Rows):
-            if not result.origin.padded:
-                raise result.refused("", "")
-            return result.padded()
+            raise refused_rows(result.origin)
         is_reference = isinstance(result, Resource) and result.kind == "reference"
         return state[result] if is_reference else result
 

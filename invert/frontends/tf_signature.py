@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from .._entry import ArgSpec
+from .._entry import ArgSpec, EntryPoint
 from .._errors import SignatureError
 from ..primitives.tf import import_tensorflow
 
@@ -86,6 +87,17 @@ def components(composite: Any) -> dict[str, Any]:
 def expanded(tree: Any) -> Any:
     """`tree` with ragged and sparse tensors as dictionaries of their components."""
     return jax.tree_util.tree_map(lambda x: components(x) if _is_composite(x) else x, tree)
+
+
+def arrays_of(
+    args: Sequence[Any], kwargs: Mapping[str, Any], entry: EntryPoint
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example arguments as the module of `entry` takes them: without those that are static."""
+    args = tuple(expanded(x) for x in args)
+    if len(args) + sum(n in entry.arg_names for n in kwargs) > len(entry.args):
+        args = tuple(x for x in args if any(map(_is_tensor, jax.tree_util.tree_leaves(x))))
+    names = {*entry.arg_names, *entry.kwargs}
+    return args, {n: expanded(x) for n, x in kwargs.items() if n in names}
 
 
 def is_open(tree: Any) -> bool:
@@ -246,12 +258,25 @@ def _arg_spec(spec: Any, name: str, tf_path: str) -> ArgSpec:
 
 
 def flat_specs(in_tree: Any, specs: Sequence[Any], original: inspect.Signature) -> Signature:
-    """The signature of a function that takes its leaves one by one, for pytrees of any kind."""
-    args, kwargs = jax.tree_util.tree_unflatten(in_tree, [_Leaf(i, s) for i, s in enumerate(specs)])
-    names = positional_names(original, len(args))
-    spec_args = tuple(_specs(x, n, n) for x, n in zip(args, names, strict=True))
-    spec_kwargs = {k: _specs(v, k, k) for k, v in kwargs.items()}
-    return Signature(spec_args, spec_kwargs, tuple(names), tuple(range(len(specs))))
+    """The signature of a function that takes its leaves one by one, for pytrees of any kind.
+
+    Those that are not types are static, and no arguments of the signature.
+    """
+    tf = import_tensorflow()
+    count = itertools.count()
+    marked = [_Leaf(next(count), s) if isinstance(s, tf.TypeSpec) else s for s in specs]
+    args, kwargs = jax.tree_util.tree_unflatten(in_tree, marked)
+    named = [
+        (name, _without_static(x))
+        for name, x in zip(positional_names(original, len(args)), args, strict=True)
+        if not _is_static(x)
+    ]
+    spec_args = tuple(_specs(x, n, n) for n, x in named)
+    spec_kwargs = {
+        k: _specs(_without_static(v), k, k) for k, v in kwargs.items() if not _is_static(v)
+    }
+    order = tuple(range(next(count)))
+    return Signature(spec_args, spec_kwargs, tuple(n for n, _ in named), order)
 
 
 def read_outputs(concrete: Any) -> tuple[tuple[int, ...], Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from invert._config import known_patterns
 from invert._pattern import Stage
 from invert.patterns import (
     calls,
@@ -64,16 +65,11 @@ def names() -> tuple[str, ...]:
     return tuple(pattern.name for stage in STAGES for pattern in stage.patterns)
 
 
-def selected(wanted: bool | tuple[str, ...], disabled: tuple[str, ...]) -> tuple[Stage, ...]:
-    """The stages with the patterns that are switched on.
+known_patterns.extend(names())
 
-    **Raises:** `ValueError` for a name that no pattern has.
-    """
-    asked = set(disabled) | (set(wanted) if isinstance(wanted, tuple) else set())
-    if unknown := asked - set(names()):
-        raise ValueError(
-            f"there are no patterns named {sorted(unknown)}; invert.patterns.names() lists them"
-        )
+
+def selected(wanted: bool | tuple[str, ...], disabled: tuple[str, ...]) -> tuple[Stage, ...]:
+    """The stages with the patterns that are switched on."""
     if wanted is False:
         return ()
     on = set(names() if wanted is True else wanted) - set(disabled)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import jax2tf
 
 from invert.compat import tf2jax
 
@@ -225,3 +226,79 @@ def test_a_python_function_is_refused() -> None:
 def test_importing_does_not_import_tensorflow() -> None:
     code = "import sys; from invert.compat import tf2jax; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Lazy(tf.Module):
+    """A module that makes its weights in its first call, as those of Sonnet do."""
+
+    weight: Any = None
+
+    @tf.function
+    def __call__(self, x: Any) -> Any:
+        if self.weight is None:
+            self.weight = tf.Variable(tf.random.normal([4, 2]), name="weight")
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_variables_made_in_the_first_call(called: bool) -> None:
+    model = Lazy()
+    if called:
+        model(X)
+    fn, params = tf2jax.convert(model.__call__, np.zeros_like(X))
+    assert list(params) == ["weight"]
+    out, after = fn(params, X)
+    np.testing.assert_allclose(out, model(X), rtol=1e-6)
+    assert list(after) == ["weight"]
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_sonnet(called: bool) -> None:
+    snt = pytest.importorskip("sonnet")
+    model = snt.nets.MLP((6, 2))
+    forward = tf.function(lambda x: model(x))
+    if called:
+        forward(X)
+    fn, params = tf2jax.convert(forward, np.zeros_like(X))
+    assert len(params) == 4
+    np.testing.assert_allclose(fn(params, X)[0], forward(X), rtol=1e-5)
+
+
+def _forward(*inputs: Any) -> Any:
+    return jnp.cumsum(inputs[0]) @ inputs[1]["w"]
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [(_forward, ("inputs_0", "inputs_1")), (lambda a, b: _forward(a, b), ("a", "b"))],
+)
+def test_jax_functions_come_back(
+    function: Any, names: tuple[str, ...], restored: bool, tmp_path: Path
+) -> None:
+    args = (np.ones(4, np.float32), {"w": np.ones((4, 2), np.float32)})
+    model = tf.Module()
+    model.f = tf.function(jax2tf.convert(function))
+    if restored:
+        model.f(*jax.tree_util.tree_map(tf.zeros_like, args))
+        tf.saved_model.save(model, str(tmp_path))
+        model = tf.saved_model.load(str(tmp_path))
+    fn = tf2jax.convert_functional(model.f, *jax.tree_util.tree_map(np.zeros_like, args))
+    np.testing.assert_allclose(fn(*args), function(*args), rtol=1e-6)
+    assert restored or tuple(inspect.signature(fn.module).parameters) == names
+    if not restored:
+        longer = (np.ones(5, np.float32), {"w": np.ones((5, 2), np.float32)})
+        with tf2jax.override_config("strict_shape_check", False):
+            np.testing.assert_allclose(fn(*longer), function(*longer), rtol=1e-6)
+
+
+def test_static_values_beside_arrays_of_jax2tf() -> None:
+    converted = jax2tf.convert(lambda a, b: a - b["x"])
+
+    @tf.function
+    def forward(plus: float, a: Any, *rest: Any, **more: Any) -> Any:
+        return converted(a, rest[0]) + plus + more["z"] * more["y"]
+
+    args = (2.0, X, {"x": X + 1})
+    fn = tf2jax.convert_functional(forward, *args, z=X, y=X)
+    np.testing.assert_allclose(fn(*args, z=X, y=2 * X), 1 + 2 * X * X, rtol=1e-5)

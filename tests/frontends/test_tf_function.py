@@ -253,3 +253,23 @@ def test_missing_tensorflow(monkeypatch):
 def test_not_a_function():
     with pytest.raises(SignatureError, match="got int"):
         entry_point(3, config=CONFIG)
+
+
+class Lazy(tf.Module):
+    weight = None
+
+    @tf.function
+    def __call__(self, x):
+        if self.weight is None:
+            self.weight = tf.Variable(tf.random.normal([3, 2]), name="weight")
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("pass_example", [False, True])
+def test_variables_made_in_the_first_call_are_parameters(pass_example):
+    model = Lazy()
+    want = model(X).numpy()
+    entry = entry_point(model, (X,) if pass_example else (), config=CONFIG)
+    assert [p.name for p in entry.params] == ["weight"]
+    assert not entry.draws and not entry.assigned
+    np.testing.assert_allclose(call(entry, X), want, rtol=1e-6)

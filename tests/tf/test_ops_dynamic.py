@@ -13,6 +13,7 @@ from invert import Config, UnsupportedOpError
 R = tf.raw_ops
 PLAIN = Config(patterns=False, verify=False)
 PADDED = Config(patterns=False, verify=False, dynamic_sizes="pad")
+BOXES = np.array([[0, 0, 1, 1], [0, 0, 0.9, 1], [2, 2, 3, 3]], np.float32)
 
 
 def converted(fn, *args, config=PLAIN):
@@ -36,7 +37,7 @@ def assert_padded(want, got, behind):
 
 def test_unique_numbers_elements_in_the_order_of_their_first_places():
     x = np.array([5, 3, 5, 1, 3, 9, -2], np.int64)
-    want, got = results(lambda x: tf.unique_with_counts(x), x)
+    want, got = results(lambda x: tf.unique_with_counts(x), x, config=PADDED)
     assert_padded(want[:1], got[:1], -1)
     np.testing.assert_array_equal(got[1], want[1])
     assert_padded(want[2:], got[2:], 0)
@@ -63,12 +64,28 @@ def test_rows_of_padded_places_are_zeros():
 
 @pytest.mark.parametrize(
     ("fn", "sizes"),
-    [(tf.where, "ids"), (tf.unique, "error"), (lambda x: tf.unique(tf.cast(x, tf.float32)), "ids")],
+    [
+        (fn, sizes)
+        for sizes in ("ids", "error")
+        for fn in (
+            tf.where,
+            tf.unique,
+            tf.unique_with_counts,
+            lambda x: tf.unique(tf.cast(x, tf.float32))[0],
+            lambda x: tf.sort(tf.unique(x)[0]),
+            lambda x: tf.boolean_mask(x, x > 1),
+            lambda x: tf.map_fn(lambda y: y + 1, tf.unique(x)[0]),
+            lambda x: R.ListDiff(x=x, y=x[:2]),
+            lambda x: tf.image.non_max_suppression(BOXES, tf.cast(x, tf.float32), 2),
+        )
+    ],
 )
 def test_sizes_that_are_not_padded_are_an_error(fn, sizes):
     x = np.arange(3, dtype=np.int32)
-    with pytest.raises(UnsupportedOpError, match="size depends on data"):
+    with pytest.raises(UnsupportedOpError, match="size depends on data") as caught:
         converted(fn, x, config=Config(dynamic_sizes=sizes))(x)
+    assert 'Config(dynamic_sizes="pad")' in caught.value.problems[0].remedy
+    converted(fn, x, config=PADDED)(x)
 
 
 def test_an_update_of_rows_that_occur_twice_trains_as_in_tensorflow():

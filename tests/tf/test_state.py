@@ -283,7 +283,7 @@ def is_index(x):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Adam", "SGD"])
 def test_a_step_on_rows_of_an_embedding(name):
-    """Rows of a batch are told apart by `tf.unique`, whose result is padded."""
+    """Rows of a batch are told apart by `tf.unique`, which gives as many as there are."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     network = keras.Sequential(

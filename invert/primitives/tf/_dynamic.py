@@ -1,9 +1,9 @@
 """Ops whose results have a size that depends on data.
 
-Arrays of a JAX program have fixed sizes. Vectors of indices and of ids are as long as they can get,
-with -1 in the places that TensorFlow's do not have: updates, segment sums and conversions of sparse
-tensors leave those out. They go on with their number where that has a use (`_rows`), as places and
-elements always do. See `Config.dynamic_sizes`.
+Arrays of a JAX program have fixed sizes. Rows go on with the number that are there (`_rows`), and
+are an error where that is not enough; on request they are as long as they can get. Places of a
+sparse tensor are always so, with -1 in those that TensorFlow's do not have: updates and conversions
+of sparse tensors leave these out. See `Config.dynamic_sizes`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..._errors import Problem, UnsupportedOpError
 from ._eager import run_eagerly
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._rows import Origin, Rows
+from ._rows import Rows
 from ._static import array, ints, is_static, static
 
 # Ops of which the result has another size for other data, so that theirs should be known.
@@ -66,9 +66,11 @@ def padded(
 
 def leaves_rows_out(config: Config, node: Node) -> bool:
     """Whether rows may be looked up by the result of `node`, so that -1 has to give zeros."""
-    if node.op == "Where":
-        return config.dynamic_sizes == "pad"
-    return node.op.startswith("NonMaxSuppression") and not node.attr("pad_to_max_output_size")
+    if config.dynamic_sizes != "pad":
+        return False
+    return node.op == "Where" or (
+        node.op.startswith("NonMaxSuppression") and not node.attr("pad_to_max_output_size")
+    )
 
 
 @raises_tf("Where")
@@ -78,7 +80,7 @@ def _where(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x = array(values[0])
     holds = x != np.zeros((), x.dtype)
     found = lax.convert_element_type(places_of(holds), _INT64)
-    return [_rows(ctx, node, found, jnp.sum(holds, dtype=np.int32), "places", marked=True)]
+    return [counted(ctx, node, found, jnp.sum(holds, dtype=np.int32), "places", marked=True)]
 
 
 def places_of(holds: Any) -> Any:
@@ -103,34 +105,32 @@ def places_of(holds: Any) -> Any:
     return jnp.stack(found, -1)
 
 
-def _rows(
+def counted(
     ctx: Context,
     node: Node,
     data: Any,
     count: Any,
     what: str,
     behind: str = "-1",
+    *,
     marked: bool = False,
 ) -> Any:
-    """A result with as many rows as there are, as the configuration wants it; see `padded`."""
-    if ctx.config.dynamic_sizes != "ids":
-        padded(ctx, node, data.shape[0], what, behind, ids=False)
-    return counted(ctx, node, data, count, marked, given=False)
+    """A result with as many rows as there are, as the configuration wants it.
 
-
-def counted(
-    ctx: Context, node: Node, data: Any, count: Any, marked: bool = False, *, given: bool = True
-) -> Any:
-    """A result that goes on with the number of rows that are there, unless all are to be padded.
+    It goes on with the number of rows that are there, which the caller cannot do without; or it is
+    padded on request.
 
     **Arguments:**
 
-    - `marked`: whether -1 stands behind them.
-    - `given`: whether it is padded where an op or the caller has no use for that number.
+    - `what`, `behind`: as in `padded`.
+    - `marked`: whether -1 stands behind the rows that are there.
+
+    **Raises:** `UnsupportedOpError` where the configuration refuses it.
     """
-    if ctx.config.dynamic_sizes == "pad":
-        return data
-    return Rows(data, count, Origin(_problem(node, given), given), marked)
+    if ctx.config.dynamic_sizes == "ids":
+        return Rows(data, count, _problem(node, False), marked)
+    padded(ctx, node, data.shape[0], what, behind, ids=False)
+    return data
 
 
 @raises_tf("XlaSetDynamicDimensionSize")
@@ -141,7 +141,7 @@ def _set_size(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if axis:
         reason = "has a result whose size along another axis than the first depends on data"
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, "Use masks.")])
-    return [Rows(x, size, Origin(_problem(node, False)))]
+    return [Rows(x, size, _problem(node, False))]
 
 
 @raises_tf("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
@@ -152,8 +152,6 @@ def _unique(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if x.ndim != 1:
         raise UnsupportedOpError([_problem(node, False)])
     signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
-    if signed or ctx.config.dynamic_sizes != "ids":
-        padded(ctx, node, x.size, "elements", "-1" if signed else "0", ids=signed)
     dtype = node.attr("out_idx", _INT32)
     which, first = _firstplaces_of(x)
     # Numbered in the order in which they come first.
@@ -162,10 +160,11 @@ def _unique(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     found = jnp.full_like(x, -1 if signed else 0).at[target].set(x, mode="drop")
     numbers = number[which]
     count = jnp.sum(first, dtype=np.int32)
-    results = [counted(ctx, node, found, count, signed, given=signed), numbers]
+    behind = "-1" if signed else "0"
+    results = [counted(ctx, node, found, count, "elements", behind, marked=signed), numbers]
     if node.op.startswith("UniqueWithCounts"):
         often = jnp.zeros(x.shape, dtype).at[numbers].add(1)
-        results.append(counted(ctx, node, often, count, given=signed))
+        results.append(counted(ctx, node, often, count, "numbers", "0"))
     return results
 
 

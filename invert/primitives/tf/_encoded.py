@@ -11,7 +11,7 @@ from jax import lax
 
 from ..._errors import Problem
 from ._node import Node
-from ._rows import Origin, Rows
+from ._rows import Rows
 from ._static import array, ints
 
 
@@ -77,7 +77,7 @@ class Apart(Encoded):
         found = lax.dynamic_slice_in_dim(room, bounds[0], x.shape[0])
         reason = "gives a row of a ragged tensor, whose length depends on data"
         problem = Problem(f"tf.{node.op}", reason, node.location, "Pad the rows.")
-        return Encoded((), Rows(found, (bounds[1] - bounds[0]).astype(np.int32), Origin(problem)))
+        return Encoded((), Rows(found, (bounds[1] - bounds[0]).astype(np.int32), problem))
 
 
 jax.tree_util.register_pytree_node(

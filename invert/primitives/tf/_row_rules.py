@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,15 +25,13 @@ from ._row_slices import SLICES, RowRule
 from ._row_sums import SUMS
 from ._rows import (
     Count,
-    Origin,
     Rows,
     common_count,
     holds_count,
     refused,
+    refused_rows,
     resized,
     stretched,
-    strictest,
-    without_counts,
 )
 from ._static import array, broadcast_to, ints, static
 
@@ -78,28 +76,11 @@ def apply_to_rows(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> Se
     """
     if attr_functions(node) and node.op != "XlaCallModule":
         return rule(ctx, node, values)
-    try:
-        return _apply(rule, ctx, node, values)
-    except UnsupportedOpError:
-        if not all(origin.padded for origin in _origins(values)):
-            raise
-        return rule(ctx, node, [without_counts(v) for v in values])
-
-
-def _origins(values: Sequence[Any]) -> Iterator[Origin]:
-    for value in values:
-        if isinstance(value, Rows):
-            yield value.origin
-        elif holds_count(value):
-            yield from (d.origin for d in value.ravel() if isinstance(d, Count))
-
-
-def _apply(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> Sequence[Any]:
     rows = [v for v in values if isinstance(v, Rows)]
     own = _RULES.get(node.op)
     if rows:
         if own is None:
-            raise rows[0].refused(node.op, node.location)
+            raise refused_rows(rows[0].origin, node.op, node.location)
         return own(rule, ctx, node, values)
     if own is not None and node.op in _MADE:
         return own(rule, ctx, node, values)
@@ -107,7 +88,13 @@ def _apply(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> Sequence[
         with contextlib.suppress(TypeError):  # not every operation on sizes gives one
             return rule(ctx, node, values)
     # The numbers themselves.
-    return rule(ctx, node, [array(v) if holds_count(v) else v for v in values])
+    try:
+        return rule(ctx, node, [array(v) if holds_count(v) else v for v in values])
+    except UnsupportedOpError as error:
+        counts = [d for v in values if holds_count(v) for d in v.ravel() if isinstance(d, Count)]
+        if not counts:
+            raise
+        raise refused_rows(counts[0].origin, node.op, node.location) from error
 
 
 # -- row by row
@@ -137,7 +124,7 @@ def _elementwise(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> lis
         return resized(v.data, size) if same else stretched(v, size, count)
 
     results = rule(ctx, node, [fitting(v) for v in values])
-    origin = strictest([r.origin for r in rows])
+    origin = rows[0].origin
     marked = node.op == "Cast" and rows[0].marked and node.attr("DstT").kind == "i"
     return [Rows(array(y), count, origin, marked) for y in results]
 

@@ -21,21 +21,6 @@ from ..._errors import Problem, UnsupportedOpError
 from ._node import Node
 
 
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """What made rows whose number depends on data.
-
-    **Arguments:**
-
-    - `problem`: what is wrong where an op needs to know how many.
-    - `padded`: whether such an op, or the caller, takes the array as long as it can get, with -1 or
-        zeros in the rows too many. Otherwise that is an error.
-    """
-
-    problem: Problem
-    padded: bool = False
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Count:
     """A size that is known when the program runs, among the static sizes of a shape.
@@ -46,20 +31,19 @@ class Count:
 
     - `value`: a traced scalar of type int32.
     - `most`: how large it can get.
-    - `origin`: what made the rows that it counts.
+    - `origin`: what is wrong where an op needs to know how many, with what made the rows.
     - `least`: how small it can get.
     """
 
     value: Any
     most: Any
-    origin: Origin
+    origin: Problem
     least: Any = 0
 
     def _with(self, other: Any, fn: Any) -> Any:
         if isinstance(other, Count):
-            origin = strictest((self.origin, other.origin))
             value = fn(self.value, other.value)
-            return Count(value, fn(self.most, other.most), origin, fn(self.least, other.least))
+            return Count(value, fn(self.most, other.most), self.origin, fn(self.least, other.least))
         if not isinstance(other, int | np.integer):
             return NotImplemented
         if fn(2, int(other)) == 2:  # times one, plus zero
@@ -76,9 +60,8 @@ class Count:
 
     def __sub__(self, other: Any) -> Any:
         if isinstance(other, Count):
-            origin = strictest((self.origin, other.origin))
             ends = self.most - other.least, self.least - other.most
-            return Count(self.value - other.value, ends[0], origin, ends[1])
+            return Count(self.value - other.value, ends[0], self.origin, ends[1])
         return self._with(other, lambda a, b: a - b)
 
     def __rsub__(self, other: Any) -> Any:
@@ -127,11 +110,11 @@ class Rows:
 
     - `data`: the array, with room for all rows that there may be.
     - `count`: how many there are, a traced scalar of type int32.
-    - `origin`: what made them.
+    - `origin`: what is wrong where an op needs to know how many, with what made them.
     - `marked`: whether the rows too many hold -1, as indices that lead nowhere.
     """
 
-    def __init__(self, data: Any, count: Any, origin: Origin, marked: bool = False):
+    def __init__(self, data: Any, count: Any, origin: Problem, marked: bool = False):
         self.data, self.count = data, count
         self.origin, self.marked = origin, marked
 
@@ -156,51 +139,30 @@ class Rows:
         """The array as indices, of which those too many are -1."""
         return self.data if self.marked else self.filled(-1)
 
-    def padded(self) -> Any:
-        """The array as it is given away, with -1 or zeros in the rows too many."""
-        return self.data if self.marked else self.filled(0)
-
-    def refused(self, op: str, location: str) -> UnsupportedOpError:
-        """The error where `op` would see the rows too many."""
-        where = f" goes into tf.{op} ({location})" if location else " is a result"
-        reason = f"{self.origin.problem.reason}, which{where}"
-        return UnsupportedOpError([dataclasses.replace(self.origin.problem, reason=reason)])
-
-    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Origin, bool]]:
+    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Problem, bool]]:
         return (self.data, self.count), (self.origin, self.marked)
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple[Origin, bool], children: Sequence[Any]) -> Rows:
+    def tree_unflatten(cls, aux: tuple[Problem, bool], children: Sequence[Any]) -> Rows:
         data, count = children
         return cls(data, count, *aux)
+
+
+def refused_rows(origin: Problem, op: str = "", location: str = "") -> UnsupportedOpError:
+    """The error where `op`, or else the caller, would see the rows too many."""
+    where = f" goes into tf.{op} ({location})" if op else " is a result"
+    return UnsupportedOpError(
+        [dataclasses.replace(origin, reason=f"{origin.reason}, which{where}")]
+    )
 
 
 def refused(node: Node, values: Sequence[Any]) -> UnsupportedOpError:
     """The error of an op that cannot do with operands whose sizes depend on data."""
     for value in values:
         if isinstance(value, Rows):
-            return value.refused(node.op, node.location)
+            return refused_rows(value.origin, node.op, node.location)
     reason = "has a size that depends on data in a place that needs a number"
     return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-
-
-def strictest(origins: Sequence[Origin]) -> Origin:
-    """The origin of what is made from rows of several origins."""
-    return min(origins, key=lambda o: o.padded)
-
-
-def without_counts(value: Any) -> Any:
-    """An operand as it is given to an op that has no use for the number of rows.
-
-    Arrays are padded, and sizes as large as they can get.
-    """
-    if isinstance(value, Rows):
-        return value.padded()
-    if not holds_count(value):
-        return value
-    sizes = [d.most if isinstance(d, Count) else d for d in value.ravel()]
-    symbolic = any(not isinstance(d, int | np.integer) for d in sizes)
-    return np.array(sizes, object if symbolic else np.int32).reshape(value.shape)
 
 
 def holds_count(value: Any) -> bool:

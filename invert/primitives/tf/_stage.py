@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from ... import _compat
-from ._rows import Rows, holds_count, resized, strictest
+from ._rows import Rows, holds_count, resized
 from ._state import Resource
 from ._static import array, is_size
 from ._tensor_list import Element, TensorList, is_same, known_element, merge, with_buffer
@@ -254,7 +254,7 @@ def _join_rows(one: Any, two: Any, growing: bool) -> Varying:
     of = [f.of for f in (one, two) if isinstance(f, Varying)]
     marked = all(r.marked for r in of)
     kind = jax.ShapeDtypeStruct((*max(room), *types[0].shape[1:]), types[0].dtype)
-    return Varying(kind, Rows(None, None, strictest([r.origin for r in of]), marked))
+    return Varying(kind, Rows(None, None, of[0].origin, marked))
 
 
 def _join_lists(one: Lists, two: Lists, growing: bool) -> Lists:

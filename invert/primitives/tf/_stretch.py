@@ -12,7 +12,7 @@ from jax import lax
 from ..._errors import Problem, UnsupportedOpError
 from ._node import Node
 from ._registry import Context
-from ._rows import Origin, Rows, strictest
+from ._rows import Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +65,9 @@ def _clamped(place: Any, size: Any, low: Any, high: Any, default: Any) -> Any:
     return lax.convert_element_type(clamped, np.int32)
 
 
-def rows_of(x: Any, stretch: Stretch, origin: Origin) -> Rows:
+def rows_of(x: Any, stretch: Stretch, origin: Problem) -> Rows:
     """The rows of x, an array or rows already, that a slice of the first axis takes."""
     data, size = (x.data, x.count) if isinstance(x, Rows) else (x, x.shape[0])
-    origin = strictest((origin, x.origin)) if isinstance(x, Rows) else origin
     places, count = stretch.places(size, data.shape[0])
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
         return Rows(data, count, origin)
@@ -93,11 +92,11 @@ def put_rows(x: Any, stretch: Stretch, values: Any) -> Any:
     return x.with_data(y) if isinstance(x, Rows) else y
 
 
-def slice_origin(node: Node) -> Origin:
+def slice_origin(node: Node) -> Problem:
     """What is wrong where the length of a slice has to be known."""
     reason = "the length of a slice depends on data"
     remedy = "Use tf.slice or tf.gather, whose results have a fixed size."
-    return Origin(Problem(f"tf.{node.op}", reason, node.location, remedy))
+    return Problem(f"tf.{node.op}", reason, node.location, remedy)
 
 
 def checked(ctx: Context, node: Node, index: list[Any]) -> Stretch | None:
@@ -109,5 +108,5 @@ def checked(ctx: Context, node: Node, index: list[Any]) -> Stretch | None:
     if not stretches:
         return None
     if stretches != [0] or ctx.config.dynamic_sizes != "ids":
-        raise UnsupportedOpError([slice_origin(node).problem])
+        raise UnsupportedOpError([slice_origin(node)])
     return index[0]

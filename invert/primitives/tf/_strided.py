@@ -18,7 +18,7 @@ from ..._errors import Problem, UnsupportedOpError
 from ._affine import distance, known
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._rows import Count, Rows, resized
+from ._rows import Count, Rows, refused_rows, resized
 from ._static import array, as_sizes, broadcast_to, ints, is_static, static
 from ._stretch import Stretch, checked, put_rows, rows_of, slice_origin
 
@@ -251,7 +251,7 @@ def put(ctx: Context, node: Node, x: Any, index: list[Any], value: Any, fresh: b
     stretch = checked(ctx, node, index)
     if stretch is None:
         if isinstance(value, Rows):
-            raise value.refused(node.op, node.location)
+            raise refused_rows(value.origin, node.op, node.location)
         return _put(x, index, array(value), fresh)
     return put_stretch(node, x, stretch, index, value)
 

@@ -87,7 +87,8 @@ def _size(node: Node, values: list[Any]) -> int:
     "NonMaxSuppressionWithOverlaps",
 )
 def _non_max_suppression(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    given, scores = array(values[0]), array(values[1])
+    # Constants are indexed by traced numbers below.
+    given, scores = (jnp.asarray(array(v)) for v in values[:2])
     size = _size(node, values)
     options = [array(v).astype(scores.dtype) for v in values[3:]]
     limit = options[0] if options else jnp.asarray(node.attr("iou_threshold", 0.5), scores.dtype)
@@ -103,9 +104,8 @@ def _non_max_suppression(ctx: Context, node: Node, values: list[Any]) -> list[An
     padded = bool(node.attr("pad_to_max_output_size", False))
     if not padded:
         indices = jnp.where(jnp.arange(size, dtype=jnp.int32) < count, indices, -1)
-        dynamic.padded(ctx, node, size, "indices")
-        indices = dynamic.counted(ctx, node, indices, count, marked=True)
-        best = dynamic.counted(ctx, node, best, count)
+        indices = dynamic.counted(ctx, node, indices, count, "indices", marked=True)
+        best = dynamic.counted(ctx, node, best, count, "scores", "0")
     if node.op == "NonMaxSuppressionV5":
         return [indices, best, count]
     return [indices, count] if node.op == "NonMaxSuppressionV4" else [indices]

@@ -36,7 +36,7 @@ DIFFERENCES: dict[str, dict[str, str]] = {
     "Svd": {"values float16": "TensorFlow has no kernel but XLA's, which gives wrong numbers"},
     "Cholesky": {"gradients": "TensorFlow's is symmetric, JAX's lower triangular, for one matrix"},
     "NonMaxSuppressionV3": {
-        "values": "has a result of fixed size, padded, where TensorFlow's varies",
-        "gradients": "has none, and results of another size",
+        "values": "has a result whose size depends on data, which is refused or padded",
+        "gradients": "has none, and a result whose size depends on data",
     },
 }

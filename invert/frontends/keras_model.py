@@ -1,0 +1,91 @@
+"""Keras models in this process, and how tracing them and other functions fails."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from .._errors import SignatureError
+from ..primitives.tf import import_tensorflow
+
+# What Keras calls inputs without a name.
+_GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
+
+
+def is_layer(x: Any) -> bool:
+    """Whether `x` is a layer or a model of Keras, 2 or 3. Neither is imported for it."""
+    modules = (sys.modules.get(name) for name in ("keras", "tf_keras"))
+    return any(m is not None and isinstance(x, m.layers.Layer) for m in modules)
+
+
+def input_specs(model: Any) -> Any:
+    """The inputs of a model as `tf.TensorSpec`, in the structure in which it takes them.
+
+    `None` where it does not know them, as a subclass of `Model` does not.
+    """
+    inputs = _inputs_of(model)
+    if inputs is None:
+        return None
+    tf = import_tensorflow()
+
+    def spec(tensor: Any) -> Any:
+        name = tensor.name
+        generated = name is None or _GENERATED.fullmatch(name)
+        return tf.TensorSpec(tensor.shape, tensor.dtype, None if generated else name)
+
+    # What Keras takes are lists, tuples and dictionaries.
+    return jax.tree_util.tree_map(spec, inputs)
+
+
+def _inputs_of(model: Any) -> Any:
+    for name in ("input", "inputs"):
+        # A Sequential that was read from a file has no `input`, and a subclass of Model neither.
+        try:
+            inputs = getattr(model, name)
+        except (AttributeError, ValueError):
+            continue
+        # Those of a Sequential that has no shape yet are an empty list.
+        if jax.tree_util.tree_leaves(inputs):
+            alone = isinstance(inputs, list) and len(inputs) == 1
+            return inputs[0] if alone else inputs
+    return None
+
+
+@contextlib.contextmanager
+def tracing(fn: Any, name: str) -> Iterator[None]:
+    """Traces `fn`; what it raises because it cannot be traced so is said in words.
+
+    **Raises:** `SignatureError`.
+    """
+    tf = import_tensorflow()
+    try:
+        yield
+    except tf.errors.OperatorNotAllowedInGraphError as error:
+        raise SignatureError(
+            f"{name} uses a tensor where Python needs a value: {_short(error)}. Pass the value "
+            "itself (a bool, a number), which is then fixed; or decorate the function with "
+            "tf.function, which makes tf.cond of `if`."
+        ) from error
+    except (TypeError, ValueError) as error:
+        # JAX says so in words alone.
+        if "SymbolicTensor" in str(error) and "abstract array" in str(error):
+            raise SignatureError(
+                f"{name} calls JAX on a tensor of TensorFlow: it is a JAX function. There is "
+                "nothing to convert; invert.rewrite applies patterns to it, and "
+                "jax2tf.convert makes a TensorFlow function of it."
+            ) from error
+        if not is_layer(fn) and not str(error).startswith("Binding inputs to tf.function failed"):
+            raise
+        raise SignatureError(f"{name} cannot be called so: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """What an error of Keras says, without colors and without all arguments once more."""
+    text = re.sub(r"\x1b\[\d+m", "", str(error))
+    text = re.split("Arguments received by|You can attempt|Received args", text)[0]
+    return " ".join(text.split()).rstrip(".")

@@ -1,0 +1,64 @@
+"""Arguments of modules that do not fit, and what a module looks like."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import invert
+
+X = np.ones((2, 4), np.float32)
+B = np.ones(3, np.float32)
+
+
+def module(name: str = "f"):
+    weight = tf.Variable(np.ones((4, 3), np.float32), name="weight")
+
+    def fn(x, d):
+        return {"y": x @ weight + d["b"]}
+
+    fn.__name__ = name
+    spec = [tf.TensorSpec([None, 4], name="x"), {"b": tf.TensorSpec([3])}]
+    return invert.convert(tf.function(fn, input_signature=spec, autograph=False))
+
+
+@pytest.mark.parametrize("name", ["f", "function", "_", "functions"])
+def test_the_text_of_a_module_has_its_fields_alone(name: str) -> None:
+    assert repr(module(name)) == f"{name}(params={{'weight': f32[4,3]}}, constants=())"
+
+
+def test_arguments_that_do_not_fit() -> None:
+    m = module()
+    np.testing.assert_allclose(m(tf.constant(X), {"b": tf.constant(B)})["y"], 5 * np.ones((2, 3)))
+    with pytest.raises(invert.SignatureError, match=r"'d.c' was given, 'd.b' is missing"):
+        m(X, {"c": B})
+    with pytest.raises(invert.SignatureError, match=r"'d.more' was given$"):
+        m(X, {"b": B, "more": B})
+    wide = r"'x' has the dtype float64, expected float32; Config\(strict_dtypes=False\)"
+    with pytest.raises(invert.SignatureError, match=wide):
+        m(np.ones((2, 4)), {"b": B})
+    with pytest.raises(invert.SignatureError, match=r"has the dtype complex64, expected float32$"):
+        m(X.astype(np.complex64), {"b": B})
+
+
+def test_a_module_can_be_copied() -> None:
+    m = module()
+    m(X, {"b": B})
+    other = copy.deepcopy(m)
+    assert other.params["weight"] is not m.params["weight"]
+    np.testing.assert_array_equal(other(X, {"b": B})["y"], m(X, {"b": B})["y"])
+
+
+def test_parts_that_few_need_are_found_without_an_import() -> None:
+    code = (
+        "import sys, invert\n"
+        "assert 'invert.testing' not in sys.modules and 'invert.compat.tf2jax' not in sys.modules\n"
+        "invert.testing.assert_roundtrip, invert.compat.tf2jax.convert\n"
+        "assert 'tensorflow' not in sys.modules and not hasattr(invert, 'nothing')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
