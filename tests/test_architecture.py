@@ -32,6 +32,7 @@ RANK = {
     "_compat": 0,
     "_arrays": 0,
     "_entry": 1,
+    "_composite": 1,
     "_opaque": 1,
     "_gradient": 1,
     "_jaxpr": 2,

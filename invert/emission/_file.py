@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from invert import _compat
+from invert._composite import composite
 from invert._errors import EmissionError
-from invert.emission import _functions
+from invert.emission import _functions, _literals
 from invert.emission import _syntax as syntax
 from invert.emission._body import Body, Placed
 from invert.emission._merge import Program
 from invert.emission._naming import Names, comment, snake
-from invert.emission._normal import rule_of
+from invert.emission._normal import rule_of, strong
 from invert.emission._proof import Prover
 from invert.emission._sizes import Size, dimension_token
 from invert.emission._statements import Function, Statement, render
@@ -50,6 +53,7 @@ class File:
         self._functions: dict[int, tuple[Any, str]] = {}
         self._texts: dict[tuple[str, str], str] = {}
         self._rules: list[tuple[Any, Any, str]] = []
+        self._mark = ""
         self.layer: Callable[[Body, Any], Placed | None] = lambda body, eqn: None
 
     def token(self, v: Any) -> str:
@@ -131,7 +135,7 @@ class File:
         if id(jaxpr) in self._functions:
             return self._functions[id(jaxpr)][1]
         hint = snake(name, "function").strip("_") or "function"
-        rule = rule_of(eqn)
+        rule = strong(rule_of(eqn))
         # A rule may call the function itself, which is another object each time it is traced.
         from invert.emission._normal import difference
 
@@ -159,6 +163,32 @@ class File:
         defined = syntax.call(f"{node.name}.defvjp", syntax.name(forward), syntax.name(backward))
         self.definitions.append(ast.Expr(defined))
         return node.name
+
+    def composed(self, eqn: Any) -> str:
+        closed, params = eqn.params["jaxpr"], eqn.params
+        jaxpr = _compat.open_jaxpr(closed)
+        if id(jaxpr) not in self._functions:
+            if not self._mark:
+                (definition,) = ast.parse(textwrap.dedent(inspect.getsource(composite))).body
+                self._mark = self.names.new(composite.__name__)
+                assert isinstance(definition, ast.FunctionDef)
+                definition.name = self._mark
+                self.definitions.append(definition)
+            keywords: dict[str, ast.expr] = {}
+            if params["version"]:
+                keywords["version"] = syntax.number(params["version"])
+            if params["attributes"]:
+                # JAX holds arrays in a box that has a hash.
+                attributes = {
+                    n: tree.unflatten([getattr(leaf, "val", leaf) for leaf in leaves])
+                    for n, leaves, tree in params["attributes"]
+                }
+                keywords["attributes"] = _literals.value(attributes)
+            mark = syntax.call(self._mark, syntax.number(params["name"]), **keywords)
+            hint = snake(params["name"], "function").strip("_") or "function"
+            function = self.function(closed, hint, [mark])
+            self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
+        return self._functions[id(jaxpr)][1]
 
     def _rule(self, function: Function) -> str:
         if function.free_dimensions():
@@ -234,6 +264,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
     installed = [
         "import equinox as eqx" if "eqx" in roots else "",
         "import jax" if "jax" in roots else "",
+        "import jax.custom_batching" if within("jax.custom_batching") else "",
         "import jax.extend.core" if within("jax.extend") else "",
         "import jax.numpy as jnp" if "jnp" in roots else "",
         *(f"import {m}" for m in ("jax.scipy.linalg", "jax.scipy.special") if within(m)),
