@@ -165,7 +165,8 @@ class File:
         return node.name
 
     def composed(self, eqn: Any) -> str:
-        closed, params = eqn.params["jaxpr"], eqn.params
+        params = eqn.params
+        (closed,) = filter(_compat.is_jaxpr, params.values())  # `jaxpr`, in jax 0.12 `call_jaxpr`
         jaxpr = _compat.open_jaxpr(closed)
         if id(jaxpr) not in self._functions:
             if not self._mark:
