@@ -303,12 +303,15 @@ def load(
     return _build(entry, config)
 
 
-def from_stablehlo(module: bytes | str, *, config: Config = _DEFAULT) -> Module:
+def from_stablehlo(
+    module: bytes | str | os.PathLike[str] | jax.stages.Lowered, *, config: Config = _DEFAULT
+) -> Module:
     """Raises a StableHLO module.
 
     **Arguments:**
 
-    - `module`: MLIR text, MLIR bytecode or a StableHLO portable artifact.
+    - `module`: MLIR text, MLIR bytecode or a StableHLO portable artifact, the `pathlib.Path` of a
+        file that holds one, or what `jax.jit(f).lower(x)` gives.
 
     **Returns:** a `Module` over flat arguments, named as in the module.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from invert import _compat
 from invert._compat import core
@@ -265,6 +266,8 @@ def _same_param(a: Any, b: Any) -> bool:
         )
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return same_value(a, b)
+    if isinstance(a, lax.Tolerance) and isinstance(b, lax.Tolerance):  # which has no `==`
+        return vars(a) == vars(b)
     try:
         return bool(a == b)
     except (TypeError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, cast
@@ -20,6 +21,7 @@ from invert._arrays import device_array
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param, traced
 from invert._errors import SignatureError
+from invert._jaxpr import equations
 from invert._report import Report
 from invert.emission import STYLES, Emission, emission_of
 
@@ -39,6 +41,12 @@ class Stage:
     constants: tuple[np.ndarray, ...]
     report: Report
     wide: bool
+
+    @functools.cached_property
+    def compiles_only(self) -> bool:
+        """Whether JAX refuses to run it equation by equation: constraints on an abstract mesh."""
+        names = {e.primitive.name for e in equations(_compat.open_jaxpr(self.jaxpr))}
+        return "sharding_constraint" in names
 
     def run(self, *values: Any) -> list[Any]:
         """Evaluates the equations on arrays or tracers."""
@@ -239,7 +247,7 @@ class Function:
         read = [_read_param(p, state) for p in params]
         values = (*held, *read, *flat, *(() if key is None else (key,)))
         traced = any(_compat.is_tracer(v) for v in values)
-        if traced:
+        if traced and not stage.compiles_only:
             results = stage.run(*values)
         else:
             if stage not in self._compiled:

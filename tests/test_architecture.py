@@ -33,6 +33,7 @@ RANK = {
     "_arrays": 0,
     "_lazy": 0,
     "_entry": 1,
+    "_composite": 1,
     "_opaque": 1,
     "_gradient": 1,
     "_jaxpr": 2,

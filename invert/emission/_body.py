@@ -66,16 +66,19 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The equation by which `lax.cond` or `lax.switch` make the index of a branch.
+    """The equation by which `lax.cond` and its kin make the index of a branch.
 
     **Arguments:**
 
     - `atom`: what the user gives: a truth value, or a number that is out of bounds maybe.
+    - `platforms`: what `lax.platform_dependent` chooses by: the names for each branch, `None` for
+        all others.
     """
 
     eqn: Any
     atom: Any
     is_switch: bool
+    platforms: Sequence[Sequence[str] | None] = ()
 
 
 def _choices(graph: Graph) -> dict[int, Choice]:
@@ -94,6 +97,9 @@ def _choices(graph: Graph) -> dict[int, Choice]:
             found[id(eqn)] = Choice(made, atoms[0], is_switch=False)
         elif name == "clamp" and _is_number(atoms[0], 0) and _is_number(atoms[2], count - 1):
             found[id(eqn)] = Choice(made, atoms[1], is_switch=True)
+        elif name == "platform_index":
+            platforms = made.params["platforms"]
+            found[id(eqn)] = Choice(made, None, is_switch=False, platforms=platforms)
     return found
 
 
@@ -177,7 +183,8 @@ class Body:
     def atoms(self, eqn: Any) -> list[Any]:
         """The operands of an equation; those of a branch begin with what the choice is made by."""
         if id(eqn) in self.chosen:
-            return [self.chosen[id(eqn)].atom, *eqn.invars[1:]]
+            atom = self.chosen[id(eqn)].atom
+            return [*([] if atom is None else [atom]), *eqn.invars[1:]]
         return list(eqn.invars)
 
     def _placed(self, eqn: Any) -> Placed:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from invert import _compat
+from invert._composite import composite
 from invert._errors import EmissionError
-from invert.emission import _functions
+from invert.emission import _functions, _literals
 from invert.emission import _syntax as syntax
 from invert.emission._body import Body, Placed
 from invert.emission._merge import Program
@@ -50,6 +53,7 @@ class File:
         self._functions: dict[int, tuple[Any, str]] = {}
         self._texts: dict[tuple[str, str], str] = {}
         self._rules: list[tuple[Any, Any, str]] = []
+        self._mark = ""
         self.layer: Callable[[Body, Any], Placed | None] = lambda body, eqn: None
 
     def token(self, v: Any) -> str:
@@ -163,6 +167,33 @@ class File:
         self.definitions.append(ast.Expr(defined))
         return node.name
 
+    def composed(self, eqn: Any) -> str:
+        params = eqn.params
+        (closed,) = filter(_compat.is_jaxpr, params.values())  # `jaxpr`, in jax 0.12 `call_jaxpr`
+        jaxpr = _compat.open_jaxpr(closed)
+        if id(jaxpr) not in self._functions:
+            if not self._mark:
+                (definition,) = ast.parse(textwrap.dedent(inspect.getsource(composite))).body
+                self._mark = self.names.new(composite.__name__)
+                assert isinstance(definition, ast.FunctionDef)
+                definition.name = self._mark
+                self.definitions.append(definition)
+            keywords: dict[str, ast.expr] = {}
+            if params["version"]:
+                keywords["version"] = syntax.number(params["version"])
+            if params["attributes"]:
+                # JAX holds arrays in a box that has a hash.
+                attributes = {
+                    n: tree.unflatten([getattr(leaf, "val", leaf) for leaf in leaves])
+                    for n, leaves, tree in params["attributes"]
+                }
+                keywords["attributes"] = _literals.value(attributes)
+            mark = syntax.call(self._mark, syntax.number(params["name"]), **keywords)
+            hint = snake(params["name"], "function").strip("_") or "function"
+            function = self.function(closed, hint, [mark])
+            self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
+        return self._functions[id(jaxpr)][1]
+
     def _rule(self, function: Function, arguments: Sequence[Any]) -> str:
         function = self.with_dimensions(function, arguments)
         name = self.names.new(function.hint)
@@ -242,6 +273,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
     installed = [
         "import equinox as eqx" if "eqx" in roots else "",
         "import jax" if "jax" in roots else "",
+        "import jax.custom_batching" if within("jax.custom_batching") else "",
         "import jax.extend.core" if within("jax.extend") else "",
         "import jax.numpy as jnp" if "jnp" in roots else "",
         *(f"import {m}" for m in ("jax.scipy.linalg", "jax.scipy.special") if within(m)),

@@ -31,6 +31,10 @@ class File(_body.Writer, Protocol):
         """The name of a function of the file with a rule of its own."""
         ...
 
+    def composed(self, eqn: Any) -> str:
+        """The name of a function of the file that compilers know by another name."""
+        ...
+
 
 Row = Callable[[File, Body, Any], Placed]
 
@@ -223,14 +227,20 @@ def _cond(file: File, body: Body, eqn: Any) -> Placed:
     if choice is None:
         return _bound(file, body, eqn)
     names = [f"branch_{i}" for i in range(len(branches))]
-    if not choice.is_switch:
+    if choice.platforms:
+        names = ["on_" + "_".join(p or ("others",)) for p in choice.platforms]
+    elif not choice.is_switch:
         names = ["if_false", "if_true"]
     functions = [
         local(file, body, branch, name, eqn.invars[1:], [], results_of)
         for branch, name in zip(branches, names, strict=True)
     ]
-    index = body.operand(choice.atom)
     references = list(map(_reference, functions))
+    if choice.platforms:
+        names = [p or ("default",) for p in choice.platforms]
+        keywords = {n: r for ns, r in zip(names, references, strict=True) for n in ns}
+        return Placed(call("lax.platform_dependent", **keywords), False, functions, ["chosen"])
+    index = body.operand(choice.atom)
     if choice.is_switch:
         expression = call("lax.switch", index, syntax.list_of(references))
     else:
@@ -241,11 +251,25 @@ def _cond(file: File, body: Body, eqn: Any) -> Placed:
 def _custom(file: File, body: Body, eqn: Any) -> Placed:
     """A function with a derivative of its own."""
     name = name_of(eqn.params["call_jaxpr"])
+    if (known := composite_of(eqn)) is not None:
+        args = [body.operand(a) for a in eqn.invars]
+        hints = [_library.noun(name.rpartition(".")[2])]
+        return Placed(call(file.composed(known), *args), hints=hints, flows=True)
     if (found := _of_library(file, eqn, name)) is not None:
         return Placed(found, hints=[_library.noun(name)], flows=True)
     args = [body.operand(a) for a in eqn.invars]
     hints = [_library.noun(name)]
     return Placed(call(file.differentiated(eqn, name), *args), hints=hints, flows=True)
+
+
+def composite_of(eqn: Any) -> Any | None:
+    """The `composite` equation that `invert._composite` has wrapped; `None` where it is another."""
+    for param, primitive in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):
+        eqns = _compat.open_jaxpr(eqn.params[param]).eqns
+        if len(eqns) != 1 or eqns[0].primitive.name != primitive:
+            return None
+        (eqn,) = eqns
+    return eqn
 
 
 def _solve(file: File, body: Body, eqn: Any) -> Placed:
@@ -375,7 +399,7 @@ def _bound(file: File, body: Body, eqn: Any) -> Placed:
     return Placed(expression, False, functions, pattern=pattern)
 
 
-# Primitives whose inner program goes with the name of their function of `lax`.
+# Primitives whose inner program mostly goes with the name of their function of `lax`.
 _SPELLED = frozenset("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split())
 
 ROWS: Mapping[str, Row] = {
@@ -399,8 +423,14 @@ def structured(file: File, body: Body, eqn: Any) -> Placed | None:
     name = eqn.primitive.name
     if name in ROWS:
         return ROWS[name](file, body, eqn)
-    if name in _SPELLED or not _compat.holds_jaxprs(eqn):
+    if not _compat.holds_jaxprs(eqn):
         return None
+    if name in _SPELLED:
+        try:
+            expression = _spelling.spell(eqn, file)
+        except EmissionError:  # it combines in a way of its own
+            return _bound(file, body, eqn)
+        return Placed(expression, flows=_spelling.FLOWS.get(name, True))
     return _bound(file, body, eqn)
 
 

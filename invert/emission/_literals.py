@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive, primitives
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import EmissionError
 from invert.emission import _syntax as syntax
@@ -124,6 +125,38 @@ def shape(value: Any) -> ast.expr:
     return syntax.tuple_of(size(n) for n in value)
 
 
+def _tolerance(value: lax.Tolerance) -> ast.expr:
+    fields = {n: getattr(value, n) for n in ("atol", "rtol", "ulps")}
+    return syntax.call("lax.Tolerance", **{n: syntax.number(v) for n, v in fields.items() if v})
+
+
+def _sharding(value: NamedSharding) -> ast.expr:
+    """A sharding over the axes of a mesh: which devices there are is for the caller to say."""
+    mesh = value.mesh
+    if mesh.empty:
+        return syntax.number(None)
+    if not isinstance(mesh, AbstractMesh):
+        raise EmissionError("a sharding over devices of this process has no spelling")
+    axes = syntax.call(
+        "jax.sharding.AbstractMesh",
+        syntax.tuple_of(map(syntax.number, mesh.axis_sizes)),
+        syntax.tuple_of(map(syntax.number, mesh.axis_names)),
+        axis_types=syntax.tuple_of(
+            syntax.name(f"jax.sharding.AxisType.{t.name}") for t in mesh.axis_types
+        ),
+    )
+    spec = syntax.call("jax.sharding.PartitionSpec", *map(_partition, value.spec))
+    return syntax.call("jax.sharding.NamedSharding", axes, spec)
+
+
+def _partition(entry: Any) -> ast.expr:
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return syntax.name("jax.sharding.PartitionSpec.UNCONSTRAINED")
+    if isinstance(entry, tuple):
+        return syntax.tuple_of(map(syntax.number, entry))
+    return syntax.number(entry)
+
+
 _LEAVES: tuple[tuple[type, Callable[[Any], ast.expr]], ...] = (
     (bool, syntax.number),
     (np.bool_, lambda v: syntax.number(bool(v))),
@@ -137,6 +170,8 @@ _LEAVES: tuple[tuple[type, Callable[[Any], ast.expr]], ...] = (
     (np.complexfloating, typed),
     (np.ndarray, array),
     (np.dtype, dtype),
+    (lax.Tolerance, _tolerance),
+    (NamedSharding, _sharding),
 )
 
 

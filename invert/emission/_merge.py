@@ -12,7 +12,7 @@ import numpy as np
 from invert import _compat, _jaxpr
 from invert._compat import core
 from invert._errors import EmissionError
-from invert.emission._normal import rule_of
+from invert.emission._normal import rule_of, strong
 from invert.emission._sizes import Points, Size
 
 
@@ -42,7 +42,7 @@ class Program:
         """The derivative of a function with one of its own, as `rule_of` gives it."""
         known = self.rules.get(id(_compat.open_jaxpr(eqn.params["call_jaxpr"])))
         if known is None:
-            return rule_of(eqn)
+            return _rule_of(eqn)
         rule, merging = known[1]()
         self._add(merging)
         return rule
@@ -81,6 +81,11 @@ def together(programs: Sequence[Program]) -> Program:
 
 # Rules of derivatives: functions, which come out of tracing again at each size.
 _RULES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"})
+
+
+def _rule_of(eqn: Any) -> Any:
+    rule = rule_of(eqn)
+    return rule if isinstance(rule, str) else strong(rule)
 
 
 class _Merge:
@@ -134,7 +139,7 @@ class _Merge:
         return first.replace(invars=invars, params=params)
 
     def _rule(self, eqns: Sequence[Any]) -> tuple[Any, _Merge]:
-        rules = [rule_of(e) for e in eqns]
+        rules = list(map(_rule_of, eqns))
         if any(isinstance(r, str) for r in rules):
             return rules[0], self  # it forbids the derivative, with the same words at every size
         merged = self.jaxpr([_compat.open_jaxpr(r) for r in rules])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 
 from invert import _compat, _jaxpr
 from invert._compat import core
+from invert._errors import EmissionError
 from invert._match import difference as _difference
 from invert._pattern import Graph
 
@@ -115,7 +116,9 @@ def _typed_operands(eqn: Any) -> Any:
 
 
 def _plain(eqn: Any) -> Any:
-    """An equation without what says nothing: a sharding over no devices."""
+    """An equation without what says nothing: a sharding over no devices, the caller's mesh."""
+    if "context_mesh" in eqn.params:
+        eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
     if sharding is not None and getattr(getattr(sharding, "mesh", None), "empty", False):
         eqn = eqn.replace(params={**eqn.params, "sharding": None})
@@ -128,7 +131,7 @@ def _typed(atom: Any) -> Any:
     aval = cast(Any, atom.aval)
     # Python numbers, which JAX gives a dtype of its own in a subclass, are not what they say.
     is_array = isinstance(atom.val, (np.ndarray, np.generic)) and atom.val.dtype == aval.dtype
-    if is_array or not hasattr(aval, "dtype"):
+    if (is_array and not is_weak(atom)) or not hasattr(aval, "dtype"):
         return atom
     return core.Literal(np.asarray(atom.val, aval.dtype), _compat.core.ShapedArray((), aval.dtype))
 
@@ -232,35 +235,88 @@ def _custom_call(eqn: Any, depth: int) -> Any:
     return eqn.replace(params={"call_jaxpr": inner, "rule": rule})
 
 
+def _custom_vmap(eqn: Any, depth: int) -> Any:
+    """A function with a batching rule, with what the rule makes of two of everything."""
+    batched = None
+    if depth < _DEPTH and eqn.invars:
+        avals = [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in eqn.invars]
+        with _setting_of(eqn):
+            batched = normal(_compat.trace_closed(jax.vmap(_alone(eqn)), *avals), depth + 1)
+    return eqn.replace(params={"call": eqn.params["call"], "rule": batched})
+
+
+def _linear_solve(eqn: Any, depth: int) -> Any:
+    """A linear solve whose functions take what they use from outside in order of use.
+
+    Without `vecmat`, which JAX makes by transposing `matvec`, in as many steps as that was traced.
+    """
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    symmetric = jaxprs.vecmat is not None and jaxprs.vecmat is jaxprs.matvec
+    operands: list[Any] = []
+    functions: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    start = 0
+    for name, length, closed in zip(lengths._fields, lengths, jaxprs, strict=True):
+        held = eqn.invars[start : start + length]
+        start += length
+        if closed is not None and name != "vecmat":
+            (functions[name],), held = _reorder([closed], held, length)
+            counts[name] = len(held)
+            operands += held
+    params = {"symmetric": symmetric, "counts": tuple(counts.items())}
+    return eqn.replace(params={**params, **functions}, invars=[*operands, *eqn.invars[start:]])
+
+
 def rule_of(eqn: Any) -> Any:
     """The derivative of a `custom_jvp_call` or `custom_vjp_call` as a closed jaxpr.
 
     For `custom_jvp` it takes primals and tangents and gives results and tangents; for `custom_vjp`
     it takes primals and cotangents and gives the cotangents of the primals. Integers have none.
     Where the function forbids its derivative, the result is the message of the `LookupError`.
+
+    **Raises:** `EmissionError` where the rule is a closure over a value of an outer trace.
     """
-    # The rule is traced now, under the setting that the function was traced under.
-    wide = any(map(_jaxpr.is_wide, (*eqn.invars, *eqn.outvars)))
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+    with _setting_of(eqn):
         try:
-            return _traced_rule(eqn)
+            rule = _traced_rule(eqn)
         except LookupError as error:
             if type(error) is not LookupError:
                 raise
             return str(error.args[0])
+    if any(map(_compat.is_tracer, _compat.consts_of(rule))):
+        raise EmissionError(
+            f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} uses a value "
+            "from outside of the function, which has no name in a text"
+        )
+    return rule
+
+
+def _setting_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+    """The setting that the functions of an equation were traced under: rules are traced later."""
+    wide = any(map(_jaxpr.is_wide, (*eqn.invars, *eqn.outvars)))
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+def _alone(eqn: Any) -> Callable[..., list[Any]]:
+    """An equation as a function of its operands.
+
+    They become variables of its own: an operand may be a literal, or one variable several times.
+    """
+    places = [core.Var(v.aval) for v in eqn.invars]
+    call = eqn.replace(invars=places)
+
+    def run(*values: Any) -> list[Any]:
+        read = _compat.evaluate([call], dict(zip(places, values, strict=True)))
+        return [read(v) for v in eqn.outvars]
+
+    return run
 
 
 def _traced_rule(eqn: Any) -> Any:
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     smooth = [i for i, a in enumerate(avals) if is_smooth(a)]
     outs = [v.aval for v in eqn.outvars]
-
-    def run(*primals: Any) -> list[Any]:
-        # On variables of its own: an operand may be a literal, or one variable several times.
-        places = [core.Var(v.aval) for v in eqn.invars]
-        call = eqn.replace(invars=places)
-        read = _compat.evaluate([call], dict(zip(places, primals, strict=True)))
-        return [read(v) for v in eqn.outvars]
+    run = _alone(eqn)
 
     def at(primals: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         full = list(primals)
@@ -306,4 +362,6 @@ _NORMAL = {
     "cond": _cond,
     "custom_jvp_call": _custom_call,
     "custom_vjp_call": _custom_call,
+    "custom_vmap_call": _custom_vmap,
+    "custom_linear_solve": _linear_solve,
 }

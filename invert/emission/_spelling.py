@@ -200,6 +200,10 @@ def _seed(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("jax.random.key", args[0], impl=number(name))
 
 
+def _constraint(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    yield call("lax.with_sharding_constraint", args[0], _literals.value(eqn.params["sharding"]))
+
+
 def _split_key(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
     shape = eqn.params["shape"]
     yield call("jax.random.split", args[0])
@@ -271,9 +275,11 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "reduce_window_max": (_indexing.pooling("max", "-jnp.inf"),),
     "reduce_window_min": (_indexing.pooling("min", "jnp.inf"),),
     "reduce_window_sum": (_indexing.pooling("add", "0.0"),),
+    "sharding_constraint": (_constraint,),
     "random_seed": (_seed,),
     "random_wrap": (_wrap,),
     "random_unwrap": (_key("key_data"),),
+    "random_clone": (_key("clone"),),
     "random_fold_in": (_key("fold_in"),),
     "random_split": (_split_key,),
     "random_bits": (_bits,),
@@ -385,6 +391,9 @@ def _candidates(eqn: Any, writer: Writer, has_literals: bool) -> Expressions:
     for args in reversed(both):
         yield from _of_lax(eqn, args)
     yield from _bound(eqn, both[-1])
+    if writer.plain:  # what `lax` has no function for
+        for row in ROWS.get(name, ()):
+            yield from row(eqn, both[-1], writer.program)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -124,6 +124,16 @@ def _kind(data: bytes, what: str) -> str:
                 f"The {what} is neither MLIR bytecode, which begins with {_MAGIC!r}, nor text: "
                 f"byte {data.index(0)} is null. {_AGAIN}"
             )
+        if data.lstrip().startswith(b"HloModule"):
+            raise MalformedModelError(
+                f"The {what} is HLO, which XLA makes of StableHLO. Pass what it was made of, as "
+                "`jax.jit(f).lower(x).as_text()` gives it, and not `as_text(dialect='hlo')`."
+            )
+        if b"func.func" not in data and b"module" not in data:
+            raise MalformedModelError(
+                f"The {what} is text that is not StableHLO: it has no `module` and no `func.func`. "
+                "Pass MLIR text, MLIR bytecode or a portable artifact."
+            )
         return "text"
     try:
         _, at = _varint(data, 4)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ import numpy as np
 from invert import _raise
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, OpUse
-from invert._errors import Problem, SignatureError, UnsupportedOpError
+from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert._raise import Context, Known, Value
 from invert.frontends._parse import parse_module
 from invert.primitives.stablehlo import _attributes, calls
@@ -190,9 +192,29 @@ def is_public(function: Any) -> bool:
     return "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public"
 
 
-def entry_point(blob: bytes | str, *, config: Config) -> EntryPoint:
+# What holds a StableHLO module.
+Source = bytes | str | os.PathLike[str] | jax.stages.Lowered
+
+
+def _blob_of(source: Source) -> bytes | str:
+    """The bytes or text of a module.
+
+    **Raises:** `MalformedModelError` where a path cannot be read.
+    """
+    if isinstance(source, jax.stages.Lowered):
+        return source.as_text(debug_info=True)  # with the names of the arguments
+    if not isinstance(source, os.PathLike):
+        return source
+    path = Path(source)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise MalformedModelError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def entry_point(source: Source, *, config: Config) -> EntryPoint:
     """The entry point of a StableHLO module; arguments and results are flat."""
-    program = Program.from_bytes(blob, config=config)
+    program = Program.from_bytes(_blob_of(source), config=config)
     names = program_arg_names(program)
     args = tuple(
         ArgSpec(name, shape, dtype)

@@ -137,6 +137,31 @@ def _random(key):
     return jax.random.normal(a, (3,), jnp.float32) + jax.random.uniform(b, (3,), jnp.float32)
 
 
+def _solved(a, x):
+    def step(carry, row):
+        return jnp.linalg.solve(row, carry), jnp.linalg.solve(row + a, carry)
+
+    return lax.scan(step, x, a)
+
+
+def _symmetric(a, x):
+    return lax.custom_linear_solve(lambda v: a @ v, x, lambda _, v: v @ a, symmetric=True)
+
+
+def _constrained(x):
+    axis = jax.sharding.AxisType.Auto
+    mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"), axis_types=(axis, axis))
+    whole = jax.sharding.PartitionSpec(("x", "y"), jax.sharding.PartitionSpec.UNCONSTRAINED)
+    spec = jax.sharding.PartitionSpec("x", None)
+    for one in (whole, spec):
+        x = lax.with_sharding_constraint(jnp.sin(x), jax.sharding.NamedSharding(mesh, one))
+    return x
+
+
+def _weak(x):
+    return jnp.broadcast_to(jnp.asarray(2.0), x.shape) * x
+
+
 PROGRAMS = {
     "constants": (lambda x: x * np.float32(0.1) + np.float32(-0.0) - np.float32(np.nan), f32(2)),
     "bfloat16": (_bf16, jax.ShapeDtypeStruct((3,), jnp.bfloat16)),
@@ -149,6 +174,19 @@ PROGRAMS = {
     "custom_vjp": (lambda x, i: _clipped(x, i) * 2, f32(3), jax.ShapeDtypeStruct((), jnp.int32)),
     "library": (lambda x: jax.nn.relu(x) + jax.nn.log_softmax(jax.nn.silu(x), 0), f32(3, 4)),
     "called_twice": (lambda x: _named(_named(x)), f32(3)),
+    "solve": (jnp.linalg.solve, f32(3, 3), f32(3, 2)),
+    "solve_in_a_loop": (_solved, f32(2, 3, 3), f32(3, 3)),
+    "gradient_of_solve": (jax.grad(lambda a, x: jnp.linalg.solve(a, x).sum()), f32(3, 3), f32(3)),
+    "symmetric_solve": (_symmetric, f32(3, 3), f32(3)),
+    "scatter": (lambda x, i: x.at[i].apply(jnp.sin), f32(5), jax.ShapeDtypeStruct((2,), jnp.int32)),
+    "platforms": (
+        lambda x: lax.platform_dependent(x, cpu=jnp.sin, cuda=jnp.cos, default=jnp.tan), f32(3)
+    ),
+    "tolerance": (lambda x: lax.exp(x, accuracy=lax.Tolerance(rtol=0.5, ulps=0)), f32(3)),
+    "weak": (_weak, f32(3)),
+    "seed": (lambda i: jax.random.key_data(jax.random.key(i)), jax.ShapeDtypeStruct((), jnp.int32)),
+    "cloned": (jax.random.clone, jax.eval_shape(lambda: jax.random.key(0))),
+    "mesh": (_constrained, f32(4, 4)),
     "keys": (_random, jax.eval_shape(lambda: jax.random.key(0))),
     "indexing": (lambda x: x[1:, 0] + x[:-1, ::3][:, 0] + x[0, 0] + x[1:, None].sum(1), f32(4, 3)),
     "one_use_of_many": (lambda x: lax.top_k(x, 2)[1], f32(4)),
@@ -206,3 +244,12 @@ def test_a_nicer_spelling_is_not_used_where_it_is_another_program() -> None:
     x = jax.ShapeDtypeStruct((4,), jnp.float16)
     text = text_of(lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), x)
     assert "jnp.sum" not in text
+
+
+def test_a_rule_around_a_value_from_outside_is_written_or_refused() -> None:
+    # In jax 0.10 the rule of `expn` is a closure over its order, of which a trace leaves nothing.
+    closed = jax.make_jaxpr(jax.scipy.special.exp1)(f32(3))
+    try:
+        assert_round_trip(closed)
+    except EmissionError as error:
+        assert "uses a value from outside of the function" in str(error)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import invert
 from invert._compat import lowered_module, stablehlo_dialect
 from invert._errors import InvertError, MalformedModelError
 from invert.frontends import _parse_check
@@ -125,6 +126,28 @@ def test_reads_every_form(make, trusted: bool) -> None:
 def test_not_a_module(data: bytes | str) -> None:
     with pytest.raises(MalformedModelError, match="export or copy"):
         parse_module(data)
+
+
+def test_other_texts() -> None:
+    lowered = jax.jit(jnp.sin).lower(jax.ShapeDtypeStruct((3,), jnp.float32))
+    with pytest.raises(MalformedModelError, match=r"is HLO.*lower\(x\)\.as_text\(\)"):
+        parse_module(lowered.as_text(dialect="hlo"))
+    with pytest.raises(MalformedModelError, match="text that is not StableHLO"):
+        parse_module("import numpy as np\nprint('hello')\n")
+
+
+def test_paths_and_lowered_functions(tmp_path: Path) -> None:
+    def function(weight, x):
+        return jnp.sin(weight @ x)
+
+    x = np.ones((3, 3), np.float32)
+    lowered = jax.jit(function).lower(x, x)
+    path = tmp_path / "function.mlir"
+    path.write_text(lowered.as_text())
+    assert invert.from_stablehlo(path)(x, x).tolist() == function(x, x).tolist()
+    assert invert.from_stablehlo(lowered)(weight=x, x=x).tolist() == function(x, x).tolist()
+    with pytest.raises(MalformedModelError, match=r"missing\.mlir cannot be read: No such file"):
+        invert.from_stablehlo(tmp_path / "missing.mlir")
 
 
 def test_wrong_type() -> None:

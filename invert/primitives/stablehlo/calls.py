@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.custom_batching
 import numpy as np
-from jax import lax
 
 from invert import _compat, _opaque
+from invert._composite import composite
 from invert._errors import Problem
 from invert._raise import Context, Op, Value, call_function, raises
 from invert.primitives.stablehlo import _attributes, chlo, dynamic, sharding
@@ -35,44 +34,11 @@ def _composite(ctx: Context, op: Op, *operands: Value) -> Any:
 
     # Traced now: differentiation and batching may come when the module is gone.
     avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-    closed = _compat.trace_closed(lambda *xs: call_function(ctx, decomposition, xs), *avals)
-
-    def decompose(*args: Value, **_: Any) -> list[Value]:
-        return _compat.eval_closed(closed, args)
-
-    return _transformable(lax.composite(decompose, name, version=number), decompose, attributes)(
-        *operands
+    closed = _compat.inline_calls(
+        _compat.trace_closed(lambda *xs: call_function(ctx, decomposition, xs), *avals)
     )
-
-
-def _transformable(
-    composite: Callable[..., Any], decompose: Callable[..., Any], attributes: dict[str, Any]
-) -> Callable[..., Any]:
-    """The composite, with the derivatives and the batching rule of what it stands for.
-
-    `lax.composite` has neither (jax 0.10 and 0.12).
-    """
-
-    @jax.custom_batching.custom_vmap
-    def call(*args: Value) -> list[Value]:
-        return list(composite(*args, **attributes))
-
-    @call.def_vmap
-    def batch(axis_size: int, batched: Sequence[bool], *args: Value) -> Any:
-        axes = [0 if b else None for b in batched]
-        results = jax.vmap(decompose, in_axes=axes, axis_size=axis_size)(*args)
-        return results, [True] * len(results)
-
-    @jax.custom_jvp
-    def differentiable(*args: Value) -> list[Value]:
-        return call(*args)
-
-    @differentiable.defjvp
-    def jvp(primals: Any, tangents: Any) -> Any:
-        return jax.jvp(decompose, primals, tangents)
-
-    del batch, jvp  # registered
-    return differentiable
+    mark = composite(name, number, attributes)
+    return mark(lambda *xs: _compat.eval_closed(closed, xs))(*operands)
 
 
 def _plain(attribute: Any) -> dict[str, Any]:
@@ -187,7 +153,8 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
     texts = {n: str(op.op.attributes[n]) for n in names}
     data, avals = dynamic.result_avals(op, operands)
     if len(data) < len(operands) and "operand_layouts" in texts:
-        layouts = list(map(str, op.op.attributes["operand_layouts"]))
+        declared: Any = op.op.attributes["operand_layouts"]
+        layouts = list(map(str, declared))
         kept = [t for x, t in zip(operands, layouts, strict=True) if any(x is d for d in data)]
         texts["operand_layouts"] = f"[{', '.join(kept)}]"
     if target == _OPEN_TOP_K:  # its last operand is the number that `ApproxTopK` has as an option

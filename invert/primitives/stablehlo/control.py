@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._compat import trace_closed
+from invert._compat import close_like, open_jaxpr, trace_closed
 from invert._raise import (
     Context,
     Known,
@@ -116,10 +116,36 @@ def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Valu
         return trace_closed(call, *avals)
 
     try:
-        branches = tuple(branch(region) for region in regions)
+        branches = [branch(region) for region in regions]
     finally:
         ctx.env.update(zip(arrays, values, strict=True))
-    return lax.cond_p.bind(index, *values, branches=branches)
+    passed = _passed_on(branches)
+    kept = [i for i, source in enumerate(passed) if source is None]
+    results = [None if source is None else values[source] for source in passed]
+    if kept:
+        branches = [_only(b, kept) for b in branches]
+        chosen = lax.cond_p.bind(index, *values, branches=tuple(branches))
+        for i, value in zip(kept, chosen, strict=True):
+            results[i] = value
+    return results
+
+
+def _passed_on(branches: Sequence[Any]) -> list[int | None]:
+    """For each result, the operand that it is in all branches, as `lax.cond` passes it on."""
+    found: list[int | None] = []
+    for results in zip(*(open_jaxpr(b).outvars for b in branches), strict=True):
+        places = [
+            open_jaxpr(b).invars.index(v) if v in open_jaxpr(b).invars else None
+            for b, v in zip(branches, results, strict=True)
+        ]
+        found.append(places[0] if len(set(places)) == 1 else None)
+    return found
+
+
+def _only(branch: Any, kept: Sequence[int]) -> Any:
+    """A branch with some of its results."""
+    jaxpr = open_jaxpr(branch)
+    return close_like(branch, jaxpr.replace(outvars=[jaxpr.outvars[i] for i in kept]))
 
 
 @raises("stablehlo.case")
