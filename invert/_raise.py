@@ -294,12 +294,14 @@ _CALLS = frozenset({"func.call", "stablehlo.composite"})
 def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
     """Whether an op computes whole numbers of sizes alone, and as many at every size."""
     return (
-        (any(isinstance(x, Known) for x in operands) or _is_shape(operation))
-        and all(is_constant(x) for x in operands)
+        all(is_constant(x) for x in operands)
+        and (any(isinstance(x, Known) for x in operands) or _is_shape(operation))
         and not operation.regions
         and operation.name != "func.call"
         and len(operation.results) > 0
         and all(_is_small(r.type) for r in operation.results)
+        # Indices that were counted from the end are data, although sizes are added to them.
+        and all(r.type.rank == 0 or is_shape(r) for r in operation.results)
         and all(_attributes.element_dtype(r.type).kind in "iub" for r in operation.results)
     )
 
@@ -319,15 +321,35 @@ _TAKE_SHAPES = frozenset(
 )
 
 
+# By these a shape is put together; the starts of a slice are clamped so that it fits.
+_MAKE_SHAPES = frozenset(
+    {
+        "stablehlo.add",
+        "stablehlo.clamp",
+        "stablehlo.concatenate",
+        "stablehlo.reshape",
+        "stablehlo.subtract",
+    }
+)
+
+
 def _is_shape(operation: ir.Operation) -> bool:
-    name = operation.name
-    return name in ("stablehlo.concatenate", "stablehlo.reshape") and is_shape(operation.results[0])
+    return operation.name in _MAKE_SHAPES and is_shape(operation.results[0])
 
 
-def is_shape(value: Any) -> bool:
-    """Whether a value of a module is used only as a shape, or as a part of one."""
+# A shape is put together in fewer steps.
+_MOST_STEPS = 8
+
+
+def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
+    """Whether a value of a module is used only as a shape, or to compute one."""
+    if not steps or not _is_small(value.type):
+        return False
     owners = [use.owner.operation for use in value.uses]
-    return bool(owners) and all(_takes_shape(o) or _is_shape(o) for o in owners)
+    return bool(owners) and all(
+        _takes_shape(o) or (o.name in _MAKE_SHAPES and is_shape(o.results[0], steps - 1))
+        for o in owners
+    )
 
 
 def _takes_shape(operation: ir.Operation) -> bool:

@@ -51,6 +51,7 @@ class File:
         self.definitions: list[ast.stmt] = []
         self._tokens: dict[Any, str] = {}
         self._functions: dict[int, tuple[Any, str]] = {}
+        self._missing: dict[int, list[str]] = {}
         self._texts: dict[tuple[str, str], str] = {}
         self._rules: list[tuple[Any, Any, str]] = []
         self._mark = ""
@@ -65,8 +66,14 @@ class File:
         found = self.layer(body, eqn)
         return found if found is not None else _functions.structured(self, body, eqn)
 
-    def function(self, closed: Any, hint: str, decorators: Sequence[ast.expr] = ()) -> Function:
-        """A called program as a function of the file."""
+    def function(
+        self,
+        closed: Any,
+        hint: str,
+        decorators: Sequence[ast.expr] = (),
+        missing: list[str] | None = None,
+    ) -> Function:
+        """A called program as a function of the file; `missing` as for `with_dimensions`."""
         jaxpr = _compat.open_jaxpr(closed)
         body = Body(self, jaxpr, _functions.constants_of(closed))
         value = _functions.results_of(body.run())
@@ -76,19 +83,23 @@ class File:
             decorators,
             types={self.token(v): body.type_of(v) for v in jaxpr.invars},
         )  # fmt: skip
-        return self.with_dimensions(function, jaxpr.invars)
+        return self.with_dimensions(function, jaxpr.invars, missing=missing)
 
     def with_dimensions(
         self,
         function: Function,
         arguments: Sequence[Any],
         given: Mapping[Any, ast.expr] | None = None,
+        missing: list[str] | None = None,
     ) -> Function:
         """Defines the sizes of open dimensions that a function uses, from its arguments.
 
-        `given` says how those are read that are a part of an argument.
+        **Arguments:**
 
-        **Raises:** `EmissionError` where no argument has such a dimension.
+        - `given`: how those are read that are a part of an argument.
+        - `missing`: takes the dimensions that no argument has.
+
+        **Raises:** `EmissionError` where no argument has such a dimension, and `missing` is `None`.
         """
         wanted = dict.fromkeys(function.free_dimensions())
         if not wanted:
@@ -102,9 +113,12 @@ class File:
                     value = copy.deepcopy(part) if part else ast.Name(self.token(v), ast.Load())
                     shape = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
                     found[name] = Statement([dimension_token(name)], shape, [snake(name, "size")])
-        if missing := [d for d in wanted if d not in found]:
+        nowhere = [d for d in wanted if d not in found]
+        if missing is not None:
+            missing += nowhere
+        elif nowhere:
             raise EmissionError(
-                f"{function.hint} depends on the open size {missing[0]}, which none of its "
+                f"{function.hint} depends on the open size {nowhere[0]}, which none of its "
                 "arguments has as a dimension"
             )
         function.body = [*found.values(), *function.body]
@@ -120,14 +134,26 @@ class File:
         self.definitions.append(node)
         return node.name, True
 
-    def jitted(self, closed: Any, name: str) -> str:
+    def jitted(self, closed: Any, name: str, args: Sequence[ast.expr]) -> ast.expr:
         jaxpr = _compat.open_jaxpr(closed)
         if id(jaxpr) not in self._functions:
             hint = snake(name, "function").strip("_") or "function"
-            function = self.function(closed, hint, [syntax.name("jax.jit")])
+            missing: list[str] = []
+            function = self.function(closed, hint, [syntax.name("jax.jit")], missing)
+            if missing:
+                # Its arguments do not have these sizes, as those of random numbers: they are given.
+                first = len(function.parameters)
+                places = [syntax.number(first + i) for i in range(len(missing))]
+                function.parameters = [*function.parameters, *map(dimension_token, missing)]
+                function.hints = [*function.hints, *(snake(d, "size") for d in missing)]
+                jit = syntax.name("jax.jit")
+                static = syntax.tuple_of(places)
+                function.decorators = [syntax.call("functools.partial", jit, static_argnums=static)]
             # The jaxpr is kept, so that no other takes its id.
             self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
-        return self._functions[id(jaxpr)][1]
+            self._missing[id(jaxpr)] = missing
+        sizes = [ast.Name(dimension_token(d), ast.Load()) for d in self._missing[id(jaxpr)]]
+        return syntax.call(self._functions[id(jaxpr)][1], *args, *sizes)
 
     def differentiated(self, eqn: Any, name: str) -> str:
         closed, kind = eqn.params["call_jaxpr"], eqn.primitive.name
@@ -264,6 +290,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
 
     standard = [
         "import dataclasses" if within("dataclasses") else "",
+        "import functools" if within("functools") else "",
         "import json" if within("json") else "",
         some("collections.abc", "Callable"),
         some("pathlib", "Path"),

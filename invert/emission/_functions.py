@@ -23,8 +23,8 @@ from invert.emission._syntax import call, number
 class File(_body.Writer, Protocol):
     """What equations with programs ask of the file."""
 
-    def jitted(self, closed: Any, name: str) -> str:
-        """The name of the function of the file for a called program."""
+    def jitted(self, closed: Any, name: str, args: Sequence[ast.expr]) -> ast.expr:
+        """The call of the function of the file for a called program."""
         ...
 
     def differentiated(self, eqn: Any, name: str) -> str:
@@ -153,7 +153,7 @@ def _jit(file: File, body: Body, eqn: Any) -> Placed:
     if (found := _of_library(file, eqn, name)) is not None:
         return Placed(found, hints=[_library.noun(name)], flows=True)
     args = [body.operand(a) for a in eqn.invars]
-    return Placed(call(file.jitted(closed, name), *args), hints=[_library.noun(name)], flows=True)
+    return Placed(file.jitted(closed, name, args), hints=[_library.noun(name)], flows=True)
 
 
 def _of_library(file: File, eqn: Any, name: str) -> ast.expr | None:

@@ -180,6 +180,8 @@ def value(v: Any) -> ast.expr:
 
     **Raises:** `EmissionError` where the value has no spelling.
     """
+    if isinstance(v, enum.Enum):  # some are numbers too
+        return syntax.name(f"{_public(type(v))}.{v.name}")
     for kind, spell in _LEAVES:
         if isinstance(v, kind):
             return spell(v)
@@ -190,8 +192,6 @@ def value(v: Any) -> ast.expr:
         if where is None:
             raise EmissionError(f"the primitive {v.name} has no public name")
         return syntax.name(where)
-    if isinstance(v, enum.Enum):
-        return syntax.name(f"{_public(type(v))}.{v.name}")
     if hasattr(v, "_fields"):
         return syntax.call(_public(type(v)), **{f: value(getattr(v, f)) for f in v._fields})
     if isinstance(v, tuple):
