@@ -85,7 +85,7 @@ class Net:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How a model is exported: which sizes are open (`"b"`, `"bl"` or none), and what others are."""
+    """Which sizes are open in an export (`"b"`, `"bl"` or none), and what the others are."""
 
     opened: str
     sizes: dict[str, int]

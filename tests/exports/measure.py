@@ -7,6 +7,7 @@ package in each, in a process that can import neither TensorFlow nor what made t
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import pickle
 import sys
@@ -28,7 +29,7 @@ class Job(NamedTuple):
 
     - `params`: the parameters of the original, in its order; `tie_params`: with biases of zero.
     - `points`: positional arguments at all sizes; `point` is one of them, for derivatives.
-    - `ties`: arguments full of zeros and equal numbers.
+    - `ties`: arguments of the sizes of `point`, full of zeros and equal numbers.
     - `weights`: the loss is the sum of the results times these.
     - `directions`: for parameters and floating-point inputs, as `jax.jvp` takes tangents.
     """
@@ -74,8 +75,9 @@ def aspects(call: Call, job: Job) -> dict[str, Callable[[], Any]]:
 
         return weighted
 
-    def gradients(argnum: int) -> Any:
-        return jax.jit(jax.grad(loss(), argnum))(job.params, inputs)
+    @functools.cache
+    def gradients() -> Any:
+        return jax.jit(jax.grad(loss(), (0, 1)))(job.params, inputs)
 
     def jvp() -> Any:
         def flat(params: Any, arrays: Any) -> Any:
@@ -103,8 +105,8 @@ def aspects(call: Call, job: Job) -> dict[str, Callable[[], Any]]:
 
     return {
         "values": lambda: [leaves(call(job.params, point)) for point in job.points],
-        "gradients of parameters": lambda: gradients(0),
-        "gradients of inputs": lambda: gradients(1),
+        "gradients of parameters": lambda: gradients()[0],
+        "gradients of inputs": lambda: gradients()[1],
         "jvp": jvp,
         "hessian": hessian,
         "ties": ties,
