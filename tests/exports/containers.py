@@ -118,16 +118,16 @@ def trained_like(params: Any, closed: bool) -> Any:
     return jax.tree_util.tree_map(moved, params)
 
 
+def path_name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def _tf_module(net: Net, setting: Setting, **kwargs: Any) -> tf.Module:
     """What the documentation of jax2tf writes: a `tf.Module` with variables and one function."""
-    paths = jax.tree_util.tree_map_with_path(
-        lambda p, v: (jax.tree_util.keystr(p, simple=True, separator="/"), v), net.params
-    )
     module = tf.Module()
-    module.params = jax.tree_util.tree_map(
-        lambda pair: tf.Variable(pair[1], name=pair[0], trainable=not net.statistics(pair[0])),
-        paths,
-        is_leaf=lambda x: isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], str),
+    module.params = jax.tree_util.tree_map_with_path(
+        lambda path, value: tf.Variable(value, trainable=not net.statistics(path_name(path))),
+        net.params,
     )
     params = module.params
     shapes = [None, *setting.polymorphic(net.inputs)] if setting.opened else None
@@ -209,7 +209,7 @@ def of_jax(net: Net, container: Container, setting: Setting, *, params: str) -> 
     flat, tree = jax.tree_util.tree_flatten_with_path(net.params)
     arrays = [v for _, v in flat]
     floats = [i for i, v in enumerate(arrays) if np.issubdtype(v.dtype, np.floating)]
-    names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in flat]
+    names = [path_name(p) for p, _ in flat]
 
     def call(values: Sequence[Any], inputs: Any) -> Any:
         if params == "argument":
