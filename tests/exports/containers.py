@@ -295,7 +295,9 @@ def _measure_tf(call: Callable[..., Any], job: measure.Job) -> dict[str, Any]:
         with tf.GradientTape() as tape:
             tape.watch(point)
             value = of(point)
-        return [np.asarray(g) for g in tape.gradient(value, point, "zero")]
+        zero = tf.UnconnectedGradients.ZERO
+        found = tape.gradient(value, point, unconnected_gradients=zero)
+        return [np.asarray(tf.convert_to_tensor(g)) for g in found]
 
     def along(steps: tf.Tensor) -> tf.Tensor:
         moved = [tf.constant(v) for v in (*job.params, *inputs)]
@@ -312,6 +314,7 @@ def _measure_tf(call: Callable[..., Any], job: measure.Job) -> dict[str, Any]:
                 inner.watch(steps)
                 value = along(steps)
             gradient = inner.gradient(value, steps)
+        # No `pfor`: it has no rule for some ops of a recurrent layer.
         return outer.jacobian(gradient, steps, experimental_use_pfor=False)
 
     def jvp() -> list[np.ndarray]:
