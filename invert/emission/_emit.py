@@ -347,7 +347,8 @@ class _Attempt:
         for name, r in self.recovered.items():
             lines.append(f"{r.entry.name}: recovered by invert {_main.source_of(r.entry)}".rstrip())
             lines[-1] += "."
-            lines += [f"Certificate: {certificates[name]}."] if certificates[name] else []
+            lines += [f"Certificate: {part}" for part in certificates[name].splitlines()[:1]]
+            lines += certificates[name].splitlines()[1:]
             if r.fixed:
                 lines.append(f"For fixed sizes only: {r.fixed}.")
         return lines

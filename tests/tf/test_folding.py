@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,43 @@ def test_the_implementation_that_tensorflow_runs_on_a_cpu() -> None:
 def test_an_implementation_of_another_type_is_no_substitute() -> None:
     fn = by_device("two", lambda x: (tf.sin(x), x), lambda x: tf.cos(x))
     assert "cos" in same(fn, np.float32([0.5])).report.primitives
+
+
+# Places in a table that has as many rows as a sequence may have elements.
+PLACES = {
+    "from the first": lambda length: tf.range(length),
+    "from the last": lambda length: tf.range(length)[::-1],
+    "as Keras looks them up": lambda length: tf.where(
+        tf.range(length) < 0, tf.range(length) + 32, tf.range(length)
+    ),
+    "every third": lambda length: tf.range(length) * 3 + 1,
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_of_an_open_length_stay_a_range(name) -> None:
+    table = tf.constant(np.random.default_rng(0).standard_normal((32, 2)), tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, 2), tf.float32, name="x")])
+    def network(x):
+        return x + tf.gather(table, PLACES[name](tf.shape(x)[1]))
+
+    module = invert.convert(network)
+    assert "jnp.arange(length" in module.source or "jnp.arange(x_1" in module.source
+    for rows, length in ((1, 4), (3, 9)):
+        x = np.random.default_rng(1).standard_normal((rows, length, 2)).astype(np.float32)
+        np.testing.assert_array_equal(module.model(x), network(x))
+
+
+def _beside(value: np.ndarray, x: Any) -> Any:
+    return x, tf.constant(value)
+
+
+def test_a_range_keeps_its_bits_whatever_its_step() -> None:
+    for value in (
+        np.array([6, 4, 2, 0, -2], np.int32),
+        np.array([250, 0, 6, 12], np.uint8),
+        np.array([2**31 - 2, -(2**31) + 3, 8 - 2**31], np.int32),
+    ):
+        module = invert.convert(tf.function(partial(_beside, value)), np.float32(1))
+        np.testing.assert_array_equal(module(np.float32(1))[1], value)

@@ -108,7 +108,8 @@ def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
         return [take(x, indices, axis, batch)]
     indices = narrow(indices, (x.shape[axis],))
     if not batch:
-        return [jnp.take(x, indices, axis=axis, mode="clip")]
+        # As a range where they are one: places of a sequence, which is of another length elsewhere.
+        return [jnp.take(x, array(indices), axis=axis, mode="clip")]
     if np.ndim(indices) != batch + 1:
         return [take(x, indices, axis, batch, _Mode.CLIP)]
     rows = [d for d in range(x.ndim) if d >= batch and d != axis]

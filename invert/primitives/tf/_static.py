@@ -202,12 +202,17 @@ _SHORTEST_RANGE = 3
 
 
 def _counted(x: np.ndarray) -> Any:
-    """`x`, or the range that it is."""
-    counts = x.dtype.kind in "iu" or x.dtype in (np.float32, np.float64)
+    """`x`, or the range that it is; integers may count by any step."""
+    whole = x.dtype.kind in "iu"
+    if not whole and x.dtype not in (np.float32, np.float64):
+        return x
     with np.errstate(all="ignore"):
-        if not counts or (np.arange(x.size, dtype=x.dtype) + x[0]).tobytes() != x.tobytes():
+        step = x[1] - x[0] if whole else x.dtype.type(1)
+        if (np.arange(x.size, dtype=x.dtype) * step + x[0]).tobytes() != x.tobytes():
             return x
     steps = lax.iota(x.dtype, x.size)
+    if step != 1:
+        steps = lax.mul(steps, step)
     return steps if x[0] == 0 else lax.add(steps, x[0])
 
 
