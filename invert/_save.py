@@ -16,7 +16,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from invert._errors import EmissionError, MalformedModelError
+from invert._errors import EmissionError, MalformedModelError, MissingDependencyError
 from invert._methods import Methods
 from invert._module import Module
 
@@ -199,18 +199,34 @@ def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
 def load_saved(directory: str | os.PathLike[str]) -> eqx.Module:
     """Reads back what `save` has written. This runs `model.py`, as importing it does.
 
-    **Raises:** `MalformedModelError` where the directory does not hold such a module.
+    **Raises:** `MalformedModelError` where the directory does not hold such a module, or its files are
+        damaged or do not fit each other; `MissingDependencyError`.
     """
     where = Path(directory)
     if not is_saved(where):
         raise MalformedModelError(f"{where} has no {_CODE} beside {_WEIGHTS} or {_INDEX}")
     name = f"invert_saved_{next(_loaded)}"
-    spec = importlib.util.spec_from_file_location(name, where / _CODE)
+    code, page = where / _CODE, where / _PAGE
+    spec = importlib.util.spec_from_file_location(name, code)
     assert spec is not None and spec.loader is not None
     namespace: Any = importlib.util.module_from_spec(spec)
     sys.modules[name] = namespace
-    spec.loader.exec_module(namespace)
-    namespace.__source__ = (where / _CODE).read_text(encoding="utf-8")
-    page = where / _PAGE
-    namespace.__page__ = page.read_text(encoding="utf-8") if page.is_file() else ""
-    return namespace.load(where / _WEIGHTS)
+    try:
+        namespace.__source__ = code.read_text(encoding="utf-8")
+        namespace.__page__ = page.read_text(encoding="utf-8") if page.is_file() else ""
+        spec.loader.exec_module(namespace)
+        read = namespace.load
+    # What damaged text gives when it is run.
+    except (
+        ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
+        OSError, RuntimeError, SyntaxError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        del sys.modules[name]
+        if isinstance(error, ModuleNotFoundError):
+            text = f"{code} needs {error.name}: pip install {error.name}"
+            raise MissingDependencyError(text) from error
+        raise MalformedModelError(f"{code} is damaged: {type(error).__name__}: {error}") from error
+    try:
+        return read(where / _WEIGHTS)
+    except ValueError as error:
+        raise MalformedModelError(f"{code} cannot be loaded with its weights: {error}") from error

@@ -120,7 +120,7 @@ def entry_points(
     - `SignatureError`: there is no function of the name wanted.
     - `MissingDependencyError`: TensorFlow is not installed.
     """
-    tf = import_tensorflow()
+    import_tensorflow()  # says where there is none
     directory = Path(path)
     proto = _read_proto(directory)
     tags = _tags(proto, directory, tags)
