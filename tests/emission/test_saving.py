@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import itertools
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
+import safetensors.numpy
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import invert
-from invert._errors import MalformedModelError
+from invert import _save
+from invert._errors import MalformedModelError, SaveError
 from invert._save import byte_count
 from tests.emission.models import ramp, recovered, with_params
 from tests.emission.test_modules import in_another_process
@@ -80,6 +86,60 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     index.write_text(index.read_text().replace('"weights-00001', '"../weights-00001'))
     with pytest.raises(MalformedModelError, match=r"Invalid name.*\.\./weights"):
         invert.load(tmp_path / "a")
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {os.fspath(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.*")}
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(
+    "stop", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
+def test_a_package_is_saved_as_a_whole_or_not_at_all(
+    stop: BaseException, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk and Ctrl-C, when the first of three files of weights has been written."""
+    place = tmp_path / "package"
+    if there:
+        invert.save(_layered(), place, max_shard_size=100)
+        (place / "other.txt").write_text("not of the package")
+    before = _content(tmp_path)
+    write, calls = _save._write, itertools.count()
+
+    def stopped(tensors: Any, path: Path) -> None:
+        if next(calls):
+            raise stop
+        write(tensors, path)
+
+    monkeypatch.setattr(_save, "_write", stopped)
+    with pytest.raises((SaveError, KeyboardInterrupt)) as error:
+        invert.save(_layered(), place, max_shard_size=50)
+    assert _content(tmp_path) == before and place.exists() == there
+    if isinstance(stop, OSError):
+        assert str(place) in str(error.value) and "No space left" in str(error.value)
+    monkeypatch.undo()
+    invert.save(_layered(), place)
+    added = {"model.py", "README.md", "weights.safetensors", *(["other.txt"] if there else [])}
+    assert {p.name for p in place.iterdir()} == added
+    assert [p.name for p in tmp_path.iterdir()] == ["package"]
+
+
+def test_what_cannot_be_written_has_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "package"):
+        with pytest.raises(SaveError, match=str(place)):
+            invert.save(_layered(), place)
+
+    def full(*args: Any, **keywords: Any) -> None:
+        raise safetensors.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    with pytest.raises(SaveError, match="No space left"):
+        invert.save(_layered(), tmp_path / "package")
+    assert not (tmp_path / "package").exists()
 
 
 def _edited(folder: Path, edit: Callable[[dict[str, np.ndarray]], None]) -> None:
