@@ -36,11 +36,16 @@ def load(path: str | Path) -> Model:
     for name, array in arrays.items():
         if name not in kinds:
             wrong.append(f"{name} is not in the module")
-        elif not (name in types or isinstance(array, kinds[name])):
+        elif not (name in types or _fits(array, kinds[name])):
             wrong.append(f"{name} is {array.dtype}{array.shape}, not {kinds[name]}")
     if wrong:
         raise ValueError(f"{path} does not fit the module: " + "; ".join(wrong))
     return _read(Model, arrays)
+
+
+def _fits(array: Any, kind: Any) -> bool:
+    """Whether an array, or each one of a stack of them, is of a type."""
+    return any(isinstance(array[(0,) * i], kind) for i in range(array.ndim + 1))
 
 
 def _kinds(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -101,7 +106,7 @@ _KEYED = (
 """,
     ),
     (
-        "not (name in types or isinstance(array, kinds[name]))",
+        "not (name in types or _fits(array, kinds[name]))",
         "array.shape != kinds[name].shape",
     ),
     (
@@ -116,7 +121,7 @@ _KEYED = (
 
 def reader(cls: str, *, wide: bool, stateful: bool = False, keyed: bool = False) -> list[ast.stmt]:
     """`load`, for the outermost class `cls`; `keyed` where that is made with a key."""
-    text = _LOADER.partition("\n\ndef _kinds")[0] if keyed else _LOADER
+    text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
     for old, new in _KEYED if keyed else _STATE if stateful else ():
         text = text.replace(old, new)
     tree = ast.parse(text)
