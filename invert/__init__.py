@@ -13,6 +13,7 @@ from invert._errors import InvertError as InvertError
 from invert._errors import MalformedModelError as MalformedModelError
 from invert._errors import MissingDependencyError as MissingDependencyError
 from invert._errors import Problem as Problem
+from invert._errors import SaveError as SaveError
 from invert._errors import SignatureError as SignatureError
 from invert._errors import UnsupportedOpError as UnsupportedOpError
 from invert._errors import VerificationError as VerificationError

@@ -256,6 +256,31 @@ def tf_proto(module: str, message: str) -> Any:
     return getattr(importlib.import_module(f"tensorflow.{module}"), message)()
 
 
+def tf_load_errors() -> tuple[type[Exception], ...]:
+    """What TensorFlow's loader raises besides built-in errors and those of ops."""
+    from google.protobuf.message import DecodeError
+    from tensorflow.python.saved_model import nested_structure_coder
+
+    return (DecodeError, nested_structure_coder.NotEncodableError)
+
+
+def tf_restored_class(kind: str) -> type:
+    """The class of what TensorFlow's loader makes of a `SavedObject` of some kind."""
+    from tensorflow.python.eager import function
+    from tensorflow.python.ops import resource_variable_ops
+    from tensorflow.python.saved_model import function_deserialization
+    from tensorflow.python.trackable import autotrackable, resource
+    from tensorflow.python.trackable.asset import Asset
+
+    return {
+        "asset": Asset,
+        "bare_concrete_function": function.ConcreteFunction,
+        "function": function_deserialization.RestoredFunction,
+        "resource": resource.RestoredResource,
+        "variable": resource_variable_ops.UninitializedVariable,
+    }.get(kind, autotrackable.AutoTrackable)
+
+
 def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
     """The gradient function that the attribute `_gradient_op_type` of an op names, if known."""
     from tensorflow.python.framework import ops

@@ -6,8 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 
 
+def plain(text: str) -> str:
+    """Text in which names of a file occur, for a person to read.
+
+    Control characters, which move the cursor of a terminal, and those that turn the direction of
+    writing are spelled out.
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 class InvertError(Exception):
     """Base class of every error that `invert` raises on purpose."""
+
+    def __str__(self) -> str:
+        return plain(super().__str__())
 
 
 class MalformedModelError(InvertError, ValueError):
@@ -24,6 +38,10 @@ class VerificationError(InvertError):
 
 class EmissionError(InvertError):
     """The recovered program cannot be written as source."""
+
+
+class SaveError(InvertError, OSError):
+    """A recovered module cannot be written to disk; what was there before still is."""
 
 
 class MissingDependencyError(InvertError, ImportError):

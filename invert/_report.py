@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from invert._errors import plain
 from invert._verify import Certificate
 
 
@@ -62,4 +63,4 @@ class Report:
         total = sum(self.seconds.values())
         stages = ", ".join(f"{name} {s:.3f} s" for name, s in self.seconds.items())
         lines.append(f"  converted in {total:.3f} s ({stages})")
-        return "\n".join(lines)
+        return plain("\n".join(lines))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from invert._errors import EmissionError, MalformedModelError
+from invert._errors import (
+    EmissionError,
+    MalformedModelError,
+    MissingDependencyError,
+    SaveError,
+)
 from invert._methods import Methods
 from invert._module import Module
 
@@ -31,6 +38,7 @@ _PLAIN = frozenset(
 )
 
 _loaded = itertools.count()
+_made = itertools.count()
 
 
 def save(
@@ -62,7 +70,10 @@ def save(
     - `state`: where the module has one, the state to begin with when it is loaded again; by default
         that with which `eqx.nn.State(module)` begins.
 
+    All files are written before the first of them takes its place.
+
     **Raises:** `EmissionError` where the program has no text, or the module is none of those;
+        `SaveError` where the disk is full or the directory must not be written;
         `ValueError` where `max_shard_size` is no size, or `layers` is none of the ways there are;
         also where `layers` or `typecheck` is given for what is written already.
     """
@@ -80,11 +91,39 @@ def save(
             f"{type(model).__name__} is no module that invert has written; save a recovered module "
             "or its `model`"
         )
+    arrays = arrays_of(model, state)
     where = Path(directory)
-    where.mkdir(parents=True, exist_ok=True)
-    (where / _CODE).write_text(source, encoding="utf-8")
-    (where / _PAGE).write_text(getattr(namespace, "__page__", ""), encoding="utf-8")
-    _write_weights(arrays_of(model, state), where, limit)
+    try:
+        with _replacing(where) as made:
+            (made / _CODE).write_text(source, encoding="utf-8")
+            (made / _PAGE).write_text(getattr(namespace, "__page__", ""), encoding="utf-8")
+            _write_weights(arrays, made, limit)
+    except OSError as error:
+        reason = f"{where} cannot be written, and is as it was: {error.strerror or error}"
+        raise SaveError(reason) from error
+
+
+@contextlib.contextmanager
+def _replacing(where: Path) -> Iterator[Path]:
+    """A folder whose files become those of `where` once all of them are written."""
+    exists = where.is_dir()
+    # On the same disk, so that files are moved by their names alone.
+    beside = where if exists else where.absolute().parent
+    beside.mkdir(parents=True, exist_ok=True)
+    made = beside / f".{where.name}-{os.getpid()}-{next(_made)}"
+    made.mkdir()
+    try:
+        yield made
+        if exists:
+            # Without its text a package is not found, until the new one is there as a whole.
+            for path in (where / _CODE, where / _INDEX, *weight_files(where)):
+                path.unlink(missing_ok=True)
+            for path in sorted(made.iterdir(), key=lambda path: path.name == _CODE):
+                path.replace(where / path.name)
+        else:
+            made.rename(where)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -132,15 +171,13 @@ def _is_index(x: Any) -> bool:
 
 
 def _write_weights(arrays: Mapping[str, Any], where: Path, limit: int) -> None:
-    """Writes the arrays into one file or several, and removes those of an earlier time."""
+    """Writes the arrays into one file or several."""
     shards = _shards(arrays, limit)
     count = len(shards)
     stem, suffix = _WEIGHTS.split(".")
     names = [_WEIGHTS]
     if count > 1:
         names = [f"{stem}-{i:05}-of-{count:05}.{suffix}" for i in range(1, count + 1)]
-    for path in (*weight_files(where), where / _INDEX):
-        path.unlink(missing_ok=True)
     for name, shard in zip(names, shards, strict=True):
         _write({n: np.asarray(arrays[n]) for n in shard}, where / name)
     if count > 1:
@@ -167,6 +204,7 @@ def _shards(arrays: Mapping[str, Any], limit: int) -> list[list[str]]:
 
 
 def _write(tensors: Mapping[str, np.ndarray], path: Path) -> None:
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     kinds: dict[str, str] = {}
@@ -177,7 +215,10 @@ def _write(tensors: Mapping[str, np.ndarray], path: Path) -> None:
             kinds[name] = value.dtype.name
             value = value[..., None].view(np.uint8)
         plain[name] = value
-    save_file(plain, path, metadata=kinds or None)
+    try:
+        save_file(plain, path, metadata=kinds or None)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def is_saved(directory: str | os.PathLike[str]) -> bool:
@@ -199,18 +240,34 @@ def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
 def load_saved(directory: str | os.PathLike[str]) -> eqx.Module:
     """Reads back what `save` has written. This runs `model.py`, as importing it does.
 
-    **Raises:** `MalformedModelError` where the directory does not hold such a module.
+    **Raises:** `MalformedModelError` where the directory does not hold such a module, or its files
+        are damaged or do not fit each other; `MissingDependencyError`.
     """
     where = Path(directory)
     if not is_saved(where):
         raise MalformedModelError(f"{where} has no {_CODE} beside {_WEIGHTS} or {_INDEX}")
     name = f"invert_saved_{next(_loaded)}"
-    spec = importlib.util.spec_from_file_location(name, where / _CODE)
+    code, page = where / _CODE, where / _PAGE
+    spec = importlib.util.spec_from_file_location(name, code)
     assert spec is not None and spec.loader is not None
     namespace: Any = importlib.util.module_from_spec(spec)
     sys.modules[name] = namespace
-    spec.loader.exec_module(namespace)
-    namespace.__source__ = (where / _CODE).read_text(encoding="utf-8")
-    page = where / _PAGE
-    namespace.__page__ = page.read_text(encoding="utf-8") if page.is_file() else ""
-    return namespace.load(where / _WEIGHTS)
+    try:
+        namespace.__source__ = code.read_text(encoding="utf-8")
+        namespace.__page__ = page.read_text(encoding="utf-8") if page.is_file() else ""
+        spec.loader.exec_module(namespace)
+        read = namespace.load
+    # What damaged text gives when it is run.
+    except (
+        ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
+        OSError, RuntimeError, SyntaxError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        del sys.modules[name]
+        if isinstance(error, ModuleNotFoundError):
+            text = f"{code} needs {error.name}: pip install {error.name}"
+            raise MissingDependencyError(text) from error
+        raise MalformedModelError(f"{code} is damaged: {type(error).__name__}: {error}") from error
+    try:
+        return read(where / _WEIGHTS)
+    except ValueError as error:
+        raise MalformedModelError(f"{code} cannot be loaded with its weights: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 
@@ -205,3 +206,27 @@ def test_each_option_takes_what_it_says(name: str, values: tuple, wrong: tuple) 
     for value in wrong:
         with pytest.raises(ValueError, match=name):
             invert.Config(**{name: value})
+
+
+@pytest.mark.parametrize("evil", ["\x1b[2J", "\a", "\u202e", "\x9b1m", "\r"])
+def test_names_of_a_model_do_not_reach_a_terminal_as_they_are(
+    evil: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from invert._errors import InvertError, Problem, UnsupportedOpError
+    from invert.cli._progress import Progress
+
+    report = invert.from_stablehlo(module("  return %a : tensor<2xf32>")).report
+    named = dataclasses.replace(report, entry=f"main{evil}", notes=(f"note{evil}",))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with Progress(True) as progress:
+        progress(f"reading {evil}name")
+    line = capsys.readouterr().err.replace("\r\x1b[K", "")
+    texts = [
+        str(named),
+        str(InvertError(f"name {evil}")),
+        str(UnsupportedOpError([Problem(f"tf.{evil}", "reason", f"node {evil}", "remedy")])),
+        line,
+    ]
+    for text in texts:
+        assert evil not in text
+        assert evil.encode("unicode_escape").decode() in text

@@ -151,8 +151,8 @@ def _run(options: argparse.Namespace) -> int:
 def _explained(error: Exception) -> tuple[int, str]:
     """The exit code of an error, and its message."""
     from invert import _errors
+    from invert._errors import plain
     from invert.cli._convert import UsageError
-    from invert.cli._inspect import plain
 
     for kind, code in (
         (UsageError, 2),

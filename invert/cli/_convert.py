@@ -9,12 +9,12 @@ from typing import Any
 
 from invert import _save
 from invert._config import Config
-from invert._errors import InvertError
+from invert._errors import InvertError, plain
 from invert._methods import Methods
 from invert._module import Module
 from invert._report import Report
 from invert.cli import _check
-from invert.cli._inspect import bytes_text, plain
+from invert.cli._inspect import bytes_text
 from invert.cli._model import Model
 from invert.cli._progress import Progress
 from invert.emission import STYLES

@@ -16,9 +16,9 @@ import numpy as np
 
 from invert import _compat
 from invert._config import Config
+from invert._errors import plain
 from invert._pattern import is_var
 from invert._verify import largest_gap
-from invert.cli._inspect import plain
 from invert.cli._model import Model
 from invert.cli._programs import Program, programs_of
 from invert.cli._progress import Progress

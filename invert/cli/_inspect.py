@@ -18,7 +18,13 @@ import jax
 from invert import _annotations, _save
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, OpUse
-from invert._errors import InvertError, MalformedModelError, Problem, UnsupportedOpError
+from invert._errors import (
+    InvertError,
+    MalformedModelError,
+    Problem,
+    UnsupportedOpError,
+    plain,
+)
 from invert.cli._model import Model
 from invert.cli._progress import Progress
 
@@ -188,11 +194,6 @@ def _problem(problem: Problem) -> dict[str, str]:
 
 def _places(uses: Iterable[OpUse]) -> tuple[dict[str, str], ...]:
     return tuple({"op": use.op, "location": plain(use.location)} for use in uses)
-
-
-def plain(text: str) -> str:
-    """Text of a file as it may be printed: without control characters, which move the cursor."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
 def _size(path: Path) -> int:

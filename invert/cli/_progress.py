@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import Self
 
+from invert._errors import plain
+
 
 class Progress:
     """Says on stderr what is being done. On a terminal the line is replaced, and gone at the end.
@@ -26,7 +28,7 @@ class Progress:
     def __call__(self, text: str) -> None:
         if not self._on:
             return
-        line = f"[{time.monotonic() - self._start:6.1f} s] {text}"
+        line = f"[{time.monotonic() - self._start:6.1f} s] {plain(text)}"
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
             line = f"\r\x1b[K{line[:width]}"

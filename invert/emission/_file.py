@@ -292,9 +292,9 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
         "import dataclasses" if within("dataclasses") else "",
         "import functools" if within("functools") else "",
         "import json" if within("json") else "",
-        some("collections.abc", "Callable"),
+        some("collections.abc", "Callable", "Iterator"),
         some("pathlib", "Path"),
-        some("typing", "Any", "TypedDict", "get_origin"),
+        some("typing", "Any", "TypedDict", "get_args", "get_origin"),
     ]
     checked = "jaxtyped" in roots
     installed = [
@@ -310,7 +310,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
         some("jax", "lax"),
         some("jax.experimental", "checkify"),
         some("jaxtyping", *JAXTYPING, "jaxtyped"),
-        some("safetensors", "safe_open"),
+        some("safetensors", "SafetensorError", "safe_open"),
     ]
     sections = ["\n".join(filter(None, lines)) for lines in (standard, installed)]
     return "\n\n".join(filter(None, sections))

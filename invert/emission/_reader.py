@@ -11,30 +11,61 @@ from invert.emission import _syntax as syntax
 # bytes, with their type in the metadata. The files are mapped, and one array is read at a time.
 _LOADER = '''
 def load(path: str | Path) -> Model:
-    """The module with the weights of a safetensors file, or of the shards that its index names."""
+    """The module with the weights of a safetensors file, or of the shards that its index names.
+
+    **Raises:** `ValueError` where a file is damaged, or holds other arrays than the module has.
+    """
     path = Path(path)
     index = path.with_name(path.name + ".index.json")
-    places = json.loads(index.read_text())["weight_map"] if index.exists() else {}
-    shards = set(places.values()) or {path.name}
-    files = {name: safe_open(path.with_name(name), framework="numpy") for name in shards}
-    types = {k: v for file in files.values() for k, v in (file.metadata() or {}).items()}
+    arrays: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    try:
+        places = dict(json.loads(index.read_text())["weight_map"]) if index.exists() else {}
+        for shard in set(places.values()) or {path.name}:
+            file = safe_open(path.with_name(shard), framework="numpy")
+            types |= file.metadata() or {}
+            for name in file.keys():
+                array = file.get_tensor(name)
+                if name in types:
+                    array = array.view(types[name])[..., 0]
+                arrays[name] = jnp.asarray(array)
+    except (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+        raise ValueError(f"cannot read the weights {path}: {error}") from error
+    kinds = dict(_kinds(Model))
+    wrong = [f"{name} is missing" for name in kinds if name not in arrays]
+    for name, array in arrays.items():
+        if name not in kinds:
+            wrong.append(f"{name} is not in the module")
+        elif not (name in types or _fits(array, kinds[name])):
+            wrong.append(f"{name} is {array.dtype}{array.shape}, not {kinds[name]}")
+    if wrong:
+        raise ValueError(f"{path} does not fit the module: " + "; ".join(wrong))
+    return _read(Model, arrays)
 
-    def array(name: str) -> Any:
-        value = files[places.get(name, path.name)].get_tensor(name)
-        if name in types:
-            value = value.view(types[name])[..., 0]
-        return jnp.asarray(value)
 
-    return _read(Model, array)
+def _fits(array: Any, kind: Any) -> bool:
+    """Whether an array, or each one of a stack of them, is of a type."""
+    return any(isinstance(array[(0,) * i], kind) for i in range(array.ndim + 1))
 
 
-def _read(cls: Any, array: Callable[[str], Any], prefix: str = "") -> Any:
+def _kinds(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The names of the arrays of `cls`, with their types."""
+    for field in dataclasses.fields(cls):
+        name = prefix + field.name
+        if dataclasses.is_dataclass(field.type):
+            yield from _kinds(field.type, name + ".")
+        else:
+            yield name, field.type
+
+
+def _read(cls: Any, arrays: dict[str, Any], prefix: str = "") -> Any:
     """An instance of `cls` with the arrays whose names begin with `prefix`."""
     fields = {}
     for field in dataclasses.fields(cls):
         name = prefix + field.name
         inner = dataclasses.is_dataclass(field.type)
-        fields[field.name] = _read(field.type, array, name + ".") if inner else array(name)
+        value = _read(field.type, arrays, name + ".") if inner else arrays[name]
+        fields[field.name] = value
     return cls(**fields)
 '''
 
@@ -49,41 +80,57 @@ def trainable(model: Model) -> Model:
 
 # What is in a state has the array with which it begins in the module.
 _STATE = (
-    """        fields[field.name] = _read(field.type, array, name + ".") if inner else array(name)
+    (
+        """            yield name, field.type
 """,
-    """        value = _read(field.type, array, name + ".") if inner else array(name)
-        is_state = get_origin(field.type) is eqx.nn.StateIndex
+        """            is_state = get_origin(field.type) is eqx.nn.StateIndex
+            yield name, get_args(field.type)[0] if is_state else field.type
+""",
+    ),
+    (
+        """        fields[field.name] = value
+""",
+        """        is_state = get_origin(field.type) is eqx.nn.StateIndex
         fields[field.name] = eqx.nn.StateIndex(value) if is_state else value
 """,
+    ),
 )
 
-
 # Where the classes are made with a key: the arrays of a model of types alone.
-_FILLED = """
-    like = eqx.filter_eval_shape(Model, key=jax.random.key(0))
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: array(jax.tree_util.keystr(path).removeprefix(".")), like
+_KEYED = (
+    (
+        "    kinds = dict(_kinds(Model))\n",
+        """    like = eqx.filter_eval_shape(Model, key=jax.random.key(0))
+    leaves = jax.tree_util.tree_leaves_with_path(like)
+    kinds = {jax.tree_util.keystr(path).removeprefix("."): kind for path, kind in leaves}
+""",
+    ),
+    (
+        "not (name in types or _fits(array, kinds[name]))",
+        "array.shape != kinds[name].shape",
+    ),
+    (
+        "    return _read(Model, arrays)\n",
+        """    return jax.tree_util.tree_unflatten(
+        jax.tree_util.tree_structure(like), [arrays[name] for name in kinds]
     )
-"""
+""",
+    ),
+)
 
 
 def reader(cls: str, *, wide: bool, stateful: bool = False, keyed: bool = False) -> list[ast.stmt]:
     """`load`, for the outermost class `cls`; `keyed` where that is made with a key."""
-    if keyed:
-        filled = _FILLED
-        if wide:
-            lines = filled.strip("\n").splitlines()
-            filled = "\n    with jax.enable_x64(True):\n" + "".join(f"    {n}\n" for n in lines)
-        tree = ast.parse(_LOADER.partition("\n    return _read")[0] + filled)
-        syntax.rename(tree, {"Model": cls})
-        return tree.body
-    text = _LOADER.replace(*_STATE) if stateful else _LOADER
-    if wide:
-        text = text.replace(
-            "    return _read(Model, array)",
-            "    with jax.enable_x64(True):\n        return _read(Model, array)",
-        )
+    text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
+    for old, new in _KEYED if keyed else _STATE if stateful else ():
+        text = text.replace(old, new)
     tree = ast.parse(text)
+    load = tree.body[0]
+    assert isinstance(load, ast.FunctionDef)
+    if wide:
+        doc, *body = load.body
+        x64 = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
+        load.body = [doc, ast.With([x64], body, lineno=0)]
     syntax.rename(tree, {"Model": cls})
     return tree.body
 

@@ -8,11 +8,7 @@ once.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 # Modules of fewer bytes stay where they are.
@@ -22,12 +18,7 @@ Modules = Mapping[bytes, bytes]
 
 
 def take_modules(proto: Any) -> tuple[Any, Modules]:
-    """A `SavedModel` proto with keys in the place of large modules, and these modules by key.
-
-    One that names files is left as it is, since TensorFlow looks for them beside it.
-    """
-    if any(meta.asset_file_def for meta in proto.meta_graphs):
-        return proto, {}
+    """A `SavedModel` proto with keys in the place of large modules, and these modules by key."""
     found: dict[bytes, bytes] = {}
     for meta in proto.meta_graphs:
         functions = (f.node_def for f in meta.graph_def.library.function)
@@ -41,15 +32,3 @@ def take_modules(proto: Any) -> tuple[Any, Modules]:
         return proto, {}
     # Messages keep the memory of what they held before.
     return type(proto).FromString(proto.SerializeToString()), found
-
-
-@contextlib.contextmanager
-def stand_in(directory: Path, proto: Any) -> Iterator[Path]:
-    """A directory that has `proto` for the model, and the variables of `directory`."""
-    with tempfile.TemporaryDirectory() as made:
-        place = Path(made)
-        (place / "saved_model.pb").write_bytes(proto.SerializeToString())
-        variables = directory / "variables"
-        if variables.is_dir():
-            os.symlink(variables.resolve(), place / "variables", target_is_directory=True)
-        yield place

@@ -7,12 +7,14 @@ through, and no functions, so that reading one imports and runs nothing that the
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .._config import Config
@@ -31,6 +33,17 @@ from .keras_model import input_specs
 _REMEDY = "Write a SavedModel with `model.export(directory)` where the code is, and convert that."
 # The configuration of a model is text of some kilobytes; what is larger is something else.
 _LARGEST_CONFIG = 1 << 28
+# What an archive may declare without holding it: so many times its size, and so much besides.
+_RATIO, _SPARE = 100, 1 << 28
+_WEIGHTS = "model.weights.h5"
+# Classes of Keras that hold code, or read files that their configuration names.
+_CODE = frozenset(
+    """
+    FlaxLayer JaxLayer Lambda TFSMLayer TorchModuleWrapper __lambda__ __typespec__ function
+    """.split()
+)
+# Entries of a configuration that are values, or names of files that hold them.
+_VALUES_OR_FILES = ("vocabulary", "idf_weights")
 
 
 def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = True) -> EntryPoint:
@@ -62,9 +75,8 @@ def load(file: Path) -> Any:
 
     **Raises:** as `entry_point`.
     """
-    if problems := list(_problems(_config_of(file), "")):
-        raise UnsupportedOpError(problems)
-    import_tensorflow()
+    found = _config_of(file)
+    tf = import_tensorflow()
     try:
         import keras
     except ImportError as error:
@@ -73,12 +85,15 @@ def load(file: Path) -> Any:
         raise MissingDependencyError(
             f"Keras runs on {backend} here; set KERAS_BACKEND=tensorflow to have {file} read"
         )
+    if problems := [*_problems(found, ""), *_content_problems(file)]:
+        raise UnsupportedOpError(problems)
     try:
         return keras.saving.load_model(file, compile=False, safe_mode=True)
     # What Keras raises on a configuration or on weights that do not fit each other.
     except (
-        ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
-        RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
+        ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
+        OSError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
+        tf.errors.OpError,
     ) as error:  # fmt: skip
         raise MalformedModelError(
             f"{file}: Keras cannot load the model: {type(error).__name__}: {error}"
@@ -120,7 +135,76 @@ def _problems(config: Any, name: str) -> Iterator[Problem]:
         kind, module = value.get("class_name"), value.get("module")
         if not isinstance(kind, str):
             continue
-        if kind in ("Lambda", "function", "__lambda__"):
+        if kind in _CODE:
             yield Problem(f"keras.{kind}", "holds Python code or names it", name, _REMEDY)
-        elif isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins"):
+        elif module is not None and not _is_of_keras(module, kind):
             yield Problem(f"{module}.{kind}", "is no class of Keras itself", name, _REMEDY)
+        if isinstance(inner, dict):
+            for key in _VALUES_OR_FILES:
+                if isinstance(inner.get(key), str):
+                    yield Problem(f"keras.{kind}", f"reads its {key} from a file", name, _REMEDY)
+
+
+def _is_of_keras(module: Any, kind: str) -> bool:
+    """Whether a name is that of a class of Keras; its functions may do anything."""
+    if not isinstance(module, str) or not kind.isidentifier():
+        return False
+    if module == "builtins":
+        return True  # lists, arrays and tensors, which Keras spells so
+    if module.split(".")[0] != "keras":
+        return False
+    # Keras is imported; a name in a file is no reason to import anything.
+    found = getattr(sys.modules.get(module), kind, None)
+    return isinstance(found, type) and found.__module__.split(".")[0] == "keras"
+
+
+def _content_problems(file: Path) -> Iterator[Problem]:
+    """What the other files of an archive declare that they do not hold, or hold elsewhere."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            held = _SPARE + _RATIO * file.stat().st_size
+            for info in archive.infolist():
+                path = PurePosixPath(info.filename.replace("\\", "/"))
+                if path.is_absolute() or ".." in path.parts or ":" in info.filename:
+                    yield Problem(
+                        f"file {info.filename!r}", "lies outside of the archive", f"{file}", _REMEDY
+                    )
+            if (size := sum(info.file_size for info in archive.infolist())) > held:
+                yield Problem("file sizes", f"add up to {size} bytes", f"{file}", _REMEDY)
+            elif _WEIGHTS in archive.namelist():
+                yield from _weight_problems(io.BytesIO(archive.read(_WEIGHTS)), held)
+    except (
+        LookupError, OSError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
+        raise MalformedModelError(f"{file} is damaged: {error}") from error
+
+
+def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
+    """Arrays of an HDF5 file that lie in other files, or are larger than what is held."""
+    try:
+        import h5py
+    except ImportError:
+        return  # Keras does not read them either
+    declared = 0
+    with h5py.File(data, "r") as weights:
+        pending: list[tuple[str, Any]] = [("", weights)]
+        seen: set[Any] = set()
+        while pending:
+            place, group = pending.pop()
+            for name in group:
+                inner = f"{place}/{name}"
+                link = group.get(name, getlink=True)
+                if isinstance(link, h5py.ExternalLink):
+                    yield Problem("weights", "lie in another file", inner, _REMEDY)
+                if not isinstance(link, h5py.HardLink):
+                    continue  # a soft link names what is found anyway
+                found = group[name]
+                if isinstance(found, h5py.Dataset):
+                    declared += found.nbytes
+                    if found.external or found.is_virtual:
+                        yield Problem("weights", "lie in another file", inner, _REMEDY)
+                elif isinstance(found, h5py.Group) and found.id not in seen:
+                    seen.add(found.id)
+                    pending.append((inner, found))
+    if declared > held:
+        yield Problem("weights", f"declare {declared} bytes", _WEIGHTS, _REMEDY)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._compat import tf_concrete_functions, tf_proto
+from .._compat import tf_concrete_functions, tf_load_errors, tf_proto
 from .._config import Config
 from .._entry import EntryPoint
 from .._errors import MalformedModelError, SignatureError, UnsupportedOpError
 from ..primitives.tf import import_tensorflow
-from ..primitives.tf._load_check import load_problems
-from ._kept import Modules, stand_in, take_modules
+from ..primitives.tf._load_check import asset_names, checkpoint_problems, load_problems, sever
+from ._folder import files_of, stand_in
+from ._kept import Modules, take_modules
 from .tf_function import Variables, entry_point
 from .tf_signature import describe, same_signature
 
@@ -126,27 +128,28 @@ def entry_points(
     - `SignatureError`: there is no function of the name wanted.
     - `MissingDependencyError`: TensorFlow is not installed.
     """
-    tf = import_tensorflow()
+    import_tensorflow()  # says where there is none
     directory = Path(path)
     proto = _read_proto(directory)
     tags = _tags(proto, directory, tags)
-    if problems := [p for meta in proto.meta_graphs for p in load_problems(meta)]:
+    try:
+        files = files_of(directory, asset_names(proto))
+    except OSError as e:
+        raise MalformedModelError(f"{directory} cannot be read: {e}") from e
+    if problems := [*load_problems(proto), *files.problems]:
         raise UnsupportedOpError(problems)
+    changed = sever(proto)
     modules: Modules = {}
     if not runs:
         proto, modules = take_modules(proto)
-    place = stand_in(directory, proto) if modules else contextlib.nullcontext(directory)
-    try:
-        with place as loaded:
-            root = tf.saved_model.load(os.fspath(loaded), tags=tags)
-    # What TensorFlow raises on an inconsistent object graph or a damaged checkpoint.
-    except (
-        ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError,
-        TypeError, ValueError, tf.errors.OpError,
-    ) as e:  # fmt: skip
-        raise MalformedModelError(
-            f"{directory}: TensorFlow cannot load the SavedModel: {type(e).__name__}: {e}"
-        ) from e
+    with contextlib.ExitStack() as stack:
+        place = stand_in(files, proto.SerializeToString() if changed or modules else None)
+        stack.enter_context(place)
+        root = _loaded(Path(place.name), tags, directory)
+        if runs:
+            # What is called may look for the assets of the model.
+            stack.pop_all()
+            weakref.finalize(root, place.cleanup)
     meta = next(
         m for m in proto.meta_graphs if tags is None or set(m.meta_info_def.tags) == set(tags)
     )
@@ -181,6 +184,24 @@ def entry_points(
         strict=strict,
         modules=modules,
     )
+
+
+def _loaded(place: Path, tags: list[str] | None, directory: Path) -> Any:
+    """What TensorFlow's loader makes of the model of `directory`, which it finds at `place`."""
+    tf = import_tensorflow()
+    if problems := checkpoint_problems(os.fspath(place / "variables" / "variables")):
+        raise UnsupportedOpError(problems)
+    try:
+        return tf.saved_model.load(os.fspath(place), tags=tags)
+    # What TensorFlow raises on an inconsistent object graph or a damaged checkpoint.
+    except (
+        ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
+        OSError, RuntimeError, TypeError, ValueError, tf.errors.OpError, *tf_load_errors(),
+    ) as e:  # fmt: skip
+        reason = f"{type(e).__name__}: {e}".replace(os.fspath(place), os.fspath(directory))
+        raise MalformedModelError(
+            f"{directory}: TensorFlow cannot load the SavedModel: {reason}"
+        ) from e
 
 
 def default_name(points: Mapping[str, EntryPoint]) -> str:

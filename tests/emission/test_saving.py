@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import itertools
 import json
+import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
+import safetensors.numpy
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 import invert
+from invert import _save
+from invert._errors import MalformedModelError, SaveError
 from invert._save import byte_count
 from tests.emission.models import ramp, recovered, with_params
 from tests.emission.test_modules import in_another_process
@@ -74,8 +84,135 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     index = tmp_path / "a" / "weights.safetensors.index.json"
     (tmp_path / "weights-00001-of-00002.safetensors").write_bytes(b"")
     index.write_text(index.read_text().replace('"weights-00001', '"../weights-00001'))
-    with pytest.raises(ValueError, match=r"Invalid name.*\.\./weights"):
+    with pytest.raises(MalformedModelError, match=r"Invalid name.*\.\./weights"):
         invert.load(tmp_path / "a")
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {os.fspath(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.*")}
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(
+    "stop", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
+def test_a_package_is_saved_as_a_whole_or_not_at_all(
+    stop: BaseException, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk and Ctrl-C, when the first of three files of weights has been written."""
+    place = tmp_path / "package"
+    if there:
+        invert.save(_layered(), place, max_shard_size=100)
+        (place / "other.txt").write_text("not of the package")
+    before = _content(tmp_path)
+    write, calls = _save._write, itertools.count()
+
+    def stopped(tensors: Any, path: Path) -> None:
+        if next(calls):
+            raise stop
+        write(tensors, path)
+
+    monkeypatch.setattr(_save, "_write", stopped)
+    with pytest.raises((SaveError, KeyboardInterrupt)) as error:
+        invert.save(_layered(), place, max_shard_size=50)
+    assert _content(tmp_path) == before and place.exists() == there
+    if isinstance(stop, OSError):
+        assert str(place) in str(error.value) and "No space left" in str(error.value)
+    monkeypatch.undo()
+    invert.save(_layered(), place)
+    added = {"model.py", "README.md", "weights.safetensors", *(["other.txt"] if there else [])}
+    assert {p.name for p in place.iterdir()} == added
+    assert [p.name for p in tmp_path.iterdir()] == ["package"]
+
+
+def test_what_cannot_be_written_has_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "package"):
+        with pytest.raises(SaveError, match=str(place)):
+            invert.save(_layered(), place)
+
+    def full(*args: Any, **keywords: Any) -> None:
+        raise safetensors.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    with pytest.raises(SaveError, match="No space left"):
+        invert.save(_layered(), tmp_path / "package")
+    assert not (tmp_path / "package").exists()
+
+
+def _edited(folder: Path, edit: Callable[[dict[str, np.ndarray]], None]) -> None:
+    arrays = load_file(folder / "weights.safetensors")
+    edit(arrays)
+    save_file(arrays, folder / "weights.safetensors")
+
+
+def test_weights_of_another_module_are_told_apart_at_once(tmp_path: Path) -> None:
+    invert.save(_layered(), tmp_path)
+
+    def edit(arrays: dict[str, np.ndarray]) -> None:
+        del arrays["first.kernel"]
+        arrays["second.kernel"] = np.zeros((4, 3), np.float32)
+        arrays["third.scale"] = np.zeros(3, np.int32)
+        arrays["extra"] = np.zeros(3)
+
+    _edited(tmp_path, edit)
+    with pytest.raises(MalformedModelError) as error:
+        invert.load(tmp_path)
+    for text in (
+        "model.py", "weights.safetensors", "first.kernel is missing",
+        r"second.kernel is float32(4, 3), not", "third.scale is int32(3,), not",
+        "extra is not in the module",
+    ):  # fmt: skip
+        assert text in str(error.value)
+    # The text on its own says the same without `invert`.
+    assert isinstance(error.value.__cause__, ValueError)
+    assert "first.kernel is missing" in str(error.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: (d / "weights.safetensors.index.json").write_text("{"),
+        lambda d: (d / "weights.safetensors.index.json").write_bytes(b"\xff\xfe"),
+        lambda d: (d / "weights.safetensors.index.json").write_text("{}"),
+        lambda d: (d / "weights.safetensors.index.json").write_text('{"weight_map": {"a": 1}}'),
+        lambda d: (d / "weights.safetensors.index.json").write_text('{"weight_map": {"a": "b"}}'),
+        lambda d: (d / "weights-00001-of-00002.safetensors").write_bytes(b"x" * 99),
+        lambda d: (d / "weights-00001-of-00002.safetensors").unlink(),
+        lambda d: (d / "weights-00002-of-00002.safetensors").write_bytes(b""),
+        lambda d: (d / "model.py").write_text("def"),
+        lambda d: (d / "model.py").write_bytes(b"\xff"),
+        lambda d: (d / "model.py").write_text("load = undefined"),
+        lambda d: (d / "model.py").write_text(""),
+    ],
+)
+def test_damaged_packages_have_an_error_of_their_own(
+    damage: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    invert.save(_layered(), tmp_path, max_shard_size=100)
+    damage(tmp_path)
+    with pytest.raises(MalformedModelError, match=str(tmp_path)):
+        invert.load(tmp_path)
+
+
+def test_random_damage_to_weights(tmp_path: Path) -> None:
+    """Nothing but bytes of the arrays themselves can change without notice."""
+    invert.save(_layered(), tmp_path)
+    file = tmp_path / "weights.safetensors"
+    data, x = file.read_bytes(), ramp(2, 3)
+    want = invert.load(tmp_path)(x)
+    start = 8 + int.from_bytes(data[:8], "little")
+    draw, clean = random.Random(5), 0
+    for _ in range(60):
+        place, size = draw.randrange(start), draw.randrange(4)
+        file.write_bytes(data[:place] + draw.randbytes(draw.randrange(4)) + data[place + size :])
+        try:
+            assert np.array_equal(invert.load(tmp_path)(x), want)
+        except MalformedModelError:
+            clean += 1
+    assert clean > 40
 
 
 def test_bfloat16_is_bfloat16_to_other_readers(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""Models with random damage: one of our own errors, or a module; never anything else."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import invert
+from invert._errors import InvertError
+
+keras = pytest.importorskip("keras")
+
+
+def build(folder: Path) -> list[Path]:
+    """A SavedModel of objects with a table of an asset, and a `.keras` archive."""
+    words = folder / "words.txt"
+    words.write_text("first\nsecond\n")
+    root = tf.Module()
+    root.parts = {"v": tf.Variable([1.0, 2, 3]), "list": [tf.Variable(2.0)]}
+    from_file = tf.lookup.TextFileInitializer(
+        os.fspath(words), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE,
+        tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER,
+    )  # fmt: skip
+    root.table = tf.lookup.StaticHashTable(from_file, -1)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def call(x: tf.Tensor) -> tf.Tensor:
+        place = tf.cast(root.table.lookup(tf.constant("second")), tf.float32)
+        return tf.nn.softmax(x * root.parts["v"] + root.parts["list"][0] * place)
+
+    root.call = call
+    tf.saved_model.save(root, folder / "model")
+    layers = [keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(2)]
+    keras.Sequential([keras.Input((4,), batch_size=2), *layers]).save(folder / "model.keras")
+    return [folder / "model", folder / "model.keras"]
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    place, size = draw.randrange(len(data)), draw.randrange(1, 20)
+    kind = draw.randrange(5)
+    if kind == 0:
+        return data[:place]
+    if kind == 1:
+        return data[:place] + draw.randbytes(size) + data[place:]
+    if kind == 2:
+        return data[:place] + data[place + size :]
+    if kind == 3:
+        other = draw.randrange(len(data))
+        return data[:place] + data[other : other + size] + data[place + size :]
+    changed = bytearray(data)
+    for _ in range(draw.randrange(1, 6)):
+        changed[draw.randrange(len(data))] = draw.randrange(256)
+    return bytes(changed)
+
+
+def outcomes(models: list[Path], work: Path, seed: int, count: int) -> collections.Counter[str]:
+    """How often a damaged copy was loaded, refused, or anything else."""
+    draw = random.Random(seed)
+    found: collections.Counter[str] = collections.Counter()
+    for i in range(count):
+        model = models[i % len(models)]
+        copy = work / model.name
+        if model.is_dir():
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(model, copy)
+            file = draw.choice(sorted(p for p in copy.rglob("*") if p.is_file()))
+        else:
+            file = Path(shutil.copy(model, copy))
+        file.write_bytes(damaged(file.read_bytes(), draw))
+        try:
+            invert.load(copy)
+        except InvertError as error:
+            found[type(error).__name__] += 1
+        except BaseException as error:  # what is looked for  # noqa: BLE001
+            found[f"foreign: {type(error).__name__}: {str(error)[:300]}"] += 1
+        else:
+            found["loaded"] += 1
+    return found
+
+
+def _check(tmp_path: Path, seed: int, count: int) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    found = outcomes(build(tmp_path), work, seed, count)
+    assert not [k for k in found if k.startswith("foreign")], found
+    assert found.total() == count
+
+
+def test_a_few(tmp_path: Path) -> None:
+    _check(tmp_path, seed=0, count=16)
+
+
+@pytest.mark.slow
+def test_many(tmp_path: Path) -> None:
+    _check(tmp_path, seed=1, count=1000)
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[3])
+    (place / "work").mkdir(parents=True)
+    print(outcomes(build(place), place / "work", int(sys.argv[1]), int(sys.argv[2])))

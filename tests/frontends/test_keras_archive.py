@@ -1,0 +1,150 @@
+"""`.keras` archives made to act, and archives that declare more than they hold."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import invert
+from invert._errors import InvertError, UnsupportedOpError
+
+keras = pytest.importorskip("keras")
+h5py = pytest.importorskip("h5py")
+
+Content = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keras") / "model.keras"
+    layers = [keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(2)]
+    keras.Sequential([keras.Input((4,), batch_size=2), *layers]).save(path)
+    return path
+
+
+def content_of(path: Path) -> Content:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write(path: Path, content: Content) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+
+
+def layer(**changes: Any) -> Callable[[Content, Path], None]:
+    """Changes of the first dense layer; those of `config` are added to its own."""
+
+    def edit(content: Content, secret: Path) -> None:
+        config = json.loads(content["config.json"])
+        found = config["config"]["layers"][1]
+        found["config"] |= changes.pop("config", {})
+        found |= changes
+        content["config.json"] = json.dumps(config).encode().replace(b"SECRET", bytes(secret))
+
+    return edit
+
+
+def weights(change: Callable[[Any, Path], None]) -> Callable[[Content, Path], None]:
+    def edit(content: Content, secret: Path) -> None:
+        data = io.BytesIO(content["model.weights.h5"])
+        with h5py.File(data, "r+") as file:
+            change(file, secret)
+        content["model.weights.h5"] = data.getvalue()
+
+    return edit
+
+
+def _kernel(file: Any) -> Any:
+    return file["layers/dense/vars"]
+
+
+def _external_link(file: Any, secret: Path) -> None:
+    del _kernel(file)["0"]
+    _kernel(file)["0"] = h5py.ExternalLink(os.fspath(secret.with_suffix(".h5")), "x")
+
+
+def _external_data(file: Any, secret: Path) -> None:
+    del _kernel(file)["0"]
+    place = [(os.fspath(secret), 0, 48)]
+    _kernel(file).create_dataset("0", (4, 3), "f4", external=place)
+
+
+def _virtual(file: Any, secret: Path) -> None:
+    del _kernel(file)["0"]
+    layout = h5py.VirtualLayout((4, 3), "f4")
+    layout[:] = h5py.VirtualSource(os.fspath(secret.with_suffix(".h5")), "x", (4, 3))
+    _kernel(file).create_virtual_dataset("0", layout)
+
+
+def _large(file: Any, secret: Path) -> None:
+    del _kernel(file)["0"]
+    _kernel(file).create_dataset("0", (10**7, 10**5), "f4", chunks=(10, 10))
+
+
+CASES: dict[str, Callable[[Content, Path], None]] = {
+    "another module": layer(module="os", class_name="system"),
+    "a module in a module": layer(module="keras.src.backend.os", class_name="system"),
+    "a function of Keras": layer(module="keras.utils", class_name="get_file"),
+    "no such class": layer(module="keras.layers", class_name="Missing"),
+    "a lambda": layer(class_name="Lambda", module="keras.layers"),
+    "a type": layer(config={"x": {"class_name": "__typespec__", "module": "builtins"}}),
+    "a SavedModel": layer(class_name="TFSMLayer", module="keras.layers"),
+    "a module that is a list": layer(module=["os"], class_name="system"),
+    "vocabulary of a file": layer(class_name="StringLookup", config={"vocabulary": "SECRET"}),
+    "outside": lambda content, secret: content.update({"../outside": b"x"}),
+    "absolute": lambda content, secret: content.update({"/tmp/outside": b"x"}),
+    "bomb": lambda content, secret: content.update({"assets/bomb": bytes(1 << 29)}),
+    "external link": weights(_external_link),
+    "external data": weights(_external_data),
+    "virtual data": weights(_virtual),
+    "large weights": weights(_large),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_runs_and_no_other_file_is_read(case: str, archive: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(np.full(12, 7, np.float32)))
+    with h5py.File(secret.with_suffix(".h5"), "w") as file:
+        file["x"] = np.full((4, 3), 7, np.float32)
+    content = content_of(archive)
+    CASES[case](content, secret)
+    write(tmp_path / "model.keras", content)
+    before = sorted(tmp_path.parent.rglob("*"))
+    with pytest.raises(UnsupportedOpError) as error:
+        invert.load(tmp_path / "model.keras")
+    assert all(p.reason and p.remedy for p in error.value.problems)
+    assert sorted(tmp_path.parent.rglob("*")) == before
+
+
+def test_the_archive_itself_is_read(archive: Path, tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+    want = keras.saving.load_model(archive)(x)
+    write(tmp_path / "again.keras", content_of(archive))
+    for path in (archive, tmp_path / "again.keras"):
+        np.testing.assert_allclose(invert.load(path)(x), want, rtol=1e-6)
+
+
+def test_layers_that_cannot_be_built_have_an_error_of_their_own(
+    archive: Path, tmp_path: Path
+) -> None:
+    content = content_of(archive)
+    layer(config={"units": 10**13})(content, tmp_path)
+    write(tmp_path / "model.keras", content)
+    with pytest.raises(InvertError, match=r"model\.keras"):
+        invert.load(tmp_path / "model.keras")
+    shutil.copy(archive, tmp_path / "cut.keras")
+    os.truncate(tmp_path / "cut.keras", 700)
+    with pytest.raises(InvertError, match=r"cut\.keras"):
+        invert.load(tmp_path / "cut.keras")
