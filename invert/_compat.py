@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import jax
 import jax.export
+import numpy as np
 from jax._src import core as core
 from jax._src import dispatch as dispatch
 from jax._src import source_info_util as source_info_util
@@ -417,6 +418,15 @@ def rename(jaxpr: core.Jaxpr, names: Mapping[Any, Any]) -> core.Jaxpr:
 def key_impl(dtype: Any) -> Any:
     """The generator of a key dtype, as `jax.random.wrap_key_data` takes it."""
     return dtype._impl.name
+
+
+def physical_type(aval: Any) -> tuple[tuple[Any, ...], Any]:
+    """Shape and dtype of the array that a module holds for a value of this type."""
+    if aval.dtype == jax.dtypes.float0:
+        return aval.shape, np.dtype(bool)
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return (*aval.shape, *aval.dtype._impl.key_shape), np.dtype(np.uint32)
+    return aval.shape, aval.dtype
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,9 @@ from invert.primitives.stablehlo import _attributes, calls
 from invert.primitives.stablehlo import rules as _rules
 
 _PLATFORM_INDEX = "_platform_index"
+
+# A shape, `None` for an open size, and a dtype.
+ArrayType = tuple[tuple[int | None, ...], np.dtype]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,16 +106,16 @@ class Program:
         return names
 
     @functools.cached_property
-    def in_types(self) -> list[tuple[tuple[int | None, ...], np.dtype]]:
-        """Shapes (`None` for an open size) and dtypes of the arguments."""
+    def in_types(self) -> list[ArrayType]:
+        """Shapes and dtypes of the arguments."""
         block = self.functions[self.entry].regions[0].blocks[0]
-        types = [a.type for a in block.arguments][len(self._globals) :]
-        return [
-            ((), np.dtype(bool))
-            if _attributes.is_token(t)
-            else (_attributes.shape_of(t), _attributes.element_dtype(t))
-            for t in types
-        ]
+        return _array_types([a.type for a in block.arguments][len(self._globals) :])
+
+    @functools.cached_property
+    def out_types(self) -> list[ArrayType]:
+        """Shapes and dtypes of the results."""
+        function = self.functions[self.entry]
+        return _array_types(function.attributes["function_type"].value.results)
 
     @functools.cached_property
     def is_static(self) -> bool:
@@ -228,7 +231,7 @@ def entry_point(blob: bytes | str, *, config: Config) -> EntryPoint:
         ArgSpec(name, shape, dtype)
         for name, (shape, dtype) in zip(names, program.in_types, strict=True)
     )
-    n = len(_result_types(program))
+    n = len(program.out_types)
     tree = jax.tree_util.tree_structure(0 if n == 1 else tuple(range(n)))
     return EntryPoint(
         name=program.entry,
@@ -243,9 +246,13 @@ def entry_point(blob: bytes | str, *, config: Config) -> EntryPoint:
     )
 
 
-def _result_types(program: Program) -> list[Any]:
-    function = program.functions[program.entry]
-    return list(function.attributes["function_type"].value.results)
+def _array_types(types: Iterable[Any]) -> list[ArrayType]:
+    return [
+        ((), np.dtype(bool))
+        if _attributes.is_token(t)
+        else (_attributes.shape_of(t), _attributes.element_dtype(t))
+        for t in types
+    ]
 
 
 def program_arg_names(program: Program) -> tuple[str, ...]:
