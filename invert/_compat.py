@@ -29,6 +29,7 @@ from jax._src.lib import _jax as _jaxlib
 from jax._src.random import core as random_core
 from jax._src.random import philox2x32, philox4x32, threefry2x32, threefry4x32
 from jax._src.random import prng as prng
+from jax._src.util import weakref_lru_cache
 from jaxlib import xla_client as xla_client
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
@@ -418,6 +419,11 @@ def rename(jaxpr: core.Jaxpr, names: Mapping[Any, Any]) -> core.Jaxpr:
 def key_impl(dtype: Any) -> Any:
     """The generator of a key dtype, as `jax.random.wrap_key_data` takes it."""
     return dtype._impl.name
+
+
+def by_jaxpr(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Keeps what `function` says of a jaxpr as long as that jaxpr lives."""
+    return weakref_lru_cache(function, maxsize=None, trace_context_in_key=False)
 
 
 def physical_type(aval: Any) -> tuple[tuple[Any, ...], Any]:
