@@ -126,7 +126,7 @@ class Context:
 
     functions: Mapping[str, Any]
     config: Config
-    jitted: dict[str, Callable[..., Any]]
+    jitted: dict[tuple[Any, ...], Callable[..., Any]]
     env: dict[Any, Value]
     # constants that stand for the platform: known inside of called functions too
     fixed: tuple[Value, ...] = ()
@@ -221,7 +221,7 @@ class Context:
             raise UnsupportedOpError([_problem(operation)])
         try:
             results = rule(self, op, *operands)
-        except InvertError:
+        except (InvertError, RecursionError):
             raise
         except Exception as error:
             raise UnsupportedOpError(
@@ -288,7 +288,8 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     The platform index is no argument but a constant, which chooses branches inside.
     """
     fixed = {i: x for i, x in enumerate(args) if any(x is f for f in ctx.fixed)}
-    if name not in ctx.jitted:
+    key = (name, *((i, id(x)) for i, x in fixed.items()))
+    if key not in ctx.jitted:
         function = ctx.functions[name]
 
         def call(*rest: Value) -> list[Value]:
@@ -302,8 +303,8 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
         # Callees that were split off by the serializer end in _<number>; the name that the author
         # gave is what is in front of it.
         call.__name__ = call.__qualname__ = _jit_name(name)
-        ctx.jitted[name] = jax.jit(call)
-    return list(ctx.jitted[name](*(x for i, x in enumerate(args) if i not in fixed)))
+        ctx.jitted[key] = jax.jit(call)
+    return list(ctx.jitted[key](*(x for i, x in enumerate(args) if i not in fixed)))
 
 
 def _jit_name(name: str) -> str:
@@ -333,7 +334,7 @@ def free_values(region: Any) -> list[Any]:
 
 def walk(function: Any) -> Iterator[ir.Operation]:
     """All ops of a function, those of nested regions included, in program order."""
-    pending = [iter(function.regions[0].blocks[0].operations)]
+    pending = [iter(block.operations) for block in function.regions[0].blocks]
     while pending:
         view = next(pending[-1], None)
         if view is None:
@@ -373,12 +374,40 @@ def reachable_problems(
 ) -> list[Problem]:
     """Every op reachable from `entry` that cannot be raised, once per op and location."""
     problems: dict[Problem, None] = {}
+    problems.update(dict.fromkeys(_call_problems(functions, entry)))
     for op in reachable(functions, entry):
         if not has_rule(op.name):
             problems.setdefault(_problem(op))
         elif (problem := extra(op)) is not None:
             problems.setdefault(problem)
     return list(problems)
+
+
+def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem]:
+    """Functions that are called and are not there, or that some call of theirs leads back into."""
+    # Depth first without recursion: a file may nest calls deeper than Python does.
+    path = {entry: _called(functions[entry])}
+    done = set()
+    while path:
+        name = next(reversed(path))
+        callee = next(path[name], None)
+        if callee is None:
+            done.add(name)
+            del path[name]
+        elif callee in path:
+            reason = f"@{callee} calls itself, through others or at once, and would never end"
+            yield Problem("func.call", reason, remedy="Write it as a loop.")
+        elif callee not in done:
+            if callee not in functions or not len(functions[callee].regions[0].blocks):
+                reason = f"@{callee}, which @{name} calls, has no body in the module"
+                yield Problem("func.call", reason, remedy="Link the module that defines it.")
+                done.add(callee)
+            else:
+                path[callee] = _called(functions[callee])
+
+
+def _called(function: Any) -> Iterator[str]:
+    return iter(dict.fromkeys(name for op in walk(function) for name in _callees(op)))
 
 
 def _callees(op: ir.Operation) -> list[str]:

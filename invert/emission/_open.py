@@ -11,7 +11,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
-from invert._errors import EmissionError, InvertError, SignatureError
+from invert._errors import EmissionError, InvertError, SignatureError, nested_too_deep
 from invert.emission._emit import Emission, Recovered, emit_methods
 from invert.emission._naming import Names, identifier
 from invert.emission._sizes import Points
@@ -67,7 +67,8 @@ def emission_of(
     for sizes, shared in tries[:1] if static else tries:
         try:
             parts = {n: _at_sizes(f, sizes, held, shared) for n, f in functions.items()}
-            return emit_methods(parts, title, styles, notes)
+            with nested_too_deep(title):
+                return emit_methods(parts, title, styles, notes)
         except InvertError as error:
             if static:
                 raise
@@ -83,7 +84,8 @@ def emission_of(
             )
         parts[name] = _recovered(function, [stage], None, held)
     notes = (f"for fixed sizes only: {failures[0]}", *notes)
-    return emit_methods(parts, title, styles, notes)
+    with nested_too_deep(title):
+        return emit_methods(parts, title, styles, notes)
 
 
 def _static_stage(function: Function) -> Any:

@@ -87,29 +87,24 @@ class Program:
             else:
                 yield OpUse(op.name, "rule" if _raise.has_rule(op.name) else "none", location)
 
-    @property
-    def takes_platform_index(self) -> bool:
-        return bool(self._globals) and self._globals[0] == _PLATFORM_INDEX
-
     @functools.cached_property
-    def _globals(self) -> list[str]:
-        """Names of the leading arguments that stand for the platform and for sizes."""
+    def takes_platform_index(self) -> bool:
+        """Whether the first argument stands for the platform. Other arguments that an attribute
+        calls constants, such as sizes, stay arguments: nothing says what they are."""
         function = self.functions[self.entry]
-        names = []
-        if "arg_attrs" in function.attributes:
-            for attributes in function.attributes["arg_attrs"]:
-                if "jax.global_constant" not in attributes:
-                    break
-                names.append(attributes["jax.global_constant"].value)
-        if not names and len(self.platforms) > 1:
-            names = [_PLATFORM_INDEX]
-        return names
+        if "arg_attrs" not in function.attributes:
+            return len(self.platforms) > 1
+        first = next(iter(function.attributes["arg_attrs"]), {})
+        if "jax.global_constant" not in first:
+            return len(self.platforms) > 1
+        # Printed, since it need not be a string.
+        return str(first["jax.global_constant"]) == f'"{_PLATFORM_INDEX}"'
 
     @functools.cached_property
     def in_types(self) -> list[ArrayType]:
         """Shapes and dtypes of the arguments."""
         block = self.functions[self.entry].regions[0].blocks[0]
-        return _array_types([a.type for a in block.arguments][len(self._globals) :])
+        return _array_types([a.type for a in block.arguments][int(self.takes_platform_index) :])
 
     @functools.cached_property
     def out_types(self) -> list[ArrayType]:
@@ -173,7 +168,7 @@ class Program:
         )
 
     def _global_values(self) -> list[np.ndarray]:
-        return [np.asarray(self.platform_index(), np.int32) for _ in self._globals]
+        return [np.asarray(self.platform_index(), np.int32)] if self.takes_platform_index else []
 
     def _check(self, values: Sequence[Value]) -> None:
         wrong = []
@@ -258,7 +253,7 @@ def _array_types(types: Iterable[Any]) -> list[ArrayType]:
 def program_arg_names(program: Program) -> tuple[str, ...]:
     """Names of the arguments: from their locations, as JAX writes them, else `arg0`, `arg1`, ..."""
     block = program.functions[program.entry].regions[0].blocks[0]
-    arguments = list(block.arguments)[len(program._globals) :]
+    arguments = list(block.arguments)[int(program.takes_platform_index) :]
     names = [_attributes.location_name(a.location) for a in arguments]
     usable = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
     return tuple(names) if usable else tuple(f"arg{i}" for i in range(len(names)))
