@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol
 
@@ -41,6 +42,10 @@ class Function(Protocol):
         ...
 
 
+# Python's parser counts how deep a tree is for all threads together (seen in 3.11).
+_ONE_THREAD = threading.RLock()
+
+
 def emission_of(
     functions: Mapping[str, Function],
     title: str,
@@ -67,7 +72,7 @@ def emission_of(
     for sizes, shared in tries[:1] if static else tries:
         try:
             parts = {n: _at_sizes(f, sizes, held, shared) for n, f in functions.items()}
-            with nested_too_deep(title):
+            with _ONE_THREAD, nested_too_deep(title):
                 return emit_methods(parts, title, styles, notes)
         except InvertError as error:
             if static:
@@ -84,7 +89,7 @@ def emission_of(
             )
         parts[name] = _recovered(function, [stage], None, held)
     notes = (f"for fixed sizes only: {failures[0]}", *notes)
-    with nested_too_deep(title):
+    with _ONE_THREAD, nested_too_deep(title):
         return emit_methods(parts, title, styles, notes)
 
 

@@ -57,9 +57,7 @@ class _Child:
                 "and on regions or attributes nested in the thousands"
             )
 
-    def _exchange(
-        self, *parts: bytes, seconds: float
-    ) -> tuple[tuple[str, bytes] | None, bool]:
+    def _exchange(self, *parts: bytes, seconds: float) -> tuple[tuple[str, bytes] | None, bool]:
         """Writes `parts` and reads what the child answers; whether it was late.
 
         **Returns:** a line of JSON, and the bytes that it announces; `None` where the child died.

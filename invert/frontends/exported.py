@@ -87,7 +87,7 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
     platforms = program.platforms
     if not platforms or len(set(platforms)) < len(platforms):
         wrong.append(f"it is for the platforms {list(platforms)}")
-    if program.takes_platform_index and not 1 < len(platforms):
+    if program.takes_platform_index and not len(platforms) > 1:
         wrong.append("its module takes the index of a platform, and there are not several")
 
     kept, in_avals = exported.module_kept_var_idx, exported.in_avals

@@ -24,10 +24,9 @@ from jax import lax
 from jax._src import compiler
 from jaxlib import xla_client
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo as dialect
 
 import invert
-from invert._compat import lowered_module, make_ir_context
+from invert._compat import lowered_module
 from invert.frontends import _parse_check
 from invert.frontends._parse import parse_module
 
@@ -190,7 +189,9 @@ def _word(rng: random.Random, data: bytearray, other: bytes) -> None:
     new = data[source : source + 4]
     if rng.random() < 0.5:
         old = int.from_bytes(data[at : at + 4], "little")
-        new = (old + rng.choice([-8, -4, -2, -1, 1, 2, 4, 8])).to_bytes(8, "little", signed=True)[:4]
+        new = (old + rng.choice([-8, -4, -2, -1, 1, 2, 4, 8])).to_bytes(8, "little", signed=True)[
+            :4
+        ]
     data[at : at + 4] = new
 
 
@@ -243,7 +244,7 @@ def _with_xla(module: ir.Module, values: Sequence[Any]) -> list[np.ndarray]:
 
 def _value(rng: np.random.Generator, shape: Sequence[Any], dtype: Any) -> Any:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(3, impl=dtype._impl.name), shape)[..., ]
+        return jax.random.split(jax.random.key(3, impl=dtype._impl.name), shape)[...,]
     x = rng.normal(size=[n if isinstance(n, int) else 3 for n in shape]) * 3
     return np.asarray(np.abs(x) if np.dtype(dtype).kind == "u" else x).astype(dtype)
 

@@ -53,7 +53,9 @@ def test_ten_thousand_damaged_files(part: int) -> None:
 
 
 def module(body: str, rest: str = "") -> str:
-    return f"module {{ {rest} func.func public @main(%a: {T}) -> {T} {{ {body} return %a : {T} }} }}"
+    return (
+        f"module {{ {rest} func.func public @main(%a: {T}) -> {T} {{ {body} return %a : {T} }} }}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,10 +151,12 @@ def chain(depth: int, *, twice: bool = False) -> str:
     """Functions that each call the next, or call it two times."""
     functions = [f"func.func private @f0(%a: {T}) -> {T} {{ return %a : {T} }}"]
     for i in range(1, depth):
-        again = f"%1 = call @f{i - 1}(%0) : ({T}) -> {T}" if twice else f"%1 = stablehlo.sine %0 : {T}"
+        again = (
+            f"%1 = call @f{i - 1}(%0) : ({T}) -> {T}" if twice else f"%1 = stablehlo.sine %0 : {T}"
+        )
         functions.append(
             f"func.func private @f{i}(%a: {T}) -> {T} {{"
-            f"%0 = call @f{i - 1}(%a) : ({T}) -> {T}\n{again}\nreturn %1 : {T} }}"
+            f"%0 = call @f{i - 1}(%a) : ({T}) -> {T}\n%1 = {again}\nreturn %1 : {T} }}"
         )
     last = f"%0 = call @f{depth - 1}(%a) : ({T}) -> {T}\nreturn %0 : {T}"
     return "\n".join([*functions, f"func.func public @main(%a: {T}) -> {T} {{ {last} }}"])
@@ -173,8 +177,11 @@ def test_calls_nested_too_deep(depth: int) -> None:
 
 
 def test_calls_that_never_end() -> None:
-    a = f"func.func private @a(%a: {T}) -> {T} {{ %0 = call @b(%a) : ({T}) -> {T} return %0 : {T} }}"
-    b = a.replace("@a(%a:", "@c(%a:").replace("@b(", "@a(").replace("@c(", "@b(")
+    a, b = (
+        f"func.func private @{one}(%a: {T}) -> {T} {{"
+        f"%0 = call @{two}(%a) : ({T}) -> {T} return %0 : {T} }}"
+        for one, two in ("ab", "ba")
+    )
     with pytest.raises(invert.UnsupportedOpError, match="calls itself"):
         invert.from_stablehlo(module(f"%0 = call @a(%a) : ({T}) -> {T}", a + b))
 
