@@ -5,10 +5,10 @@ bit flips, overwritten bytes and splices in real modules, about one in a hundred
 (heap corruption, wrong attribute kinds, a diagnostic that is not UTF-8) or never returns. The
 damage sits inside attributes and types, which only a second reader of the whole format could
 check. So a blob that is not `trusted` passes two gates first: the container (sections and their
-lengths, in Python, with the place of the damage), then a child process. The child reads and verifies
-it, checks that every name is UTF-8, since the bindings end the process at one that is not, and writes
-it anew; this process never reads other bytes than those. The child starts once (0.4 s) and is kept.
-What it costs a module is won back here: bytecode is read faster than text or a portable artifact.
+lengths, in Python, with the place of the damage), then a child process. The child reads and
+verifies it, checks that every name is UTF-8, since the bindings end the process at one that is not,
+and writes it anew; this process never reads other bytes than those. The child starts once (0.4 s)
+and is kept. What it costs a module is won back here: bytecode is read faster than text.
 """
 
 from __future__ import annotations

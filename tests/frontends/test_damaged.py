@@ -1,4 +1,4 @@
-"""Files that are damaged or hostile: an error of the project's own, or the program that they are."""
+"""Damaged and hostile files: an error of the project's own, or the program that they are."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def chain(depth: int, *, twice: bool = False) -> str:
         )
         functions.append(
             f"func.func private @f{i}(%a: {T}) -> {T} {{"
-            f"%0 = call @f{i - 1}(%a) : ({T}) -> {T}\n%1 = {again}\nreturn %1 : {T} }}"
+            f"%0 = call @f{i - 1}(%a) : ({T}) -> {T}\n{again}\nreturn %1 : {T} }}"
         )
     last = f"%0 = call @f{depth - 1}(%a) : ({T}) -> {T}\nreturn %0 : {T}"
     return "\n".join([*functions, f"func.func public @main(%a: {T}) -> {T} {{ {last} }}"])
@@ -213,3 +213,19 @@ def test_a_function_called_with_the_platform_and_with_another_number() -> None:
     one, two = recovered(jnp.int32(1), x)
     assert np.array_equal(one, x)
     assert np.array_equal(two, -x)
+
+
+def test_a_sort_is_one_program_for_all_lengths() -> None:
+    counts = []
+    for n in (8, 100_000):
+        row = f"tensor<{n}xf32>"
+        recovered = invert.from_stablehlo(f"""
+        func.func public @main(%a: {row}) -> {row} {{
+          %0 = "stablehlo.sort"(%a) ({{ ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+            %p = stablehlo.multiply %x, %y : tensor<f32>
+            %q = stablehlo.compare LT, %p, %x : (tensor<f32>, tensor<f32>) -> tensor<i1>
+            stablehlo.return %q : tensor<i1> }}) {{dimension = 0 : i64}} : ({row}) -> {row}
+          return %0 : {row}
+        }}""")
+        counts.append(sum(recovered.report.primitives.values()))
+    assert counts[0] == counts[1]
