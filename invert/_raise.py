@@ -266,6 +266,8 @@ _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return", "chlo
 @functools.lru_cache(maxsize=65536)
 def _scopes(name: str) -> tuple[str, ...]:
     """The author's name scopes of an op and the hint, from its name stack."""
+    # What this package writes into hints stands behind these signs.
+    name = name.replace(";", "_").replace("#", "_")
     if "/" not in name:
         return (HINT + name,) if name else ()
     *parts, last = name.split("/")

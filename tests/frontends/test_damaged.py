@@ -80,6 +80,14 @@ def test_names_of_other_alphabets() -> None:
     assert np.array_equal(invert.from_stablehlo(text)(np.ones(4, np.float32)), np.ones(4))
 
 
+def test_names_that_look_like_hints() -> None:
+    names = "mul;", "add;0#x;#", "broadcast_in_dim#1", "constant;1#"
+    for name in names:
+        text = module(f'%0 = stablehlo.add %a, %a : {T} loc("f/{name}"("a.py":1:1))')
+        text = text.replace("return %a", "return %0")
+        assert np.array_equal(invert.from_stablehlo(text)(np.ones(4, np.float32)), np.full(4, 2))
+
+
 def test_complex_attribute_of_a_composite() -> None:
     text = module(
         f'%0 = stablehlo.composite "x.y" %a {{composite_attributes = '
