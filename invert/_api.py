@@ -14,7 +14,7 @@ import numpy as np
 from invert import _compat, _container, _derivatives, _jaxpr, _module, _save, patterns
 from invert._config import Config
 from invert._entry import EntryPoint, traced
-from invert._errors import InvertError, SignatureError
+from invert._errors import InvertError, SignatureError, nested_too_deep
 from invert._match import equivalent
 from invert._methods import Methods, build_methods
 from invert._module import Module, Stage
@@ -35,7 +35,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     seconds = {}
     start = time.perf_counter()
     # Modules hold values of 64 bits whatever the session's setting.
-    with jax.enable_x64(True):
+    with nested_too_deep(entry.name), jax.enable_x64(True):
         config.begin(f"{entry.name}: raising")
         closed = traced(entry, avals)
         seconds["raise"] = time.perf_counter() - start

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import jax
 import jax.export
+import numpy as np
 from jax._src import core as core
 from jax._src import dispatch as dispatch
 from jax._src import source_info_util as source_info_util
@@ -30,6 +31,7 @@ from jax._src.lib import _jax as _jaxlib
 from jax._src.random import core as random_core
 from jax._src.random import philox2x32, philox4x32, threefry2x32, threefry4x32
 from jax._src.random import prng as prng
+from jax._src.util import weakref_lru_cache
 from jaxlib import xla_client as xla_client
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
@@ -426,6 +428,20 @@ def from_words(value: Any, dtype: Any) -> Any:
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return value
     return prng.random_wrap_p.bind(value, impl=dtype._impl)
+
+
+def by_jaxpr(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Keeps what `function` says of a jaxpr as long as that jaxpr lives."""
+    return weakref_lru_cache(function, maxsize=None, trace_context_in_key=False)
+
+
+def physical_type(aval: Any) -> tuple[tuple[Any, ...], Any]:
+    """Shape and dtype of the array that a module holds for a value of this type."""
+    if aval.dtype == jax.dtypes.float0:
+        return aval.shape, np.dtype(bool)
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return (*aval.shape, *aval.dtype._impl.key_shape), np.dtype(np.uint32)
+    return aval.shape, aval.dtype
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 
 
 def plain(text: str) -> str:
@@ -89,3 +91,19 @@ class UnsupportedOpError(InvertError, NotImplementedError):
         noun = "problem" if len(self.problems) == 1 else "problems"
         lines = "\n".join(f"  - {p}" for p in self.problems)
         super().__init__(f"{len(self.problems)} {noun} while converting:\n{lines}")
+
+
+@contextlib.contextmanager
+def nested_too_deep(name: str) -> Iterator[None]:
+    """What is inside walks calls and regions by recursion: past Python's limit, says so."""
+    try:
+        yield
+    except RecursionError as error:
+        problem = Problem(
+            name,
+            "its calls or regions are nested deeper than Python's recursion limit "
+            f"({sys.getrecursionlimit()}) lets JAX trace",
+            remedy="Call fewer functions from within one another, or raise the limit with "
+            "sys.setrecursionlimit, by about 20 for each level.",
+        )
+        raise UnsupportedOpError([problem]) from error

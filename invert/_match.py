@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -253,11 +254,22 @@ def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
 
 
+@_compat.by_jaxpr
+def _comparisons(jaxpr: Any) -> weakref.WeakKeyDictionary[Any, bool]:
+    """Which others it was compared with: functions that call each other often are compared once."""
+    return weakref.WeakKeyDictionary()
+
+
 def _same_param(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if _compat.is_jaxpr(a):
-        return _compat.is_jaxpr(b) and equivalent(a, b)
+        if not _compat.is_jaxpr(b):
+            return False
+        known = _comparisons(a)
+        if b not in known:
+            known[b] = equivalent(a, b)
+        return known[b]
     if isinstance(a, (tuple, list)):
         return (
             isinstance(b, (tuple, list))

@@ -6,14 +6,23 @@ import dataclasses
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
 import numpy as np
 from jax import Array
 
 from invert._errors import InvertError
-from invert._module import Function, leaf_of, lookup, method, nest, param_paths, styles_of
+from invert._module import (
+    Function,
+    class_of,
+    leaf_of,
+    lookup,
+    method,
+    nest,
+    param_paths,
+    styles_of,
+)
 from invert._report import Report
 from invert.emission import Emission, constant_name, emission_of
 
@@ -100,6 +109,7 @@ class Methods(eqx.Module):
 
 def _method(name: str, function: Function, attribute: str) -> Any:
     def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+        function = dict(self._functions)[name]
         named = self.named_params()
         leaves = [named[p.name] for p in function.entry.params]
         return function(self.constants[name], leaves, args, kwargs)
@@ -107,9 +117,9 @@ def _method(name: str, function: Function, attribute: str) -> Any:
     return method(function, attribute, run)
 
 
-def _failing(error: InvertError) -> Any:
+def _failing(name: str) -> Any:
     def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
-        raise error
+        raise self.failed[name]
 
     return run
 
@@ -140,19 +150,20 @@ def build_methods(
     name: str, functions: Mapping[str, Function], failed: Mapping[str, InvertError]
 ) -> Methods:
     """The module of several functions."""
-    body: dict[str, Any] = {"__module__": __name__, "__doc__": f"Recovered from {name}."}
+    body: dict[str, Any] = {}
     names = method_names([*functions, *failed])
     for key, function in functions.items():
         body[names[key]] = _method(key, function, names[key])
-    for key, error in failed.items():
-        body[names[key]] = _failing(error)
+    for key in failed:
+        body[names[key]] = _failing(key)
     params = {p.name: p for f in functions.values() for p in f.entry.params}
     assigned = {f.entry.params[i].name for f in functions.values() for i in f.entry.assigned}
     leaves = [leaf_of(p, assigned) for p in params.values()]
     constants: dict[str, tuple[Any, ...]] = {}
     for key, function in functions.items():
         constants[key] = function.home.constants if function.home else ()
-    cls: Any = cast(Any, type(Methods))(_class_name(name), (Methods,), body)
+    # The methods run what has their name in the container.
+    cls = class_of(_class_name(name), Methods, f"Recovered from {name}.", body, of=tuple(names))
     return cls(
         nest(list(params), leaves), constants, tuple(functions.items()), tuple(failed.items())
     )

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -533,12 +533,41 @@ def build(function: Function) -> Module:
     entry = function.entry
     call = method(function, "__call__", Module.__call__)
     name = entry.name if entry.name.isidentifier() else "Recovered"
-    cls: Any = cast(Any, type(Module))(
-        name, (Module,), {"__call__": call, "__module__": __name__, "__doc__": call.__doc__}
-    )
+    cls = class_of(name, Module, call.__doc__ or "", {"__call__": call})
     assigned = {entry.params[i].name for i in entry.assigned}
     params = nest([p.name for p in entry.params], [leaf_of(p, assigned) for p in entry.params])
     return cls(params, function.home.constants if function.home else (), function)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """What can be seen of a class; `methods` that look the same do the same."""
+
+    name: str
+    base: type
+    doc: str
+    seen: tuple[Any, ...]
+    methods: Mapping[str, Any] = dataclasses.field(compare=False)
+
+
+def class_of(
+    name: str, base: type, doc: str, methods: Mapping[str, Any], of: tuple[str, ...] = ()
+) -> Any:
+    """A subclass of `base` with these methods `of` functions; one for all that look the same.
+
+    JAX and Equinox keep each class of modules as long as the process lives, and all that its
+    methods refer to. So these find what they run in the instance.
+    """
+    seen = [
+        (key, m.__qualname__, m.__doc__, str(inspect.signature(m))) for key, m in methods.items()
+    ]
+    return _class_like(_Look(name, base, doc, (*seen, *of), methods))
+
+
+@functools.lru_cache(maxsize=1024)
+def _class_like(look: _Look) -> Any:
+    body = {**look.methods, "__module__": look.base.__module__, "__doc__": look.doc}
+    return type(look.base)(look.name, (look.base,), body)
 
 
 def leaf_of(param: Param, assigned: Container[str]) -> Any:

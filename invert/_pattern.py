@@ -208,7 +208,7 @@ class Graph:
         return found - {None}
 
 
-@functools.lru_cache(maxsize=4096)
+@_compat.by_jaxpr
 def _numbers_of(jaxpr: Any) -> set[int]:
     return Graph(jaxpr).numbers
 

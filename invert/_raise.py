@@ -142,8 +142,10 @@ class Context:
 
     functions: Mapping[str, Any]
     config: Config
-    jitted: dict[Any, Callable[..., Any]]
+    jitted: dict[tuple[Any, ...], Callable[..., Any]]
     env: dict[Any, Value]
+    # what functions of sizes have given: name and numbers -> results
+    sizes: dict[tuple[Any, ...], list[Value]] = dataclasses.field(default_factory=dict)
     # values that are a broadcast scalar: id of the broadcast -> (broadcast, scalar)
     scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     # the same for values that repeat dimensions of size one
@@ -243,7 +245,7 @@ class Context:
         try:
             with jax.ensure_compile_time_eval() if computes_size else contextlib.nullcontext():
                 results = rule(self, op, *operands)
-        except InvertError:
+        except (InvertError, RecursionError):
             raise
         except Exception as error:
             raise UnsupportedOpError(
@@ -374,6 +376,8 @@ _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return", "chlo
 @functools.lru_cache(maxsize=65536)
 def _scopes(name: str) -> tuple[str, ...]:
     """The author's name scopes of an op and the hint, from its name stack."""
+    # What this package writes into hints stands behind these signs.
+    name = name.replace(";", "_").replace("#", "_")
     if "/" not in name:
         return (HINT + name,) if name else ()
     *parts, last = name.split("/")
@@ -404,7 +408,10 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     if fixed and all(map(is_constant, args)) and all(map(_is_small, _result_types(function))):
         # It computes sizes, which the caller has to know.
         args = [Known.of(x, x.dtype) for x in args]
-        return _fresh(ctx).region(function.regions[0])(*args)
+        key = (name, tuple((x.shape, x.tobytes()) for x in args))
+        if key not in ctx.sizes:
+            ctx.sizes[key] = _fresh(ctx).region(function.regions[0])(*args)
+        return ctx.sizes[key]
     if name.startswith(_WRAPPER):
         return _fresh(ctx).region(function.regions[0])(*args)
     key = (name, tuple((i, x.shape, x.tobytes()) for i, x in fixed.items()))
@@ -458,7 +465,7 @@ def free_values(region: Any) -> list[Any]:
 
 def walk(function: Any) -> Iterator[ir.Operation]:
     """All ops of a function, those of nested regions included, in program order."""
-    pending = [iter(function.regions[0].blocks[0].operations)]
+    pending = [iter(block.operations) for block in function.regions[0].blocks]
     while pending:
         view = next(pending[-1], None)
         if view is None:
@@ -498,12 +505,40 @@ def reachable_problems(
 ) -> list[Problem]:
     """Every op reachable from `entry` that cannot be raised, once per op and location."""
     problems: dict[Problem, None] = {}
+    problems.update(dict.fromkeys(_call_problems(functions, entry)))
     for op in reachable(functions, entry):
         if not has_rule(op.name):
             problems.setdefault(_problem(op))
         elif (problem := extra(op)) is not None:
             problems.setdefault(problem)
     return list(problems)
+
+
+def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem]:
+    """Functions that are called and are not there, or that some call of theirs leads back into."""
+    # Depth first without recursion: a file may nest calls deeper than Python does.
+    path = {entry: _called(functions[entry])}
+    done = set()
+    while path:
+        name = next(reversed(path))
+        callee = next(path[name], None)
+        if callee is None:
+            done.add(name)
+            del path[name]
+        elif callee in path:
+            reason = f"@{callee} calls itself, through others or at once, and would never end"
+            yield Problem("func.call", reason, remedy="Write it as a loop.")
+        elif callee not in done:
+            if callee not in functions or not len(functions[callee].regions[0].blocks):
+                reason = f"@{callee}, which @{name} calls, has no body in the module"
+                yield Problem("func.call", reason, remedy="Link the module that defines it.")
+                done.add(callee)
+            else:
+                path[callee] = _called(functions[callee])
+
+
+def _called(function: Any) -> Iterator[str]:
+    return iter(dict.fromkeys(name for op in walk(function) for name in _callees(op)))
 
 
 def _callees(op: ir.Operation) -> list[str]:

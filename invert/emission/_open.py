@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
-from invert._errors import EmissionError, InvertError, SignatureError
+from invert._errors import EmissionError, InvertError, SignatureError, nested_too_deep
 from invert.emission import _probes
 from invert.emission._emit import Emission, Recovered, emit_methods
 from invert.emission._naming import Names, identifier
@@ -50,6 +51,10 @@ class Function(Protocol):
         ...
 
 
+# Python's parser counts how deep a tree is for all threads together (seen in 3.11).
+_ONE_THREAD = threading.RLock()
+
+
 def emission_of(
     functions: Mapping[str, Function],
     title: str,
@@ -76,7 +81,8 @@ def emission_of(
     for sizes, shared in tries[:1] if static else tries:
         try:
             parts = {n: _at_sizes(f, sizes, held, shared) for n, f in functions.items()}
-            return emit_methods(parts, title, styles, notes)
+            with _ONE_THREAD, nested_too_deep(title):
+                return emit_methods(parts, title, styles, notes)
         except SizeError as error:
             failures.insert(0, str(error).splitlines()[0])
             break
@@ -97,7 +103,8 @@ def emission_of(
         if not function.is_static:
             parts[name] = dataclasses.replace(parts[name], fixed=failures[0])
     notes = (f"for fixed sizes only: {failures[0]}", *notes)
-    return emit_methods(parts, title, styles, notes)
+    with _ONE_THREAD, nested_too_deep(title):
+        return emit_methods(parts, title, styles, notes)
 
 
 def _static_stage(function: Function) -> Any:

@@ -1,4 +1,4 @@
-"""Reads a module in a child process and turns a crash there into an error here."""
+"""Reads and rewrites a module in a child process; a crash there becomes an error here."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
-    def ask(self, kind: str, data: bytes) -> str | None:
-        """**Returns:** `None` where the child read the module, else the reason."""
+    def ask(self, kind: str, data: bytes) -> bytes | str:
+        """**Returns:** the module as MLIR writes it, or why the child could not read it."""
         with self._lock:
             if self._process is None or self._owner != os.getpid():
                 self._start()
@@ -47,7 +47,8 @@ class _Child:
                 struct.pack("<8sQ", kind.encode(), len(data)), data, seconds=seconds
             )
             if reply:
-                return json.loads(reply)
+                reason, written = reply
+                return reason or written
             code = self.stop(kill=True)
             if late:
                 return f"reading it took more than {seconds:.0f} seconds"
@@ -56,8 +57,10 @@ class _Child:
                 "and on regions or attributes nested in the thousands"
             )
 
-    def _exchange(self, *parts: bytes, seconds: float) -> tuple[bytes, bool]:
-        """Writes `parts` and reads one line; `b""` where the child died, and whether it was late.
+    def _exchange(self, *parts: bytes, seconds: float) -> tuple[tuple[str, bytes] | None, bool]:
+        """Writes `parts` and reads what the child answers; whether it was late.
+
+        **Returns:** a line of JSON, and the bytes that it announces; `None` where the child died.
 
         A timer that kills the child works on every platform; waiting on pipes does not.
         """
@@ -75,12 +78,14 @@ class _Child:
             for part in parts:
                 process.stdin.write(part)
             process.stdin.flush()
-            reply = process.stdout.readline()
+            line = process.stdout.readline()
+            text, size = json.loads(line) if line.endswith(b"\n") else ("", -1)
+            written = process.stdout.read(size) if size >= 0 else b""
         except OSError:
-            reply = b""  # the pipe broke: the child died while it read
+            return None, late.is_set()  # the pipe broke: the child died while it read
         finally:
             timer.cancel()
-        return (reply if reply.endswith(b"\n") else b""), late.is_set()
+        return ((text, written) if len(written) == size else None), late.is_set()
 
     def _start(self) -> None:
         code = (
@@ -133,11 +138,12 @@ def _child() -> _Child:
     return child
 
 
-def check_in_child(kind: str, data: bytes, what: str) -> None:
-    """Reads `data` in the child process.
+def rewrite_in_child(kind: str, data: bytes, what: str) -> bytes:
+    """The module as MLIR bytecode that the child process wrote after it had read `data`.
 
     **Raises:** `MalformedModelError` where the child cannot read it, crashes or hangs.
     """
-    reason = _child().ask(kind, data)
-    if reason is not None:
-        raise MalformedModelError(f"The {what} cannot be read: {reason}. {REMEDY[kind]}")
+    answer = _child().ask(kind, data)
+    if isinstance(answer, str):
+        raise MalformedModelError(f"The {what} cannot be read: {answer}. {REMEDY[kind]}")
+    return answer

@@ -5,7 +5,9 @@ Run by path in a bare interpreter: it must import neither `invert` nor JAX, whic
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import struct
 import sys
 import threading
@@ -49,21 +51,22 @@ def read(ir: Any, stablehlo: Any, make_context: Callable[[], Any], kind: str, bl
 
 
 def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
-    """Writes a line once ready, then one line of JSON for each module read from stdin."""
+    """Writes a line once ready, then for each module read from stdin a line of JSON, which says why
+    it cannot be read or `""`, and how many bytes follow: the module as MLIR itself writes it."""
 
     def loop() -> None:
-        print("ready", flush=True)
+        print(json.dumps(["ready", 0]), flush=True)
         while len(header := sys.stdin.buffer.read(16)) == 16:
             kind, size = struct.unpack("<8sQ", header)
             blob = sys.stdin.buffer.read(size)
             _limit_memory(size)
-            result = read(ir, stablehlo, make_context, kind.rstrip(b"\0").decode(), blob)
-            if not isinstance(result, str):
-                _touch(ir, result)
-            reply = json.dumps(result if isinstance(result, str) else None)
-            del result  # a damaged heap shows when it is freed
-            sys.stdout.write(reply + "\n")
-            sys.stdout.flush()
+            module = read(ir, stablehlo, make_context, kind.rstrip(b"\0").decode(), blob)
+            reason = module if isinstance(module, str) else _unreadable(module)
+            written = b"" if reason else _bytecode(module)
+            del module  # a damaged heap shows when it is freed
+            sys.stdout.buffer.write(json.dumps([reason, len(written)]).encode() + b"\n")
+            sys.stdout.buffer.write(written)
+            sys.stdout.buffer.flush()
 
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=loop)
@@ -71,25 +74,33 @@ def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
     thread.join()
 
 
-def _touch(ir: Any, module: Any) -> None:
-    """Visits every location: the bindings end the process where a name in one is not UTF-8."""
+# In what MLIR prints, a backslash, and the bytes of a string that are not ASCII.
+_ESCAPED = re.compile(rb"\\\\|(?:\\[89A-F][0-9A-F])+")
 
-    def visit(op: Any) -> Any:
-        pending = [op.location]
-        while pending:
-            loc = pending.pop()
-            if isinstance(loc, ir.NameLoc):
-                _ = loc.name_str
-                pending.append(loc.child_loc)
-            elif isinstance(loc, ir.CallSiteLoc):
-                pending += loc.callee, loc.caller
-            elif isinstance(loc, ir.FusedLoc):
-                pending += loc.locations
-            elif isinstance(loc, ir.FileLineColLoc):
-                _ = loc.filename
-        return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit)
+def _unreadable(module: Any) -> str:
+    """Why reading some name of the module would end the process; `""` where none would.
+
+    Names, attributes, types and locations all print, so what is printed holds every string that can
+    be asked for. The bindings make each a Python string, and end the process where it is not UTF-8.
+    """
+    text = module.operation.get_asm(
+        binary=True, enable_debug_info=True, assume_verified=True, large_elements_limit=16
+    )
+    try:
+        text.decode()
+        for match in _ESCAPED.finditer(text):
+            bytes.fromhex(match[0].replace(b"\\", b"").decode()).decode()
+    except UnicodeDecodeError as e:
+        return f"a name in it is not UTF-8 ({e.object[:40]!r})"
+    return ""
+
+
+def _bytecode(module: Any) -> bytes:
+    """The module as MLIR itself writes it."""
+    out = io.BytesIO()
+    module.operation.write_bytecode(file=out)
+    return out.getvalue()
 
 
 def _limit_memory(size: int) -> None:

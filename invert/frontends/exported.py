@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,14 +12,17 @@ import jax.numpy as jnp
 from invert import _compat
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
-from invert._errors import MalformedModelError
-from invert.frontends.stablehlo import Program, program_arg_names
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert.frontends.stablehlo import ArrayType, Program, program_arg_names
+
+_AGAIN = "Export the function again."
 
 
 def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Config) -> EntryPoint:
     """The entry point of an exported function, with the pytrees of the original.
 
-    **Raises:** `MalformedModelError` where the bytes are no serialized `Exported`.
+    **Raises:** `MalformedModelError` where the bytes are not a serialized `Exported`, or where what
+        they say of the module does not fit it; `UnsupportedOpError` for ordered effects.
     """
     trusted = not isinstance(exported, (bytes, bytearray))
     if isinstance(exported, (bytes, bytearray)):
@@ -29,6 +33,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         platforms=tuple(exported.platforms),
         trusted=trusted,
     )
+    _check(exported, program)
     branch = program.platform_index() if program.takes_platform_index else 0
     # The function holds no more of the artifact than these: the module has its weights already.
     kept, out_avals = exported.module_kept_var_idx, exported.out_avals
@@ -58,6 +63,67 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         problems=tuple(program.problems),
         ops=program.ops,
     )
+
+
+def _check(exported: jax.export.Exported, program: Program) -> None:
+    """Compares what an artifact says of its module with the module, before any of it is used."""
+    if exported.ordered_effects:
+        problem = Problem(
+            "jax.export",
+            f"the program has ordered effects ({', '.join(map(str, exported.ordered_effects))})",
+            remedy="Export the program without ordered effects.",
+        )
+        raise UnsupportedOpError([*program.problems, problem])
+    wrong = []
+    oldest = jax.export.minimum_supported_calling_convention_version
+    newest = jax.export.maximum_supported_calling_convention_version
+    if not oldest <= exported.calling_convention_version <= newest:
+        wrong.append(
+            f"its calling convention is of version {exported.calling_convention_version}, and this "
+            f"jax knows {oldest} to {newest}"
+        )
+    if exported.nr_devices < 1:
+        wrong.append(f"it is for {exported.nr_devices} devices")
+    platforms = program.platforms
+    if not platforms or len(set(platforms)) < len(platforms):
+        wrong.append(f"it is for the platforms {list(platforms)}")
+    if program.takes_platform_index and not len(platforms) > 1:
+        wrong.append("its module takes the index of a platform, and there are not several")
+
+    kept, in_avals = exported.module_kept_var_idx, exported.in_avals
+    if list(kept) != sorted({i for i in kept if 0 <= i < len(in_avals)}):
+        wrong.append(f"its module keeps the arguments {list(kept)} of {len(in_avals)}")
+    else:
+        wrong += _differences("argument", [in_avals[i] for i in kept], program.in_types)
+    wrong += _differences("result", exported.out_avals, program.out_types)
+    nodes = [t.node_data() for t in (exported.in_tree, *exported.in_tree.children())]
+    if [node and node[0] for node in nodes] != [tuple, tuple, dict]:
+        wrong.append("the tree of its arguments is not a tuple and a dictionary")
+    for name, tree, avals in (
+        ("arguments", exported.in_tree, in_avals),
+        ("results", exported.out_tree, exported.out_avals),
+    ):
+        if tree.num_leaves != len(avals):
+            wrong.append(f"the tree of its {name} has {tree.num_leaves} leaves for {len(avals)}")
+    if wrong:
+        raise MalformedModelError(
+            f"The jax.export artifact contradicts its module: {'; '.join(wrong)}. {_AGAIN}"
+        )
+
+
+def _differences(what: str, avals: Sequence[Any], types: Sequence[ArrayType]) -> list[str]:
+    """How the arrays that an artifact states differ from those of its module."""
+    if len(avals) != len(types):
+        return [f"it states {len(avals)} {what}s, and its module has {len(types)}"]
+    wrong = []
+    for i, (aval, (shape, dtype)) in enumerate(zip(avals, types, strict=True)):
+        sizes, held = _compat.physical_type(aval)
+        if tuple(n if isinstance(n, int) else None for n in sizes) != shape or held != dtype:
+            wrong.append(
+                f"{what} {i} is {aval.dtype}{list(aval.shape)}, and {dtype}"
+                f"{['?' if n is None else n for n in shape]} in its module"
+            )
+    return wrong
 
 
 def words_of(value: Any) -> Any:
@@ -90,6 +156,6 @@ def _deserialize(blob: bytearray) -> jax.export.Exported:
         return jax.export.deserialize(blob)
     except Exception as error:
         raise MalformedModelError(
-            f"The bytes are no serialized jax.export.Exported that this jax ({jax.__version__}) "
-            f"can read: {type(error).__name__}: {error}. Export the function again."
+            f"The bytes are not a serialized jax.export.Exported that this jax ({jax.__version__}) "
+            f"can read: {type(error).__name__}: {error}. {_AGAIN}"
         ) from error

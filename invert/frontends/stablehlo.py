@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from invert.primitives.stablehlo import _attributes, calls
 from invert.primitives.stablehlo import rules as _rules
 
 _PLATFORM_INDEX = "_platform_index"
+
+# A shape, `None` for an open size, and a dtype.
+ArrayType = tuple[tuple[int | None, ...], np.dtype]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,35 +89,30 @@ class Program:
             else:
                 yield OpUse(op.name, "rule" if _raise.has_rule(op.name) else "none", location)
 
-    @property
+    @functools.cached_property
     def takes_platform_index(self) -> bool:
-        return bool(self._globals) and self._globals[0] == _PLATFORM_INDEX
-
-    @functools.cached_property
-    def _globals(self) -> list[str]:
-        """Names of the leading arguments that stand for the platform and for sizes."""
+        """Whether the first argument stands for the platform. Other arguments that an attribute
+        calls constants, such as sizes, stay arguments: nothing says what they are."""
         function = self.functions[self.entry]
-        names = []
-        if "arg_attrs" in function.attributes:
-            for attributes in function.attributes["arg_attrs"]:
-                if "jax.global_constant" not in attributes:
-                    break
-                names.append(attributes["jax.global_constant"].value)
-        if not names and len(self.platforms) > 1:
-            names = [_PLATFORM_INDEX]
-        return names
+        if "arg_attrs" not in function.attributes:
+            return len(self.platforms) > 1
+        first = next(iter(function.attributes["arg_attrs"]), {})
+        if "jax.global_constant" not in first:
+            return len(self.platforms) > 1
+        # Printed, since it need not be a string.
+        return str(first["jax.global_constant"]) == f'"{_PLATFORM_INDEX}"'
 
     @functools.cached_property
-    def in_types(self) -> list[tuple[tuple[int | None, ...], np.dtype]]:
-        """Shapes (`None` for an open size) and dtypes of the arguments."""
+    def in_types(self) -> list[ArrayType]:
+        """Shapes and dtypes of the arguments."""
         block = self.functions[self.entry].regions[0].blocks[0]
-        types = [a.type for a in block.arguments][len(self._globals) :]
-        return [
-            ((), np.dtype(bool))
-            if _attributes.is_token(t)
-            else (_attributes.shape_of(t), _attributes.element_dtype(t))
-            for t in types
-        ]
+        return _array_types([a.type for a in block.arguments][int(self.takes_platform_index) :])
+
+    @functools.cached_property
+    def out_types(self) -> list[ArrayType]:
+        """Shapes and dtypes of the results."""
+        function = self.functions[self.entry]
+        return _array_types(function.attributes["function_type"].value.results)
 
     @functools.cached_property
     def is_static(self) -> bool:
@@ -153,7 +151,7 @@ class Program:
         self._check_platform()
         self._check(values)
         ctx = Context(functions=self.functions, config=self.config, jitted={}, env={})
-        known = [Known.of(self.platform_index()) for _ in self._globals]
+        known = [Known.of(self.platform_index())] if self.takes_platform_index else []
         return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
 
     def _check(self, values: Sequence[Value]) -> None:
@@ -220,7 +218,7 @@ def entry_point(source: Source, *, config: Config) -> EntryPoint:
         ArgSpec(name, shape, dtype)
         for name, (shape, dtype) in zip(names, program.in_types, strict=True)
     )
-    n = len(_result_types(program))
+    n = len(program.out_types)
     tree = jax.tree_util.tree_structure(0 if n == 1 else tuple(range(n)))
     return EntryPoint(
         name=program.entry,
@@ -235,15 +233,19 @@ def entry_point(source: Source, *, config: Config) -> EntryPoint:
     )
 
 
-def _result_types(program: Program) -> list[Any]:
-    function = program.functions[program.entry]
-    return list(function.attributes["function_type"].value.results)
+def _array_types(types: Iterable[Any]) -> list[ArrayType]:
+    return [
+        ((), np.dtype(bool))
+        if _attributes.is_token(t)
+        else (_attributes.shape_of(t), _attributes.element_dtype(t))
+        for t in types
+    ]
 
 
 def program_arg_names(program: Program) -> tuple[str, ...]:
     """Names of the arguments: from their locations, as JAX writes them, else `arg0`, `arg1`, ..."""
     block = program.functions[program.entry].regions[0].blocks[0]
-    arguments = list(block.arguments)[len(program._globals) :]
+    arguments = list(block.arguments)[int(program.takes_platform_index) :]
     names = [_attributes.location_name(a.location) for a in arguments]
     usable = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
     return tuple(names) if usable else tuple(f"arg{i}" for i in range(len(names)))

@@ -74,7 +74,7 @@ def lift(closed: Any) -> Any | None:
     return _jaxpr.canonicalize(_compat.trace_closed(run, *(v.aval for v in jaxpr.invars)))
 
 
-@functools.lru_cache(maxsize=4096)
+@_compat.by_jaxpr
 def _has_keys(jaxpr: Any) -> bool:
     return any(
         e.primitive in (prng.random_wrap_p, prng.random_unwrap_p)

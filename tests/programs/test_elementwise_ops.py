@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+
+import jax
+import numpy as np
 import pytest
 
 from tests.programs.elementwise_ops import MODULES
-from tests.programs.stablehlo_text import check
+from tests.programs.stablehlo_text import check, one_op, type_of
 
 
 @pytest.mark.parametrize("op", sorted(MODULES))
 def test_op(op: str) -> None:
     text, args = MODULES[op]
     check(text, args)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint32"])
+def test_integer_power_at_its_edges(dtype: str) -> None:
+    info = np.iinfo(dtype)
+    edges = [-1000, -7, -2, -1, 0, 1, 2, 3, 7, 63, 64, 127, 255, 1000, int(info.min), int(info.max)]
+    held = [n for n in edges if info.min <= n <= info.max]
+    x, y = np.array(list(itertools.product(held, held)), dtype).T.copy()
+    with jax.enable_x64(True):
+        check(one_op("stablehlo.power", (x, y), type_of(x)), (x, y), vmap=False)

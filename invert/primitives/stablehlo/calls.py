@@ -48,7 +48,8 @@ def _plain(attribute: Any) -> dict[str, Any]:
     found = {}
     for entry in attribute:
         name = entry.name
-        value = entry.attr
+        # Not `entry.attr`: a complex constant would end the process there, and is an error here.
+        value = attribute[name]
         for decode in (_attributes.boolean, _attributes.integer, _attributes.string):
             if type(value).__name__ == _ATTRIBUTE_TYPES[decode]:
                 found[name] = decode(value)

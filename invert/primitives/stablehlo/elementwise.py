@@ -56,25 +56,33 @@ def _imag(x: Value) -> Value:
     return lax.imag(x) if _is_complex(x) else lax.full_like(x, 0)
 
 
+# XLA looks at so many bits of an integer exponent, on every platform.
+_POWER_BITS = 6
+
+
 def _integer_power(x: Value, y: Value) -> Value:
-    """Integer power by squaring; a negative exponent gives 1, -1 or 0, as specified."""
+    """Integer power by squaring, of the numbers that XLA gives.
+
+    Of an exponent from 64 on it takes the lowest bits only. A negative exponent gives 1, -1 or 0,
+    and an unsigned one counts as negative where it were as a signed number of the same bits.
+    """
     dtype = _dtype(x)
+    bits = jnp.iinfo(dtype).bits
     one, zero = np.ones((), dtype), np.zeros((), dtype)
     result = lax.full_like(x, 1)
     base, rest = x, y
-    for _ in range(jnp.iinfo(dtype).bits):
+    for _ in range(min(bits, _POWER_BITS)):
         odd = lax.ne(lax.bitwise_and(rest, one), zero)
         result = lax.select(odd, lax.mul(result, base), result)
         base = lax.mul(base, base)
         rest = lax.shift_right_logical(rest, one)
-    if not jnp.issubdtype(dtype, jnp.signedinteger):
-        return result
-    minus_one = np.array(-1, dtype)
+    minus_one = np.bitwise_not(zero)
     even = lax.eq(lax.bitwise_and(y, one), zero)
-    unit = lax.select(even, lax.full_like(x, 1), lax.full_like(x, -1))
+    unit = lax.select(even, lax.full_like(x, 1), lax.full_like(x, minus_one))
     inverse = lax.select(lax.eq(x, one), lax.full_like(x, 1), lax.full_like(x, 0))
     inverse = lax.select(lax.eq(x, minus_one), unit, inverse)
-    return lax.select(lax.lt(y, zero), inverse, result)
+    sign = lax.shift_right_logical(y, np.array(bits - 1, dtype))
+    return lax.select(lax.ne(sign, zero), inverse, result)
 
 
 def _power(x: Value, y: Value) -> Value:

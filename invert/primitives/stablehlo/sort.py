@@ -118,26 +118,33 @@ def _order(ctx: Context, region: Any, row: Sequence[Value]) -> Value:
         return compare(*pairs)[0]
 
     before = jax.vmap(before)
-    order = jnp.arange(n, dtype=np.int32)
     position = jnp.arange(n, dtype=np.int32)
-    width = 1
-    while width < n:
+
+    def merge(state: tuple[Value, Value]) -> tuple[Value, Value]:
+        width, order = state
         start = position // (2 * width) * (2 * width)
         middle = jnp.minimum(start + width, n)
         end = jnp.minimum(start + 2 * width, n)
         left = position < middle
-        low = jnp.where(left, middle, start)
-        base = low
-        high = jnp.where(left, end, middle)
-        for _ in range(width.bit_length() + 1):
+        base = jnp.where(left, middle, start)
+
+        def halve(state: tuple[Value, Value, Value]) -> tuple[Value, Value, Value]:
+            size, low, high = state
             probe = (low + high) // 2
             other = order[jnp.minimum(probe, n - 1)]
             # An element of the left run stays before its equals in the right run.
             smaller = jnp.where(left, before(other, order), ~before(order, other))
-            go = (low < high) & smaller
-            high = jnp.where((low < high) & ~smaller, probe, high)
-            low = jnp.where(go, probe + 1, low)
+            open_ = low < high
+            return (
+                size // 2,
+                jnp.where(open_ & smaller, probe + 1, low),
+                jnp.where(open_ & ~smaller, probe, high),
+            )
+
+        bounds = 2 * width, base, jnp.where(left, end, middle)
+        _, low, _ = lax.while_loop(lambda s: s[0] > 0, halve, bounds)
         place = start + (position - jnp.where(left, start, middle)) + (low - base)
-        order = jnp.zeros_like(order).at[place].set(order, unique_indices=True)
-        width *= 2
-    return order
+        return 2 * width, jnp.zeros_like(order).at[place].set(order, unique_indices=True)
+
+    # Loops, so that the program is of one length for all sizes.
+    return lax.while_loop(lambda s: s[0] < n, merge, (jnp.asarray(1, np.int32), position))[1]

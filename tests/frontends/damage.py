@@ -1,0 +1,350 @@
+"""Seeded damage to StableHLO files and jax.export artifacts, and what may come of it.
+
+A damaged file is refused with an error of the project's own, or it is another program: then the
+recovered module computes what XLA computes for that very file.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax._src import compiler
+from jaxlib import xla_client
+from jaxlib.mlir import ir
+
+import invert
+from invert._compat import lowered_module
+from invert.frontends import _parse_check
+from invert.frontends._parse import parse_module
+
+SECONDS = 60
+
+# --- Programs -------------------------------------------------------------------------------------
+
+
+def _small(x: Any, y: Any) -> Any:
+    return x * 2.0 + y
+
+
+def _located(x: Any, w: Any) -> Any:
+    with jax.named_scope("Dense_0"):
+        h = jax.nn.relu(x @ w)
+    with jax.named_scope("Größe"):
+        return {"mean": h.mean(0), "top": lax.top_k(h, 2)}
+
+
+def _loops(x: Any, w: Any) -> Any:
+    def body(carry: Any, row: Any) -> Any:
+        return jnp.sin(carry @ row), carry.sum()
+
+    carry, sums = lax.scan(body, x, jnp.stack([w] * 3))
+    table = jnp.asarray(np.arange(120) * 1j)
+    return lax.sort(carry), sums, lax.cond(sums[0] > 0, lambda: table, lambda: -table)
+
+
+def _solved(x: Any, b: Any) -> Any:
+    return jnp.linalg.cholesky(x @ x.T + 4 * jnp.eye(4)), jnp.cumsum(b, axis=1)
+
+
+def _drawn(x: Any, bits: Any) -> Any:
+    key = jax.random.wrap_key_data(bits)
+    return jax.random.uniform(key, (3,)) + x, x.astype(jnp.int8) // 3, x.at[1].add(2.0)
+
+
+_F44 = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+_F3 = jax.ShapeDtypeStruct((3,), jnp.float32)
+_KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
+_PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (_small, (_F3, _F3)),
+    (_located, (_F44, _F44)),
+    (_loops, (_F44, _F44)),
+    (_solved, (_F44, _F44)),
+    (_drawn, (_F3, _KEY)),
+]
+
+_OPAQUE = """module @jit_f attributes {mhlo.num_partitions = 1 : i32} {
+  sdy.mesh @mesh = <["x"=1, "y"=1]>
+  func.func public @main(%a: tensor<4xf32> loc("x"), %i: tensor<i32>) -> (tensor<4xf32>) {
+    %0 = stablehlo.custom_call @some_target(%a) {api_version = 4 : i32, backend_config =
+      {n = 3 : i64, name = "a"}} : (tensor<4xf32>) -> tensor<4xf32>
+    %1 = sdy.sharding_constraint %a <@mesh, [{"x"}]> : tensor<4xf32>
+    %2 = call @inner(%1) : (tensor<4xf32>) -> tensor<4xf32>
+    %3 = "stablehlo.case"(%i) ({ stablehlo.return %2 : tensor<4xf32> }, {
+      %4 = stablehlo.add %0, %2 : tensor<4xf32>
+      stablehlo.return %4 : tensor<4xf32> }) : (tensor<i32>) -> tensor<4xf32>
+    return %3 : tensor<4xf32>
+  }
+  func.func private @inner(%a: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = stablehlo.constant dense<[1.0, 2.0, 3.0, 4.0]> : tensor<4xf32>
+    %1 = stablehlo.composite "my.thing" %a {composite_attributes = {k = 1.0 : f32, b = true},
+      decomposition = @leaf} : (tensor<4xf32>) -> tensor<4xf32>
+    %2 = stablehlo.multiply %1, %0 : tensor<4xf32> loc("jit(f)/inner"("file.py":3:1))
+    return %2 : tensor<4xf32>
+  }
+  func.func private @leaf(%a: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = stablehlo.tanh %a : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}
+"""
+
+
+def corpus() -> dict[str, list[bytes]]:
+    """Whole files by form: text, bytecode, portable artifacts, jax.export artifacts."""
+    found: dict[str, list[bytes]] = {"text": [_OPAQUE.encode()], "bytecode": [], "artifact": []}
+    found["export"] = []
+    for function, avals in _PROGRAMS:
+        module = lowered_module(function, *avals)
+        found["text"].append(str(module.operation.get_asm(enable_debug_info=True)).encode())
+        out = io.BytesIO()
+        module.operation.write_bytecode(out)
+        found["bytecode"].append(out.getvalue())
+        exported = jax.export.export(jax.jit(function))(*avals)
+        found["artifact"].append(exported.mlir_module_serialized)
+        found["export"].append(bytes(exported.serialize(vjp_order=1)))
+    b = jax.export.symbolic_shape("b, c")
+    rows = jax.ShapeDtypeStruct((b[0], 4), jnp.float32)
+    many = jax.export.export(jax.jit(_located), platforms=["cpu", "tpu"])(rows, _F44)
+    found["export"].append(bytes(many.serialize()))
+    found["artifact"].append(many.mlir_module_serialized)
+    keyed = jax.export.export(jax.jit(lambda key, unused, *, n: jax.random.split(key, 2)))
+    found["export"].append(bytes(keyed(jax.random.key(0), _F3, n=_F3).serialize()))
+    return found
+
+
+# --- Damage ---------------------------------------------------------------------------------------
+
+_VARINTS = (0, 1, 2, 3, 5, 0x7F, 0x80, 0xFE, 0xFF)
+_WORDS = re.compile(rb"[\w.%@#]+")
+
+
+def damage(rng: random.Random, form: str, files: dict[str, list[bytes]]) -> bytes:
+    """One file with one to three damages."""
+    data = bytearray(rng.choice(files[form]))
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        kinds = [*_ANYWHERE, *(_OF_TEXT if form == "text" else _OF_BYTES)]
+        if form == "export":
+            kinds += [_word, _word, _word]
+        rng.choice(kinds)(rng, data, rng.choice(files[form]))
+        if not data:
+            break
+    return bytes(data)
+
+
+def _flip(rng: random.Random, data: bytearray, other: bytes) -> None:
+    for _ in range(rng.choice([1, 1, 2, 8])):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def _cut(rng: random.Random, data: bytearray, other: bytes) -> None:
+    del data[rng.randrange(len(data)) :]
+
+
+def _delete(rng: random.Random, data: bytearray, other: bytes) -> None:
+    at = rng.randrange(len(data))
+    del data[at : at + rng.randrange(1, 32)]
+
+
+def _insert(rng: random.Random, data: bytearray, other: bytes) -> None:
+    at = rng.randrange(len(data))
+    data[at:at] = rng.randbytes(rng.randrange(1, 32))
+
+
+def _splice(rng: random.Random, data: bytearray, other: bytes) -> None:
+    at, size = rng.randrange(len(data)), rng.randrange(1, 64)
+    start = rng.randrange(len(other))
+    data[at : at + rng.choice([size, rng.randrange(64)])] = other[start : start + size]
+
+
+def _varint(rng: random.Random, data: bytearray, other: bytes) -> None:
+    data[rng.randrange(len(data))] = rng.choice(_VARINTS)
+
+
+def _string(rng: random.Random, data: bytearray, other: bytes) -> None:
+    """Changes the bytes of a name, and not their number."""
+    names = [m.span() for m in re.finditer(rb"[\w./()]{3,}", data)]
+    if names:
+        first, last = rng.choice(names)
+        at = rng.randrange(first, last)
+        new = rng.choice([b"\xff", b"\xc3", b"\0", b"\x1b", b"a", b"9", b"\xe2\x80"])
+        data[at : at + len(new)] = new
+
+
+def _word(rng: random.Random, data: bytearray, other: bytes) -> None:
+    """A number of a flatbuffer, an offset or a length, becomes another that stands in it."""
+    at, source = (rng.randrange(len(data) // 4) * 4 for _ in range(2))
+    new = data[source : source + 4]
+    if rng.random() < 0.5:
+        old = int.from_bytes(data[at : at + 4], "little")
+        new = (old + rng.choice([-8, -4, -2, -1, 1, 2, 4, 8])).to_bytes(8, "little", signed=True)[
+            :4
+        ]
+    data[at : at + 4] = new
+
+
+def _token(rng: random.Random, data: bytearray, other: bytes) -> None:
+    """A word of a text becomes another of the text, or a number nearby."""
+    words = list(_WORDS.finditer(data))
+    if not words:
+        return
+    old, new = rng.choice(words), rng.choice(words)[0]
+    if old[0].isdigit() and rng.random() < 0.7:
+        new = str(int(old[0][:9]) + rng.choice([-1, 1, 2, 100])).encode()
+    data[old.start() : old.end()] = new
+
+
+def _lines(rng: random.Random, data: bytearray, other: bytes) -> None:
+    lines = data.split(b"\n")
+    i, j = rng.randrange(len(lines)), rng.randrange(len(lines))
+    match rng.randrange(4):
+        case 0:
+            del lines[i]
+        case 1:
+            lines.insert(j, lines[i])
+        case 2:
+            lines[i], lines[j] = lines[j], lines[i]
+        case 3:
+            lines.insert(j, rng.choice(other.split(b"\n")))
+    data[:] = b"\n".join(lines)
+
+
+_ANYWHERE = [_flip, _cut, _delete, _insert, _splice, _string]
+_OF_TEXT = [_token] * 10 + [_lines] * 4
+_OF_BYTES = [_varint] * 3
+FORMS = ("text", "bytecode", "artifact", "export")
+
+
+# --- What comes of it -----------------------------------------------------------------------------
+
+
+def _with_xla(module: ir.Module, values: Sequence[Any]) -> list[np.ndarray]:
+    device = jax.devices()[0]
+    out = io.BytesIO()
+    module.operation.write_bytecode(out)
+    run = device.client.compile_and_load(
+        out.getvalue(),
+        xla_client.DeviceList((device,)),
+        compiler.get_compile_options(num_replicas=1, num_partitions=1),
+    )
+    return [np.asarray(x) for x in run.execute([jax.device_put(x) for x in values])]
+
+
+def _value(rng: np.random.Generator, shape: Sequence[Any], dtype: Any) -> Any:
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(3, impl=dtype._impl.name), shape)[...,]
+    x = rng.normal(size=[n if isinstance(n, int) else 3 for n in shape]) * 3
+    return np.asarray(np.abs(x) if np.dtype(dtype).kind == "u" else x).astype(dtype)
+
+
+def same(have: Sequence[Any], want: Sequence[Any]) -> bool:
+    """Whether arrays are equal but for the rounding of another order of fused operations."""
+    if len(have) != len(want):
+        return False
+    for a, b in zip(have, want, strict=True):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        if a.dtype.kind in "fcV":
+            wide = np.complex128 if a.dtype.kind == "c" else np.float64
+            a, b = a.astype(wide), b.astype(wide)
+            if not np.allclose(a, b, rtol=2e-3, atol=2e-3, equal_nan=True):
+                return False
+        elif not np.array_equal(a, b):
+            return False
+    return True
+
+
+def _arrays(values: Any) -> list[np.ndarray]:
+    def plain(x: Any) -> np.ndarray:
+        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x)
+
+    return [plain(x) for x in jax.tree_util.tree_leaves(values)]
+
+
+def outcome(form: str, blob: bytes) -> str:
+    """`"refused"`, `"equal"`, `"not run"` or what is wrong."""
+    text = blob.decode(errors="surrogateescape") if form == "text" else blob
+    try:
+        module = (invert.from_exported if form == "export" else invert.from_stablehlo)(text)
+    except invert.InvertError:
+        return "refused"
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        try:
+            if form == "export":
+                exported = jax.export.deserialize(bytearray(blob))
+                values = [_value(rng, a.shape, a.dtype) for a in exported.in_avals]
+                args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, values)
+                want = _arrays(exported.call(*args, **kwargs))
+            else:
+                parsed = parse_module(text)
+                values = [_value(rng, s.shape, s.dtype) for s in _specs(text)]
+                args, kwargs = tuple(values), {}
+                want = _with_xla(parsed, values)
+        except Exception as error:  # noqa: BLE001  what XLA does not run says nothing
+            return f"not run: {type(error).__name__}"
+        try:
+            have = _arrays(module(*args, **kwargs))
+        except (invert.InvertError, NotImplementedError) as error:
+            return f"not run: {type(error).__name__}"
+    return "equal" if same(have, want) else "WRONG"
+
+
+def _specs(text: bytes | str) -> Sequence[Any]:
+    from invert._config import Config
+    from invert.frontends import stablehlo
+
+    return stablehlo.entry_point(text, config=Config()).args
+
+
+class _Late(BaseException):
+    pass
+
+
+def sweep(seed: int, first: int, last: int, show: bool = False) -> Counter[str]:
+    """Damages files `first` to `last` of a seed; raises at the first broken promise."""
+    _parse_check._SECONDS = 3.0  # some damage makes the reader run forever
+    files = corpus()
+
+    def give_up(*_: Any) -> None:
+        raise _Late
+
+    signal.signal(signal.SIGALRM, give_up)
+    counts: Counter[str] = Counter()
+    for i in range(first, last):
+        rng = random.Random(f"{seed} {i}")
+        form = FORMS[i % len(FORMS)]
+        blob = damage(rng, form, files)
+        if show:
+            print("at", i, flush=True)
+        signal.alarm(SECONDS)
+        start = time.perf_counter()
+        try:
+            result = outcome(form, blob)
+        except _Late:
+            result = "LATE"
+        except Exception as error:  # noqa: BLE001  the promise is that there is none
+            place = "".join(traceback.format_tb(error.__traceback__)[-3:])
+            result = f"FOREIGN {type(error).__name__}: {error}"[:300] + "\n" + place
+        finally:
+            signal.alarm(0)
+        counts[f"{form} {result.split(':')[0]}"] += 1
+        if result.isupper() or result.startswith("FOREIGN"):
+            message = f"damage {i} of seed {seed} ({form}): {result}"
+            if not show:
+                raise AssertionError(message)
+            print(message, f"{time.perf_counter() - start:.1f} s", flush=True)
+    return counts

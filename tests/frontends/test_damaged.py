@@ -1,0 +1,239 @@
+"""Damaged and hostile files: an error of the project's own, or the program that they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+
+ROOT = Path(__file__).parents[2]
+T = "tensor<4xf32>"
+
+
+def sweep(seed: int, first: int, last: int) -> None:
+    """In a process of its own, since what is looked for are crashes too."""
+    code = f"from tests.frontends.damage import sweep\nprint(sweep({seed}, {first}, {last}))"
+    path = [str(ROOT), *(p for p in sys.path if p)]
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        check=False,
+    )
+    assert result.returncode == 0, f"exit code {result.returncode}: {result.stderr[-3000:]}"
+    assert "refused" in result.stdout
+    assert "equal" in result.stdout
+
+
+def test_damaged_files() -> None:
+    sweep(1, 0, 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_ten_thousand_damaged_files(part: int) -> None:
+    sweep(2, 500 * part, 500 * (part + 1))
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+
+def module(body: str, rest: str = "") -> str:
+    return (
+        f"module {{ {rest} func.func public @main(%a: {T}) -> {T} {{ {body} return %a : {T} }} }}"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        module(f'%0 = stablehlo.custom_call @"\\FF"(%a) : ({T}) -> {T}'),
+        module(f'%0 = stablehlo.custom_call @x(%a) {{backend_config = "\\C3"}} : ({T}) -> {T}'),
+        module(f'%0 = stablehlo.custom_call @x(%a) {{"\\FF" = 1 : i32}} : ({T}) -> {T}'),
+        module(f'%0 = stablehlo.custom_call @x(%a) {{a = [{{b = "\\FF"}}]}} : ({T}) -> {T}'),
+        module("", 'sdy.mesh @mesh = <["\\FF"=2]>'),
+        module("", 'func.func private @"f\\80"() { return }'),
+        module(f'%0 = stablehlo.sine %a : {T} loc("\\E2\\82"("a.py":1:1))'),
+    ],
+)
+def test_names_that_are_not_utf8(text: str) -> None:
+    with pytest.raises(invert.MalformedModelError, match="not UTF-8"):
+        invert.from_stablehlo(text)
+
+
+def test_names_of_other_alphabets() -> None:
+    text = module(f'%0 = stablehlo.sine %a : {T} loc("Größe/\\\\C3"("a.py":1:1))')
+    assert np.array_equal(invert.from_stablehlo(text)(np.ones(4, np.float32)), np.ones(4))
+
+
+def test_names_that_look_like_hints() -> None:
+    names = "mul;", "add;0#x;#", "broadcast_in_dim#1", "constant;1#"
+    for name in names:
+        text = module(f'%0 = stablehlo.add %a, %a : {T} loc("f/{name}"("a.py":1:1))')
+        text = text.replace("return %a", "return %0")
+        assert np.array_equal(invert.from_stablehlo(text)(np.ones(4, np.float32)), np.full(4, 2))
+
+
+def test_complex_attribute_of_a_composite() -> None:
+    text = module(
+        f'%0 = stablehlo.composite "x.y" %a {{composite_attributes = '
+        f"{{k = dense<(1.0,2.0)> : tensor<2xcomplex<f32>>}}, decomposition = @g}} : ({T}) -> {T}",
+        f"func.func private @g(%a: {T}) -> {T} {{ return %a : {T} }}",
+    )
+    with pytest.raises(invert.UnsupportedOpError, match=r"stablehlo\.composite"):
+        invert.from_stablehlo(text)
+
+
+@pytest.mark.parametrize("value", ['"size"', "3 : i32"])
+def test_arguments_that_are_not_the_platform(value: str) -> None:
+    text = f"func.func public @main(%a: {T} {{jax.global_constant = {value}}}) -> {T} {{"
+    x = np.arange(4, dtype=np.float32)
+    assert np.array_equal(invert.from_stablehlo(f"{text} return %a : {T} }}")(x), x)
+
+
+# --- jax.export -----------------------------------------------------------------------------------
+
+
+def exported(**kwargs: Any) -> jax.export.Exported:
+    x = jax.ShapeDtypeStruct((3,), np.float32)
+    n = jax.ShapeDtypeStruct((), np.int32)
+
+    def function(x: Any, unused: Any, *, n: Any) -> Any:
+        return {"y": x * n, "n": n}
+
+    return jax.export.export(jax.jit(function), **kwargs)(x, x, n=n)
+
+
+LEAF = jax.tree_util.tree_structure(0)
+CONTRADICTIONS = {
+    "module_kept_var_idx": [(), (0,), (0, 1, 2), (2, 0), (0, 0), (0, 7), (-1, 2), (1, 2, 3)],
+    "in_avals": [(), exported().in_avals[:2], exported().in_avals[::-1]],
+    "out_avals": [(), exported().out_avals[:1], exported().out_avals[::-1]],
+    "in_tree": [LEAF, jax.tree_util.tree_structure(((0, 0), {})), exported().out_tree],
+    "out_tree": [LEAF, exported().in_tree],
+    "platforms": [(), ("cpu", "cpu")],
+    "nr_devices": [0],
+    "calling_convention_version": [0, 1, 1000],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(f, v) for f, values in CONTRADICTIONS.items() for v in values]
+)
+def test_artifacts_that_contradict_themselves(field: str, value: Any) -> None:
+    damaged = dataclasses.replace(exported(), **{field: value})
+    with pytest.raises(invert.MalformedModelError, match="contradicts its module"):
+        invert.from_exported(damaged)
+
+
+def test_contradictions_are_told_together() -> None:
+    damaged = dataclasses.replace(exported(), nr_devices=0, in_tree=LEAF, out_avals=())
+    with pytest.raises(invert.MalformedModelError, match=r"devices.*0 results.*tree.*leaves"):
+        invert.from_exported(damaged)
+
+
+def test_artifacts_with_several_platforms() -> None:
+    x, n = np.ones(3, np.float32), np.int32(2)
+    for artifact in (exported(), exported(platforms=["cpu", "tpu"])):
+        assert np.array_equal(invert.from_exported(artifact)(x, x, n=n)["y"], x * 2)
+
+
+# --- Calls ----------------------------------------------------------------------------------------
+
+
+def chain(depth: int, *, twice: bool = False) -> str:
+    """Functions that each call the next, or call it two times."""
+    functions = [f"func.func private @f0(%a: {T}) -> {T} {{ return %a : {T} }}"]
+    for i in range(1, depth):
+        again = (
+            f"%1 = call @f{i - 1}(%0) : ({T}) -> {T}" if twice else f"%1 = stablehlo.sine %0 : {T}"
+        )
+        functions.append(
+            f"func.func private @f{i}(%a: {T}) -> {T} {{"
+            f"%0 = call @f{i - 1}(%a) : ({T}) -> {T}\n{again}\nreturn %1 : {T} }}"
+        )
+    last = f"%0 = call @f{depth - 1}(%a) : ({T}) -> {T}\nreturn %0 : {T}"
+    return "\n".join([*functions, f"func.func public @main(%a: {T}) -> {T} {{ {last} }}"])
+
+
+def test_functions_that_call_each_other_twice() -> None:
+    start = time.perf_counter()
+    recovered = invert.from_stablehlo(chain(24, twice=True))
+    assert recovered.report.certificate.kind == "exact"
+    assert recovered.source
+    assert time.perf_counter() - start < 60  # 2^24 calls would take days
+
+
+@pytest.mark.parametrize("depth", [400, 3000])
+def test_calls_nested_too_deep(depth: int) -> None:
+    with pytest.raises(invert.UnsupportedOpError, match="recursion limit"):
+        invert.from_stablehlo(chain(depth))
+
+
+def test_calls_that_never_end() -> None:
+    a, b = (
+        f"func.func private @{one}(%a: {T}) -> {T} {{"
+        f"%0 = call @{two}(%a) : ({T}) -> {T} return %0 : {T} }}"
+        for one, two in ("ab", "ba")
+    )
+    with pytest.raises(invert.UnsupportedOpError, match="calls itself"):
+        invert.from_stablehlo(module(f"%0 = call @a(%a) : ({T}) -> {T}", a + b))
+
+
+def test_functions_without_a_body() -> None:
+    with pytest.raises(invert.UnsupportedOpError, match=r"@e, which @main calls, has no body"):
+        invert.from_stablehlo(
+            module(f"%0 = call @e(%a) : ({T}) -> {T}", f"func.func private @e({T}) -> {T}")
+        )
+
+
+def test_a_function_called_with_the_platform_and_with_another_number() -> None:
+    i = "tensor<i32>"
+    text = f"""
+    func.func private @pick(%i: {i}, %x: {T}) -> {T} {{
+      %0 = "stablehlo.case"(%i) ({{ stablehlo.return %x : {T} }}, {{
+        %1 = stablehlo.negate %x : {T}
+        stablehlo.return %1 : {T} }}) : ({i}) -> {T}
+      return %0 : {T}
+    }}
+    func.func public @main(%p: {i} {{jax.global_constant = "_platform_index"}}, %i: {i},
+        %x: {T}) -> ({T}, {T}) {{
+      %0 = call @pick(%p, %x) : ({i}, {T}) -> {T}
+      %1 = call @pick(%i, %x) : ({i}, {T}) -> {T}
+      return %0, %1 : {T}, {T}
+    }}"""
+    x = np.arange(4, dtype=np.float32)
+    recovered = invert.from_stablehlo(text)
+    one, two = recovered(jnp.int32(1), x)
+    assert np.array_equal(one, x)
+    assert np.array_equal(two, -x)
+
+
+def test_a_sort_is_one_program_for_all_lengths() -> None:
+    counts = []
+    for n in (8, 100_000):
+        row = f"tensor<{n}xf32>"
+        recovered = invert.from_stablehlo(f"""
+        func.func public @main(%a: {row}) -> {row} {{
+          %0 = "stablehlo.sort"(%a) ({{ ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+            %p = stablehlo.multiply %x, %y : tensor<f32>
+            %q = stablehlo.compare LT, %p, %x : (tensor<f32>, tensor<f32>) -> tensor<i1>
+            stablehlo.return %q : tensor<i1> }}) {{dimension = 0 : i64}} : ({row}) -> {row}
+          return %0 : {row}
+        }}""")
+        counts.append(sum(recovered.report.primitives.values()))
+    assert counts[0] == counts[1]

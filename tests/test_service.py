@@ -1,0 +1,105 @@
+"""What a process that converts all day relies on: memory and time stay, threads do not mix."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+
+X = jax.ShapeDtypeStruct((4,), np.float32)
+
+
+def program(i: int) -> Callable[..., Any]:
+    k = np.float32(i * 0.37 + 1)
+
+    def function(x: Any, y: Any) -> Any:
+        z = jnp.sin(x) * k + jnp.cumsum(y)
+        steps = lax.fori_loop(0, 3, lambda j, c: c + k, x)
+        return jax.nn.silu(z) + steps.sum(), jax.nn.softmax(z)
+
+    return function
+
+
+def artifact(i: int) -> bytearray:
+    return jax.export.export(jax.jit(program(i)))(X, X).serialize()
+
+
+def test_a_program_goes_with_its_module() -> None:
+    module = invert.from_exported(artifact(0))
+    kept = weakref.ref(module.jaxpr)
+    del module
+    gc.collect()
+    assert kept() is None
+
+
+def test_modules_of_one_signature_share_their_class() -> None:
+    one, two = (invert.from_exported(artifact(i)) for i in range(2))
+    assert type(one) is type(two)
+    x = np.arange(4, dtype=np.float32)
+    for i, module in enumerate((one, two)):
+        np.testing.assert_allclose(module(x, x)[1], program(i)(x, x)[1], rtol=1e-5)
+    other = jax.export.export(jax.jit(lambda y, x: x - y))(X, X)
+    assert type(invert.from_exported(other)) is not type(one)
+
+
+def resident() -> float:
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [False, True])
+def test_many_conversions(source: bool) -> None:
+    """Of the modules that texts become, JAX keeps the classes: some 100 kB each."""
+    count, warm = 300, 100
+    artifacts = [artifact(i) for i in range(count)]
+    for i, data in enumerate(artifacts):
+        if i == warm:
+            before, start = resident(), time.perf_counter()
+        if i == 2 * warm:
+            half = time.perf_counter() - start
+        module = invert.from_exported(data)
+        if source:
+            assert module.source
+    del module
+    assert (resident() - before) / (count - warm) < (0.2 if source else 0.03)
+    assert time.perf_counter() - start < 3 * half
+
+
+def test_eight_threads() -> None:
+    artifacts = [artifact(i) for i in range(8)]
+    x = np.arange(4, dtype=np.float32)
+    wrong: list[str] = []
+    together = threading.Barrier(8)
+
+    def work(i: int) -> None:
+        together.wait()
+        try:
+            for _ in range(2):
+                module = invert.from_exported(artifacts[i])
+                assert f"{np.float32(i * 0.37 + 1):.3g}"[:3] in module.source
+                for recovered in (module, module.model):
+                    for have, want in zip(recovered(x, x), program(i)(x, x), strict=True):
+                        np.testing.assert_allclose(have, want, rtol=1e-5)
+        except Exception as error:  # noqa: BLE001  whatever it is, the test has to hear of it
+            wrong.append(f"thread {i}: {error!r}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
