@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..._errors import Problem, UnsupportedOpError
+from ._definition import types_of
 from ._node import Node, import_tensorflow
 from ._registry import Context
 
@@ -42,16 +43,9 @@ def op_def(op: str) -> Any | None:
 
 def input_types(node: Node) -> list[int]:
     """The `DataType` of each input, from the definition of the op and the attributes."""
-    types: list[int] = []
     definition = op_def(node.op)
     assert definition is not None, node.op  # it has a kernel
-    for arg in definition.input_arg:
-        if arg.type_list_attr:
-            types += node.attrs[arg.type_list_attr].list.type
-            continue
-        count = node.attrs[arg.number_attr].i if arg.number_attr else 1
-        types += [node.attrs[arg.type_attr].type if arg.type_attr else arg.type] * count
-    return types
+    return [t for n, t in types_of(definition.input_arg, node.attrs) for _ in range(n)]
 
 
 # The shape of an input; dtype and bytes where its value is known, or the array where no hash of it
