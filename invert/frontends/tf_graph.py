@@ -21,6 +21,7 @@ from .._errors import MalformedModelError, Problem, UnsupportedOpError
 from ..primitives.tf import REGISTRY, Node
 from ..primitives.tf._definition import result_problem
 from ..primitives.tf._dynamic import DATA_SIZED, leaves_rows_out
+from ..primitives.tf._eager import refused_inputs
 from ..primitives.tf._host_check import host_problems
 from ..primitives.tf._lookup import entry_of, road_of
 from ..primitives.tf._node import FRAMES_REMEDY, Body, attr_functions, decode_tensor, naming
@@ -469,7 +470,14 @@ class Run:
                 operands = self._dereferenced(node, operands)
             # The scopes of a node are the layers of its model; what is emitted is cut along them.
             with _compat.name_stack(_scope(outer, node.name)), naming(node):
-                results[index] = self._apply(rule, node, operands)
+                try:
+                    results[index] = self._apply(rule, node, operands)
+                except (LookupError, ArithmeticError) as error:
+                    # Of sizes or axes that do not fit, if TensorFlow says so too; else a defect.
+                    problem = refused_inputs(self, node, operands)
+                    if problem is None:
+                        raise
+                    raise UnsupportedOpError([problem]) from error
                 self._check_types(node, results[index])
         self.within = around
         return [_output(body, results, i, k) for i, k in body.outputs]

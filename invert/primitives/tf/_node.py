@@ -216,8 +216,15 @@ def canonical(value: Any) -> Any:
     """`value` as JAX takes it: NumPy arrays in the dtype that the x64 setting allows."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         dtype = jax.dtypes.canonicalize_dtype(value.dtype)
-        return value if dtype == value.dtype else value.astype(dtype)
+        if dtype != value.dtype:
+            return np.broadcast_to(unrepeated(value).astype(dtype), value.shape)
     return value
+
+
+def unrepeated(value: np.ndarray) -> np.ndarray:
+    """`value` with one element along the axes that it repeats in memory."""
+    strides = zip(value.strides, value.shape, strict=True)
+    return value[tuple(slice(1) if not step and size else slice(None) for step, size in strides)]
 
 
 # A reference to a type is its number in tensorflow/core/framework/types.proto plus this.
