@@ -14,7 +14,7 @@ import numpy as np
 from invert import _compat, _container, _derivatives, _jaxpr, _module, _save, patterns
 from invert._config import Config
 from invert._entry import EntryPoint
-from invert._errors import InvertError, SignatureError
+from invert._errors import InvertError, SignatureError, nesting_limited
 from invert._match import equivalent
 from invert._methods import Methods, build_methods
 from invert._module import Module, Stage
@@ -30,6 +30,7 @@ from invert._verify import Certificate, certify
 _DEFAULT = Config()
 
 
+@nesting_limited()
 def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     """Raises an entry point at the given argument types and rewrites it."""
     seconds = {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class InvertError(Exception):
@@ -71,3 +72,14 @@ class UnsupportedOpError(InvertError, NotImplementedError):
         noun = "problem" if len(self.problems) == 1 else "problems"
         lines = "\n".join(f"  - {p}" for p in self.problems)
         super().__init__(f"{len(self.problems)} {noun} while converting:\n{lines}")
+
+
+@contextlib.contextmanager
+def nesting_limited() -> Iterator[None]:
+    """Makes an error of what is nested deeper than Python's stack goes."""
+    try:
+        yield
+    except RecursionError as error:
+        reason = "nests functions, branches or loops deeper than Python's stack goes"
+        remedy = "Raise the limit by sys.setrecursionlimit, or put some of them into their callers."
+        raise UnsupportedOpError([Problem("the program", reason, remedy=remedy)]) from error

@@ -20,7 +20,7 @@ import numpy as np
 from .._compat import tf_concrete_functions, tf_variable_dtype
 from .._config import Config
 from .._entry import EntryPoint, Param
-from .._errors import Problem, SignatureError, UnsupportedOpError
+from .._errors import Problem, SignatureError, UnsupportedOpError, nesting_limited
 from ..primitives.tf import import_tensorflow
 from ..primitives.tf._host import Table, table, text_problems
 from ..primitives.tf._state import Resource
@@ -74,6 +74,7 @@ def values_of(variable: Any) -> np.ndarray:
     return np.asarray(tensor.numpy())
 
 
+@nesting_limited()
 def entry_point(
     tf_fn: Any,
     args: Sequence[Any] = (),

@@ -40,6 +40,8 @@ from .tf_gradient import TfGradient, gradient_sources, read_gradient
 from .tf_v1 import functionalize, holds_frames
 
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
+# A call puts the nodes of the function in its place. So many take minutes.
+_MOST_NODES = 1_000_000
 _CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
 
 
@@ -305,7 +307,32 @@ class Graph:
         if self.config.host_ops == "error":
             known = known or (False,) * len(self.main.args)
             found += host_problems(self.main, known, self.body, self._op_def, self._where)
+        if (count := self._written_out()) > _MOST_NODES:
+            reason = f"calls its functions so often that {count} nodes would be written out"
+            remedy = f"At most {_MOST_NODES} are; let functions call each other less often."
+            found.append(Problem("the graph", reason, remedy=remedy))
         return list(dict.fromkeys(found))
+
+    def _written_out(self) -> int:
+        """How many nodes there are with those of a function for each of its calls."""
+        known: dict[str, int] = {}
+
+        def of_function(name: str) -> int:
+            if name not in known:
+                known[name] = 0  # for functions that call themselves
+                known[name] = of_body(self.body(name))
+            return known[name]
+
+        def of_body(body: Body) -> int:
+            calls = [
+                name
+                for i in body.order
+                if body.nodes[i].op != "XlaCallModule"
+                for name in attr_functions(body.nodes[i])
+            ]
+            return len(body.order) + sum(map(of_function, calls))
+
+        return of_body(self.main)
 
     def reachable(self) -> Iterator[Node]:
         """The nodes that run, those of called functions once."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._config import Config
 from .._entry import ArgSpec, EntryPoint
-from .._errors import MalformedModelError, SignatureError, UnsupportedOpError
+from .._errors import MalformedModelError, SignatureError, UnsupportedOpError, nesting_limited
 from ..primitives.tf import import_tensorflow
 from ..primitives.tf._node import decode_attr, decode_shape
 from .tf_entry import graph_entry
@@ -19,6 +19,7 @@ from .tf_graph import Graph
 from .tf_signature import Signature
 
 
+@nesting_limited()
 def entry_point(
     graph_def: Any,
     inputs: Sequence[str] | Mapping[str, str],

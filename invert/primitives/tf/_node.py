@@ -269,6 +269,6 @@ def naming(node: Node) -> Iterator[None]:
         yield
     except InvertError:
         raise
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)]) from error
