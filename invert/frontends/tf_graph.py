@@ -499,7 +499,7 @@ class Run:
             with _compat.name_stack(_scope(outer, node.name)), naming(node):
                 try:
                     results[index] = self._apply(rule, node, operands)
-                except (LookupError, ArithmeticError) as error:
+                except (LookupError, ZeroDivisionError) as error:
                     # Of sizes or axes that do not fit, if TensorFlow says so too; else a defect.
                     problem = refused_inputs(self, node, operands)
                     if problem is None:

@@ -11,6 +11,7 @@ import functools
 import pathlib
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,12 @@ def run_apart(
 
     **Raises:** `KernelError`; where the child dies or takes too long as well.
     """
-    content = _ask(text, library, types, [(v.shape, v) for v in values])
+    graph = _graph(text, library, types, [(v.shape, v) for v in values])
+    return read_results(ask(graph))
+
+
+def read_results(content: bytes) -> list[np.ndarray]:
+    """The arrays of an answer."""
     tf = import_tensorflow()
     results, at = [], 0
     while at < len(content):
@@ -80,18 +86,19 @@ def refusal(
 ) -> str | None:
     """Why TensorFlow does not accept an op at these shapes and known values; `None`: it does."""
     try:
-        _ask(text, library, types, inputs)
+        ask(_graph(text, library, types, inputs))
     except KernelError as error:
         return str(error)
     return None
 
 
-def _ask(
+def _graph(
     text: bytes,
     library: bytes,
     types: Sequence[int],
     inputs: Sequence[tuple[Sequence[int | None] | None, np.ndarray | None]],
-) -> bytes:
+) -> Any:
+    """The op and its inputs as a `GraphDef`."""
     tf = import_tensorflow()
     graph = tf.compat.v1.GraphDef()
     graph.versions.producer = tf.version.GRAPH_DEF_VERSION
@@ -112,6 +119,14 @@ def _ask(
     node = graph.node.add()
     node.ParseFromString(text)
     node.input.extend(f"input{i}" for i in range(len(types)))
+    return graph
+
+
+def ask(graph: Any) -> bytes:
+    """What the child process answers to a `GraphDef` of which the last node is wanted.
+
+    **Raises:** `KernelError`.
+    """
     try:
         reply = _child().ask(graph.SerializeToString(), seconds=_SECONDS)
     except ChildError as error:

@@ -133,6 +133,16 @@ def ints(value: np.ndarray) -> tuple[Any, ...]:
     return tuple(int(d) if isinstance(d, int | np.integer) else d for d in np.ravel(value).tolist())
 
 
+def axis_of(axis: int, rank: int) -> int:
+    """The number of an axis, which may be counted from the last one.
+
+    **Raises:** `ValueError` where an array of this rank does not have it.
+    """
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no axis {axis} in an array of rank {rank}")
+    return axis % rank
+
+
 def pack_dims(dims: Sequence[Any], dtype: np.dtype) -> np.ndarray:
     """Sizes as a static vector; `object` where one of them is symbolic."""
     if all(isinstance(d, int | np.integer) for d in dims):
