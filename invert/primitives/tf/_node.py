@@ -179,9 +179,10 @@ def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
     """
     tf = import_tensorflow()
     place = f" ({location})" if location else ""
-    shape = decode_shape(proto.tensor_shape)
+    shape = tuple(int(d.size) for d in proto.tensor_shape.dim)
     np_dtype = decode_dtype(proto.dtype)
-    if shape is None or None in shape or proto.dtype in (_RESOURCE, _VARIANT):
+    unknown = proto.tensor_shape.unknown_rank or any(n < 0 for n in shape)
+    if unknown or proto.dtype in (_RESOURCE, _VARIANT):
         raise MalformedModelError(f"a constant{place} is not of one type and shape")
     said = f"a constant{place} of {np_dtype.name}{list(shape)}"
     size = math.prod(shape)
