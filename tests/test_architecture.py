@@ -31,6 +31,7 @@ RANK = {
     "_config": 0,
     "_compat": 0,
     "_arrays": 0,
+    "_child": 1,
     "_entry": 1,
     "_opaque": 1,
     "_gradient": 1,
