@@ -32,6 +32,7 @@ RANK = {
     "_compat": 0,
     "_arrays": 0,
     "_lazy": 0,
+    "_child": 1,
     "_entry": 1,
     "_composite": 1,
     "_opaque": 1,

@@ -12,6 +12,7 @@ from typing import Any
 
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
 from ..primitives.tf._node import FRAMES_REMEDY, Body, Node, decode_tensor
+from .tf_check import parse_tensor
 
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]
@@ -20,11 +21,11 @@ _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _PREFERS = "api_preferred_device"
 
 
-def function_body(function: Any, offset: Offset, is_effect: IsEffect) -> Body:
-    """The body of a `FunctionDef` proto; see `make_body`."""
+def function_body(function: Any, nodes: Iterable[Any], offset: Offset, is_effect: IsEffect) -> Body:
+    """The body of a `FunctionDef` proto with these nodes; see `make_body`."""
     return make_body(
         function.signature.name,
-        function.node_def,
+        nodes,
         [a.name for a in function.signature.input_arg],
         [function.ret[a.name] for a in function.signature.output_arg],
         list(function.control_ret.values()),
@@ -42,8 +43,10 @@ def output_offset(
     `functions`: those of the library; the results of one that is called as an op have its names.
     """
     if node.op in _CALLS and output != "output":
-        results = functions[node.attrs["f"].func.name].signature.output_arg
-        return [a.name for a in results].index(output)
+        called = functions.get(node.attrs["f"].func.name)
+        names = [a.name for a in called.signature.output_arg] if called is not None else []
+        if output in names:
+            return names.index(output)
     offset = 0
     for arg in definition.output_arg if definition is not None else ():
         if arg.name == output:
@@ -96,11 +99,9 @@ def make_body(
         return index[key]
 
     def tensor(text: str) -> tuple[int, int]:
-        key, *rest = text.split(":")
-        i = find(key)
-        if not rest:
-            return i, 0
-        return i, int(rest[-1]) + (offset(nodes[i], rest[0]) if len(rest) == 2 else 0)
+        name, output, number = parse_tensor(text)
+        i = find(name)
+        return i, number + (offset(nodes[i], output) if output else 0)
 
     for node, texts in zip(nodes, wires, strict=True):
         node.inputs = tuple(tensor(t) for t in texts if not t.startswith("^"))
@@ -138,8 +139,8 @@ def _whole_number(node: Node) -> int | None:
     """The value of a constant that is one whole number."""
     if node.op != "Const" or node.attr("dtype").kind not in "iu":
         return None
-    value = decode_tensor(node.attr("value"))
-    return int(value) if value.ndim == 0 else None
+    value = decode_tensor(node.attr("value"), node.location)
+    return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
 
 
 def _text(nodes: Sequence[Node]) -> str:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..primitives.tf import Node
+from .tf_check import parse_tensor
 from .tf_v1 import Made
 
 
-def as_graph(function: Any, offset: Callable[[Node, str], int]) -> Made:
-    """The body of a `FunctionDef` as a part of a graph, which names results by number alone."""
+def as_graph(function: Any, protos: Sequence[Any], offset: Callable[[Node, str], int]) -> Made:
+    """A `FunctionDef` with these nodes as a part of a graph: results have numbers, not names."""
     nodes = {}
-    for proto in function.node_def:
+    for proto in protos:
         nodes[proto.name] = Node(proto.op, proto.name, proto.attr, function.signature.name)
 
     def tensor(text: str) -> str:
-        name, *rest = text.split(":")
-        if len(rest) < 2:
+        if text.startswith("^"):
             return text
-        return f"{name}:{int(rest[1]) + offset(nodes[name], rest[0])}"
+        name, output, number = parse_tensor(text)
+        return f"{name}:{number + offset(nodes[name], output)}" if output else text
 
     copies = []
-    for proto in function.node_def:
+    for proto in protos:
         copy = type(proto)()
         copy.CopyFrom(proto)
         copy.input[:] = map(tensor, proto.input)
@@ -72,10 +73,11 @@ def _rewrite(nodes: Iterable[Any], signatures: Mapping[str, Any]) -> dict[str, A
 
 def _renamed(name: str, outputs: Mapping[str, Any]) -> str:
     """A reference to a result of a call, as to one of `PartitionedCall`: by its number."""
-    node, _, place = name.partition(":")
-    if node not in outputs or not place:
+    if name.startswith("^"):
         return name
-    output, _, index = place.partition(":")
+    node, output, index = parse_tensor(name)
+    if node not in outputs:
+        return name
     names = [a.name for a in outputs[node].output_arg]
     # Results of functions are single tensors: there are no lists to count.
-    return f"{node}:output:{names.index(output) + int(index or 0)}" if output in names else name
+    return f"{node}:output:{names.index(output) + index}" if output in names else name

@@ -20,7 +20,7 @@ import numpy as np
 from .._compat import keras_flags, tf_concrete_functions, tf_variable_dtype
 from .._config import Config
 from .._entry import EntryPoint, Param
-from .._errors import Problem, SignatureError, UnsupportedOpError
+from .._errors import Problem, SignatureError, UnsupportedOpError, nested_too_deep
 from ..primitives.tf import import_tensorflow
 from ..primitives.tf._host import Table, table, text_problems
 from ..primitives.tf._state import Resource
@@ -84,6 +84,7 @@ def values_of(variable: Any) -> np.ndarray:
     return np.asarray(tensor.numpy())
 
 
+@nested_too_deep("the function")
 def entry_point(
     tf_fn: Any,
     args: Sequence[Any] = (),

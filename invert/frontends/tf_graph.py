@@ -19,7 +19,9 @@ from .._config import Config
 from .._entry import OpUse
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
 from ..primitives.tf import REGISTRY, Node
+from ..primitives.tf._definition import result_problem
 from ..primitives.tf._dynamic import DATA_SIZED, leaves_rows_out
+from ..primitives.tf._eager import refused_inputs
 from ..primitives.tf._host_check import host_problems
 from ..primitives.tf._lookup import entry_of, road_of
 from ..primitives.tf._node import FRAMES_REMEDY, Body, attr_functions, decode_tensor, naming
@@ -31,12 +33,15 @@ from ..primitives.tf._rows import Rows, holds_count, refused_rows
 from ..primitives.tf._state import KEY, Resource, State
 from .tf_body import function_body, implementations, make_body, ordered, output_offset
 from .tf_calls import as_graph, with_calls
+from .tf_check import checked
 from .tf_deferred import Deferred
 from .tf_effects import NO_EFFECT, PASS_ON, REPORTS, Writes, draws, is_draw
 from .tf_gradient import TfGradient, gradient_sources, read_gradient
 from .tf_v1 import functionalize, holds_frames
 
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
+# A call puts the nodes of the function in its place. So many take minutes.
+_MOST_NODES = 1_000_000
 _CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
 
 
@@ -84,6 +89,7 @@ class Graph:
         self._source_line = source_line
         self.library = graph_def.library
         self._functions = {f.signature.name: f for f in graph_def.library.function}
+        self._signatures = {name: f.signature for name, f in self._functions.items()}
         self._selected = implementations(graph_def.library)
         self._bodies: dict[str, Body] = {}
         self._constants: dict[Node, np.ndarray] = {}
@@ -95,7 +101,15 @@ class Graph:
         self.plans: dict[Any, Any] = {}  # what loops found out about their variables
         fed = [name.rpartition(":")[0] or name for name in inputs]
         roots = [*outputs, *control_outputs]
-        nodes, self._made = functionalize(graph_def.node, "", roots, fed)
+        given = {n.name: n.attr["dtype"].type for n in graph_def.node if "dtype" in n.attr}
+        checked_nodes = checked(
+            graph_def.node,
+            {name: given.get(name, 0) for name in fed},
+            [(name, 0) for name in outputs],
+            op_def=op_def,
+            signatures=self._signatures,
+        )
+        nodes, self._made = functionalize(checked_nodes, "", roots, fed)
         self.main = self._with_gradients(
             make_body("", nodes, fed, outputs, control_outputs, self._output_offset, self.is_effect)
         )
@@ -104,7 +118,7 @@ class Graph:
 
     def constant(self, node: Node) -> np.ndarray:
         if node not in self._constants:
-            self._constants[node] = decode_tensor(node.attr("value"))
+            self._constants[node] = decode_tensor(node.attr("value"), node.location)
         return self._constants[node]
 
     def program(self, node: Node) -> Any:
@@ -178,9 +192,10 @@ class Graph:
             if function not in self._functions:
                 raise MalformedModelError(f"the graph calls {function!r}, which its library lacks")
             proto = self._functions[self._selected.get(function, function)]
-            body = self._with_control_flow(proto)
+            nodes = self._checked(proto)
+            body = self._with_control_flow(proto, nodes)
             if body is None:
-                body = function_body(proto, self._output_offset, self.is_effect)
+                body = function_body(proto, nodes, self._output_offset, self.is_effect)
             self._bodies[function] = self._with_gradients(body)
         return self._bodies[function]
 
@@ -193,13 +208,25 @@ class Graph:
             and proto.attr["_XlaMustCompile"].b
         )
 
-    def _with_control_flow(self, proto: Any) -> Body | None:
+    def _checked(self, proto: Any) -> list[Any]:
+        """The nodes of a library function."""
+        signature = proto.signature
+        return checked(
+            proto.node_def,
+            {a.name: a.type for a in signature.input_arg},
+            [(proto.ret[a.name], a.type) for a in signature.output_arg],
+            op_def=self._op_def,
+            signatures=self._signatures,
+            function=signature.name,
+        )
+
+    def _with_control_flow(self, proto: Any, nodes: Sequence[Any]) -> Body | None:
         """The body of a library function that holds version 1 control flow, if it does."""
-        if not holds_frames(proto.node_def):
+        if not holds_frames(nodes):
             return None
         function = proto.signature.name
         # A place of its own, since what it makes is named after it.
-        self._made[function] = as_graph(proto, self._output_offset)
+        self._made[function] = as_graph(proto, nodes, self._output_offset)
         return self._made_body(function)
 
     def _made_body(self, function: str) -> Body:
@@ -278,7 +305,32 @@ class Graph:
         if self.config.host_ops == "error":
             known = known or (False,) * len(self.main.args)
             found += host_problems(self.main, known, self.body, self._op_def, self._where)
+        if (count := self._written_out()) > _MOST_NODES:
+            reason = f"calls its functions so often that {count} nodes would be written out"
+            remedy = f"At most {_MOST_NODES} are; let functions call each other less often."
+            found.append(Problem("the graph", reason, remedy=remedy))
         return list(dict.fromkeys(found))
+
+    def _written_out(self) -> int:
+        """How many nodes there are with those of a function for each of its calls."""
+        known: dict[str, int] = {}
+
+        def of_function(name: str) -> int:
+            if name not in known:
+                known[name] = 0  # for functions that call themselves
+                known[name] = of_body(self.body(name))
+            return known[name]
+
+        def of_body(body: Body) -> int:
+            calls = [
+                name
+                for i in body.order
+                if body.nodes[i].op != "XlaCallModule"
+                for name in attr_functions(body.nodes[i])
+            ]
+            return len(body.order) + sum(map(of_function, calls))
+
+        return of_body(self.main)
 
     def reachable(self) -> Iterator[Node]:
         """The nodes that run, those of called functions once."""
@@ -438,14 +490,22 @@ class Run:
             rule = self.graph.rule(node)
             if rule is None:
                 raise UnsupportedOpError([self.graph.missing(node)])
-            operands = [results[i][k] for i, k in node.inputs]
+            operands = [_output(body, results, i, k) for i, k in node.inputs]
             if any(isinstance(v, Resource) and v.kind == "reference" for v in operands):
                 operands = self._dereferenced(node, operands)
             # The scopes of a node are the layers of its model; what is emitted is cut along them.
             with _compat.name_stack(_scope(outer, node.name)), naming(node):
-                results[index] = self._apply(rule, node, operands)
+                try:
+                    results[index] = self._apply(rule, node, operands)
+                except (LookupError, ZeroDivisionError) as error:
+                    # Of sizes or axes that do not fit, if TensorFlow says so too; else a defect.
+                    problem = refused_inputs(self, node, operands)
+                    if problem is None:
+                        raise
+                    raise UnsupportedOpError([problem]) from error
+                self._check_types(node, results[index])
         self.within = around
-        return [results[i][k] for i, k in body.outputs]
+        return [_output(body, results, i, k) for i, k in body.outputs]
 
     def _apply(self, rule: Rule, node: Node, operands: list[Any]) -> Sequence[Any]:
         if any(isinstance(v, Rows) or holds_count(v) for v in operands):
@@ -466,6 +526,14 @@ class Run:
         deferred.note(node.op, lambda values: rule(self, node, values), operands, results)
         return results
 
+    def _check_types(self, node: Node, results: Sequence[Any]) -> None:
+        """Refuses results of other types than the definition of the op says."""
+        definition = self.op_def(node.op)
+        if definition is None or self.config.bfloat16_constants:
+            return
+        if (reason := result_problem(node.attrs, definition, results)) is not None:
+            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+
     def _dereferenced(self, node: Node, values: Sequence[Any]) -> list[Any]:
         """The inputs of a node, read where it takes a value and gets a reference to a variable."""
         definition = self.op_def(node.op)
@@ -484,6 +552,13 @@ def _parse(module: bytes, config: Config) -> Any:
     from .stablehlo import Program
 
     return Program.from_bytes(module, config=config, trusted=True)
+
+
+def _output(body: Body, results: Mapping[int, Sequence[Any]], index: int, number: int) -> Any:
+    if number >= len(results[index]):
+        node = body.nodes[index]
+        raise MalformedModelError(f"tf.{node.op} ({node.location}) has no output {number}")
+    return results[index][number]
 
 
 def _scope(outer: tuple[str, ...], name: str) -> tuple[str, ...]:

@@ -10,15 +10,16 @@ import numpy as np
 
 from .._config import Config
 from .._entry import ArgSpec, EntryPoint
-from .._errors import MalformedModelError, SignatureError, UnsupportedOpError
+from .._errors import MalformedModelError, SignatureError, UnsupportedOpError, nested_too_deep
 from ..primitives.tf import import_tensorflow
-from ..primitives.tf._node import decode_attr
+from ..primitives.tf._node import decode_attr, decode_shape
 from .tf_entry import graph_entry
 from .tf_function import op_def_lookup
 from .tf_graph import Graph
 from .tf_signature import Signature
 
 
+@nested_too_deep("the graph")
 def entry_point(
     graph_def: Any,
     inputs: Sequence[str] | Mapping[str, str],
@@ -115,9 +116,12 @@ def _spec(name: str, node: Any) -> ArgSpec:
     key = "dtype" if "dtype" in node.attr else "T"
     if key not in node.attr:
         raise SignatureError(f"the type of input {name!r} is not known; feed a Placeholder")
-    shapes = [node.attr["shape"]] if "shape" in node.attr else []
+    dtype = decode_attr(node.attr[key])
+    if not isinstance(dtype, np.dtype) or dtype.kind == "O":
+        raise SignatureError(f"input {name!r} is not an array of numbers")
+    shapes = [node.attr["shape"].shape] if "shape" in node.attr else []
     shapes += node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else []
-    shape = decode_attr(shapes[0]) if shapes and hasattr(shapes[0], "WhichOneof") else None
+    shape = decode_shape(shapes[0]) if shapes else None
     if shape is None:
         raise SignatureError(f"input {name!r} has no fixed rank; give its Placeholder a shape")
-    return ArgSpec(name, shape, decode_attr(node.attr[key]))
+    return ArgSpec(name, shape, dtype)

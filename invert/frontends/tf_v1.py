@@ -13,6 +13,7 @@ from typing import Any
 
 from .._errors import MalformedModelError
 from ..primitives.tf import import_tensorflow
+from .tf_check import parse_tensor
 
 Tensor = tuple[str, int]  # node and number of the output; -1 for a control edge
 
@@ -72,8 +73,10 @@ def functionalize(
 def _parse(text: str) -> Tensor:
     if text.startswith("^"):
         return text[1:], -1
-    name, _, port = text.partition(":")
-    return name, int(port or 0)
+    name, output, port = parse_tensor(text)
+    if output:
+        raise MalformedModelError(f"a graph has no names of outputs, and refers to {text!r}")
+    return name, port
 
 
 def _text(tensor: Tensor) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import invert
 from tests.tf.raw_ops import REAL, Case, Suite, convert, dtype_of, dtypes, sample, special
 
 # TensorFlow takes 1 for the derivative of I1 at 0, which is 1/2: no grid point there.
@@ -227,3 +228,11 @@ def test_special(part, op):
 @pytest.mark.parametrize(("part", "op"), QUANTIZE.params())
 def test_quantize(part, op):
     QUANTIZE.check(part, op)
+
+
+def test_expint_where_it_has_no_values():
+    x = np.array([-np.inf, -2.0, -0.5, -0.0, 0.0, 0.5, np.inf, np.nan], np.float32)
+    spec = tf.TensorSpec(x.shape, x.dtype)
+    fn = tf.function(tf.math.special.expint, autograph=False).get_concrete_function(spec)
+    want = tf.math.special.expint(x).numpy()
+    np.testing.assert_allclose(invert.convert(fn)(x), want, rtol=1e-5)

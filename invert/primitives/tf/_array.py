@@ -18,6 +18,7 @@ from ._static import (
     array,
     arrays,
     as_sizes,
+    axis_of,
     broadcast_to,
     int_max,
     ints,
@@ -133,7 +134,7 @@ def _stack_static(values: list[Any], axis: int) -> np.ndarray:
 
 @raises_tf("Unpack")
 def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    axis, count = node.attr("axis", 0) % np.ndim(values[0]), node.attr("num")
+    axis, count = axis_of(node.attr("axis", 0), np.ndim(values[0])), node.attr("num")
     if is_static(values[0]):
         return [as_sizes(np.take(values[0], i, axis), node.attr("T")) for i in range(count)]
     x = array(values[0])
@@ -169,7 +170,7 @@ def _split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     count = node.attr("num_split")
     x = values[1] if node.op == "Split" else values[0]
     (axis,) = ints(static(node, values, 0 if node.op == "Split" else 2))
-    axis %= np.ndim(x)
+    axis = axis_of(axis, np.ndim(x))
     length = np.shape(x)[axis]
     if node.op == "Split":
         sizes = [length // count] * count

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..._errors import Problem, UnsupportedOpError
-from ._node import Node, import_tensorflow
+from ._definition import types_of
+from ._kernels import MOST_BYTES, PLAIN, KernelError, refusal, run_apart
+from ._node import Node, decode_dtype, import_tensorflow
 from ._registry import Context
 
 
@@ -42,16 +44,9 @@ def op_def(op: str) -> Any | None:
 
 def input_types(node: Node) -> list[int]:
     """The `DataType` of each input, from the definition of the op and the attributes."""
-    types: list[int] = []
     definition = op_def(node.op)
     assert definition is not None, node.op  # it has a kernel
-    for arg in definition.input_arg:
-        if arg.type_list_attr:
-            types += node.attrs[arg.type_list_attr].list.type
-            continue
-        count = node.attrs[arg.number_attr].i if arg.number_attr else 1
-        types += [node.attrs[arg.type_attr].type if arg.type_attr else arg.type] * count
-    return types
+    return [t for n, t in types_of(definition.input_arg, node.attrs) for _ in range(n)]
 
 
 # The shape of an input; dtype and bytes where its value is known, or the array where no hash of it
@@ -116,18 +111,52 @@ def run_eagerly(ctx: Context, node: Node, values: Sequence[Any]) -> list[np.ndar
     **Raises:** `UnsupportedOpError` where TensorFlow refuses the values.
     """
     tf = import_tensorflow()
+    run = run_op if node.op in PLAIN else run_apart
+    if (size := sum(v.nbytes for v in values)) > MOST_BYTES:
+        reason = f"has constants of {size} bytes as inputs, too many to compute at conversion"
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
     try:
-        return run_op(*serialized(ctx, node), input_types(node), values)
-    except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
-        reason = f"TensorFlow refuses its inputs: {reason_of(error)}"
-        remedy = "The model itself fails here."
-        raise UnsupportedOpError(
-            [Problem(f"tf.{node.op}", reason, node.location, remedy)]
-        ) from error
+        return run(*serialized(ctx, node), input_types(node), values)
+    except (ValueError, TypeError, NotImplementedError, KernelError, tf.errors.OpError) as error:
+        raise UnsupportedOpError([_refused(node, reason_of(error))]) from error
+
+
+def _refused(node: Node, reason: str) -> Problem:
+    remedy = "The model itself fails here."
+    return Problem(
+        f"tf.{node.op}", f"TensorFlow refuses its inputs: {reason}", node.location, remedy
+    )
+
+
+# Values with more elements tell shape functions nothing.
+_MOST_KNOWN = 1024
+
+
+def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem | None:
+    """What TensorFlow says against a node at the shapes of its inputs; `None`: nothing."""
+    if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
+        return None
+    inputs: list[tuple[Any, Any]] = []
+    for value, kind in zip(values, input_types(node), strict=True):
+        plain = decode_dtype(kind).kind != "O"
+        known = isinstance(value, np.ndarray) and value.dtype.kind != "O" and plain
+        if known and value.size <= _MOST_KNOWN:
+            inputs.append((value.shape, value))
+        elif plain and hasattr(value, "shape"):
+            inputs.append(([d if isinstance(d, int) else None for d in value.shape], None))
+        else:
+            inputs.append((None, None))
+    reason = refusal(*serialized(ctx, node), input_types(node), inputs)
+    return None if reason is None else _refused(node, reason_of(KernelError(reason)))
 
 
 def reason_of(error: Exception) -> str:
     """The line of a message of TensorFlow that says what is wrong."""
     text = getattr(error, "message", None) or str(error)
     text = text.removeprefix("Failed getting HLO text: '")
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(_TELL_NOTHING)]
+    return next(iter((*telling, *lines)), type(error).__name__)
+
+
+_TELL_NOTHING = ("Graph execution error:", "Detected at node", "Node: ")

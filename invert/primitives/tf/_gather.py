@@ -18,7 +18,7 @@ from jax import lax
 from ..._errors import Problem, UnsupportedOpError
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._static import array, as_sizes, ints, is_static, static
+from ._static import array, as_sizes, axis_of, ints, is_static, static
 
 # Indices known to be in range need no guard. Checking more of them takes longer than it saves.
 _MAX_CHECKED = 1 << 16
@@ -94,7 +94,7 @@ def _gather_mode(mode: _Mode) -> dict[str, Any]:
 @raises_tf("Gather", "GatherV2")
 def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     axis = ints(static(node, values, 2))[0] if node.op == "GatherV2" else 0
-    axis %= np.ndim(values[0])
+    axis = axis_of(axis, np.ndim(values[0]))
     batch, which = node.attr("batch_dims", 0), values[1]
     batch += np.ndim(which) if batch < 0 else 0
     known = isinstance(which, np.ndarray) and which.dtype != object

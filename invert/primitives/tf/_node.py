@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from types import ModuleType
@@ -12,7 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..._errors import InvertError, MissingDependencyError, Problem, UnsupportedOpError
+from ..._errors import (
+    InvertError,
+    MalformedModelError,
+    MissingDependencyError,
+    Problem,
+    UnsupportedOpError,
+)
 
 
 def import_tensorflow() -> ModuleType:
@@ -117,6 +124,8 @@ def attr_functions(node: Node) -> list[str]:
     """Names of the library functions that the attributes of `node` refer to."""
     names = []
     for key in sorted(node.attrs):
+        if key.startswith("_"):  # a hint
+            continue
         value = node.attrs[key]
         kind = value.WhichOneof("value")
         if kind == "func":
@@ -133,9 +142,25 @@ def decode_dtype(enum: int) -> np.dtype:
     """
     if enum in _QUANTIZED:
         return np.dtype(_QUANTIZED[enum])
-    if enum == _VARIANT:  # has none in TensorFlow
+    if enum in (_RESOURCE, _VARIANT):  # have none in TensorFlow
         return np.dtype(object)
+    if not is_type(enum):
+        raise MalformedModelError(f"the graph names a type by {enum}, which stands for none")
     return np.dtype(import_tensorflow().dtypes.as_dtype(enum).as_numpy_dtype)
+
+
+@functools.cache
+def is_type(enum: int) -> bool:
+    """Whether a `DataType` enum stands for a type of values, and not for references to them."""
+    try:
+        return import_tensorflow().dtypes.as_dtype(enum).as_datatype_enum < REFERENCE
+    except TypeError:
+        return False
+
+
+def type_name(enum: int) -> str:
+    """What TensorFlow calls a type."""
+    return import_tensorflow().dtypes.as_dtype(enum).name if is_type(enum) else f"type {enum}"
 
 
 def decode_shape(proto: Any) -> tuple[int | None, ...] | None:
@@ -145,45 +170,85 @@ def decode_shape(proto: Any) -> tuple[int | None, ...] | None:
     return tuple(None if d.size < 0 else int(d.size) for d in proto.dim)
 
 
-def decode_tensor(proto: Any) -> np.ndarray:
-    """A `TensorProto` as an array, with one copy of its bytes at most."""
+def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
+    """A `TensorProto` as an array, with one copy of its bytes at most.
+
+    What repeats one value is a view of that, however large.
+
+    **Raises:** `MalformedModelError` where its content does not fit its type and shape.
+    """
     tf = import_tensorflow()
-    dtype = tf.dtypes.as_dtype(proto.dtype)
+    place = f" ({location})" if location else ""
     shape = tuple(int(d.size) for d in proto.tensor_shape.dim)
-    content = proto.tensor_content
     np_dtype = decode_dtype(proto.dtype)
-    if content and np_dtype.kind != "O":
-        return np.frombuffer(content, np_dtype, count=math.prod(shape)).reshape(shape)
-    if dtype.base_dtype.name in _ONE_BYTE_FLOATS and proto.float8_val:
-        return _splat(np.frombuffer(proto.float8_val, np_dtype), shape)
-    value = np.asarray(tf.make_ndarray(proto))
-    return value[value.dtype.names[0]] if value.dtype.names else value
-
-
-def _splat(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    # TensorProto drops trailing repeats of the last value (tensorflow/core/framework/tensor.proto).
+    unknown = proto.tensor_shape.unknown_rank or any(n < 0 for n in shape)
+    if unknown or proto.dtype in (_RESOURCE, _VARIANT):
+        raise MalformedModelError(f"a constant{place} is not of one type and shape")
+    said = f"a constant{place} of {np_dtype.name}{list(shape)}"
     size = math.prod(shape)
-    padding = np.full(size - len(values), values[-1], values.dtype)
-    return np.concatenate([values, padding]).reshape(shape)
+    if size * np_dtype.itemsize > _MOST_BYTES:
+        raise MalformedModelError(f"{said} is too large for any array")
+    content = proto.tensor_content
+    if content and np_dtype.kind != "O":
+        if len(content) != size * np_dtype.itemsize:
+            raise MalformedModelError(f"{said} holds {len(content)} bytes")
+        return np.frombuffer(content, np_dtype, count=size).reshape(shape)
+    count = max(len(getattr(proto, field)) for field in _VALUES)
+    count = max(count // 2 if np_dtype.kind == "c" else count, 1)
+    if count > 1 and size > count + _MOST_PADDING:
+        raise MalformedModelError(f"{said} holds {count} values")
+    flat = type(proto)()
+    flat.CopyFrom(proto)
+    flat.tensor_shape.Clear()
+    flat.tensor_shape.dim.add().size = count
+    try:
+        value = np.asarray(tf.make_ndarray(flat))
+    except (TypeError, ValueError) as error:
+        raise MalformedModelError(f"{said} cannot be read: {error}") from error
+    value = value[value.dtype.names[0]] if value.dtype.names else value
+    if count == 1:
+        return np.broadcast_to(value, shape) if size != 1 else value.reshape(shape)
+    # Trailing repeats of the last value are left out, and what is too much is not looked at.
+    padding = np.full(max(0, size - count), value[-1], value.dtype)
+    return np.concatenate([value[:size], padding]).reshape(shape)
 
 
 def canonical(value: Any) -> Any:
     """`value` as JAX takes it: NumPy arrays in the dtype that the x64 setting allows."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         dtype = jax.dtypes.canonicalize_dtype(value.dtype)
-        return value if dtype == value.dtype else value.astype(dtype)
+        if dtype != value.dtype:
+            return np.broadcast_to(unrepeated(value).astype(dtype), value.shape)
     return value
 
 
-# DT_VARIANT of tensorflow/core/framework/types.proto.
-_VARIANT = 21
+def unrepeated(value: np.ndarray) -> np.ndarray:
+    """`value` with one element along the axes that it repeats in memory."""
+    strides = zip(value.strides, value.shape, strict=True)
+    return value[tuple(slice(1) if not step and size else slice(None) for step, size in strides)]
+
+
+# A reference to a type is its number in tensorflow/core/framework/types.proto plus this.
+REFERENCE = 100
+
+# DT_RESOURCE and DT_VARIANT of the same file.
+_RESOURCE, _VARIANT = 20, 21
 
 # The quantized types of the same file, which TensorFlow gives NumPy as records of one field.
 _QUANTIZED = {11: np.int8, 12: np.uint8, 13: np.int32, 15: np.int16, 16: np.uint16}
 
-_ONE_BYTE_FLOATS = frozenset(
-    ("float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz")
-)
+# No array of NumPy is larger.
+_MOST_BYTES = (1 << 63) - 1
+
+# A `TensorProto` leaves out repeats of its last value (tensorflow/core/framework/tensor.proto).
+# So many are put back where it holds others besides.
+_MOST_PADDING = 1 << 28
+
+# The fields of a `TensorProto` with values, one for each type or several that share it.
+_VALUES = (
+    "half_val float_val double_val int_val string_val scomplex_val int64_val bool_val dcomplex_val "
+    "uint32_val uint64_val float8_val"
+).split()
 
 _DECODE = {
     "s": lambda v: v.decode("utf-8", "surrogateescape"),
@@ -205,6 +270,6 @@ def naming(node: Node) -> Iterator[None]:
         yield
     except InvertError:
         raise
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)]) from error

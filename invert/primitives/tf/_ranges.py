@@ -123,7 +123,7 @@ def bounded(ctx: Context, node: Node, operands: list[Any]) -> list[Any]:
     for i, (value, source) in enumerate(zip(operands, node.inputs, strict=True)):
         dtype = getattr(value, "dtype", None)
         is_whole = isinstance(dtype, np.dtype) and dtype.kind == "i"
-        if isinstance(value, np.ndarray) or not is_whole or value.ndim:
+        if isinstance(value, np.ndarray) or not is_whole or getattr(value, "shape", None) != ():
             continue
         low, high = range_of(ctx, ctx.within, source)
         if low == high:

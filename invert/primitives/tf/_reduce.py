@@ -16,7 +16,7 @@ from jax import lax
 
 from ._node import Node
 from ._registry import Context, Rule, add_table
-from ._static import array, ints, is_static, static
+from ._static import array, axis_of, ints, is_static, static
 
 
 def _mean(x: Any, axis: tuple[int, ...]) -> Any:
@@ -117,7 +117,7 @@ def _cumulative(fn: Callable[..., Any], neutral: float) -> Rule:
             # Where rows end, of how long they are.
             return [np.cumsum(values[0]).astype(values[0].dtype)]
         x = array(values[0])
-        axis = ints(static(node, values, 1))[0] % x.ndim
+        axis = axis_of(ints(static(node, values, 1))[0], x.ndim)
         reverse = bool(node.attr("reverse", False))
         if node.attr("exclusive", False) and x.shape[axis]:
             # One step later: the neutral element moves in, the last element out.

@@ -11,7 +11,7 @@ from jax import lax
 
 from ._node import Node
 from ._registry import Context, raises_tf
-from ._static import array, broadcast_to, ints, static
+from ._static import array, axis_of, broadcast_to, ints, static
 
 
 @raises_tf("TopKV2")
@@ -26,7 +26,7 @@ def _approx_top_k(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     """The exact answer, as TensorFlow gives everywhere but on a TPU. Of equal numbers it takes the
     first; `lax.approx_max_k` leaves that open, and on the CPU takes any in half precision."""
     x = array(values[0])
-    axis = node.attr("reduction_dimension", -1) % x.ndim
+    axis = axis_of(node.attr("reduction_dimension", -1), x.ndim)
     options = {
         "recall_target": node.attr("recall_target", 0.95),
         "reduction_input_size_override": node.attr("reduction_input_size_override", -1),
@@ -70,7 +70,7 @@ def _in_top_k(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 @raises_tf("ArgMax", "ArgMin")
 def _arg(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x = array(values[0])
-    axis = ints(static(node, values, 1))[0] % x.ndim
+    axis = axis_of(ints(static(node, values, 1))[0], x.ndim)
     best, worst = (lax.argmax, -np.inf) if node.op == "ArgMax" else (lax.argmin, np.inf)
     if jnp.issubdtype(x.dtype, jnp.floating):
         # NaN is never larger nor smaller in TensorFlow.

@@ -25,6 +25,11 @@ def _rule(fn: Callable[..., Any]) -> Rule:
     return rule
 
 
+def _expint(x: Any) -> Any:
+    """TensorFlow has no values for negative numbers, and minus infinity at zero."""
+    return jnp.where(x > 0, scipy.expi(x), jnp.where(x == 0, -jnp.inf, jnp.nan))
+
+
 def _in_float32(fn: Callable[..., Any]) -> Callable[..., Any]:
     """For functions that `jax.scipy` has in single and double precision alone."""
 
@@ -135,7 +140,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Erf": lax.erf,
     "Erfc": lax.erfc,
     "Erfinv": lax.erf_inv,
-    "Expint": _in_float32(scipy.expi),
+    "Expint": _in_float32(_expint),
     "FresnelCos": _in_float32(_fresnel(1, lax.cos)),
     "FresnelSin": _in_float32(_fresnel(0, lax.sin)),
     "Igamma": _incomplete(lax.igamma, 1),

@@ -15,7 +15,7 @@ from jax import lax
 
 from ..._compat import core
 from ..._errors import Problem, UnsupportedOpError
-from ._node import Node, canonical
+from ._node import Node, canonical, unrepeated
 
 # Shape arithmetic is short. A larger integer constant is data, and data is not folded, so that
 # what runs is what the graph says.
@@ -133,6 +133,16 @@ def ints(value: np.ndarray) -> tuple[Any, ...]:
     return tuple(int(d) if isinstance(d, int | np.integer) else d for d in np.ravel(value).tolist())
 
 
+def axis_of(axis: int, rank: int) -> int:
+    """The number of an axis, which may be counted from the last one.
+
+    **Raises:** `ValueError` where an array of this rank does not have it.
+    """
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no axis {axis} in an array of rank {rank}")
+    return axis % rank
+
+
 def pack_dims(dims: Sequence[Any], dtype: np.dtype) -> np.ndarray:
     """Sizes as a static vector; `object` where one of them is symbolic."""
     if all(isinstance(d, int | np.integer) for d in dims):
@@ -178,11 +188,12 @@ def _compact(value: np.ndarray) -> Any:
 
     Folding makes arrays of the size of a batch or a sequence, which are other ones at other sizes.
     """
-    content = np.ascontiguousarray(value)
+    once = unrepeated(value)
+    content = np.ascontiguousarray(once).reshape(once.shape)
     # Bits are compared: zeros have signs, and NaN equals nothing.
-    bits = content.view(np.uint8).reshape(*value.shape, value.dtype.itemsize)
+    bits = content.view(np.uint8).reshape(*content.shape, content.dtype.itemsize)
     first = (slice(0, 1),)
-    for axis, size in enumerate(value.shape):
+    for axis, size in enumerate(content.shape):
         before = (slice(None),) * axis
         head = bits[(*before, *first)]
         second = bits[(*before, slice(1, 2))]

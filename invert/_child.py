@@ -1,0 +1,137 @@
+"""Work in a child process, so that a crash or a hang there is an error here."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from ._errors import InvertError
+
+_LENGTH = struct.Struct("<Q")
+
+
+class ChildError(InvertError):
+    """The child process could not answer; the message says why."""
+
+
+class Child:
+    """A child process that answers requests, started when first needed and replaced when it dies.
+
+    It writes one empty message once it is ready, then one for each that it reads, as `read_message`
+    and `write_message` do.
+
+    **Arguments:**
+
+    - `arguments`: what the interpreter is called with.
+    - `environment`: variables that are set for it besides.
+    - `start_seconds`: how long it may take to start.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        start_seconds: float,
+    ) -> None:
+        self._arguments = arguments
+        self._environment = environment or {}
+        self._start_seconds = start_seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    def ask(self, request: bytes, *, seconds: float) -> bytes:
+        """The answer to a request.
+
+        **Raises:** `ChildError` where there is none in that time, or the child dies.
+        """
+        with self._lock:
+            if self._process is None or self._owner != os.getpid():
+                self._start()
+            return self._exchange(request, seconds)
+
+    def _exchange(self, request: bytes | None, seconds: float) -> bytes:
+        process = self._process
+        assert process is not None and process.stdin and process.stdout
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            process.kill()
+
+        # A timer that kills the child works on every platform; waiting on pipes does not.
+        timer = threading.Timer(seconds, give_up)
+        timer.start()
+        try:
+            if request is not None:
+                write_message(process.stdin, request)
+            reply = read_message(process.stdout)
+        except OSError:
+            reply = None  # the pipe broke: the child died while it read
+        finally:
+            timer.cancel()
+        if reply is None:
+            code = self.stop(kill=True)
+            took = f"it took more than {seconds:.0f} seconds"
+            raise ChildError(took if late.is_set() else f"it ended its process (exit code {code})")
+        return reply
+
+    def _start(self) -> None:
+        environment = {**os.environ, **self._environment}
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable or "", "-P", *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+        except OSError as e:
+            raise ChildError(f"its process ({sys.executable}) could not start: {e}") from e
+        self._owner = os.getpid()
+        atexit.register(self.stop)
+        self._exchange(None, self._start_seconds)
+
+    def stop(self, *, kill: bool = False) -> int | None:
+        """Ends the child; a forked copy of this object leaves its parent's child alone.
+
+        **Returns:** its exit code, negative where a signal ended it.
+        """
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return None
+        if kill:
+            process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            assert process.stdin
+            process.stdin.close()
+        process.wait()
+        assert process.stdout
+        process.stdout.close()
+        return process.returncode
+
+
+def write_message(stream: IO[bytes], content: bytes) -> None:
+    """Writes one message."""
+    stream.write(_LENGTH.pack(len(content)))
+    stream.write(content)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes]) -> bytes | None:
+    """Reads one message; `None` where the stream ends before it does."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    content = stream.read(length)
+    return content if len(content) == length else None

@@ -1,0 +1,282 @@
+"""Damaged and hostile graphs: refused by name, or with the values that TensorFlow gives."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import invert
+from invert.primitives.tf import _kernels
+from tests.tf.graph_mutants import Source, damaged_bytes, mutant, sources
+
+v1 = tf.compat.v1
+PLAIN = invert.Config(patterns=False, verify=False)
+
+
+def _converted(source: Source, graph: object) -> invert.Module | None:
+    """The module of a damaged graph; `None` where it is refused as it should be."""
+    try:
+        return invert.convert_graphdef(graph, source.inputs, source.outputs, config=PLAIN)
+    except invert.InvertError as error:
+        assert str(error)
+        return None
+
+
+def _values(source: Source, graph: object, results: list[np.ndarray]) -> list[np.ndarray] | None:
+    """TensorFlow's results, computed in a child process; `None` where it gives none."""
+    whole = v1.GraphDef()
+    whole.CopyFrom(graph)
+    for name, value in zip(source.inputs, source.values, strict=True):
+        for node in whole.node:
+            if node.name == name.split(":")[0]:
+                node.Clear()
+                node.name, node.op = name.split(":")[0], "Const"
+                node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
+                node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
+    last = whole.node.add(name="the/results", op="IdentityN", input=source.outputs)
+    types = [tf.as_dtype(r.dtype).as_datatype_enum for r in results]
+    last.attr["T"].list.type.extend(types)
+    try:
+        return _kernels.read_results(_kernels.ask(whole))
+    except _kernels.KernelError:
+        return None
+
+
+@pytest.mark.parametrize("number", range(len(sources())), ids=[s.name for s in sources()])
+def test_the_graphs_themselves_convert(number):
+    source = sources()[number]
+    assert _converted(source, source.graph) is not None
+
+
+def test_damaged_structure():
+    assert sum(_converted(*mutant(0, n)) is not None for n in range(120)) > 5
+
+
+def test_damaged_bytes():
+    for n in range(60):
+        _converted(*damaged_bytes(0, n))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_damaged_structure_against_tensorflow(part):
+    compared = 0
+    for n in range(300 * part, 300 * part + 300):
+        source, graph = mutant(1, n)
+        if (module := _converted(source, graph)) is None:
+            continue
+        got = [np.asarray(x) for x in jax.tree_util.tree_leaves(module(*source.values))]
+        if (want := _values(source, graph, got)) is None:
+            continue
+        compared += 1
+        for g, w in zip(got, want, strict=True):
+            np.testing.assert_allclose(g, w, rtol=2e-5, atol=1e-5, err_msg=f"mutant {n}")
+    assert compared > 5
+
+
+# -- one damage each, and what the error says
+
+
+@functools.cache
+def _simple() -> object:
+    with tf.Graph().as_default() as g:
+        x = v1.placeholder(tf.float32, [2, 3], name="x")
+        y = tf.reduce_sum(tf.concat([x, x], 1), 0, name="sum")
+        tf.identity(tf.split(y, 2, name="parts")[1], name="out")
+    return g.as_graph_def()
+
+
+def _refused(change, match, error=invert.MalformedModelError):
+    graph = v1.GraphDef()
+    graph.CopyFrom(_simple())
+    change({n.name: n for n in graph.node})
+    with pytest.raises(error, match=match):
+        invert.convert_graphdef(graph, ["x:0"], ["out:0"])
+
+
+def _set(node, key, **value):
+    return lambda nodes: nodes[node].attr[key].CopyFrom(v1.AttrValue(**value))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda n: n["sum"].attr.pop("T"), r"tf.Sum: lacks the attribute 'T' \(at node 'sum'\)"),
+        (_set("sum", "T", i=3), "tf.Sum: has an attribute 'T' that is not of the type type"),
+        (_set("sum", "T", type=77), "'T' that is 77, which is not a type"),
+        (_set("sum", "T", type=10), "'T' that is bool, which is not among those"),
+        (_set("sum", "T", type=2), "tf.Sum: takes float64 as input 0, and 'concat' is float32"),
+        (_set("parts", "num_split", i=0), "'num_split' that is 0, which is less than 1"),
+        (_set("parts", "num_split", i=1), "'parts:1', which is not among the outputs of 'parts'"),
+        (lambda n: n["sum"].input.pop(), "has 1 inputs where the op takes 2"),
+        (lambda n: n["out"].input.__setitem__(0, "parts:x"), "'parts:x'"),
+        (lambda n: setattr(n["sum"], "name", "other"), "'sum', which the graph does not have"),
+        (lambda n: setattr(n["sum"], "name", "concat"), "tf.Sum: has the name of another node"),
+    ],
+)
+def test_one_damage(change, match):
+    _refused(change, match)
+
+
+def test_all_damage_at_once():
+    def change(nodes):
+        nodes["sum"].attr.pop("T")
+        nodes["parts"].attr.pop("T")
+
+    _refused(change, r"(?s)tf.Sum: lacks.*tf.Split: lacks")
+
+
+def test_what_the_op_allows_to_be_left_out():
+    graph = v1.GraphDef()
+    graph.CopyFrom(_simple())
+    for node in graph.node:
+        node.attr.pop("keep_dims", None)
+        node.attr.pop("Tidx", None)
+    before = graph.SerializeToString(deterministic=True)
+    module = invert.convert_graphdef(graph, ["x:0"], ["out:0"])
+    np.testing.assert_array_equal(module(np.ones((2, 3), np.float32)), [2.0, 2.0, 2.0])
+    assert graph.SerializeToString(deterministic=True) == before
+
+
+def test_ranks_that_do_not_fit_and_defects(monkeypatch):
+    """TensorFlow's shape functions tell whether an index error is of the graph or of a rule."""
+    with tf.Graph().as_default() as g:
+        x = v1.placeholder(tf.float32, [2, 8, 8, 3], name="x")
+        tf.identity(tf.image.resize(x, [4, 4]), name="out")
+    graph = g.as_graph_def()
+    for refuses in (False, True):
+        if refuses:
+            (node,) = (n for n in graph.node if n.name == "x")
+            del node.attr["shape"].shape.dim[0]
+        monkeypatch.setattr(_kernels, "ask", _asked(refuses))
+        _break_resize(monkeypatch)
+        expected = invert.UnsupportedOpError if refuses else IndexError
+        with pytest.raises(expected, match="rank 4" if refuses else "of a rule"):
+            invert.convert_graphdef(graph, ["x:0"], ["out:0"])
+
+
+def _asked(refuses):
+    def ask(graph):
+        if refuses:
+            raise _kernels.KernelError("Shape must be rank 4 but is rank 3")
+        return b""
+
+    return ask
+
+
+def _break_resize(monkeypatch):
+    from invert.frontends import tf_graph
+
+    def fails(ctx, node, values):
+        raise IndexError("of a rule")
+
+    whole = tf_graph.Graph.rule
+    monkeypatch.setattr(
+        tf_graph.Graph,
+        "rule",
+        lambda self, node: fails if node.op == "ResizeBilinear" else whole(self, node),
+    )
+
+
+# -- large and deep
+
+
+def _with_constant(shape, fn):
+    """A graph of an argument and a constant of one value, repeated."""
+    with tf.Graph().as_default() as g:
+        x = v1.placeholder(tf.float32, [2], name="x")
+        tf.identity(fn(x, v1.placeholder(tf.float32, shape, name="large")), name="out")
+    graph = g.as_graph_def()
+    (node,) = (n for n in graph.node if n.name == "large")
+    node.op = "Const"
+    node.attr["value"].tensor.dtype = 1
+    node.attr["value"].tensor.float_val.append(2.0)
+    node.attr["value"].tensor.tensor_shape.CopyFrom(node.attr["shape"].shape)
+    del node.attr["shape"]
+    return graph
+
+
+@pytest.mark.parametrize("shape", [[10**12], [10**6, 10**6]], ids=str)
+def test_large_constants_take_no_memory(shape):
+    graph = _with_constant(shape, lambda x, y: x + (y + 1.0)[(0,) * (len(shape) - 1)][:2])
+    module = invert.convert_graphdef(graph, ["x:0"], ["out:0"])
+    np.testing.assert_array_equal(module(np.ones(2, np.float32)), [4.0, 4.0])
+    reduced = _with_constant(shape, lambda x, y: x * tf.reduce_max(y))
+    invert.convert_graphdef(reduced, ["x:0"], ["out:0"])
+    places = _with_constant(
+        shape, lambda x, y: x + tf.cast(tf.shape(tf.where(y > 1))[1], tf.float32)
+    )
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.Where"):
+        invert.convert_graphdef(places, ["x:0"], ["out:0"])
+
+
+def _calls(depth, times):
+    """Functions of which each calls the next, so many times."""
+    graph = v1.GraphDef()
+    x = graph.node.add(name="x", op="Placeholder")
+    x.attr["dtype"].type = 1
+    x.attr["shape"].shape.SetInParent()
+
+    def call(nodes, name, source, function):
+        node = nodes.add(name=name, op="PartitionedCall", input=[source])
+        node.attr["f"].func.name = function
+        node.attr["Tin"].list.type.append(1)
+        node.attr["Tout"].list.type.append(1)
+        return f"{name}:output:0"
+
+    for level in range(depth):
+        function = graph.library.function.add()
+        function.signature.name = f"f{level}"
+        function.signature.input_arg.add(name="a", type=1)
+        function.signature.output_arg.add(name="b", type=1)
+        last = "a"
+        if level + 1 < depth:
+            for i in range(times):
+                last = call(function.node_def, f"call{i}", last, f"f{level + 1}")
+        else:
+            function.node_def.add(name="t", op="Tanh", input=["a"]).attr["T"].type = 1
+            last = "t:y:0"
+        function.ret["b"] = last
+    call(graph.node, "out", "x", "f0")
+    return graph
+
+
+def test_deep_calls():
+    module = invert.convert_graphdef(_calls(60, 1), ["x:0"], ["out:0"])
+    np.testing.assert_allclose(module(np.float32(1)), np.tanh(1), rtol=1e-6)
+    with pytest.raises(invert.UnsupportedOpError, match="deeper than Python's stack"):
+        invert.convert_graphdef(_calls(2000, 1), ["x:0"], ["out:0"])
+
+
+def test_calls_that_double_at_each_level():
+    module = invert.convert_graphdef(_calls(5, 2), ["x:0"], ["out:0"])
+    assert module.report.primitives["tanh"] == 16
+    with pytest.raises(invert.UnsupportedOpError, match="calls its functions so often"):
+        invert.convert_graphdef(_calls(60, 2), ["x:0"], ["out:0"])
+
+
+def _folded(build):
+    with tf.Graph().as_default() as g:
+        x = v1.placeholder(tf.float32, [2], name="x")
+        tf.identity(x + tf.cast(tf.size(build()), tf.float32), name="out")
+    return invert.convert_graphdef(g.as_graph_def(), ["x:0"], ["out:0"], config=PLAIN)
+
+
+def _ngrams(words, widths, pad):
+    splits = tf.constant([0, len(words)], tf.int64)
+    return tf.raw_ops.StringNGrams(
+        data=tf.constant(words), data_splits=splits, separator="x" * 1000, ngram_widths=widths,
+        left_pad="p" * 1000, right_pad="q" * 1000, pad_width=pad, preserve_short_sequences=False,
+    ).ngrams  # fmt: skip
+
+
+@pytest.mark.slow
+def test_kernels_that_take_all_memory_or_crash():
+    assert _folded(lambda: _ngrams(["a", "b", "c"], [2], 0))(np.zeros(2, np.float32))[0] == 2
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.StringNGrams.*ended its process"):
+        _folded(lambda: _ngrams(["a" * 1000] * 1000, list(range(1, 900)), -1))
+    assert _folded(lambda: _ngrams(["a", "b"], [2], 0))(np.zeros(2, np.float32))[0] == 1
