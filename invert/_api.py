@@ -13,7 +13,7 @@ import numpy as np
 
 from invert import _compat, _container, _derivatives, _jaxpr, _module, _save, patterns
 from invert._config import Config
-from invert._entry import EntryPoint, traced
+from invert._entry import ArgSpec, EntryPoint, traced
 from invert._errors import InvertError, SignatureError, nested_too_deep
 from invert._match import equivalent
 from invert._methods import Methods, build_methods
@@ -85,8 +85,21 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         gradients=tuple(settle.messages),
         notes=(*entry.notes(), *notes),
         bridged=_bridged(raw),
+        sizes=_sizes(entry, avals),
     )
     return Stage(jaxpr, constants, report, wide)
+
+
+def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
+    """Types of the arguments that have open sizes."""
+    specs: list[ArgSpec] = jax.tree_util.tree_leaves(
+        (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
+    )
+    return tuple(
+        f"{spec.name}: {aval.dtype}[{','.join(map(str, aval.shape))}]"
+        for spec, aval in zip(specs, avals, strict=False)
+        if any(not isinstance(n, int) for n in spec.shape)
+    )
 
 
 def _bridged(raw: Any) -> Mapping[str, int]:

@@ -403,13 +403,18 @@ class Module(eqx.Module):
     def jaxpr(self) -> Any:
         """The program as a jaxpr: constants, parameters, the flat arguments, then the key.
 
+        Where argument sizes are open, it is the one at the sizes of the example or the first call.
+
         **Raises:** `SignatureError` where argument sizes are open and no call has fixed them.
         """
         return self._first().jaxpr
 
     @property
     def report(self) -> Report:
-        """What the conversion did."""
+        """What the conversion did; where sizes are open, `report.sizes` says for which.
+
+        **Raises:** as `jaxpr`.
+        """
         return self._first().report
 
     @property

@@ -25,6 +25,8 @@ class Report:
     - `bridged`: number of TensorFlow ops, by type, that have no rule and were compiled alone by
         TensorFlow's XLA bridge; those inside of loops and branches count once.
     - `notes`: what else the reader should know, such as ops that were left out.
+    - `sizes`: types of the arguments that all of this holds for, where their sizes are open: the
+        program is recovered again for others.
     """
 
     entry: str
@@ -37,6 +39,7 @@ class Report:
     gradients: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     bridged: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    sizes: tuple[str, ...] = ()
 
     @property
     def equations(self) -> int:
@@ -46,7 +49,8 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"{self.entry}: from {self.source or 'a StableHLO module'}",
-            f"  certificate: {self.certificate}",
+            f"  certificate: {self.certificate}"
+            + (f" at {', '.join(self.sizes)}" if self.sizes else ""),
             f"  {self.equations} equations of {len(self.primitives)} primitives",
         ]
         if self.rewrites:

@@ -80,6 +80,17 @@ def certify(
     return _numerical(raw, recovered, avals, constants, where)
 
 
+def same_lowering(a: Any, b: Any, platform: str, wide: bool) -> bool:
+    """Whether two programs over the same arguments lower to one and the same."""
+    types: list[Any] = [v.aval for v in _compat.open_jaxpr(a).invars]
+    avals = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types]
+    try:
+        one, two = (normal_form(_again(p, avals, platform, wide)) for p in (a, b))
+        return difference(one, two, ()) is None
+    except (TypeError, ValueError, NotImplementedError, InvertError):
+        return False
+
+
 def _lower_alike(
     raw: Any, again: Any, avals: Sequence[Any], constants: Sequence[Any], platform: str, wide: bool
 ) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -17,6 +18,7 @@ from invert._arrays import device_array
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert._pattern import is_var
+from invert._verify import same_lowering
 from invert.emission import (
     _construct,
     _equinox,
@@ -33,7 +35,7 @@ from invert.emission import (
 from invert.emission._classes import Classes
 from invert.emission._file import File
 from invert.emission._given import give_sizes
-from invert.emission._naming import camel
+from invert.emission._naming import camel, wrapped_comment
 from invert.emission._page import page_of
 from invert.emission._probes import Shown, SizeError, words
 from invert.emission._proof import Prover
@@ -259,9 +261,12 @@ class _Attempt:
                 getattr(namespace, cls), tree.root, main.compiled[name], r, own
             )
             for one in r.programs:
-                check(one)
+                check(one, lowered=False)
             if r.probe is not None:
-                certificates[name] = _with_sizes(r.certificate, r.probe(check))
+                # At other sizes a pattern may have chosen another name for the same: of a window
+                # of one, the direction says nothing.
+                shown = r.probe(functools.partial(check, lowered=True))
+                certificates[name] = _with_sizes(r.certificate, shown)
         if any(r.probe is not None for r in self.recovered.values()):
             source = file.text(self._doc(certificates))
             namespace = _run.module_of(source, f"emitted_{cls}")
@@ -347,10 +352,9 @@ class _Attempt:
         for name, r in self.recovered.items():
             lines.append(f"{r.entry.name}: recovered by invert {_main.source_of(r.entry)}".rstrip())
             lines[-1] += "."
-            lines += [f"Certificate: {part}" for part in certificates[name].splitlines()[:1]]
-            lines += certificates[name].splitlines()[1:]
+            lines += wrapped_comment(f"Certificate: {certificates[name]}.", certificates[name])
             if r.fixed:
-                lines.append(f"For fixed sizes only: {r.fixed}.")
+                lines += wrapped_comment(f"For fixed sizes only: {r.fixed}.", r.fixed)
         return lines
 
     def _instance(self, namespace: Any, cls: str, node: Node) -> Any:
@@ -361,10 +365,11 @@ class _Attempt:
 
     def _comparison(
         self, cls: Any, node: Node, method: str, recovered: Recovered, own: Sequence[Any]
-    ) -> Callable[[Any], None]:
+    ) -> Callable[..., None]:
         """What traces a method at the sizes of a program and compares the two.
 
-        It raises `EmissionError` where they differ.
+        It raises `EmissionError` where they differ; with `lowered=True` where they lower to
+        different programs too.
 
         **Arguments:**
 
@@ -397,7 +402,7 @@ class _Attempt:
             new = [state.get(given[params[i]]) for i in entry.assigned]
             return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
-        def check(program: Any) -> None:
+        def check(program: Any, *, lowered: bool) -> None:
             avals: list[Any] = [v.aval for v in _compat.open_jaxpr(program).invars]
             avals[: len(own)] = map(self.weights.type_of, leaves)
             for wide in (True,) if recovered.wide else (False, True):
@@ -407,8 +412,14 @@ class _Attempt:
                     except (TypeError, ValueError, AttributeError, NameError, KeyError) as error:
                         raise EmissionError(f"the text does not run: {error}") from error
                 again = inlined(again)
-                if found := self.weights.difference(again, program, own, leaves):
-                    raise EmissionError(f"the text is another program: {found}")
+                found = self.weights.difference(again, program, own, leaves)
+                if found is None:
+                    continue
+                platform = entry.platform or "cpu"
+                comparable = lowered and not self.weights.changed
+                if comparable and same_lowering(again, program, platform, wide):
+                    continue
+                raise EmissionError(f"the text is another program: {found}")
 
         return check
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+import textwrap
 import unicodedata
 from collections.abc import Iterable
 
@@ -64,6 +65,11 @@ def comment(text: str) -> str:
     kept = "".join(c if c.isprintable() and c not in "\"'\\`" else " " for c in text[:4000])
     plain = " ".join(kept.encode("ascii", "replace").decode().split())
     return plain if len(plain) <= _LINE else plain[: _LINE - 4] + " ..."
+
+
+def wrapped_comment(text: str, what: str = " ") -> list[str]:
+    """Text as such lines, some ten at most; none where `what` it says is empty."""
+    return [comment(line) for line in textwrap.wrap(text[:900], _LINE - 2)] if what else []
 
 
 def stem(name: str) -> str:

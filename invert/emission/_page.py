@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from invert._entry import EntryPoint
-from invert.emission._naming import comment
+from invert.emission._naming import comment, wrapped_comment
 from invert.emission._stack import leaves_of
 
 
@@ -56,7 +56,7 @@ def page_of(
     ]
     for method, (_, certificate) in entries.items():
         of = "" if len(entries) == 1 else f" of `{method}`"
-        lines.append(f"Certificate of the recovery{of}: {comment(certificate or 'none')}.")
+        lines += wrapped_comment(f"Certificate of the recovery{of}: {certificate or 'none'}.")
     lines += ["", "The text of `model.py` was traced and compared with the recovered program: "]
     lines[-1] += "they are equal."
     lines.append("")

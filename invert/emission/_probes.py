@@ -141,12 +141,6 @@ class _Print:
             self.structure.append(type(value).__name__)
 
 
-def largest_number(programs: Sequence[Any]) -> int:
-    """The largest number in programs that may be a size."""
-    numbers = [n for p in programs for n in _Print(p).numbers]
-    return max((n for n in numbers if n <= _LARGEST), default=1)
-
-
 def compare(
     points: Points,
     raw: Callable[[Sizes], Any],
@@ -171,21 +165,24 @@ def compare(
     )
     columns = list(zip(*(p.numbers for p in prints), strict=True)) if alike else []
     terms = {column: points.terms(column) for column in set(columns)}
-    recovered, followed, refused = list(corners), [], []
-    left = _MOST_RECOVERED
-    for i, sizes in enumerate(probes(points.dimensions, largest_number(programs) + 1, corners)):
-        if i >= _ALWAYS:
-            try:
-                other = _Print(raw(sizes))
-            except (InvertError, TypeError, ValueError):
-                refused.append(sizes)
-                continue
-            if alike and _follows(other, first, columns, terms, sizes):
-                followed.append(sizes)
-                continue
-            if left == 0:
-                continue
-            left -= 1
+    beyond = max((n for p in prints for n in p.numbers if n <= _LARGEST), default=1) + 1
+    others = probes(points.dimensions, beyond, corners)
+    chosen, bent = others[:_ALWAYS], []
+    followed: list[Sizes] = []
+    refused: list[Sizes] = []
+    for sizes in others[_ALWAYS:]:
+        try:
+            other = _Print(raw(sizes))
+        except (InvertError, TypeError, ValueError):
+            refused.append(sizes)
+            continue
+        same = alike and _follows(other, first, columns, terms, sizes)
+        (followed if same else bent).append(sizes)
+    # The smallest and the largest of those that are not as expected.
+    half = _MOST_RECOVERED // 2
+    chosen += bent if len(bent) <= _MOST_RECOVERED else [*bent[:half], *bent[-half:]]
+    recovered: list[Sizes] = list(corners)
+    for sizes in chosen:
         (recovered if check(sizes) else refused).append(sizes)
     return Shown(recovered, followed, refused)
 

@@ -1,0 +1,167 @@
+"""Texts of programs with open sizes: right at every size, or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+from invert import SignatureError
+from invert._compat import core
+
+F32 = np.float32
+# None of them is a size at which a text is written.
+SIZES = (1, 2, 6, 15, 31, 130)
+
+
+def _module(fn: Callable[..., Any], shape: str = "b, 3") -> Any:
+    sizes = jax.export.symbolic_shape(shape)
+    return jax.export.export(jax.jit(fn))(jax.ShapeDtypeStruct(sizes, F32))
+
+
+def _blocks(x: Any) -> Any:
+    pad = (-x.shape[0]) % 8
+    rows = x.shape[0] + pad
+    return jnp.pad(x, ((0, pad), (0, 0))).reshape(rows // 8, 8, 3).sum(1)
+
+
+def _at_most(x: Any) -> Any:
+    return x[: core.min_dim(x.shape[0], 16)] * 2.0
+
+
+def _at_least(x: Any) -> Any:
+    return jnp.pad(x, ((0, core.max_dim(x.shape[0], 5) - x.shape[0]), (0, 0)))
+
+
+# What is no polynomial of the size, although it may look like one at a few.
+BENT: dict[str, Callable[..., Any]] = {
+    "min": _at_most,
+    "max": _at_least,
+    "blocks": _blocks,
+    "half": lambda x: x[: (x.shape[0] + 1) // 2],
+    "stride": lambda x: x[::2],
+    "remainder": lambda x: x * (x.shape[0] % 4),
+    "remainder of the negative": lambda x: x + (-x.shape[0]) % 8,
+    "a large block": lambda x: jnp.pad(x, ((0, (-x.shape[0]) % 128), (0, 0))).sum(0),
+}
+
+STRAIGHT: dict[str, Callable[..., Any]] = {
+    "relu": jax.nn.relu,
+    "mean": lambda x: x.mean(0),
+    "square": lambda x: (x @ x.T).reshape(-1) * x.shape[0],
+    "cumsum": lambda x: jnp.cumsum(x, 0),
+    "from the end": lambda x: jax.lax.cummax(x[::-1], 0, reverse=True)[-1],
+    "random": lambda x: x + jax.random.normal(jax.random.key(1), x.shape),
+    "take": lambda x: x[jnp.array([0, -1])],
+    "fft": lambda x: jnp.abs(jnp.fft.fft(x)),
+}
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_text_is_never_wrong(name: str) -> None:
+    exported = _module(BENT[name])
+    module: Any = invert.from_exported(exported)
+    with pytest.raises(SignatureError, match="no text holds for all sizes"):
+        _ = module.source
+    x = np.random.default_rng(0).normal(size=(20, 3)).astype(F32)
+    np.testing.assert_array_equal(module(x), exported.call(x))
+    model = module.model
+    np.testing.assert_array_equal(model(x), exported.call(x))
+    assert "For fixed sizes only: " in module.source.split('"""')[1]
+    for size in SIZES:
+        with pytest.raises(
+            ValueError, match=r"arg0 has the shape \(\d+, 3\), but this text is for"
+        ):
+            model(np.ones((size, 3), F32))
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_text_holds_at_other_sizes(name: str) -> None:
+    exported = _module(STRAIGHT[name])
+    module: Any = invert.from_exported(exported)
+    model = module.model
+    rng = np.random.default_rng(0)
+    for size in SIZES:
+        x = rng.normal(size=(size, 3)).astype(F32)
+        np.testing.assert_array_equal(model(x), exported.call(x))
+    head = module.source.split('"""')[1]
+    assert "exact at b = 1, 2, " in " ".join(head.split())
+
+
+def test_the_page_names_the_sizes(tmp_path: Any) -> None:
+    module = invert.from_exported(_module(jax.nn.relu))
+    invert.save(module, tmp_path / "relu")
+    page = " ".join((tmp_path / "relu" / "README.md").read_text().split())
+    assert "exact at b = 1, 2, 7 and 11" in page
+
+
+def test_what_was_recovered_for_a_text_is_not_shown_as_asked_for() -> None:
+    module: Any = invert.from_exported(_module(jax.nn.relu))
+    assert "def __call__" in module.source
+    with pytest.raises(SignatureError, match="sizes are open"):
+        _ = module.jaxpr
+    module(np.ones((4, 3), F32))
+    assert module.jaxpr.invars[0].aval.shape == (4, 3)
+    assert "float32[4,3]" in str(module.report)
+
+
+def test_forbidden_derivatives_have_a_text() -> None:
+    tf = pytest.importorskip("tensorflow")
+    from jax.experimental import jax2tf
+
+    w = jnp.ones((3, 2))
+    converted = jax2tf.convert(
+        lambda x: jnp.tanh(x @ w), with_gradient=False, polymorphic_shapes=["b, 3"]
+    )
+    spec = [tf.TensorSpec([None, 3], tf.float32)]
+    module: Any = invert.roundtrip(tf.function(converted, autograph=False, input_signature=spec))
+    model = module.model
+    x = jnp.ones((5, 3))
+    np.testing.assert_array_equal(model(x), module(x))
+    for run in (module, model):
+        with pytest.raises(LookupError, match="PreventGradient"):
+            jax.grad(lambda x, run=run: run(x).sum())(x)
+
+
+def test_kept_rules_have_a_text_at_open_sizes() -> None:
+    tf = pytest.importorskip("tensorflow")
+    from jax.experimental import jax2tf
+
+    @jax.custom_vjp
+    def clipped(x: Any) -> Any:
+        return x * jnp.arange(x.shape[0], dtype=F32)[:, None]
+
+    clipped.defvjp(
+        lambda x: (clipped(x), x.shape[0]),
+        lambda n, ct: (jnp.clip(ct * n, -1.5, 1.5),),
+    )
+    converted = jax2tf.convert(clipped, polymorphic_shapes=["b, 3"])
+    spec = [tf.TensorSpec([None, 3], tf.float32)]
+    module: Any = invert.roundtrip(tf.function(converted, autograph=False, input_signature=spec))
+    model = module.model
+    for size in (1, 4, 19):
+        x = np.random.default_rng(size).normal(size=(size, 3)).astype(F32)
+        for run in (module, model):
+            np.testing.assert_array_equal(run(x), clipped(x))
+            got = jax.grad(lambda x, run=run: (run(x) ** 2).sum())(x)
+            want = jax.grad(lambda x: (clipped(x) ** 2).sum())(x)
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_rounding_is_not_a_difference_of_gradients() -> None:
+    # The gradient of a saturated softmax is what is left of terms that cancel.
+    tf = pytest.importorskip("tensorflow")
+    from jax.experimental import jax2tf
+
+    w = jax.random.normal(jax.random.key(0), (6, 4))
+    spec = [tf.TensorSpec([3, 6], tf.float32)]
+    for last in (jax.nn.log_softmax, jax.nn.softmax):
+        converted = jax2tf.convert(lambda x, last=last: last(jnp.maximum(x @ w, 0.0) @ w.T))
+        function = tf.function(converted, autograph=False, input_signature=spec)
+        assert "agrees with autodiff" in invert.roundtrip(function).report.gradients[0]
