@@ -22,14 +22,13 @@ from invert._compat import core
 from invert._errors import EmissionError, InvertError
 from invert.emission._sizes import Points
 
-# Small sizes, odd ones, powers of two and their neighbours; one beyond all numbers of the program
-# comes on top.
-_LADDER = (1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 65, 129)
-# Programs that are recovered whatever the raw ones say: what JAX does for sizes of one is its own.
-_ALWAYS = 2
+# Small sizes, odd ones, powers of two and their neighbours. One more is beyond the numbers of the
+# program and the lengths at which models are usually cut.
+_LADDER = (1, 2, 3, 8, 17, 129)
+_BEYOND = 4099
 # How many of those that are not as expected are recovered.
 _MOST_RECOVERED = 6
-# A larger number is no size that a program has been built for.
+# A larger number is not a size that a program has been built for.
 _LARGEST = 8192
 # Arrays up to this size are compared by what they hold.
 _SMALL_ARRAY = 1 << 16
@@ -165,12 +164,15 @@ def compare(
     )
     columns = list(zip(*(p.numbers for p in prints), strict=True)) if alike else []
     terms = {column: points.terms(column) for column in set(columns)}
-    beyond = max((n for p in prints for n in p.numbers if n <= _LARGEST), default=1) + 1
-    others = probes(points.dimensions, beyond, corners)
-    chosen, bent = others[:_ALWAYS], []
+    largest = max((n for p in prints for n in p.numbers if n <= _LARGEST), default=1)
+    others = probes(points.dimensions, max(2 * largest + 1, _BEYOND), corners)
+    # What JAX does for sizes of one is its own: those are recovered in any case. So is one where
+    # several sizes differ.
+    always = min(len(points.dimensions), 2)
+    chosen, bent = others[:always], []
     followed: list[Sizes] = []
     refused: list[Sizes] = []
-    for sizes in others[_ALWAYS:]:
+    for sizes in others[always:]:
         try:
             other = _Print(raw(sizes))
         except (InvertError, TypeError, ValueError):
