@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.experimental import checkify
 
-from invert import _annotations, _compat
+from invert import _annotations, _compat, _jaxpr
 from invert._arrays import device_array
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param, traced
@@ -126,7 +126,7 @@ class Function:
     def raw(self, values: Sequence[Any]) -> Any:
         """The program for the shapes of `values` as it was read, a closed jaxpr."""
         with _compat.core.eval_context(), _compat.name_stack(()), jax.enable_x64(True):
-            return traced(self.entry, self._avals(values, None))
+            return _jaxpr.canonicalize(traced(self.entry, self._avals(values, None)))
 
     def _avals(self, values: Sequence[Any], key: Any) -> list[jax.ShapeDtypeStruct]:
         avals = [

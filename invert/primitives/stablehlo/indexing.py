@@ -132,10 +132,10 @@ def _scatter(ctx: Context, op: Op, *operands: Value) -> Value:
 
 @raises("stablehlo.dynamic_slice")
 def _dynamic_slice(ctx: Context, op: Op, x: Value, *starts: Value) -> Value:
-    return _bind_dynamic_slice(x, starts, dense_ints(op["slice_sizes"]))
+    return bind_dynamic_slice(x, starts, dense_ints(op["slice_sizes"]))
 
 
-def _bind_dynamic_slice(x: Value, starts: tuple[Value, ...], sizes: tuple[int, ...]) -> Value:
+def bind_dynamic_slice(x: Value, starts: tuple[Value, ...], sizes: tuple[int, ...]) -> Value:
     # Bound directly: `lax.dynamic_slice` normalizes negative starts first, which adds equations.
     return lax.dynamic_slice_p.bind(x, *starts, slice_sizes=sizes)
 

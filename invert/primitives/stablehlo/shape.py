@@ -12,6 +12,7 @@ from invert._raise import Context, Known, Op, Value, is_constant, raises
 from invert.primitives.stablehlo import _attributes
 from invert.primitives.stablehlo._attributes import dense_ints
 from invert.primitives.stablehlo.dynamic import sizes
+from invert.primitives.stablehlo.indexing import bind_dynamic_slice
 
 # Constants up to this size may be shapes, which other rules have to know: they stay arrays.
 _SMALL = 8
@@ -188,10 +189,9 @@ def _real_dynamic_slice(
     if shape is None:
         raise InvertError("stablehlo.real_dynamic_slice: its size is computed from data")
     extent = sizes(shape, op)
-    start = _unclamped(
-        op.op.operands[1], [n - m for n, m in zip(x.shape, extent, strict=True)], ctx
-    )
-    return lax.dynamic_slice(x, [start[i] for i in range(x.ndim)], extent)
+    last = [n - m for n, m in zip(x.shape, extent, strict=True)]
+    starts = _parts(_unclamped(op.op.operands[1], last, ctx), ctx)
+    return bind_dynamic_slice(x, starts, extent)
 
 
 def _op_of(value: Any, name: str) -> Any:
@@ -209,11 +209,23 @@ def _other(sum_: Any, term: Any, ctx: Context) -> Value | None:
     return None
 
 
-def _unclamped(start: Any, last: list[int], ctx: Context) -> Value:
-    """Starts without a clamp to the range that `dynamic_slice` clamps to itself."""
+def _unclamped(start: Any, last: list[int], ctx: Context) -> Any:
+    """The name of starts without a clamp to the range that `dynamic_slice` clamps to itself."""
     if (clamp := _op_of(start, "stablehlo.clamp")) is not None:
-        low, inner, high = (ctx.env[v] for v in clamp.operands)
+        low, _, high = (ctx.env[v] for v in clamp.operands)
         known = is_constant(low) and is_constant(high)
         if known and not np.any(low) and np.asarray(high).tolist() == last:
-            return inner
-    return ctx.env[start]
+            return clamp.operands[1]
+    return start
+
+
+def _parts(vector: Any, ctx: Context) -> tuple[Value, ...]:
+    """The numbers of a vector: those that it was put together from, where it was."""
+    if (whole := _op_of(vector, "stablehlo.concatenate")) is not None:
+        return tuple(part for v in whole.operands for part in _parts(v, ctx))
+    value = ctx.env[vector]
+    if is_constant(value):
+        return tuple(np.asarray(value).reshape(-1))
+    if (number := _op_of(vector, "stablehlo.reshape")) is not None and value.shape == (1,):
+        return (_reshape_to(ctx.env[number.operands[0]], ()),)
+    return tuple(lax.squeeze(lax.slice(value, (i,), (i + 1,)), (0,)) for i in range(value.size))
