@@ -44,14 +44,12 @@ def _break_over_rows(x):
 def _break_and_continue(x):
     s = x[0]
     for i in tf.range(tf.shape(x)[0] * 2):
-        if x[1] * s < -5.0:
-            break
         s = s * 1.3 + 0.1
         if i < 2:
             continue
+        s += x[2]
         if s > 3.0:
             break
-        s += x[2]
     return s
 
 
