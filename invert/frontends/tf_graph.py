@@ -19,6 +19,7 @@ from .._config import Config
 from .._entry import OpUse
 from .._errors import MalformedModelError, Problem, UnsupportedOpError
 from ..primitives.tf import REGISTRY, Node
+from ..primitives.tf._control import CHOICES
 from ..primitives.tf._definition import result_problem
 from ..primitives.tf._dynamic import DATA_SIZED, leaves_rows_out
 from ..primitives.tf._eager import refused_inputs
@@ -511,9 +512,11 @@ class Run:
         if any(isinstance(v, Rows) or holds_count(v) for v in operands):
             known = self.graph.deferred.known(operands)
             return apply_to_rows(rule, self, node, known)
+        deferred = self.graph.deferred
+        if node.op in CHOICES:  # branches that are never taken need not agree on shapes
+            operands = [*deferred.known(operands[:1]), *operands[1:]]
         if attr_functions(node) or self.graph.has_state(node):
             return rule(self, node, operands)
-        deferred = self.graph.deferred
         if node.op in DATA_SIZED:
             operands = deferred.known(operands)
         try:

@@ -36,6 +36,17 @@ def test_axes_and_shapes_computed_by_ops_that_shapes_are_seldom_made_of() -> Non
     same(reshaped, x)
 
 
+def test_sums_and_products_of_constants_keep_their_type() -> None:
+    """Those of floating point numbers are no sizes; those of whole numbers wrap around."""
+    few = [0.5, 0.75, 0.25]
+
+    def fn(x: Any) -> Any:
+        return tf.sqrt(tf.reduce_sum(tf.constant(few))) * x + tf.sqrt(tf.reduce_prod(few))
+
+    same(fn, np.float32(1.5))
+    same(lambda x: x + tf.reduce_prod(tf.constant([70000, 70000])), np.int32(1))
+
+
 def test_what_depends_on_data_is_refused_still() -> None:
     fn = tf.function(lambda x, p: tf.transpose(x, tf.roll(p, 1, 0)))
     with pytest.raises(invert.UnsupportedOpError, match="depends on data"):

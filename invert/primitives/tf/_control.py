@@ -117,6 +117,10 @@ def truth(value: Any) -> Any:
     return np.asarray(bool(value))
 
 
+# Ops whose first input tells which of their functions runs.
+CHOICES = frozenset(("Case", "If", "StatelessCase", "StatelessIf"))
+
+
 @raises_tf("If", "StatelessIf")
 def _if(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     then, otherwise = node.attr("then_branch"), node.attr("else_branch")

@@ -18,7 +18,7 @@ from jax import lax
 from ..._errors import Problem, UnsupportedOpError
 from . import _counting
 from ._node import Body, Node
-from ._ranges import most_steps
+from ._ranges import Known, Range, ends_of
 from ._registry import Context
 from ._stage import (
     Arrays,
@@ -40,6 +40,9 @@ from ._tensor_list import RaggedListError, TensorList, is_known, is_same
 
 # Loops that need it, since shapes change from step to step, are unrolled up to this length.
 _MAX_UNROLLED = 256
+
+# Where the ranges of the variables of the loops around are kept.
+_KNOWN = "ranges"
 
 
 def while_loop(
@@ -141,6 +144,7 @@ class _Loop:
                 form = _as_array(form)  # a counter
             self.forms[i] = form
         self._hints = ctx.plans
+        self._ranges: list[Range | None] = []
         self._key = (node, tuple(str(f) for f in self.forms.values()))
         for place, (entry, form) in self._hints.get(self._key, {}).items():
             known = self.forms.get(place)
@@ -165,24 +169,25 @@ class _Loop:
         while True:
             self._trace()
             if self._changed:
+                self._ranges = []
                 continue
-            if not self._give_room():
+            if not self._give_room() and not self._find_ranges():
                 break
         self._hints[self._key] = {p: (self._entry(p), form) for p, form in self.forms.items()}
 
     def _trace(self) -> None:
         entry = [bring(self._value(place), form) for place, form in self.forms.items()]
         self.leaves, self.rebuild = flatten(entry)
-        # Initial values of the leaves, where they are known whole numbers; the last leaf of each
+        # Initial values of the leaves, where they are known numbers; the last leaf of each
         # variable, which of a list is its size.
-        self._starts: list[int | None] = []
+        self._starts: list[Any] = []
         self._last: dict[int | Resource, int] = {}
         for (place, form), value in zip(self.forms.items(), entry, strict=True):
             self._starts += [None] * len(flatten([value])[0])
             self._last[place] = len(self._starts) - 1
             old = self._value(place)
             if isinstance(form, Arrays):
-                self._starts[-1] = _whole(old)
+                self._starts[-1] = _number(old)
             elif isinstance(form, Lists) and form.size is None and isinstance(old.size, int):
                 self._starts[-1] = old.size
         self._lines: list[_counting.Line | None] | None = None
@@ -208,7 +213,15 @@ class _Loop:
         ctx, values = self._inside(leaves)
         before = dict(ctx.state)
         before_of = {**dict(enumerate(values)), **before}
-        results: dict[int | Resource, Any] = dict(enumerate(ctx.call(self.body, values)))
+        known = Known(leaves, self._ranges or [None] * len(leaves))
+        around = self.ctx.plans.get(_KNOWN, ())
+        self.ctx.plans[_KNOWN] = (*around, known)
+        try:
+            called = ctx.call(self.body, values)
+        finally:
+            self.ctx.plans[_KNOWN] = around
+        self._asked = known.asked
+        results: dict[int | Resource, Any] = dict(enumerate(called))
         results.update((place, value) for place, value in ctx.state.items())
         for place, old in before.items():
             if place not in self.forms and ctx.state.get(place) is not old:
@@ -299,18 +312,31 @@ class _Loop:
 
         return Staged(test, [type_of(x) for x in self.leaves])
 
-    def count(self) -> _counting.Count:
-        test = self._test()
+    def count(self, test: Staged | None = None) -> _counting.Count:
+        test = test or self._test()
         (more,) = test.results
         if isinstance(more, np.ndarray):
             return _counting.Count(None if more else 0, exact=not more)
-        return _counting.count(test.closed, self.lines())
+        known = self.ctx.plans.get(_KNOWN, ())
+        return _counting.count(
+            test.closed,
+            self.lines(),
+            self.staged.closed,
+            self._starts,
+            lambda value, finite: ends_of(value, known, finite),
+        )
 
-    def _most_steps(self) -> int | None:
-        outer, functions = self.ctx.within, (self.condition, self.body)
-        if outer is None or self.node not in outer.nodes:
-            return None  # a call in the place of a loop, such as that of a RNN
-        return most_steps(self.ctx, outer, self.node, functions, self.values)
+    def _find_ranges(self) -> bool:
+        """Finds the ranges of counters that loops inside asked for; whether there are any."""
+        if not self._asked or self._ranges:
+            return False
+        lines, bound = self.lines(), self.count().bound
+        if not bound or all(line is None for line in lines):
+            return False
+        for line in lines:
+            ends = (0, 0) if line is None else sorted((line.at(0), line.at(bound - 1)))
+            self._ranges.append(None if line is None else (float(ends[0]), float(ends[1])))
+        return True
 
     # -- the loop itself
 
@@ -323,13 +349,12 @@ class _Loop:
             final: Sequence[Any] = self.leaves
         else:
             lines = self.lines()
-            steps = _counting.count(test.closed, lines)
-            most = steps.bound if steps.bound is not None else self._most_steps()
+            steps = self.count(test)
             if steps.exact:
                 assert steps.bound is not None
                 final = self._ended(self._counted(steps.bound, lines), lines, steps.bound)
-            elif most is not None and most <= self.ctx.config.max_scan:
-                final = self._bounded(most, test)
+            elif steps.bound is not None and steps.bound <= self.ctx.config.max_scan:
+                final = self._bounded(steps.bound, test)
             else:
                 final = lax.while_loop(
                     lambda c: test.flat(c)[0], self.staged.flat, list(self.leaves)
@@ -437,10 +462,13 @@ def _is_same(one: Form, two: Form) -> bool:
     return type(one) is type(two)
 
 
-def _whole(value: Any) -> int | None:
-    if isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "iu":
+def _number(value: Any) -> Any:
+    """A number that is known; `None` for any other value."""
+    if not isinstance(value, np.ndarray) or value.ndim:
+        return None
+    if value.dtype.kind in "iu":
         return int(value)
-    return None
+    return value[()] if jnp.issubdtype(value.dtype, jnp.floating) else None
 
 
 def _on_line(line: _counting.Line, k: Any, dtype: Any) -> Any:

@@ -1,68 +1,111 @@
-"""How large numbers of a graph can get, and how often a loop runs that compares with them.
+"""How large the numbers of a program can get, by the way they are computed.
 
-A loop that counts up to a number that depends on data, such as the squarings of
-`tf.linalg.expm`, ends for every finite number after so many steps as the largest one asks for.
+A loop that counts up to a number that depends on data ends after so many steps as the largest one
+asks for, such as the squarings of `tf.linalg.expm`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jax import numpy as jnp
 
-from ._node import Body, Node
+from ..._compat import is_tracer, made_by
+from ._node import Node
 from ._registry import Context
 
-# The least and the largest value of a tensor, none of whose numbers is infinite.
+# The least and the largest value of an array.
 Range = tuple[float, float]
-_Source = tuple[int, int]
 
 # Deeper chains have no known range.
 _MAX_DEPTH = 32
 
 
-_Arguments = Callable[[int], Range]
+class Known:
+    """Ranges of values that are known from elsewhere, such as of the counter of a loop.
 
+    `asked`: whether one was asked for of which no range is known.
+    """
 
-def _unknown(index: int) -> Range:
-    return -math.inf, math.inf
+    def __init__(self, values: Sequence[Any], ranges: Sequence[Range | None]):
+        self.asked = False
+        self._found = {id(v): (v, r) for v, r in zip(values, ranges, strict=True)}
+
+    def __contains__(self, value: Any) -> bool:
+        return id(value) in self._found
+
+    def of(self, value: Any) -> Range | None:
+        found = self._found[id(value)][1]
+        self.asked = self.asked or found is None
+        return found
 
 
 def range_of(
-    ctx: Context, body: Body, source: _Source, arguments: _Arguments = _unknown, depth: int = 0
+    value: Any, known: Sequence[Known] = (), *, finite: bool = False, depth: int = 0
 ) -> Range:
-    """The range of a value in `body`, given as `(node index, output index)`.
+    """The range of a value. NaN is in every range of floating point numbers.
 
     **Arguments:**
 
-    - `arguments`: the range of an argument of `body`, by the index of its node.
+    - `known`: ranges of values that come from nowhere, as the variables of a loop.
+    - `finite`: whether numbers of unknown origin may be taken for finite.
     """
-    node = body.nodes[source[0]]
-    if source[0] in body.args:
-        return arguments(source[0])
-    whole = _whole(node)
-    if node.op == "Const":
-        value = ctx.constant(node)
-        return (float(value.min()), float(value.max())) if value.size else whole
-    rule = _RULES.get(node.op)
-    if rule is None or source[1] or depth > _MAX_DEPTH:
+    if not is_tracer(value):
+        return _of_constant(value)
+    whole = _whole(value.dtype, finite)
+    for values in known:
+        if value in values:
+            return values.of(value) or whole
+    made = made_by(value)
+    if made is None or depth > _MAX_DEPTH:
         return whole
-    count = 2 if node.op in _OF_TWO else 1
-    operands = (range_of(ctx, body, i, arguments, depth + 1) for i in node.inputs[:count])
-    low, high = rule(*operands)
+    name, operands, params = made
+    rule = _RULES.get(name)
+    if rule is None:
+        return whole
+    if name in _OF_FIRST:
+        operands = operands[:1]
+    ranges = [range_of(x, known, finite=finite, depth=depth + 1) for x in operands]
+    low, high = rule(*ranges, **_OPTIONS.get(name, _no_options)(value, operands, params))
+    if math.isnan(low) or math.isnan(high):
+        return whole
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        # Whole numbers that are too large come out as others.
+        return (low, high) if whole[0] <= low and high <= whole[1] else whole
+    if name in _ROUNDED:
+        spare = 8 * float(jnp.finfo(value.dtype).eps)
+        low, high = low - abs(low) * spare, high + abs(high) * spare
     return max(low, whole[0]), min(high, whole[1])
 
 
-def _whole(node: Node) -> Range:
-    """The finite numbers of the type of a node."""
-    for name in ("T", "DstT", "dtype"):
-        dtype = node.attr(name)
-        if isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jnp.floating):
-            return -float(jnp.finfo(dtype).max), float(jnp.finfo(dtype).max)
-    return -math.inf, math.inf
+def ends_of(value: Any, known: Sequence[Known], finite: bool) -> Range:
+    """The range of a number; infinite where it is all that its type has."""
+    low, high = range_of(value, known, finite=finite)
+    least, most = _whole(value.dtype, finite=False)
+    return -math.inf if low == least else low, math.inf if high == most else high
+
+
+def _of_constant(value: Any) -> Range:
+    x = np.asarray(value)
+    numbers = x.dtype != object and jnp.issubdtype(x.dtype, jnp.number)
+    if not numbers or jnp.issubdtype(x.dtype, jnp.complexfloating) or not x.size:
+        return -math.inf, math.inf
+    low, high = float(x.min()), float(x.max())
+    return (-math.inf, math.inf) if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _whole(dtype: Any, finite: bool) -> Range:
+    """All numbers of a type."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return float(limits.min), float(limits.max)
+    if jnp.issubdtype(dtype, jnp.floating) and finite:
+        largest = float(jnp.finfo(dtype).max)
+        return -largest, largest
+    return (0.0, 1.0) if dtype == np.bool_ else (-math.inf, math.inf)
 
 
 def _log_of(x: float) -> float:
@@ -71,8 +114,12 @@ def _log_of(x: float) -> float:
     return math.log(x) if math.isfinite(x) else x
 
 
-def _floor_of(x: float) -> float:
-    return math.floor(x) if math.isfinite(x) else x
+def _rounded(to: Callable[[float], float]) -> Callable[..., Range]:
+    def rule(x: Range) -> Range:
+        low, high = (to(a) if math.isfinite(a) else a for a in x)
+        return low, high
+
+    return rule
 
 
 def _product(x: Range, y: Range) -> Range:
@@ -87,29 +134,78 @@ def _quotient(x: Range, y: Range) -> Range:
     return _product(x, (1 / y[1], 1 / y[0]))
 
 
-def _abs(x: Range) -> Range:
-    return max(x[0], -x[1], 0.0), max(-x[0], x[1])
+def _sum(x: Range, count: int | None) -> Range:
+    """Of so many numbers; `None` where that is not known."""
+    if count is None:
+        return -math.inf if x[0] < 0 else 0.0, math.inf if x[1] > 0 else 0.0
+    return _product(x, (count, count)) if count else (0.0, 0.0)
 
 
-_OF_TWO: dict[str, Callable[..., Range]] = {
-    **dict.fromkeys(("Add", "AddV2"), lambda x, y: (x[0] + y[0], x[1] + y[1])),
-    **dict.fromkeys(("Div", "RealDiv"), _quotient),
-    "Maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
-    "Minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
-    "Mul": _product,
-}
+def _converted(x: Range, least: float | None) -> Range:
+    """As another type; `least`: the least number of one of whole numbers, which NaN may become."""
+    if least is None:
+        return x
+    return least, max(math.trunc(x[1]) if math.isfinite(x[1]) else x[1], 0)
+
+
+def _same(x: Range) -> Range:
+    return x
+
+
+_OF_FIRST = frozenset(("dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"))
+_ROUNDED = frozenset(("add", "convert_element_type", "div", "log", "mul", "reduce_sum", "sub"))
 _RULES: dict[str, Callable[..., Range]] = {
-    **_OF_TWO,
     **dict.fromkeys(
-        ("Cast", "ExpandDims", "Identity", "Max", "Min", "Reshape", "Squeeze", "StridedSlice"),
-        lambda x: x,
+        (
+            "broadcast_in_dim",
+            "copy",
+            "dynamic_slice",
+            "expand_dims",
+            "reduce_max",
+            "reduce_min",
+            "reshape",
+            "slice",
+            "squeeze",
+            "transpose",
+        ),
+        _same,
     ),
-    "Abs": _abs,
-    "Floor": lambda x: (_floor_of(x[0]), _floor_of(x[1])),
-    "Log": lambda x: (_log_of(x[0]), _log_of(x[1])),
-    # Of how many numbers is not known.
-    "Sum": lambda x: (-math.inf if x[0] < 0 else 0.0, math.inf if x[1] > 0 else 0.0),
+    "abs": lambda x: (max(x[0], -x[1], 0.0), max(-x[0], x[1])),
+    "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "ceil": _rounded(math.ceil),
+    "clamp": lambda a, x, b: (min(max(x[0], a[0]), b[0]), min(max(x[1], a[1]), b[1])),
+    "convert_element_type": _converted,
+    "div": _quotient,
+    "floor": _rounded(math.floor),
+    "log": lambda x: (_log_of(x[0]), _log_of(x[1])),
+    "max": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "min": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "mul": _product,
+    "neg": lambda x: (-x[1], -x[0]),
+    "reduce_sum": _sum,
+    "select_n": lambda c, *xs: (min(x[0] for x in xs), max(x[1] for x in xs)),
+    "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
 }
+
+_Options = Callable[[Any, Sequence[Any], Mapping[str, Any]], dict[str, Any]]
+
+
+def _no_options(value: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def _count_of(value: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = [operands[0].shape[axis] for axis in params["axes"]]
+    return {"count": math.prod(sizes) if all(isinstance(n, int) for n in sizes) else None}
+
+
+def _cut_of(value: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    whole = jnp.issubdtype(value.dtype, jnp.integer)
+    cut = whole and jnp.issubdtype(operands[0].dtype, jnp.floating)
+    return {"least": float(jnp.iinfo(value.dtype).min) if cut else None}
+
+
+_OPTIONS: dict[str, _Options] = {"convert_element_type": _cut_of, "reduce_sum": _count_of}
 
 
 def bounded(ctx: Context, node: Node, operands: list[Any]) -> list[Any]:
@@ -117,109 +213,13 @@ def bounded(ctx: Context, node: Node, operands: list[Any]) -> list[Any]:
 
     Such is the size of a count with as many bins at least as at most.
     """
-    if ctx.within is None or node not in ctx.within.nodes:
-        return operands
     found = list(operands)
-    for i, (value, source) in enumerate(zip(operands, node.inputs, strict=True)):
+    for i, value in enumerate(operands):
         dtype = getattr(value, "dtype", None)
         is_whole = isinstance(dtype, np.dtype) and dtype.kind == "i"
         if isinstance(value, np.ndarray) or not is_whole or getattr(value, "shape", None) != ():
             continue
-        low, high = range_of(ctx, ctx.within, source)
+        low, high = range_of(value)
         if low == high:
             found[i] = np.asarray(low, dtype)
     return found
-
-
-def most_steps(
-    ctx: Context, outer: Body, node: Node, functions: tuple[str, str], values: Sequence[Any]
-) -> int | None:
-    """An upper bound of the steps of a loop that counts up to a number; `None` where there is none.
-
-    **Arguments:**
-
-    - `outer`: the body that holds the loop `node`.
-    - `functions`: its condition and its body.
-    - `values`: the initial values of its variables.
-    """
-    condition, body = (ctx.body(f) for f in functions)
-
-    def known(variable: int) -> Range:
-        """The range of a variable; no step changes it."""
-        same = _passed(body, body.outputs[variable]) == (body.args[variable], 0)
-        return range_of(ctx, outer, node.inputs[variable]) if same else _unknown(variable)
-
-    def until(counter: int, limit: float) -> int | None:
-        """The steps until a variable has reached a number."""
-        start, step = values[counter], _step(ctx, body, counter)
-        if step is None or not isinstance(start, np.ndarray) or start.ndim or math.isinf(limit):
-            return None
-        return max(math.ceil((limit - float(start)) / step), 0)
-
-    return _while_true(
-        ctx, condition, condition.outputs[0], range(len(condition.args)), known, until
-    )
-
-
-def _while_true(
-    ctx: Context,
-    body: Body,
-    source: _Source,
-    variables: Sequence[int | None],
-    known: _Arguments,
-    until: Callable[[int, float], int | None],
-) -> int | None:
-    """How many steps a truth value of `body` can hold.
-
-    **Arguments:**
-
-    - `variables`: for each argument of `body` the variable of the loop that it is.
-    - `known`: the range of a variable.
-    - `until`: the steps until a variable has reached a number.
-    """
-    of = dict(zip(body.args, variables, strict=True))
-    index, _ = _passed(body, source)
-    test = body.nodes[index]
-    if test.op == "Const":
-        return None if ctx.constant(test).any() else 0
-    if test.op in ("Less", "Greater"):
-        less, more = test.inputs if test.op == "Less" else reversed(test.inputs)
-        counter = of.get(_passed(body, less)[0])
-        if counter is None:
-            return None
-
-        def argument(index: int) -> Range:
-            variable = of[index]
-            return _unknown(index) if variable is None else known(variable)
-
-        return until(counter, range_of(ctx, body, more, argument)[1])
-    if test.op == "LogicalAnd":
-        found = [_while_true(ctx, body, i, variables, known, until) for i in test.inputs]
-        return min((n for n in found if n is not None), default=None)
-    if test.op in ("If", "StatelessIf"):
-        given = [of.get(_passed(body, i)[0]) for i in test.inputs[1:]]
-        branches = [ctx.body(test.attr(name)) for name in ("then_branch", "else_branch")]
-        counts = [_while_true(ctx, b, b.outputs[source[1]], given, known, until) for b in branches]
-        bounds = [n for n in counts if n is not None]
-        return max(bounds) if len(bounds) == len(counts) else None
-    return None
-
-
-def _step(ctx: Context, body: Body, counter: int) -> float | None:
-    """By how much a variable grows in a step."""
-    node = body.nodes[_passed(body, body.outputs[counter])[0]]
-    if node.op not in ("Add", "AddV2"):
-        return None
-    ends = [_passed(body, i)[0] for i in node.inputs]
-    if body.args[counter] not in ends:
-        return None
-    ends.remove(body.args[counter])
-    other = body.nodes[ends[0]]
-    value = ctx.constant(other) if other.op == "Const" else np.zeros(())
-    return float(value) if value.ndim == 0 and value > 0 else None
-
-
-def _passed(body: Body, source: _Source) -> _Source:
-    while body.nodes[source[0]].op == "Identity":
-        source = body.nodes[source[0]].inputs[0]
-    return source

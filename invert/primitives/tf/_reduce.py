@@ -16,7 +16,7 @@ from jax import lax
 
 from ._node import Node
 from ._registry import Context, Rule, add_table
-from ._static import array, axis_of, ints, is_static, static
+from ._static import array, as_sizes, axis_of, ints, is_static, static
 
 
 def _mean(x: Any, axis: tuple[int, ...]) -> Any:
@@ -68,8 +68,14 @@ REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "Max": _extreme(True),
     "Mean": (_mean, None),
     "Min": _extreme(False),
-    "Prod": (lambda x, axis: jnp.prod(x, axis=axis, dtype=x.dtype), None),
-    "Sum": (lambda x, axis: jnp.sum(x, axis=axis, dtype=x.dtype), None),
+    "Prod": (
+        lambda x, axis: jnp.prod(x, axis=axis, dtype=x.dtype),
+        lambda x: np.prod(x, dtype=x.dtype),
+    ),
+    "Sum": (
+        lambda x, axis: jnp.sum(x, axis=axis, dtype=x.dtype),
+        lambda x: np.sum(x, dtype=x.dtype),
+    ),
 }
 
 
@@ -81,13 +87,12 @@ def _reduction(fn: Callable[..., Any], fold: Callable[..., Any] | None) -> Rule:
         if is_static(values[0]) and rank == 0:
             return [values[0]]
         if is_static(values[0]) and rank == 1 and axes == (0,) and not keep:
-            items = ints(values[0])
-            if node.op in ("Prod", "Sum"):
-                total = math.prod(items) if node.op == "Prod" else sum(items)
-                dtype = values[0].dtype if isinstance(total, int) else object
-                return [np.asarray(total, dtype)]
-            if fold is not None and values[0].dtype != object:
+            if values[0].dtype != object and fold is not None:
                 return [np.asarray(fold(values[0]))]
+            if values[0].dtype == object and node.op in ("Prod", "Sum"):
+                items = ints(values[0])
+                total = math.prod(items) if node.op == "Prod" else sum(items)
+                return [as_sizes(total, node.attr("T"))]
         x = array(values[0])
         y = fn(x, axis=axes)
         if keep:

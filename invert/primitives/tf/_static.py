@@ -122,7 +122,9 @@ def static(node: Node, values: Sequence[Any], index: int) -> np.ndarray:
                 f"tf.{node.op}",
                 f"input {index} must be a constant or follow from shapes, but depends on data",
                 node.location,
-                "Shapes and axes of a JAX program are fixed while it is traced.",
+                "Shapes and axes of a JAX program are fixed while it is traced. Let the function "
+                "close over the array that this one is computed from, such as a mask, instead of "
+                "taking it as an argument.",
             )
         ]
     )
