@@ -157,7 +157,8 @@ def beyond_rounding(x: np.ndarray, y: np.ndarray, moved: np.ndarray | None = Non
     finite_x = np.isfinite(x)
     noise = 0.0
     if moved is not None and x.dtype.itemsize > 2:
-        steps = np.abs((moved - x)[finite_x & np.isfinite(moved)])
+        both = finite_x & np.isfinite(moved)
+        steps = np.abs(moved[both] - x[both])
         noise = float(steps.max(initial=0.0))
     x, y = x[finite_x], y[finite_x]
     gap = largest_gap(x, y)

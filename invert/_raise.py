@@ -329,6 +329,7 @@ _MAKE_SHAPES = frozenset(
         "stablehlo.add",
         "stablehlo.clamp",
         "stablehlo.concatenate",
+        "stablehlo.convert",
         "stablehlo.reshape",
         "stablehlo.subtract",
     }

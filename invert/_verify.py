@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -43,6 +44,10 @@ class Certificate:
         if self.largest_error is not None:
             return f"{self.kind} (largest error {self.largest_error:.3g}; {self.reason})"
         return f"{self.kind} ({self.reason})"
+
+
+# More numbers than this are not run only to compare a text.
+_MOST_RUN = 1 << 26
 
 
 def certify(
@@ -89,6 +94,31 @@ def same_lowering(a: Any, b: Any, platform: str, wide: bool) -> bool:
         return difference(one, two, ()) is None
     except (TypeError, ValueError, NotImplementedError, InvertError):
         return False
+
+
+def same_numbers(a: Any, b: Any, wide: bool) -> bool:
+    """Whether two programs over the same arguments give the same on random inputs, but rounding.
+
+    At sizes of one many programs are the same that lower to others: an iota is a zero there.
+    """
+    types: list[Any] = [v.aval for v in _compat.open_jaxpr(a).invars]
+    if sum(math.prod(t.shape) for t in types) > _MOST_RUN:
+        return False
+    rng = np.random.default_rng(0)
+    try:
+        with jax.enable_x64(wide):
+            run = jax.jit(lambda *xs: [_compat.eval_closed(p, xs) for p in (a, b)])
+            for _ in range(2):
+                for x, y in zip(*run(*(random_value(rng, t) for t in types)), strict=True):
+                    finite = (
+                        np.abs(x[np.isfinite(x)]) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+                    )
+                    scale = float(np.max(finite, initial=1.0))
+                    if not largest_gap(x, y) <= 1e-5 * scale:
+                        return False
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, InvertError):
+        return False
+    return True
 
 
 def _lower_alike(

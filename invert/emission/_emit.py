@@ -18,7 +18,7 @@ from invert._arrays import device_array
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert._pattern import is_var
-from invert._verify import same_lowering
+from invert._verify import same_lowering, same_numbers
 from invert.emission import (
     _construct,
     _equinox,
@@ -417,7 +417,10 @@ class _Attempt:
                     continue
                 platform = entry.platform or "cpu"
                 comparable = lowered and not self.weights.changed
-                if comparable and same_lowering(again, program, platform, wide):
+                if comparable and (
+                    same_lowering(again, program, platform, wide)
+                    or same_numbers(again, program, wide)
+                ):
                     continue
                 raise EmissionError(f"the text is another program: {found}")
 

@@ -180,8 +180,8 @@ def value(v: Any) -> ast.expr:
 
     **Raises:** `EmissionError` where the value has no spelling.
     """
-    if isinstance(v, enum.Enum):  # some are numbers too
-        return syntax.name(f"{_public(type(v))}.{v.name}")
+    if isinstance(v, enum.Enum) and (where := _public_name(type(v))):  # some are numbers too
+        return syntax.name(f"{where}.{v.name}")
     for kind, spell in _LEAVES:
         if isinstance(v, kind):
             return spell(v)
@@ -192,7 +192,7 @@ def value(v: Any) -> ast.expr:
         if where is None:
             raise EmissionError(f"the primitive {v.name} has no public name")
         return syntax.name(where)
-    if hasattr(v, "_fields"):
+    if isinstance(v, tuple) and hasattr(v, "_fields"):
         return syntax.call(_public(type(v)), **{f: value(getattr(v, f)) for f in v._fields})
     if isinstance(v, tuple):
         return syntax.tuple_of(map(value, v))
@@ -222,7 +222,13 @@ def public_primitives() -> dict[str, str]:
 
 def _public(cls: type) -> str:
     """The public name of a class of `lax`."""
+    if where := _public_name(cls):
+        return where
+    raise EmissionError(f"the class {cls.__name__} has no public name in jax.lax")
+
+
+def _public_name(cls: type) -> str | None:
     for module, where in ((lax, "lax"), (lax.linalg, "lax.linalg"), (jax.sharding, "jax.sharding")):
         if getattr(module, cls.__name__, None) is cls:
             return f"{where}.{cls.__name__}"
-    raise EmissionError(f"the class {cls.__name__} has no public name in jax.lax")
+    return None

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from invert import _compat
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError, InvertError, SignatureError, nested_too_deep
@@ -142,10 +143,11 @@ def _at_sizes(
             except InvertError:
                 return False
             at = ", ".join(f"{n} = {size}" for n, size in sizes.items())
+            program = stage.jaxpr
             if not _same_constants(constants, stage.constants):
-                raise SizeError(f"the program holds other constants at {at}")
+                program = _over(constants, stage)
             try:
-                compare(stage.jaxpr)
+                compare(program)
             except EmissionError as error:
                 raise SizeError(f"at {at} the program has another form: {error}") from error
             return True
@@ -208,6 +210,22 @@ def dimension_names(specs: Sequence[ArgSpec], shared: bool = False) -> list[list
             shape.append(known[key])
         shapes.append(shape)
     return shapes if len(known) <= _MOST else None
+
+
+def _over(constants: Sequence[np.ndarray], stage: Any) -> Any:
+    """A program as one over other constants, which it does not use.
+
+    At small sizes an array that is computed at others may be a constant.
+    """
+    rest = [v.aval for v in stage.jaxpr.invars[len(stage.constants) :]]
+    types = [*constants, *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in rest)]
+
+    def run(*values: Any) -> list[Any]:
+        own = map(np.asarray, stage.constants)
+        return _compat.eval_jaxpr(stage.jaxpr, [*own, *values[len(constants) :]])
+
+    with jax.enable_x64(True):
+        return _compat.trace_closed(run, *types)
 
 
 def _same_constants(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:

@@ -76,15 +76,15 @@ class _Print:
         self.structure: list[Any] = []
         self.numbers: list[int] = []
         self._names: dict[Any, int] = {}
+        self._consts: dict[Any, Any] = {}
         self._value(closed)
 
     def _jaxpr(self, closed: Any) -> None:
         jaxpr = _compat.open_jaxpr(closed)
-        for v in (*jaxpr.constvars, *jaxpr.invars):
+        # Constants count where they are used: of shapes, nothing may be.
+        self._consts.update(zip(jaxpr.constvars, _compat.consts_of(closed), strict=False))
+        for v in jaxpr.invars:
             self._define(v)
-        if closed is not jaxpr:
-            for const in _compat.consts_of(closed):
-                self._array(const)
         for eqn in jaxpr.eqns:
             self.structure.append(eqn.primitive.name)
             for atom in eqn.invars:
@@ -104,6 +104,8 @@ class _Print:
     def _atom(self, atom: Any) -> None:
         if isinstance(atom, core.Literal):
             self._array(atom.val)
+        elif atom in self._consts:
+            self._array(self._consts[atom])
         else:
             self.structure.append(self._names.get(atom))
 

@@ -74,6 +74,21 @@ def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
     thread.join()
 
 
+# The configuration of a custom call may hold bytes of any kind, as kernels. Nothing asks for it but
+# as printed.
+_TEXT = rb'"(?:[^"\\]|\\.)*+"'
+_FLAT = rb'(?:[^"{}]|' + _TEXT + rb")*+"
+_CONFIGURATION = re.compile(
+    rb"backend_config = (?:"
+    + _TEXT
+    + rb"|\{"
+    + _FLAT
+    + rb"(?:\{"
+    + _FLAT
+    + rb"\}"
+    + _FLAT
+    + rb")*+\})"
+)
 # In what MLIR prints, a backslash, and the bytes of a string that are not ASCII.
 _ESCAPED = re.compile(rb"\\\\|(?:\\[89A-F][0-9A-F])+")
 
@@ -87,6 +102,7 @@ def _unreadable(module: Any) -> str:
     text = module.operation.get_asm(
         binary=True, enable_debug_info=True, assume_verified=True, large_elements_limit=16
     )
+    text = _CONFIGURATION.sub(b"", text)
     try:
         text.decode()
         for match in _ESCAPED.finditer(text):

@@ -50,8 +50,11 @@ def dense_bools(attr: ir.Attribute) -> tuple[bool, ...]:
 
 
 def string(attr: Any) -> str:
-    """Text of a `StringAttr`."""
-    return attr.value
+    """Text of a `StringAttr`.
+
+    **Raises:** `UnicodeDecodeError`, where the binding's own `value` ends the process.
+    """
+    return attr.value_bytes.decode()
 
 
 def string_bytes(attr: Any) -> bytes:
