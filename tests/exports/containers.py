@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -165,14 +166,21 @@ def saved_model(**kwargs: Any) -> Container:
     return export
 
 
-def orbax(**kwargs: Any) -> Container:
+def orbax(*, trained: bool = False) -> Container:
+    """`trained`: the author says which variables are trained; Orbax trains none otherwise."""
+
     def export(net: Net, setting: Setting, path: Path) -> Any:
         pytest.importorskip("orbax.export")
         from orbax.export import ExportManager, JaxModule, ServingConfig
 
         (x,) = net.inputs
         shape = setting.polymorphic(net.inputs)[0] if setting.opened else None
-        module = JaxModule(net.params, net.apply, input_polymorphic_shape=shape, **kwargs)
+        trainable = jax.tree_util.tree_map_with_path(
+            lambda path, _: trained and not net.statistics(path_name(path)), net.params
+        )
+        module = JaxModule(
+            net.params, net.apply, input_polymorphic_shape=shape, trainable=trainable
+        )
         serving = ServingConfig("serving_default", input_signature=[setting.specs(x)])
         ExportManager(module, [serving]).save(str(path))
         return invert.load(path)
@@ -216,7 +224,7 @@ def of_jax(net: Net, container: Container, setting: Setting, *, params: str) -> 
             return net.apply(*inputs)
         new = list(arrays)
         for i, value in zip(floats, values, strict=False):
-            new[i] = value
+            new[i] = jnp.asarray(value)  # a traced index is none for an array of NumPy
         return net.apply(jax.tree_util.tree_unflatten(tree, new), *inputs)
 
     held = [arrays[i] for i in floats] if params == "variables" else []

@@ -40,7 +40,7 @@ def haiku_cnn():
     def forward(hk):
         def run(x):
             x = hk.Conv2D(4, 3, with_bias=False)(x)
-            x = jax.nn.relu(hk.BatchNorm(True, True, 0.9)(x, is_training=False))
+            x = jax.nn.relu(hk.BatchNorm(True, True, 0.9)(x, is_training=hk.running_init()))
             x = hk.MaxPool(2, 2, "VALID")(x)
             x = jax.nn.relu(hk.Conv2D(6, 3, stride=2)(x))
             return hk.Linear(4)(hk.Flatten()(x))
@@ -71,7 +71,7 @@ def haiku_transformer():
             length = tokens.shape[1]
             init = hk.initializers.TruncatedNormal(0.1)
             positions = hk.get_parameter("positions", (64, 8), init=init)
-            x = hk.Embed(20, 8)(tokens) + positions[:length]
+            x = hk.Embed(20, 8)(tokens) + positions[jnp.arange(length)]
             causal = jnp.tril(jnp.ones((1, 1, length, length)))
             for _ in range(2):
                 y = norm(x)
