@@ -262,6 +262,7 @@ class _Attempt:
                 check(one)
             if r.probe is not None:
                 certificates[name] = _with_sizes(r.certificate, r.probe(check))
+        _compat.forget_traces(vars(namespace))
         if any(r.probe is not None for r in self.recovered.values()):
             source = file.text(self._doc(certificates))
             namespace = _run.module_of(source, f"emitted_{cls}")
