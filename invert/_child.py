@@ -18,7 +18,20 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ChildError(InvertError):
-    """The child process could not answer; the message says why."""
+    """The child process could not answer; the message says why.
+
+    **Arguments:**
+
+    - `code`: the exit code of a child that ended by itself, negative where a signal ended it.
+    """
+
+    def __init__(self, message: str, code: int | None = None):
+        super().__init__(message)
+        self.code = code
+
+
+class ChildStartError(ChildError):
+    """The child process did not start."""
 
 
 class Child:
@@ -47,18 +60,19 @@ class Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
+        atexit.register(self.stop)
 
-    def ask(self, request: bytes, *, seconds: float) -> bytes:
-        """The answer to a request.
+    def ask(self, *request: bytes, seconds: float) -> bytes:
+        """The answer to a request, which may be given in parts.
 
         **Raises:** `ChildError` where there is none in that time, or the child dies.
         """
         with self._lock:
             if self._process is None or self._owner != os.getpid():
                 self._start()
-            return self._exchange(request, seconds)
+            return self._exchange(seconds, *request)
 
-    def _exchange(self, request: bytes | None, seconds: float) -> bytes:
+    def _exchange(self, seconds: float, *request: bytes) -> bytes:
         process = self._process
         assert process is not None and process.stdin and process.stdout
         late = threading.Event()
@@ -71,8 +85,8 @@ class Child:
         timer = threading.Timer(seconds, give_up)
         timer.start()
         try:
-            if request is not None:
-                write_message(process.stdin, request)
+            if request:
+                write_message(process.stdin, *request)
             reply = read_message(process.stdout)
         except OSError:
             reply = None  # the pipe broke: the child died while it read
@@ -80,8 +94,9 @@ class Child:
             timer.cancel()
         if reply is None:
             code = self.stop(kill=True)
-            took = f"it took more than {seconds:.0f} seconds"
-            raise ChildError(took if late.is_set() else f"it ended its process (exit code {code})")
+            if late.is_set():
+                raise ChildError(f"it took more than {seconds:.0f} seconds")
+            raise ChildError(f"it ended its process (exit code {code})", code)
         return reply
 
     def _start(self) -> None:
@@ -96,10 +111,12 @@ class Child:
                 env=environment,
             )
         except OSError as e:
-            raise ChildError(f"its process ({sys.executable}) could not start: {e}") from e
+            raise ChildStartError(f"its process ({sys.executable}) could not start: {e}") from e
         self._owner = os.getpid()
-        atexit.register(self.stop)
-        self._exchange(None, self._start_seconds)
+        try:
+            self._exchange(self._start_seconds)
+        except ChildError as e:
+            raise ChildStartError(f"while its process ({sys.executable}) started, {e}") from e
 
     def stop(self, *, kill: bool = False) -> int | None:
         """Ends the child; a forked copy of this object leaves its parent's child alone.
@@ -120,10 +137,10 @@ class Child:
         return process.returncode
 
 
-def write_message(stream: IO[bytes], content: bytes) -> None:
+def write_message(stream: IO[bytes], *parts: bytes) -> None:
     """Writes one message."""
-    stream.write(_LENGTH.pack(len(content)))
-    stream.write(content)
+    stream.write(_LENGTH.pack(sum(map(len, parts))))
+    stream.writelines(parts)
     stream.flush()
 
 

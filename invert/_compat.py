@@ -102,6 +102,20 @@ def trace_closed(fn: Callable[..., Any], *avals: Any) -> Any:
     return jax.make_jaxpr(fn)(*avals)
 
 
+def forget_traces(namespace: Mapping[str, Any]) -> None:
+    """Drops the programs that JAX keeps of the compiled methods of a module's classes.
+
+    It keeps them as long as the classes, and the classes, since they are pytrees, for good.
+    """
+    for cls in namespace.values():
+        if isinstance(cls, type) and cls.__module__ == namespace["__name__"]:
+            for method in vars(cls).values():
+                # Equinox wraps methods, and what it compiles.
+                wrapper = getattr(method, "method", method)
+                if (compiled := getattr(wrapper, "_cached", None)) is not None:
+                    compiled.clear_cache()
+
+
 def apply_primitive(primitive: core.Primitive) -> Callable[..., Any]:
     """The implementation of a primitive outside of tracing: compile and run it."""
     return functools.partial(dispatch.apply_primitive, primitive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from invert._child import Child, ChildError
+from invert._child import Child, ChildError, ChildStartError
 
 _WORKER = """
 import os, struct, sys, time
@@ -30,10 +30,10 @@ def test_answers_and_starts_again():
     with pytest.raises(ChildError, match="took more than 1 seconds"):
         child.ask(b"hang", seconds=1)
     large = bytes(range(256)) * 4096
-    assert child.ask(large, seconds=60) == large[::-1]
+    assert child.ask(large, b"abc", seconds=60) == b"cba" + large[::-1]
     assert child.stop() == 0
 
 
 def test_does_not_start():
-    with pytest.raises(ChildError, match="exit code 3"):
+    with pytest.raises(ChildStartError, match="exit code 3"):
         Child(["-c", "raise SystemExit(3)"], start_seconds=60).ask(b"", seconds=1)

@@ -44,6 +44,16 @@ def test_a_program_goes_with_its_module() -> None:
     assert kept() is None
 
 
+def test_programs_that_check_a_text_do_not_stay() -> None:
+    def kept(first: int, last: int) -> int:
+        for i in range(first, last):
+            assert invert.from_exported(artifact(i)).source
+        gc.collect()
+        return sum(type(x).__name__ == "Jaxpr" for x in gc.get_objects())
+
+    assert kept(0, 3) == kept(3, 6)
+
+
 def test_modules_of_one_signature_share_their_class() -> None:
     one, two = (invert.from_exported(artifact(i)) for i in range(2))
     assert type(one) is type(two)
@@ -63,7 +73,7 @@ def resident() -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [False, True])
 def test_many_conversions(source: bool) -> None:
-    """Of the modules that texts become, JAX keeps the classes: some 100 kB each."""
+    """Of the modules that texts become, JAX keeps the classes: some 50 kB each."""
     count, warm = 300, 100
     artifacts = [artifact(i) for i in range(count)]
     for i, data in enumerate(artifacts):
@@ -75,7 +85,7 @@ def test_many_conversions(source: bool) -> None:
         if source:
             assert module.source
     del module
-    assert (resident() - before) / (count - warm) < (0.2 if source else 0.03)
+    assert (resident() - before) / (count - warm) < (0.12 if source else 0.03)
     assert time.perf_counter() - start < 3 * half
 
 

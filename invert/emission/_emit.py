@@ -267,6 +267,7 @@ class _Attempt:
                 # of one, the direction says nothing.
                 shown = r.probe(functools.partial(check, lowered=True))
                 certificates[name] = _with_sizes(r.certificate, shown)
+        _compat.forget_traces(vars(namespace))
         if any(r.probe is not None for r in self.recovered.values()):
             source = file.text(self._doc(certificates))
             namespace = _run.module_of(source, f"emitted_{cls}")

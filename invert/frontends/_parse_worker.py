@@ -6,7 +6,6 @@ Run by path in a bare interpreter: it must import neither `invert` nor JAX, whic
 from __future__ import annotations
 
 import io
-import json
 import re
 import struct
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 # A module nested so deep that it needs more than this is refused here.
 _STACK_BYTES = 2 << 20
 _REASON_CHARS = 2000
+_LENGTH = struct.Struct("<Q")
 
 
 def read(ir: Any, stablehlo: Any, make_context: Callable[[], Any], kind: str, blob: bytes) -> Any:
@@ -51,22 +51,25 @@ def read(ir: Any, stablehlo: Any, make_context: Callable[[], Any], kind: str, bl
 
 
 def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
-    """Writes a line once ready, then for each module read from stdin a line of JSON, which says why
-    it cannot be read or `""`, and how many bytes follow: the module as MLIR itself writes it."""
+    """Answers each module, after the eight letters of its kind, with the module as MLIR itself
+    writes it, or with the reason why it cannot be read. Messages are those of `_child.py`."""
+
+    def reply(message: bytes) -> None:
+        sys.stdout.buffer.write(_LENGTH.pack(len(message)))
+        sys.stdout.buffer.write(message)
+        sys.stdout.buffer.flush()
 
     def loop() -> None:
-        print(json.dumps(["ready", 0]), flush=True)
-        while len(header := sys.stdin.buffer.read(16)) == 16:
-            kind, size = struct.unpack("<8sQ", header)
-            blob = sys.stdin.buffer.read(size)
-            _limit_memory(size)
-            module = read(ir, stablehlo, make_context, kind.rstrip(b"\0").decode(), blob)
+        reply(b"")
+        while len(header := sys.stdin.buffer.read(_LENGTH.size)) == _LENGTH.size:
+            kind = sys.stdin.buffer.read(8).decode().rstrip()
+            blob = sys.stdin.buffer.read(_LENGTH.unpack(header)[0] - 8)
+            _limit_memory(len(blob))
+            module = read(ir, stablehlo, make_context, kind, blob)
             reason = module if isinstance(module, str) else _unreadable(module)
-            written = b"" if reason else _bytecode(module)
+            answer = reason.encode(errors="replace") if reason else _bytecode(module)
             del module  # a damaged heap shows when it is freed
-            sys.stdout.buffer.write(json.dumps([reason, len(written)]).encode() + b"\n")
-            sys.stdout.buffer.write(written)
-            sys.stdout.buffer.flush()
+            reply(answer)
 
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=loop)

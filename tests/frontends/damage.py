@@ -6,9 +6,13 @@ recovered module computes what XLA computes for that very file.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import io
 import random
 import re
+import resource
 import signal
 import time
 import traceback
@@ -24,6 +28,7 @@ from jax import lax
 from jax._src import compiler
 from jaxlib import xla_client
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 import invert
 from invert._compat import lowered_module
@@ -31,6 +36,7 @@ from invert.frontends import _parse_check
 from invert.frontends._parse import parse_module
 
 SECONDS = 60
+_MOST_BYTES = 16 << 30
 
 # --- Programs -------------------------------------------------------------------------------------
 
@@ -102,8 +108,40 @@ _OPAQUE = """module @jit_f attributes {mhlo.num_partitions = 1 : i32} {
 """
 
 
+def _resized(x: Any, y: Any) -> Any:
+    b, c = x.shape
+    padded = jnp.pad(x, ((0, b % 3), (c // 2, 1)))
+    flat = jnp.concatenate([x.reshape(-1), y])[: b * c // 2]
+    part = lax.dynamic_slice(x, (x.sum().astype(int), 0), (b // 2, c))
+    return padded, flat / (b * c - 1), part, jnp.broadcast_to(y[:1], (c, b)), jnp.arange(b - 1)
+
+
+def _ordered(x: Any, y: Any) -> Any:
+    # Without loops: one that damage makes endless cannot be stopped once XLA runs it.
+    taken = jnp.take_along_axis(x, x.argmax(0)[None], 0), y[jnp.arange(3) * 2]
+    return jnp.sort(x, 0), jnp.cumsum(x, 0), lax.top_k(y, 2), taken
+
+
+def _factored(x: Any, y: Any) -> Any:
+    q = jnp.einsum("bi,bj->bij", x[:, :2], x[:, :2]) + 4 * jnp.eye(2)
+    signal = lax.conv_general_dilated(x[:, None], y[None, None, :2], (1,), [(0, 1)])
+    summed = lax.reduce_window(x, 0.0, lax.add, (2, 1), (1, 1), "SAME")
+    return jnp.linalg.cholesky(q), jnp.linalg.eigh(q)[0], signal, summed
+
+
+@functools.cache
+def _of_open_sizes() -> list[jax.export.Exported]:
+    """Programs that compute sizes and assert what their arguments' sizes have to be."""
+    scope = jax.export.SymbolicScope(["b >= 2", "c >= 4", "mod(c, 2) == 0"])
+    shapes = [jax.export.symbolic_shape(s, scope=scope) for s in ("b, c", "2*b + c")]
+    avals = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    programs = [_resized, _ordered, _factored]
+    return [jax.export.export(jax.jit(f))(*avals) for f in programs]
+
+
 def corpus() -> dict[str, list[bytes]]:
-    """Whole files by form: text, bytecode, portable artifacts, jax.export artifacts."""
+    """Whole files by form: text, bytecode, portable artifacts, jax.export artifacts; and the texts
+    of modules of open sizes, which become artifacts again."""
     found: dict[str, list[bytes]] = {"text": [_OPAQUE.encode()], "bytecode": [], "artifact": []}
     found["export"] = []
     for function, avals in _PROGRAMS:
@@ -122,6 +160,7 @@ def corpus() -> dict[str, list[bytes]]:
     found["artifact"].append(many.mlir_module_serialized)
     keyed = jax.export.export(jax.jit(lambda key, unused, *, n: jax.random.split(key, 2)))
     found["export"].append(bytes(keyed(jax.random.key(0), _F3, n=_F3).serialize()))
+    found["open"] = [e.mlir_module().encode() for e in _of_open_sizes()]
     return found
 
 
@@ -129,13 +168,18 @@ def corpus() -> dict[str, list[bytes]]:
 
 _VARINTS = (0, 1, 2, 3, 5, 0x7F, 0x80, 0xFE, 0xFF)
 _WORDS = re.compile(rb"[\w.%@#]+")
+_SIZES = re.compile(rb"dense<\[?(-?\d+)|stablehlo\.(add|subtract|multiply|divide|remainder)\b")
+_OTHER_SIZES = (b"-1", b"0", b"1", b"3", b"-2147483648", b"2147483647", b"1000000000")
+_OTHER_OPS = (b"add", b"subtract", b"multiply", b"divide", b"remainder", b"maximum", b"minimum")
 
 
 def damage(rng: random.Random, form: str, files: dict[str, list[bytes]]) -> bytes:
     """One file with one to three damages."""
     data = bytearray(rng.choice(files[form]))
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        kinds = [*_ANYWHERE, *(_OF_TEXT if form == "text" else _OF_BYTES)]
+        kinds = [*_ANYWHERE, *(_OF_TEXT if form in ("text", "open") else _OF_BYTES)]
+        if form == "open":
+            kinds = [*_OF_TEXT, *[_size] * 20]
         if form == "export":
             kinds += [_word, _word, _word]
         rng.choice(kinds)(rng, data, rng.choice(files[form]))
@@ -204,6 +248,15 @@ def _token(rng: random.Random, data: bytearray, other: bytes) -> None:
     if old[0].isdigit() and rng.random() < 0.7:
         new = str(int(old[0][:9]) + rng.choice([-1, 1, 2, 100])).encode()
     data[old.start() : old.end()] = new
+
+
+def _size(rng: random.Random, data: bytearray, other: bytes) -> None:
+    """A constant, or the op that computes a size, becomes another."""
+    found = list(_SIZES.finditer(data))
+    if found:
+        old = rng.choice(found)
+        new = rng.choice(_OTHER_SIZES if old[1] else _OTHER_OPS)
+        data[old.start(old.lastindex or 0) : old.end(old.lastindex or 0)] = new
 
 
 def _lines(rng: random.Random, data: bytearray, other: bytes) -> None:
@@ -276,11 +329,15 @@ def _arrays(values: Any) -> list[np.ndarray]:
 
 def outcome(form: str, blob: bytes) -> str:
     """`"refused"`, `"equal"`, `"not run"` or what is wrong."""
-    text = blob.decode(errors="surrogateescape") if form == "text" else blob
+    text = blob.decode(errors="surrogateescape") if form in ("text", "open") else blob
+    if form == "open":
+        return _outcome_of_open_sizes(text)
     try:
         module = (invert.from_exported if form == "export" else invert.from_stablehlo)(text)
     except invert.InvertError:
         return "refused"
+    if form != "export" and any(None in s.shape for s in _specs(text)):
+        return "not run: open sizes"  # XLA's compiler crashes on some
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         try:
@@ -303,35 +360,77 @@ def outcome(form: str, blob: bytes) -> str:
     return "equal" if same(have, want) else "WRONG"
 
 
+def _outcome_of_open_sizes(text: str) -> str:
+    try:
+        invert.from_stablehlo(text)
+        blob = stablehlo.serialize_portable_artifact_str(text, stablehlo.get_current_version())
+    except (invert.InvertError, ValueError):
+        return "refused"
+    found = None
+    for whole in _of_open_sizes():
+        exported = dataclasses.replace(whole, mlir_module_serialized=blob)
+        with contextlib.suppress(invert.MalformedModelError):
+            found = exported, invert.from_exported(exported)
+            break
+    if found is None:
+        return "refused"
+    exported, module = found
+    results = []
+    for b, c in ((3, 4), (2, 6)):
+        rng = np.random.default_rng(b)
+        args = [rng.normal(size=s).astype(np.float32) for s in ((b, c), (2 * b + c,))]
+        try:
+            jax.eval_shape(module, *args)
+        except invert.InvertError:
+            results.append("refused")
+            continue
+        try:
+            want = _arrays(exported.call(*args))
+        except Exception as error:  # noqa: BLE001  what XLA does not run says nothing
+            results.append(f"not run: {type(error).__name__}")
+            continue
+        if not same(_arrays(module(*args)), want):
+            return "WRONG"
+        results.append("equal")
+    return max(results)
+
+
 def _specs(text: bytes | str) -> Sequence[Any]:
     from invert._config import Config
-    from invert.frontends import stablehlo
+    from invert.frontends.stablehlo import entry_point
 
-    return stablehlo.entry_point(text, config=Config()).args
+    return entry_point(text, config=Config()).args
 
 
 class _Late(BaseException):
     pass
 
 
-def sweep(seed: int, first: int, last: int, show: bool = False) -> Counter[str]:
+def sweep(
+    seed: int, first: int, last: int, show: bool = False, forms: Sequence[str] = FORMS
+) -> Counter[str]:
     """Damages files `first` to `last` of a seed; raises at the first broken promise."""
+    # A size taken for memory fails here, rather than end the machine's other work.
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if most == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, most))
     _parse_check._SECONDS = 3.0  # some damage makes the reader run forever
     files = corpus()
 
     def give_up(*_: Any) -> None:
         raise _Late
 
-    signal.signal(signal.SIGALRM, give_up)
+    # Of CPU time, since other processes may take most of a machine.
+    signal.signal(signal.SIGPROF, give_up)
     counts: Counter[str] = Counter()
     for i in range(first, last):
         rng = random.Random(f"{seed} {i}")
-        form = FORMS[i % len(FORMS)]
+        form = forms[i % len(forms)]
         blob = damage(rng, form, files)
         if show:
             print("at", i, flush=True)
-        signal.alarm(SECONDS)
-        start = time.perf_counter()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        start = time.process_time()
         try:
             result = outcome(form, blob)
         except _Late:
@@ -340,11 +439,11 @@ def sweep(seed: int, first: int, last: int, show: bool = False) -> Counter[str]:
             place = "".join(traceback.format_tb(error.__traceback__)[-3:])
             result = f"FOREIGN {type(error).__name__}: {error}"[:300] + "\n" + place
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         counts[f"{form} {result.split(':')[0]}"] += 1
         if result.isupper() or result.startswith("FOREIGN"):
             message = f"damage {i} of seed {seed} ({form}): {result}"
             if not show:
                 raise AssertionError(message)
-            print(message, f"{time.perf_counter() - start:.1f} s", flush=True)
+            print(message, f"{time.process_time() - start:.1f} s", flush=True)
     return counts

@@ -22,9 +22,12 @@ ROOT = Path(__file__).parents[2]
 T = "tensor<4xf32>"
 
 
-def sweep(seed: int, first: int, last: int) -> None:
+def sweep(seed: int, first: int, last: int, forms: str = "FORMS") -> None:
     """In a process of its own, since what is looked for are crashes too."""
-    code = f"from tests.frontends.damage import sweep\nprint(sweep({seed}, {first}, {last}))"
+    code = (
+        "from tests.frontends.damage import FORMS, sweep\n"
+        f"print(sweep({seed}, {first}, {last}, forms={forms}))"
+    )
     path = [str(ROOT), *(p for p in sys.path if p)]
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -41,6 +44,16 @@ def sweep(seed: int, first: int, last: int) -> None:
 
 def test_damaged_files() -> None:
     sweep(1, 0, 120)
+
+
+def test_damaged_modules_of_open_sizes() -> None:
+    sweep(1, 0, 12, '["open"]')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_a_thousand_damaged_modules_of_open_sizes(part: int) -> None:
+    sweep(2, 100 * part, 100 * (part + 1), '["open"]')
 
 
 @pytest.mark.slow

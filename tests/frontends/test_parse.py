@@ -252,16 +252,15 @@ def test_hanging_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_child_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_parse_check, "_child", _parse_check._child.__wrapped__)
     for executable in ("", "/does/not/exist"):
-        child = _parse_check._Child()
-        monkeypatch.setattr(sys, "executable", executable)
-        with pytest.raises(InvertError, match="trusted=True"):
-            child.ask("text", b"module {}")
-    monkeypatch.undo()
-    child = _parse_check._Child()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "executable", executable)
+            with pytest.raises(InvertError, match="trusted=True"):
+                parse_module("module {}")
     monkeypatch.setattr(_parse_check, "READER_PRELUDE", "import no_such_module")
-    with pytest.raises(InvertError, match="trusted=True"):
-        child.ask("text", b"module {}")
+    with pytest.raises(InvertError, match=r"exit code 1.*trusted=True"):
+        parse_module("module {}")
 
 
 def test_threads_share_one_child() -> None:
