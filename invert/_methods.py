@@ -51,7 +51,7 @@ class Methods(eqx.Module):
     @property
     def reports(self) -> Mapping[str, Report]:
         """What the conversion did, for the functions whose shapes are known."""
-        found = {name: f.called for name, f in self._functions}
+        found = {name: f.shown for name, f in self._functions}
         return {name: stage.report for name, stage in found.items() if stage is not None}
 
     def named_params(self) -> dict[str, Any]:

@@ -109,6 +109,11 @@ class Function:
         """The program at the sizes of an example or of the first call; `None` without either."""
         return self.home or self._called
 
+    @property
+    def shown(self) -> Stage | None:
+        """What there is to report: the program of a call, else one that a text was written from."""
+        return self.called or next(iter(self._stages.values()), None)
+
     def begin(self, values: Sequence[Any]) -> None:
         """Recovers the program at the shapes of an example, whose constants the module holds."""
         self.home = self.stage(values)
@@ -413,9 +418,12 @@ class Module(eqx.Module):
     def report(self) -> Report:
         """What the conversion did; where sizes are open, `report.sizes` says for which.
 
-        **Raises:** as `jaxpr`.
+        **Raises:** `SignatureError` where sizes are open, and neither a call nor a text has needed
+            the program at any.
         """
-        return self._first().report
+        if (stage := self._function.shown) is None:
+            return self._first().report
+        return stage.report
 
     @property
     def source(self) -> str:

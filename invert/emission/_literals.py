@@ -192,10 +192,9 @@ def value(v: Any) -> ast.expr:
         if where is None:
             raise EmissionError(f"the primitive {v.name} has no public name")
         return syntax.name(where)
-    if isinstance(v, tuple) and hasattr(v, "_fields"):
-        return syntax.call(
-            _public(type(v)), **{f: value(getattr(v, f)) for f in getattr(v, "_fields")}
-        )
+    names: Any = getattr(v, "_fields", None)
+    if isinstance(v, tuple) and names is not None:
+        return syntax.call(_public(type(v)), **{f: value(getattr(v, f)) for f in names})
     if isinstance(v, tuple):
         return syntax.tuple_of(map(value, v))
     if isinstance(v, list):

@@ -134,23 +134,22 @@ def _at_sizes(
     recovered = _recovered(function, stages, points, held)
     constants = stages[0].constants
 
-    def probe(compare: Callable[[Any], None]) -> Shown:
+    def probe(compare: Callable[[Any], bool]) -> Shown:
         """Compares a text at other sizes."""
 
-        def check(sizes: Mapping[str, int]) -> bool:
+        def check(sizes: Mapping[str, int]) -> bool | None:
             try:
                 stage = _stage_at(function, names, sizes)
             except InvertError:
-                return False
+                return None
             at = ", ".join(f"{n} = {size}" for n, size in sizes.items())
             program = stage.jaxpr
             if not _same_constants(constants, stage.constants):
                 program = _over(constants, stage)
             try:
-                compare(program)
+                return compare(program)
             except EmissionError as error:
                 raise SizeError(f"at {at} the program has another form: {error}") from error
-            return True
 
         return _probes.compare(
             points, lambda sizes: function.raw(_values(function, names, sizes)), check
@@ -213,15 +212,20 @@ def dimension_names(specs: Sequence[ArgSpec], shared: bool = False) -> list[list
 
 
 def _over(constants: Sequence[np.ndarray], stage: Any) -> Any:
-    """A program as one over other constants, which it does not use.
+    """A program as one over other constants, those that are its own among them.
 
     At small sizes an array that is computed at others may be a constant.
     """
+    places = [
+        next((i for i, c in enumerate(constants) if _same_constants([c], [own])), None)
+        for own in stage.constants
+    ]
     rest = [v.aval for v in stage.jaxpr.invars[len(stage.constants) :]]
     types = [*constants, *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in rest)]
 
     def run(*values: Any) -> list[Any]:
-        own = map(np.asarray, stage.constants)
+        pairs = zip(stage.constants, places, strict=True)
+        own = [np.asarray(c) if i is None else values[i] for c, i in pairs]
         return _compat.eval_jaxpr(stage.jaxpr, [*own, *values[len(constants) :]])
 
     with jax.enable_x64(True):

@@ -48,11 +48,13 @@ class Shown:
 
     - `recovered`: sizes at which the text traces to the recovered program.
     - `raw`: sizes at which the program that was read has the numbers that the text says.
+    - `run`: sizes at which the two gave the same on random inputs, and no more is shown.
     - `refused`: sizes that the program itself refuses.
     """
 
     recovered: Sequence[Sizes] = ()
     raw: Sequence[Sizes] = ()
+    run: Sequence[Sizes] = ()
     refused: Sequence[Sizes] = ()
 
 
@@ -145,15 +147,15 @@ class _Print:
 def compare(
     points: Points,
     raw: Callable[[Sizes], Any],
-    check: Callable[[Sizes], bool],
+    check: Callable[[Sizes], bool | None],
 ) -> Shown:
     """Compares a text with its program at sizes that had no part in writing it.
 
     **Arguments:**
 
     - `raw`: gives the program that was read, at some sizes.
-    - `check`: recovers the program at some sizes and compares; `False` where the program refuses
-        them.
+    - `check`: recovers the program at some sizes and compares; gives whether the two are proved to
+        be the same, `None` where the program refuses the sizes.
 
     **Raises:** what `check` raises where the text is another program.
     """
@@ -186,9 +188,11 @@ def compare(
     half = _MOST_RECOVERED // 2
     chosen += bent if len(bent) <= _MOST_RECOVERED else [*bent[:half], *bent[-half:]]
     recovered: list[Sizes] = list(corners)
+    run: list[Sizes] = []
     for sizes in chosen:
-        (recovered if check(sizes) else refused).append(sizes)
-    return Shown(recovered, followed, refused)
+        proved = check(sizes)
+        (refused if proved is None else recovered if proved else run).append(sizes)
+    return Shown(recovered, followed, run, refused)
 
 
 def _follows(
