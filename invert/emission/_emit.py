@@ -37,7 +37,7 @@ from invert.emission._file import File
 from invert.emission._given import give_sizes
 from invert.emission._naming import camel, wrapped_comment
 from invert.emission._page import page_of
-from invert.emission._probes import Shown, SizeError, words
+from invert.emission._probes import DoesNotRun, Shown, SizeError, words
 from invert.emission._proof import Prover
 from invert.emission._sizes import Points
 from invert.emission._tree import Node
@@ -413,7 +413,7 @@ class _Attempt:
                     try:
                         again = _compat.trace_closed(run, *avals)
                     except (TypeError, ValueError, AttributeError, NameError, KeyError) as error:
-                        raise EmissionError(f"the text does not run: {error}") from error
+                        raise DoesNotRun(f"the text does not run: {error}") from error
                 again = inlined(again)
                 found = self.weights.difference(again, program, own, leaves)
                 if found is None:
@@ -437,6 +437,8 @@ def _with_sizes(certificate: str, shown: Shown) -> str:
         text += f"; the same expressions of the sizes at {words(shown.raw)}"
     if shown.run:
         text += f"; equal on random inputs at {words(shown.run)}"
+    if shown.raises:
+        text += f"; the text raises at {words(shown.raises)}"
     if shown.refused:
         text += f"; the program refuses {words(shown.refused)}"
     return text

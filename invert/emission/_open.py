@@ -18,7 +18,7 @@ from invert._errors import EmissionError, InvertError, SignatureError, nested_to
 from invert.emission import _probes
 from invert.emission._emit import Emission, Recovered, emit_methods
 from invert.emission._naming import Names, identifier
-from invert.emission._probes import Shown, SizeError
+from invert.emission._probes import DoesNotRun, Shown, SizeError
 from invert.emission._sizes import Points
 
 # Pairs of sizes at which programs with open sizes are recovered; the second where a model refuses
@@ -148,6 +148,8 @@ def _at_sizes(
                 program = _over(constants, stage)
             try:
                 return compare(program)
+            except DoesNotRun:
+                raise
             except EmissionError as error:
                 raise SizeError(f"at {at} the program has another form: {error}") from error
 

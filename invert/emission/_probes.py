@@ -40,6 +40,10 @@ class SizeError(EmissionError):
     """A text that was written for all sizes does not hold at one of them."""
 
 
+class DoesNotRun(EmissionError):
+    """A text that raises where it is traced."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Shown:
     """At which sizes a text was compared with its program.
@@ -50,12 +54,14 @@ class Shown:
     - `raw`: sizes at which the program that was read has the numbers that the text says.
     - `run`: sizes at which the two gave the same on random inputs, and no more is shown.
     - `refused`: sizes that the program itself refuses.
+    - `raises`: sizes at which the text raises an error, as beyond a table of positions.
     """
 
     recovered: Sequence[Sizes] = ()
     raw: Sequence[Sizes] = ()
     run: Sequence[Sizes] = ()
     refused: Sequence[Sizes] = ()
+    raises: Sequence[Sizes] = ()
 
 
 def probes(dimensions: Sequence[str], beyond: int, taken: Sequence[Sizes]) -> list[dict[str, int]]:
@@ -157,7 +163,7 @@ def compare(
     - `check`: recovers the program at some sizes and compares; gives whether the two are proved to
         be the same, `None` where the program refuses the sizes.
 
-    **Raises:** what `check` raises where the text is another program.
+    **Raises:** what `check` raises where the text is another program; not `DoesNotRun`.
     """
     corners = [points.sizes(c) for c in points.corners]
     programs = [raw(sizes) for sizes in corners]
@@ -189,10 +195,15 @@ def compare(
     chosen += bent if len(bent) <= _MOST_RECOVERED else [*bent[:half], *bent[-half:]]
     recovered: list[Sizes] = list(corners)
     run: list[Sizes] = []
+    raises: list[Sizes] = []
     for sizes in chosen:
-        proved = check(sizes)
+        try:
+            proved = check(sizes)
+        except DoesNotRun:
+            raises.append(sizes)
+            continue
         (refused if proved is None else recovered if proved else run).append(sizes)
-    return Shown(recovered, followed, run, refused)
+    return Shown(recovered, followed, run, refused, raises)
 
 
 def _follows(
