@@ -267,6 +267,7 @@ class _Attempt:
                 # of one, the direction says nothing.
                 shown = r.probe(functools.partial(check, lowered=True))
                 certificates[name] = _with_sizes(r.certificate, shown)
+                main.limit(name, shown.limits)
         _compat.forget_traces(vars(namespace))
         if any(r.probe is not None for r in self.recovered.values()):
             source = file.text(self._doc(certificates))
@@ -437,6 +438,8 @@ def _with_sizes(certificate: str, shown: Shown) -> str:
         text += f"; the same expressions of the sizes at {words(shown.raw)}"
     if shown.run:
         text += f"; equal on random inputs at {words(shown.run)}"
+    if shown.limits:
+        text += "; for " + " and ".join(f"{d} up to {n}" for d, n in shown.limits.items())
     if shown.raises:
         text += f"; the text raises at {words(shown.raises)}"
     if shown.refused:

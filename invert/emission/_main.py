@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint
+from invert._errors import EmissionError
 from invert._pattern import is_var
 from invert.emission import _pytrees, _reader
 from invert.emission import _syntax as syntax
@@ -20,6 +21,7 @@ from invert.emission._layers import Layer
 from invert.emission._naming import Names, camel, comment, identifier, snake
 from invert.emission._nouns import PLAIN, says
 from invert.emission._outer import around
+from invert.emission._sizes import Size
 from invert.emission._state import StateVar
 from invert.emission._statements import Function, render
 from invert.emission._tree import METHODS, Node
@@ -60,6 +62,7 @@ class Main:
         self.classes, self.methods = classes, methods
         self.file = classes.file
         self.messages: list[str] = []
+        self.name = ""
         # What is compiled of each method: itself, or the method inside of it.
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
@@ -72,7 +75,7 @@ class Main:
         - `trained`: the variables of the parameters that the container calls trainable.
         """
         self.classes.add(node)
-        name = self.file.names.new(node.name)
+        name = self.name = self.file.names.new(node.name)
         body: list[ast.stmt] = []
         for field, value in node.fields.items():
             inner = isinstance(value, Node)
@@ -101,6 +104,38 @@ class Main:
             [path for path, v in places if v in trained],
         )
         return name
+
+    def limit(self, name: str, limits: Mapping[str, int]) -> None:
+        """Has a method refuse sizes that are larger than those its text holds for."""
+        if not limits:
+            return
+        (method,) = (m for m in self.methods if m.name == name)
+        for definition in self.file.definitions:
+            if isinstance(definition, ast.ClassDef) and definition.name == self.name:
+                for node in definition.body:
+                    if isinstance(node, ast.FunctionDef) and node.name == self.compiled[name]:
+                        _guard(node, self._limits(method, node, limits))
+
+    def _limits(
+        self, method: Method, node: ast.FunctionDef, limits: Mapping[str, int]
+    ) -> list[ast.stmt]:
+        guards: list[ast.stmt] = []
+        left = dict(limits)
+        for value, _, v in _open_arguments(method, node):
+            for axis, size in enumerate(self.file.program.shape(v)):
+                dimension = size.dimension if isinstance(size, Size) else None
+                if dimension is None or dimension not in left:
+                    continue
+                most = left.pop(dimension)
+                found = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                said = f"{dimension} is {{}}, but this text is for {dimension} up to {most}"
+                words = syntax.method(ast.Constant(said), "format", found)
+                refuse = ast.Raise(syntax.call("ValueError", words))
+                test = ast.Compare(found, [ast.Gt()], [syntax.number(most)])
+                guards.append(ast.If(test, [refuse], []))
+        if left:
+            raise EmissionError(f"no argument has the size {next(iter(left))} that is limited")
+        return guards
 
     def _array(self, v: Any) -> ast.expr:
         if is_key(v):
@@ -250,32 +285,39 @@ def _doc(entry: EntryPoint) -> str:
 
 def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
     """The method, which refuses other sizes where its text is for fixed ones."""
-    if not method.fixed:
-        return node
+    guards: list[ast.stmt] = []
+    for value, shape, _ in _open_arguments(method, node) if method.fixed else ():
+        found = syntax.field(value, "shape")
+        want = syntax.tuple_of([syntax.number(n) for n in shape])
+        said = f"{syntax.text_of(value)} has the shape {{}}, but this text is for {shape} only: "
+        words = syntax.method(ast.Constant(said + _braced(method.fixed)), "format", found)
+        refuse = ast.Raise(syntax.call("ValueError", words))
+        guards.append(ast.If(ast.Compare(found, [ast.NotEq()], [want]), [refuse], []))
+    _guard(node, guards)
+    return node
+
+
+def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
+    """Puts statements at the beginning of a function, behind its docstring."""
+    first = 1 if ast.get_docstring(node) is not None else 0
+    node.body[first:first] = guards
+
+
+def _open_arguments(
+    method: Method, node: ast.FunctionDef
+) -> Iterator[tuple[ast.expr, tuple[int, ...], Any]]:
+    """The arrays among the arguments that have open sizes: how they are read, shape, variable."""
     given = node.args
     arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]
     trees: list[Any] = list(method.entry.args)
     pairs = [*zip(trees, arguments, strict=False)]
     pairs += zip(method.entry.kwargs.values(), (a.arg for a in given.kwonlyargs), strict=False)
     flat = iter(_leaves_in_order(method.entry, list(method.arguments)))
-    guards: list[ast.stmt] = []
     for tree, name in pairs:
         for path, spec in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)[0]:
-            shape = next(flat).aval.shape
-            if all(isinstance(n, int) for n in spec.shape):
-                continue
-            value = _pytrees.access(ast.Name(name, ast.Load()), path)
-            found = syntax.field(value, "shape")
-            want = syntax.tuple_of([syntax.number(n) for n in shape])
-            said = (
-                f"{syntax.text_of(value)} has the shape {{}}, but this text is for {shape} only: "
-            )
-            words = syntax.method(ast.Constant(said + _braced(method.fixed)), "format", found)
-            refuse = ast.Raise(syntax.call("ValueError", words))
-            guards.append(ast.If(ast.Compare(found, [ast.NotEq()], [want]), [refuse], []))
-    first = 1 if ast.get_docstring(node) is not None else 0
-    node.body[first:first] = guards
-    return node
+            v = next(flat)
+            if not all(isinstance(n, int) for n in spec.shape):
+                yield _pytrees.access(ast.Name(name, ast.Load()), path), v.aval.shape, v
 
 
 def _braced(text: str) -> str:

@@ -54,7 +54,9 @@ class Shown:
     - `raw`: sizes at which the program that was read has the numbers that the text says.
     - `run`: sizes at which the two gave the same on random inputs, and no more is shown.
     - `refused`: sizes that the program itself refuses.
-    - `raises`: sizes at which the text raises an error, as beyond a table of positions.
+    - `raises`: sizes at which the text raises an error.
+    - `limits`: the largest size of a dimension up to which the program follows the same
+        expressions, as the length of a table of positions: the text has to refuse larger ones.
     """
 
     recovered: Sequence[Sizes] = ()
@@ -62,6 +64,7 @@ class Shown:
     run: Sequence[Sizes] = ()
     refused: Sequence[Sizes] = ()
     raises: Sequence[Sizes] = ()
+    limits: Sizes = dataclasses.field(default_factory=dict)
 
 
 def probes(dimensions: Sequence[str], beyond: int, taken: Sequence[Sizes]) -> list[dict[str, int]]:
@@ -182,28 +185,70 @@ def compare(
     chosen, bent = others[:always], []
     followed: list[Sizes] = []
     refused: list[Sizes] = []
-    for sizes in others[always:]:
+
+    def follows(sizes: Sizes) -> bool | None:
         try:
             other = _Print(raw(sizes))
         except (InvertError, TypeError, ValueError):
-            refused.append(sizes)
-            continue
-        same = alike and _follows(other, first, columns, terms, sizes)
-        (followed if same else bent).append(sizes)
+            return None
+        return alike and _follows(other, first, columns, terms, sizes)
+
+    for sizes in others[always:]:
+        same = follows(sizes)
+        (refused if same is None else followed if same else bent).append(sizes)
     # The smallest and the largest of those that are not as expected.
     half = _MOST_RECOVERED // 2
     chosen += bent if len(bent) <= _MOST_RECOVERED else [*bent[:half], *bent[-half:]]
     recovered: list[Sizes] = list(corners)
     run: list[Sizes] = []
     raises: list[Sizes] = []
-    for sizes in chosen:
+    limits: dict[str, int] = {}
+
+    def within(sizes: Sizes) -> bool:
+        return all(sizes[d] <= n for d, n in limits.items())
+
+    while chosen:
+        sizes = chosen.pop(0)
+        if not within(sizes):
+            continue
         try:
             proved = check(sizes)
         except DoesNotRun:
             raises.append(sizes)
             continue
+        except SizeError:
+            found = _limits(points, sizes, follows)
+            if not found or all(d in limits for d in found):
+                raise
+            limits |= found
+            chosen.append({**points.sizes(()), **found})
+            continue
         (refused if proved is None else recovered if proved else run).append(sizes)
-    return Shown(recovered, followed, run, refused, raises)
+    return Shown(
+        *([s for s in some if within(s)] for some in (recovered, followed, run, refused, raises)),
+        limits=limits,
+    )
+
+
+def _limits(
+    points: Points, sizes: Sizes, follows: Callable[[Sizes], bool | None]
+) -> dict[str, int]:
+    """For the dimensions that are too large at some sizes, the largest that are not."""
+    found: dict[str, int] = {}
+    for i, d in enumerate(points.dimensions):
+        low, high = points.high[i], sizes[d]
+        if high <= low or follows({**points.sizes(()), d: high}):
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            if follows({**points.sizes(()), d: middle}):
+                low = middle
+            else:
+                high = middle
+        if low == points.high[i]:
+            return {}  # it bends right behind the sizes that the text was written from
+        found[d] = low
+    return found
 
 
 def _follows(

@@ -31,17 +31,12 @@ def _blocks(x: Any) -> Any:
     return jnp.pad(x, ((0, pad), (0, 0))).reshape(rows // 8, 8, 3).sum(1)
 
 
-def _at_most(x: Any) -> Any:
-    return x[: core.min_dim(x.shape[0], 16)] * 2.0
-
-
 def _at_least(x: Any) -> Any:
     return jnp.pad(x, ((0, core.max_dim(x.shape[0], 5) - x.shape[0]), (0, 0)))
 
 
 # What is no polynomial of the size, although it may look like one at a few.
 BENT: dict[str, Callable[..., Any]] = {
-    "min": _at_most,
     "max": _at_least,
     "blocks": _blocks,
     "half": lambda x: x[: (x.shape[0] + 1) // 2],
@@ -67,18 +62,22 @@ STRAIGHT: dict[str, Callable[..., Any]] = {
 def test_text_is_never_wrong(name: str) -> None:
     exported = _module(BENT[name])
     module: Any = invert.from_exported(exported)
-    with pytest.raises(SignatureError, match="no text holds for all sizes"):
-        _ = module.source
     x = np.random.default_rng(0).normal(size=(20, 3)).astype(F32)
     np.testing.assert_array_equal(module(x), exported.call(x))
     model = module.model
-    np.testing.assert_array_equal(model(x), exported.call(x))
-    assert "For fixed sizes only: " in module.source.split('"""')[1]
-    for size in SIZES:
-        with pytest.raises(
-            ValueError, match=r"arg0 has the shape \(\d+, 3\), but this text is for"
-        ):
-            model(np.ones((size, 3), F32))
+    head = " ".join(module.source.split('"""')[1].split())
+    assert "For fixed sizes only: " in head or "; for b up to " in head
+    refused = []
+    for size in (*SIZES, 20):
+        x = np.random.default_rng(size).normal(size=(size, 3)).astype(F32)
+        try:
+            got = model(x)
+        except ValueError as error:
+            assert "this text is for" in str(error)
+            refused.append(size)
+            continue
+        np.testing.assert_array_equal(got, exported.call(x))
+    assert refused
 
 
 @pytest.mark.parametrize("name", STRAIGHT)
@@ -165,3 +164,39 @@ def test_rounding_is_not_a_difference_of_gradients() -> None:
         converted = jax2tf.convert(lambda x, last=last: last(jnp.maximum(x @ w, 0.0) @ w.T))
         function = tf.function(converted, autograph=False, input_signature=spec)
         assert "agrees with autodiff" in invert.roundtrip(function).report.gradients[0]
+
+
+def test_a_table_limits_the_length_of_a_text() -> None:
+    tf = pytest.importorskip("tensorflow")
+    table = tf.constant(np.random.default_rng(0).normal(size=(24, 2)), tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, 2), tf.float32, name="x")])
+    def network(x: Any) -> Any:
+        places = tf.range(tf.shape(x)[1])
+        return x + tf.gather(table, tf.where(places < 24, places, 0))
+
+    module: Any = invert.convert(network)
+    model = module.model
+    for length in (1, 2, 5, 19, 24):
+        x = np.ones((3, length, 2), np.float32)
+        np.testing.assert_array_equal(model(x), module(x))
+    x = np.ones((3, 25, 2), np.float32)
+    try:
+        got = model(x)
+    except ValueError as error:
+        assert "up to 24" in str(error)
+    else:
+        np.testing.assert_array_equal(got, module(x))
+
+
+@pytest.mark.parametrize("most", [16, 600])
+def test_a_minimum_limits_a_text(most: int) -> None:
+    exported = _module(lambda x: x[: core.min_dim(x.shape[0], most)] * 2.0)
+    module: Any = invert.from_exported(exported)
+    model = module.model
+    for size in (1, 3, 15, 16):
+        x = np.ones((size, 3), F32)
+        np.testing.assert_array_equal(model(x), exported.call(x))
+    with pytest.raises(ValueError, match=f"this text is for b up to {most}"):
+        model(np.ones((most + 1, 3), F32))
+    assert f"for b up to {most}" in " ".join(module.source.split())
