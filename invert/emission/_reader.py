@@ -24,7 +24,7 @@ def load(path: str | Path) -> Model:
         for shard in set(places.values()) or {path.name}:
             file = safe_open(path.with_name(shard), framework="numpy")
             types |= file.metadata() or {}
-            for name in sorted(file.keys()):
+            for name in [*file.keys()]:
                 array = file.get_tensor(name)
                 if name in types:
                     array = array.view(types[name])[..., 0]
@@ -44,8 +44,9 @@ def load(path: str | Path) -> Model:
 
 
 def _fits(array: Any, kind: Any) -> bool:
-    """Whether an array, or each one of a stack of them, is of a type."""
-    return True in [isinstance(array[(0,) * i], kind) for i in range(array.ndim + 1)]
+    """Whether an array, or each one of a stack of them, is of a type; a lone number always is."""
+    parts = [array[(0,) * i] for i in range(array.ndim + 1)]
+    return array.ndim == 0 or True in [isinstance(part, kind) for part in parts]
 
 
 def _kinds(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

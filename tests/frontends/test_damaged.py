@@ -75,7 +75,7 @@ def module(body: str, rest: str = "") -> str:
     "text",
     [
         module(f'%0 = stablehlo.custom_call @"\\FF"(%a) : ({T}) -> {T}'),
-        module(f'%0 = stablehlo.custom_call @x(%a) {{backend_config = "\\C3"}} : ({T}) -> {T}'),
+        module(f'%0 = stablehlo.custom_call @x(%a) {{config = "\\C3"}} : ({T}) -> {T}'),
         module(f'%0 = stablehlo.custom_call @x(%a) {{"\\FF" = 1 : i32}} : ({T}) -> {T}'),
         module(f'%0 = stablehlo.custom_call @x(%a) {{a = [{{b = "\\FF"}}]}} : ({T}) -> {T}'),
         module("", 'sdy.mesh @mesh = <["\\FF"=2]>'),
