@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import invert
+from invert._jaxpr import equations
 
 
 def _spd(x: Any) -> Any:
@@ -53,10 +54,16 @@ def _conv(x: Any) -> Any:
     return lax.conv_general_dilated(x, kernel, (2,), "SAME", dimension_numbers=dims)
 
 
+def _split(x: Any) -> Any:
+    a, b, c = jnp.split(x, 3, axis=-1)
+    return a * b + c
+
+
 F32 = np.float32
 # Each program with the sizes of its argument.
 CASES: dict[str, tuple[Callable[..., Any], str]] = {
     "relu": (jax.nn.relu, "b, 3"),
+    "split": (_split, "b, 6"),
     "calls in calls": (lambda x: _inner(x) + _inner(x, 3), "b, 3"),
     "numbers": (_numbers, "b, 3"),
     "floordiv, mod": (lambda x: jnp.pad(x, ((0, (-x.shape[0]) % 4), (0, 0)))[::2], "b, 3"),
@@ -176,3 +183,32 @@ def test_a_forbidden_size_raises_with_the_message_of_the_export() -> None:
     exported = jax.export.export(jax.jit(jnp.sin))(jax.ShapeDtypeStruct(constrained, F32))
     with pytest.raises(invert.SignatureError, match="b >= 4"):
         invert.from_exported(exported)(np.ones((3, 3), F32))
+
+
+# JAX itself writes another program where a size is symbolic, as a gather for a slice.
+WRITTEN_OTHERWISE = {
+    *("numbers", "floordiv, mod", "arange", "position table", "fori_loop", "take", "lu", "solve"),
+    *("dynamic_slice of a size", "dynamic_update_slice", "flip and roll", "concatenate"),
+}
+QUICK = {"split", "relu", "calls in calls"}
+ALIKE = [
+    pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow])
+    for n in CASES
+    if n not in WRITTEN_OTHERWISE
+]
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_an_open_size_gives_the_program_of_that_size(name: str) -> None:
+    """Not only its numbers: the same primitives, so that patterns and derivatives are the same."""
+    fn, shape = CASES[name]
+    x = _inputs(shape)[0]
+    symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), F32)
+    opened: Any = invert.from_exported(jax.export.export(jax.jit(fn))(symbolic))
+    fixed: Any = invert.from_exported(jax.export.export(jax.jit(fn))(x))
+    opened(x), fixed(x)
+    assert _primitives(opened.jaxpr) == _primitives(fixed.jaxpr)
+
+
+def _primitives(jaxpr: Any) -> list[str]:
+    return [e.primitive.name for e in equations(jaxpr)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,13 @@ def _slice(ctx: Context, op: Op, x: Value) -> Value:
     starts, limits, strides = (
         dense_ints(op[n]) for n in ("start_indices", "limit_indices", "strides")
     )
+    return _sliced(x, starts, limits, strides)
+
+
+def _sliced(
+    x: Value, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]
+) -> Value:
+    # JAX's own functions leave unit strides out, and so do the patterns.
     return lax.slice(x, starts, limits, None if all(s == 1 for s in strides) else strides)
 
 
@@ -181,7 +189,7 @@ def _real_dynamic_slice(
 ) -> Value:
     strides = sizes(stride, op)
     if is_constant(start) and is_constant(limit):
-        return lax.slice(x, sizes(start, op), sizes(limit, op), strides)
+        return _sliced(x, sizes(start, op), sizes(limit, op), strides)
     if any(s != 1 for s in strides):
         raise InvertError("stablehlo.real_dynamic_slice: strided slice with a start from data")
     # JAX adds the sizes of a `dynamic_slice` to starts that it has clamped itself.
