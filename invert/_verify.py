@@ -16,7 +16,6 @@ from invert._config import Config
 from invert._errors import InvertError
 from invert._match import difference
 from invert._normal import normal_form
-from invert.frontends.exported import keys_of, words_of
 from invert.frontends.stablehlo import Program
 
 
@@ -150,8 +149,8 @@ def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> A
     outvars = _compat.open_jaxpr(recovered).outvars
 
     def raised(*values: Any) -> list[Any]:
-        results = program(*map(words_of, values))
-        return [keys_of(r, v.aval) for r, v in zip(results, outvars, strict=True)]
+        results = program(*map(_compat.words_of, values))
+        return [_compat.from_words(r, v.aval.dtype) for r, v in zip(results, outvars, strict=True)]
 
     with jax.enable_x64(True):
         closed = _compat.trace_closed(raised, *avals)

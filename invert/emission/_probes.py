@@ -30,8 +30,6 @@ _BEYOND = 4099
 _MOST_RECOVERED = 6
 # A larger number is not a size that a program has been built for.
 _LARGEST = 8192
-# Arrays up to this size are compared by what they hold.
-_SMALL_ARRAY = 1 << 16
 
 Sizes = Mapping[str, int]
 
@@ -81,11 +79,15 @@ def probes(dimensions: Sequence[str], beyond: int, taken: Sequence[Sizes]) -> li
 
 
 class _Print:
-    """What a program is, apart from its sizes; and all whole numbers in it, in order."""
+    """What a program is, apart from its sizes; and all whole numbers in it, in order.
 
-    def __init__(self, closed: Any):
+    `digests` keeps what was read of arrays that several programs share, and the arrays, by id.
+    """
+
+    def __init__(self, closed: Any, digests: dict[int, tuple[Any, int]]):
         self.structure: list[Any] = []
         self.numbers: list[int] = []
+        self._digests = digests
         self._names: dict[Any, int] = {}
         self._consts: dict[Any, Any] = {}
         self._value(closed)
@@ -127,14 +129,16 @@ class _Print:
         dtype = getattr(value, "dtype", np.asarray(value).dtype)
         self.structure.append(str(dtype))
         self._value(tuple(np.shape(value)))
-        if not isinstance(dtype, np.dtype) or np.size(value) * dtype.itemsize > _SMALL_ARRAY:
+        if not isinstance(dtype, np.dtype):
             return
-        array = np.asarray(value)
-        number = float(array) if array.ndim == 0 and dtype.kind in "iuf" else math.nan
+        number = float(value) if np.ndim(value) == 0 and dtype.kind in "iuf" else math.nan
         if math.isfinite(number) and number == int(number):
             self.numbers.append(int(number))
-        else:
-            self.structure.append(zlib.crc32(array.tobytes()))
+            return
+        if id(value) not in self._digests:
+            array = np.ascontiguousarray(value).reshape(-1)
+            self._digests[id(value)] = value, zlib.crc32(array.view(np.uint8))
+        self.structure.append(self._digests[id(value)][1])
 
     def _value(self, value: Any) -> None:
         if _compat.is_jaxpr(value):
@@ -170,7 +174,8 @@ def compare(
     """
     corners = [points.sizes(c) for c in points.corners]
     programs = [raw(sizes) for sizes in corners]
-    prints = [_Print(p) for p in programs]
+    digests: dict[int, tuple[Any, int]] = {}
+    prints = [_Print(p, digests) for p in programs]
     first = prints[0]
     alike = all(
         p.structure == first.structure and len(p.numbers) == len(first.numbers) for p in prints
@@ -188,7 +193,7 @@ def compare(
 
     def follows(sizes: Sizes) -> bool | None:
         try:
-            other = _Print(raw(sizes))
+            other = _Print(raw(sizes), digests)
         except (InvertError, TypeError, ValueError):
             return None
         return alike and _follows(other, first, columns, terms, sizes)

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.export
-import jax.numpy as jnp
 
 from invert import _compat
 from invert._config import Config
@@ -45,8 +44,10 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, specs)
 
     def fn(params: Any, *values: Any) -> list[Any]:
-        results = program(*(words_of(values[i]) for i in kept))
-        return [keys_of(r, aval) for r, aval in zip(results, out_avals, strict=True)]
+        results = program(*(_compat.words_of(values[i]) for i in kept))
+        return [
+            _compat.from_words(r, aval.dtype) for r, aval in zip(results, out_avals, strict=True)
+        ]
 
     return EntryPoint(
         name=exported.fun_name if exported.fun_name.isidentifier() else "main",
@@ -124,19 +125,6 @@ def _differences(what: str, avals: Sequence[Any], types: Sequence[ArrayType]) ->
                 f"{['?' if n is None else n for n in shape]} in its module"
             )
     return wrong
-
-
-def words_of(value: Any) -> Any:
-    """Keys as the `uint32` words that the module holds for them."""
-    is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(value) if is_key else value
-
-
-def keys_of(value: Any, aval: Any) -> Any:
-    """Words as keys again, where the original returned keys."""
-    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return value
-    return jax.random.wrap_key_data(value, impl=_compat.key_impl(aval.dtype))
 
 
 def _name(tree: Any, position: int) -> str:

@@ -29,14 +29,15 @@ def linen(model: nn.Module, *inputs: Any) -> Net:
 def of_nnx(model: nnx.Module, *inputs: Any) -> Net:
     """A model of Flax's second kind, split as its guide to exporting says."""
     model.eval()
-    graph, state = nnx.split(model)
+    # Keys of dropout and of initial states are not numbers to train or to export.
+    graph, keys, state = nnx.split(model, nnx.RngState, ...)
     params = jax.tree_util.tree_map(np.asarray, nnx.to_pure_dict(state))
     template = state
 
     def apply(params: Any, *args: Any) -> Any:
         state = jax.tree_util.tree_map(lambda x: x, template)
         nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(graph, state)(*args)
+        return nnx.merge(graph, keys, state)(*args)
 
     return Net(apply, params, inputs, lambda path: path.endswith(("mean", "var")))
 
@@ -220,7 +221,8 @@ class NnxLSTM(nnx.Module):
         self.head = nnx.Linear(6, 2, rngs=rngs)
 
     def __call__(self, x):
-        return self.head(self.rnn(x)[:, -1])
+        zeros = jnp.zeros((x.shape[0], 6))
+        return self.head(self.rnn(x, initial_carry=(zeros, zeros))[:, -1])
 
 
 def mlp():
