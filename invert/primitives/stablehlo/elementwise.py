@@ -56,33 +56,31 @@ def _imag(x: Value) -> Value:
     return lax.imag(x) if _is_complex(x) else lax.full_like(x, 0)
 
 
-# XLA looks at so many bits of an integer exponent, on every platform.
-_POWER_BITS = 6
-
-
 def _integer_power(x: Value, y: Value) -> Value:
-    """Integer power by squaring, of the numbers that XLA gives.
+    """Integer power by squaring, modulo two to the number of bits, as the specification says.
 
-    Of an exponent from 64 on it takes the lowest bits only. A negative exponent gives 1, -1 or 0,
-    and an unsigned one counts as negative where it were as a signed number of the same bits.
+    A negative exponent gives 1, -1 or 0. XLA takes the lowest six bits of an exponent only, for odd
+    bases up to jaxlib 0.12 and for all before it; there, numbers differ from exponents of 64 on.
     """
     dtype = _dtype(x)
     bits = jnp.iinfo(dtype).bits
     one, zero = np.ones((), dtype), np.zeros((), dtype)
-    result = lax.full_like(x, 1)
-    base, rest = x, y
-    for _ in range(min(bits, _POWER_BITS)):
+
+    def step(_: Any, carry: tuple[Value, Value, Value]) -> tuple[Value, Value, Value]:
+        result, base, rest = carry
         odd = lax.ne(lax.bitwise_and(rest, one), zero)
         result = lax.select(odd, lax.mul(result, base), result)
-        base = lax.mul(base, base)
-        rest = lax.shift_right_logical(rest, one)
+        return result, lax.mul(base, base), lax.shift_right_logical(rest, one)
+
+    result, _, _ = lax.fori_loop(0, bits, step, (lax.full_like(x, 1), x, y))
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return result
     minus_one = np.bitwise_not(zero)
     even = lax.eq(lax.bitwise_and(y, one), zero)
     unit = lax.select(even, lax.full_like(x, 1), lax.full_like(x, minus_one))
     inverse = lax.select(lax.eq(x, one), lax.full_like(x, 1), lax.full_like(x, 0))
     inverse = lax.select(lax.eq(x, minus_one), unit, inverse)
-    sign = lax.shift_right_logical(y, np.array(bits - 1, dtype))
-    return lax.select(lax.ne(sign, zero), inverse, result)
+    return lax.select(lax.lt(y, zero), inverse, result)
 
 
 def _power(x: Value, y: Value) -> Value:
