@@ -206,6 +206,13 @@ def _arity(count: int) -> int:
 
 def _while(file: File, body: Body, eqn: Any) -> Placed:
     params = eqn.params
+    (predicate,) = _compat.open_jaxpr(params["cond_jaxpr"]).outvars
+    if predicate.aval.shape:
+        kind = predicate.aval.str_short(short_dtypes=False)
+        raise EmissionError(
+            f"while: a batched condition ({kind}), which `jax.vmap` of a loop makes, has no public "
+            "function; lowering and raising the program gives it one"
+        )
     n, m = params["cond_nconsts"], params["body_nconsts"]
     state = eqn.invars[n + m :]
     parameter = [("state", _arity(len(state)))]
