@@ -25,6 +25,7 @@ from jax._src import source_info_util as source_info_util
 from jax._src.ad_util import add_jaxvals_p as add_any_p
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval as partial_eval
+from jax._src.interpreters import pxla as pxla
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import linalg as lax_linalg
 from jax._src.lib import _jax as _jaxlib
@@ -202,14 +203,19 @@ def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -
     raised were.
     """
     checks = jax.export.DisabledSafetyCheck
+    jitted = jax.jit(fn, keep_unused=True)
     with warnings.catch_warnings():
         # A program of 64-bit types lowered without them: one of two ways that are tried.
         warnings.filterwarnings("ignore", message=".*requested.*dtype")
         exported = jax.export.export(
-            jax.jit(fn, keep_unused=True),
+            jitted,
             platforms=[platform],
             disabled_checks=[checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)],
         )(*avals)
+        # jax 0.12 keeps a program for good that is lowered with arguments it does not use: the
+        # value in this cache is its own key.
+        if forget := getattr(pxla._dce_jaxpr, "evict_weakref", None):
+            forget(jitted.trace(*avals).jaxpr)
     return stablehlo_dialect.deserialize_portable_artifact(
         make_ir_context(), exported.mlir_module_serialized
     )
