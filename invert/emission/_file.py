@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import re
 import shutil
@@ -110,7 +109,7 @@ class File:
                 name = size.dimension if isinstance(size, Size) else None
                 if name in wanted and name not in found:
                     part = (given or {}).get(v)
-                    value = copy.deepcopy(part) if part else ast.Name(self.token(v), ast.Load())
+                    value = part or ast.Name(self.token(v), ast.Load())
                     shape = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
                     found[name] = Statement([dimension_token(name)], shape, [snake(name, "size")])
         nowhere = [d for d in wanted if d not in found]
