@@ -5,12 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import shutil
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from invert import _compat
@@ -25,7 +21,7 @@ from invert.emission._normal import difference
 from invert.emission._proof import Prover
 from invert.emission._sizes import Size, dimension_token
 from invert.emission._statements import Function, Statement, render
-from invert.emission._wrap import wrapped
+from invert.emission._wrap import fitted, formatted
 
 # Dimensions in strings are no names of Python.
 _HEADER = "# ruff: noqa: F722, F821\n"
@@ -226,7 +222,7 @@ class File:
         return name
 
     def text(self, doc: Sequence[str] = ()) -> str:
-        """The file, formatted."""
+        """The file, laid out."""
         if self.typecheck:
             _check_types(self.definitions)
         body = _bare_tuples(syntax.text_of(ast.Module(self.definitions, [])))
@@ -234,7 +230,7 @@ class File:
         head = '"""' + "\n".join(lines).rstrip() + '\n"""\n' if len(lines) > 1 else ""
         if len(lines) == 1:
             head = f'"""{lines[0]}"""\n'
-        return formatted(f"{_HEADER}{head}\n{_imports(self.definitions)}\n\n\n{body}\n")
+        return f"{_HEADER}{head}\n{_imports(self.definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
 
 
 def _same_rule(a: Any, b: Any) -> bool:
@@ -285,7 +281,8 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
 
     def some(module: str, *names: str) -> str:
         used = [n for n in names if n in roots]
-        return f"from {module} import {', '.join(used)}" if used else ""
+        line = f"from {module} import {', '.join(used)}" if used else ""
+        return "\n".join(fitted(line, LINE_LENGTH))
 
     standard = [
         "import dataclasses" if within("dataclasses") else "",
@@ -330,21 +327,3 @@ def _path(node: ast.Attribute) -> str:
         value = value.value
     parts.append(value.id if isinstance(value, ast.Name) else "")
     return ".".join(reversed(parts))
-
-
-def formatted(source: str) -> str:
-    """The text as ruff formats it; with lines that are not too long where it is not installed."""
-    ruff = _ruff()
-    if ruff is None:
-        return wrapped(source, LINE_LENGTH)
-    command = [ruff, "format", "--isolated", f"--line-length={LINE_LENGTH}", "-"]
-    result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise EmissionError(f"ruff does not read the emitted text: {result.stderr.strip()}")
-    return result.stdout
-
-
-def _ruff() -> str | None:
-    """Beside the interpreter, where an environment has it that is not activated, or on the path."""
-    beside = shutil.which("ruff", path=str(Path(sys.executable).parent))
-    return beside or shutil.which("ruff")
