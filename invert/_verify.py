@@ -32,8 +32,8 @@ class Certificate:
         `"unverified"`: neither was possible, or it was switched off.
     - `reason`: why the certificate is not exact; `""` where it is.
     - `largest_error`: largest absolute difference of a result, for `"numerical"`.
-    - `assumes`: what all of this takes for granted of the program, since its format leaves open what
-        it does otherwise; `""` where that is nothing.
+    - `assumes`: what this takes for granted of the program, where its format leaves open what it
+        does otherwise; `""` where that is nothing.
     """
 
     kind: Literal["exact", "numerical", "unverified"]

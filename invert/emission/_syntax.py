@@ -227,7 +227,7 @@ def rename(node: ast.AST, names: Mapping[str, str]) -> None:
 
 
 def renamed(node: ast.expr, names: Mapping[str, str]) -> ast.expr:
-    """The expression with names in the place of tokens; the original, which others may hold, stays."""
+    """The expression with names in the place of tokens; the original may be held by others."""
     found = _copy(node)
     rename(found, names)
     return found

@@ -1,5 +1,4 @@
-"""The layout of emitted text: what `ast.unparse` writes, with blank lines, quotes and lines that are
-not too long.
+"""The layout of emitted text: blank lines, quotes, and lines that are not too long.
 
 It does not depend on what is installed, so one program has one text. The layout is the one that
 ruff and black give, but for rare cases in which they only keep what they find.
@@ -158,7 +157,7 @@ def _text(indent: str, head: str, value: str, tail: str, limit: int) -> list[str
 
 
 def _split(indent: str, head: str, content: str, tail: str, limit: int) -> list[str]:
-    """`head`, which ends in a bracket, and on lines of their own what the brackets hold and `tail`."""
+    """`head`, which opens a bracket, and on lines of their own what it holds and `tail`."""
     inner = indent + " " * _INDENT
     items = _items(content)
     # Arguments and indices may share a line; the items of a tuple or a list do not.
@@ -241,8 +240,7 @@ def _spaced(line: str) -> str:
     line = _ONE_TARGET.sub(r"\1(\2,) = ", line)
     for pattern, spaced in ((_POWER, r"\1**\2"), (_EXPONENT, "e")):
         if pattern.search(line):
-            code = {i for i, _ in _code(line)}
-            line = pattern.sub(lambda m: m.expand(spaced) if m.start() in code else m[0], line)
+            line = _replaced(line, pattern, spaced)
     if line.lstrip().startswith("def "):
         return _with_defaults(line)
     if ":" not in line or "[" not in line:
@@ -269,13 +267,18 @@ def _spaced(line: str) -> str:
                 opened.pop()
         elif character == ":" and opened:
             opened[-1][1].append(i)
-    out = "".join(
+    return "".join(
         c
         if i not in places
         else f"{'' if line[i - 1] in '[ :' else ' '}:{'' if line[i + 1] in ',]:' else ' '}"
         for i, c in enumerate(line)
     )
-    return out
+
+
+def _replaced(line: str, pattern: re.Pattern[str], by: str) -> str:
+    """The line with a pattern replaced outside of strings."""
+    code = {i for i, _ in _code(line)}
+    return pattern.sub(lambda m: m.expand(by) if m.start() in code else m[0], line)
 
 
 def _with_defaults(line: str) -> str:
