@@ -247,7 +247,7 @@ class _Attempt:
             )
             for name, r in self.recovered.items()
         ]
-        main = _main.Main(classes, methods)
+        main = _main.Main(classes, methods, stacked=bool(self.weights.rows))
         flags = self._flags()
         cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
         classes.finish()

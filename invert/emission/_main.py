@@ -56,10 +56,15 @@ CALL = "__call__"
 
 
 class Main:
-    """Writes the outermost class."""
+    """Writes the outermost class.
 
-    def __init__(self, classes: Classes, methods: Sequence[Method]):
-        self.classes, self.methods = classes, methods
+    **Arguments:**
+
+    - `stacked`: whether some layers are stacked.
+    """
+
+    def __init__(self, classes: Classes, methods: Sequence[Method], *, stacked: bool = False):
+        self.classes, self.methods, self.stacked = classes, methods, stacked
         self.file = classes.file
         self.messages: list[str] = []
         self.name = ""
@@ -96,6 +101,7 @@ class Main:
             name,
             wide=any(m.wide for m in self.methods),
             stateful=bool(held),
+            stacked=self.stacked,
             keyed=init is not None,
         )
         self.file.definitions += _reader.trainable(
