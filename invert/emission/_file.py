@@ -34,14 +34,10 @@ class File:
     **Arguments:**
 
     - `plain`: uses functions of `lax` throughout, where a nicer spelling has failed.
-    - `typecheck`: has the methods check their annotations.
     """
 
-    def __init__(
-        self, program: Program, prover: Prover, *, plain: bool = False, typecheck: bool = False
-    ):
+    def __init__(self, program: Program, prover: Prover, *, plain: bool = False):
         self.program, self.prover, self.plain = program, prover, plain
-        self.typecheck = typecheck
         self.names = Names()
         self.definitions: list[ast.stmt] = []
         self._tokens: dict[Any, str] = {}
@@ -221,16 +217,19 @@ class File:
         self.definitions.append(render(function, name, {}, self.names.taken))
         return name
 
-    def text(self, doc: Sequence[str] = ()) -> str:
-        """The file, laid out."""
-        if self.typecheck:
-            _check_types(self.definitions)
+    def text(self) -> str:
+        """What the file holds below its first lines, laid out."""
         body = _bare_tuples(syntax.text_of(ast.Module(self.definitions, [])))
-        lines = [comment(line) for line in doc]
-        head = '"""' + "\n".join(lines).rstrip() + '\n"""\n' if len(lines) > 1 else ""
-        if len(lines) == 1:
-            head = f'"""{lines[0]}"""\n'
-        return f"{_HEADER}{head}\n{_imports(self.definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
+        return f"{_imports(self.definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
+
+
+def headed(text: str, doc: Sequence[str]) -> str:
+    """A file with its first lines."""
+    lines = [comment(line) for line in doc]
+    head = '"""' + "\n".join(lines).rstrip() + '\n"""\n' if len(lines) > 1 else ""
+    if len(lines) == 1:
+        head = f'"""{lines[0]}"""\n'
+    return f"{_HEADER}{head}\n{text}"
 
 
 def _same_rule(a: Any, b: Any) -> bool:
@@ -251,7 +250,7 @@ def _without_brackets(found: re.Match[str]) -> str:
     return start + (value[1:-1] if bare else value)
 
 
-def _check_types(definitions: Sequence[ast.stmt]) -> None:
+def check_types(definitions: Sequence[ast.stmt]) -> None:
     """Has methods check what they are given and what they give back, while they are traced.
 
     A method that only hands on what it is given, which may be no array of JAX yet, does not.

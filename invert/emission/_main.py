@@ -68,6 +68,8 @@ class Main:
         self.file = classes.file
         self.messages: list[str] = []
         self.name = ""
+        # Whether a method was given limits since its class was added.
+        self.limited = False
         # What is compiled of each method: itself, or the method inside of it.
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
@@ -115,6 +117,7 @@ class Main:
         """Has a method refuse sizes that are larger than those its text holds for."""
         if not limits:
             return
+        self.limited = True
         (method,) = (m for m in self.methods if m.name == name)
         for definition in self.file.definitions:
             if isinstance(definition, ast.ClassDef) and definition.name == self.name:

@@ -201,3 +201,10 @@ def test_arguments_that_an_export_does_not_name(fn: Any, count: int, names: list
         assert list(inspect.signature(called).parameters) == names
         np.testing.assert_array_equal(called(*xs), fn(*xs))
         np.testing.assert_array_equal(called(**dict(zip(names, xs, strict=True))), fn(*xs))
+
+
+def test_methods_of_open_sizes_are_checked_once() -> None:
+    batch = jax.export.symbolic_shape("b, 3")
+    exported = jax.export.export(jax.jit(jnp.tanh))(jax.ShapeDtypeStruct(batch, KIND))
+    source = invert.from_exported(exported).emit(typecheck=True).source
+    assert source.count("@jaxtyped(") == source.count("def __call__(") == 1
