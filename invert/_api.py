@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from invert._verdicts import without_rules
 from invert._verify import Certificate, certify
 
 _DEFAULT = Config()
+_STRICT_ORDER = "the comparators of its sorts are strict weak orders"
 
 
 def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
@@ -65,6 +67,8 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         # The comparison is over the constants of the raw program; arrays come back after it.
         recovered = _jaxpr.over_constants(closed, known)
         certificate = _certify(raw, recovered, known, platform, wide, config)
+        if _jaxpr.assumes_order(raw):
+            certificate = dataclasses.replace(certificate, assumes=_STRICT_ORDER)
         seconds["verify"] = time.perf_counter() - start
         closed = _jaxpr.without_hints(_jaxpr.restore_arrays(closed))
         jaxpr, constants = _jaxpr.split_constants(closed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -112,6 +112,15 @@ class EntryPoint:
     problems: tuple[Problem, ...] = ()
     ops: Callable[[], Iterable[OpUse]] = tuple
     checks: tuple[str, ...] = ()
+
+
+def free_name(wanted: str, taken: Container[str]) -> str:
+    """A name for an argument that has none of its own, with a number where it is taken."""
+    found, number = wanted, 1
+    while found in taken:
+        number += 1
+        found = f"{wanted}_{number}"
+    return found
 
 
 def traced(entry: EntryPoint, avals: Sequence[Any]) -> Any:

@@ -25,6 +25,11 @@ class InvertError(Exception):
     def __str__(self) -> str:
         return plain(super().__str__())
 
+    @property
+    def line(self) -> str:
+        """The message in one line."""
+        return " ".join(str(self).split())
+
 
 class MalformedModelError(InvertError, ValueError):
     """The bytes, text or directory given are not a model that can be read."""
@@ -91,6 +96,10 @@ class UnsupportedOpError(InvertError, NotImplementedError):
         noun = "problem" if len(self.problems) == 1 else "problems"
         lines = "\n".join(f"  - {p}" for p in self.problems)
         super().__init__(f"{len(self.problems)} {noun} while converting:\n{lines}")
+
+    @property
+    def line(self) -> str:
+        return " ".join("; ".join(map(plain, map(str, self.problems))).split())
 
 
 @contextlib.contextmanager

@@ -185,6 +185,16 @@ def is_named(closed: Any) -> bool:
     )
 
 
+# The hint of an equation that is the program's only if a comparator of the file orders; no name of
+# a file holds the sign.
+ASSUMED_ORDER = "#order"
+
+
+def assumes_order(jaxpr: Any) -> bool:
+    """Whether some sort is by a comparator that is not known to be a strict weak order."""
+    return any(_compat.names_of(e)[-1:] == (HINT + ASSUMED_ORDER,) for e in equations(jaxpr))
+
+
 def without_hints(closed: Any) -> Any:
     """Takes the hints out of the name scopes."""
 

@@ -31,18 +31,24 @@ class Certificate:
         `"unverified"`: neither was possible, or it was switched off.
     - `reason`: why the certificate is not exact; `""` where it is.
     - `largest_error`: largest absolute difference of a result, for `"numerical"`.
+    - `assumes`: what this takes for granted of the program, where its format leaves open what it
+        does otherwise; `""` where that is nothing.
     """
 
     kind: Literal["exact", "numerical", "unverified"]
     reason: str = ""
     largest_error: float | None = None
+    assumes: str = ""
 
     def __str__(self) -> str:
-        if self.kind == "exact":
-            return "exact"
-        if self.largest_error is not None:
-            return f"{self.kind} (largest error {self.largest_error:.3g}; {self.reason})"
-        return f"{self.kind} ({self.reason})"
+        error = self.largest_error
+        details = [
+            "" if error is None else f"largest error {error:.3g}",
+            self.reason,
+            self.assumes and f"provided that {self.assumes}",
+        ]
+        text = "; ".join(filter(None, details))
+        return f"{self.kind} ({text})" if text else self.kind
 
 
 # More numbers than this are not run only to compare a text.

@@ -152,6 +152,7 @@ def _variables(entry: EntryPoint) -> Iterable[dict[str, Any]]:
             "type": type_text(ArgSpec(param.name, param.value.shape, param.value.dtype)),
             "bytes": param.value.nbytes,
             "trainable": param.trainable,
+            "stated": param.stated,
             "assigned": i in entry.assigned,
         }
 
@@ -254,6 +255,7 @@ def _state(variables: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     lines = []
     for v in variables:
         marks = [] if v["trainable"] else ["not trained"]
+        marks += [] if v["stated"] else ["trained or not: not stated"]
         marks += ["assigned"] if v["assigned"] else []
         said = f" ({', '.join(marks)})" if marks else ""
         lines.append(f"{v['name']}: {v['type']}{said}")

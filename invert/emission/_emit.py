@@ -33,7 +33,7 @@ from invert.emission import (
     _weights,
 )
 from invert.emission._classes import Classes
-from invert.emission._file import File
+from invert.emission._file import File, check_types, headed
 from invert.emission._given import give_sizes
 from invert.emission._naming import camel, wrapped_comment
 from invert.emission._page import page_of
@@ -221,7 +221,7 @@ class _Attempt:
         program = _merge.together(list(programs.values()))
         settings = (True,) if self.wide else (False, True)
         prover = Prover(settings, program.dimensions)
-        file = File(program, prover, plain=self.plain, typecheck="typecheck" in self.styles)
+        file = File(program, prover, plain=self.plain)
         roots = {name: self._cut(name, p.jaxpr) for name, p in programs.items()}
         for root in roots.values():
             give_sizes(root, program.shape)
@@ -247,13 +247,16 @@ class _Attempt:
             )
             for name, r in self.recovered.items()
         ]
-        main = _main.Main(classes, methods)
+        main = _main.Main(classes, methods, stacked=bool(self.weights.rows))
         flags = self._flags()
         cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
         classes.finish()
         self.messages += main.messages
         certificates = {name: r.certificate for name, r in self.recovered.items()}
-        source = file.text(self._doc(certificates))
+        if "typecheck" in self.styles:
+            check_types(file.definitions)
+        text = file.text()
+        source = headed(text, self._doc(certificates))
         namespace = _run.module_of(source, f"emitted_{cls}")
         for name, r in self.recovered.items():
             own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
@@ -270,7 +273,8 @@ class _Attempt:
                 main.limit(name, shown.limits)
         _compat.forget_traces(vars(namespace))
         if any(r.probe is not None for r in self.recovered.values()):
-            source = file.text(self._doc(certificates))
+            text = file.text() if main.limited else text
+            source = headed(text, self._doc(certificates))
             namespace = _run.module_of(source, f"emitted_{cls}")
         model = self._instance(namespace, cls, tree.root)
         places = {".".join(path): v for path, v in tree.root.leaves()}

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import re
-import shutil
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from invert import _compat
@@ -26,7 +21,7 @@ from invert.emission._normal import difference
 from invert.emission._proof import Prover
 from invert.emission._sizes import Size, dimension_token
 from invert.emission._statements import Function, Statement, render
-from invert.emission._wrap import wrapped
+from invert.emission._wrap import fitted, formatted
 
 # Dimensions in strings are no names of Python.
 _HEADER = "# ruff: noqa: F722, F821\n"
@@ -39,14 +34,10 @@ class File:
     **Arguments:**
 
     - `plain`: uses functions of `lax` throughout, where a nicer spelling has failed.
-    - `typecheck`: has the methods check their annotations.
     """
 
-    def __init__(
-        self, program: Program, prover: Prover, *, plain: bool = False, typecheck: bool = False
-    ):
+    def __init__(self, program: Program, prover: Prover, *, plain: bool = False):
         self.program, self.prover, self.plain = program, prover, plain
-        self.typecheck = typecheck
         self.names = Names()
         self.definitions: list[ast.stmt] = []
         self._tokens: dict[Any, str] = {}
@@ -110,7 +101,7 @@ class File:
                 name = size.dimension if isinstance(size, Size) else None
                 if name in wanted and name not in found:
                     part = (given or {}).get(v)
-                    value = copy.deepcopy(part) if part else ast.Name(self.token(v), ast.Load())
+                    value = part or ast.Name(self.token(v), ast.Load())
                     shape = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
                     found[name] = Statement([dimension_token(name)], shape, [snake(name, "size")])
         nowhere = [d for d in wanted if d not in found]
@@ -226,16 +217,19 @@ class File:
         self.definitions.append(render(function, name, {}, self.names.taken))
         return name
 
-    def text(self, doc: Sequence[str] = ()) -> str:
-        """The file, formatted."""
-        if self.typecheck:
-            _check_types(self.definitions)
+    def text(self) -> str:
+        """What the file holds below its first lines, laid out."""
         body = _bare_tuples(syntax.text_of(ast.Module(self.definitions, [])))
-        lines = [comment(line) for line in doc]
-        head = '"""' + "\n".join(lines).rstrip() + '\n"""\n' if len(lines) > 1 else ""
-        if len(lines) == 1:
-            head = f'"""{lines[0]}"""\n'
-        return formatted(f"{_HEADER}{head}\n{_imports(self.definitions)}\n\n\n{body}\n")
+        return f"{_imports(self.definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
+
+
+def headed(text: str, doc: Sequence[str]) -> str:
+    """A file with its first lines."""
+    lines = [comment(line) for line in doc]
+    head = '"""' + "\n".join(lines).rstrip() + '\n"""\n' if len(lines) > 1 else ""
+    if len(lines) == 1:
+        head = f'"""{lines[0]}"""\n'
+    return f"{_HEADER}{head}\n{text}"
 
 
 def _same_rule(a: Any, b: Any) -> bool:
@@ -256,7 +250,7 @@ def _without_brackets(found: re.Match[str]) -> str:
     return start + (value[1:-1] if bare else value)
 
 
-def _check_types(definitions: Sequence[ast.stmt]) -> None:
+def check_types(definitions: Sequence[ast.stmt]) -> None:
     """Has methods check what they are given and what they give back, while they are traced.
 
     A method that only hands on what it is given, which may be no array of JAX yet, does not.
@@ -286,7 +280,8 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
 
     def some(module: str, *names: str) -> str:
         used = [n for n in names if n in roots]
-        return f"from {module} import {', '.join(used)}" if used else ""
+        line = f"from {module} import {', '.join(used)}" if used else ""
+        return "\n".join(fitted(line, LINE_LENGTH))
 
     standard = [
         "import dataclasses" if within("dataclasses") else "",
@@ -331,21 +326,3 @@ def _path(node: ast.Attribute) -> str:
         value = value.value
     parts.append(value.id if isinstance(value, ast.Name) else "")
     return ".".join(reversed(parts))
-
-
-def formatted(source: str) -> str:
-    """The text as ruff formats it; with lines that are not too long where it is not installed."""
-    ruff = _ruff()
-    if ruff is None:
-        return wrapped(source, LINE_LENGTH)
-    command = [ruff, "format", "--isolated", f"--line-length={LINE_LENGTH}", "-"]
-    result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise EmissionError(f"ruff does not read the emitted text: {result.stderr.strip()}")
-    return result.stdout
-
-
-def _ruff() -> str | None:
-    """Beside the interpreter, where an environment has it that is not activated, or on the path."""
-    beside = shutil.which("ruff", path=str(Path(sys.executable).parent))
-    return beside or shutil.which("ruff")

@@ -56,13 +56,20 @@ CALL = "__call__"
 
 
 class Main:
-    """Writes the outermost class."""
+    """Writes the outermost class.
 
-    def __init__(self, classes: Classes, methods: Sequence[Method]):
-        self.classes, self.methods = classes, methods
+    **Arguments:**
+
+    - `stacked`: whether some layers are stacked.
+    """
+
+    def __init__(self, classes: Classes, methods: Sequence[Method], *, stacked: bool = False):
+        self.classes, self.methods, self.stacked = classes, methods, stacked
         self.file = classes.file
         self.messages: list[str] = []
         self.name = ""
+        # Whether a method was given limits since its class was added.
+        self.limited = False
         # What is compiled of each method: itself, or the method inside of it.
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
@@ -96,6 +103,7 @@ class Main:
             name,
             wide=any(m.wide for m in self.methods),
             stateful=bool(held),
+            stacked=self.stacked,
             keyed=init is not None,
         )
         self.file.definitions += _reader.trainable(
@@ -109,6 +117,7 @@ class Main:
         """Has a method refuse sizes that are larger than those its text holds for."""
         if not limits:
             return
+        self.limited = True
         (method,) = (m for m in self.methods if m.name == name)
         for definition in self.file.definitions:
             if isinstance(definition, ast.ClassDef) and definition.name == self.name:

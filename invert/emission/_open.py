@@ -85,12 +85,12 @@ def emission_of(
             with _ONE_THREAD, nested_too_deep(title):
                 return emit_methods(parts, title, styles, notes)
         except SizeError as error:
-            failures.insert(0, str(error).splitlines()[0])
+            failures.insert(0, error.line)
             break
         except InvertError as error:
             if static:
                 raise
-            failures.append(str(error).splitlines()[0])
+            failures.append(error.line)
     parts = {}
     for name, function in functions.items():
         stage = _static_stage(function) if function.is_static else called[name]

@@ -44,9 +44,12 @@ def load(path: str | Path) -> Model:
 
 
 def _fits(array: Any, kind: Any) -> bool:
-    """Whether an array, or each one of a stack of them, is of a type; a lone number always is."""
-    parts = [array[(0,) * i] for i in range(array.ndim + 1)]
-    return array.ndim == 0 or True in [isinstance(part, kind) for part in parts]
+    """Whether an array is of a type, in which names stand for sizes."""
+    sizes, dims = array.shape, kind.dim_str.split()
+    if array.dtype.name not in kind.dtypes or len(sizes) != len(dims):
+        return False
+    named = dict(zip(dims, sizes))
+    return all(n == (int(d) if d.isdigit() else named[d]) for d, n in zip(dims, sizes))
 
 
 def _kinds(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -97,6 +100,21 @@ _STATE = (
     ),
 )
 
+# Where layers are stacked, their arrays have further axes in front.
+_STACKED = (
+    (
+        """an array is of a type, in which""",
+        """an array, or each one of a stack of them, is of a type, in which""",
+    ),
+    (
+        """    sizes, dims = array.shape, kind.dim_str.split()
+""",
+        """    dims = kind.dim_str.split()
+    sizes = array.shape[array.ndim - len(dims) :]
+""",
+    ),
+)
+
 # Where the classes are made with a key: the arrays of a model of types alone.
 _KEYED = (
     (
@@ -120,10 +138,13 @@ _KEYED = (
 )
 
 
-def reader(cls: str, *, wide: bool, stateful: bool = False, keyed: bool = False) -> list[ast.stmt]:
+def reader(
+    cls: str, *, wide: bool, stateful: bool = False, stacked: bool = False, keyed: bool = False
+) -> list[ast.stmt]:
     """`load`, for the outermost class `cls`; `keyed` where that is made with a key."""
     text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
-    for old, new in _KEYED if keyed else _STATE if stateful else ():
+    changes = [*(_STATE if stateful else ()), *(_STACKED if stacked else ())]
+    for old, new in _KEYED if keyed else changes:
         text = text.replace(old, new)
     tree = ast.parse(text)
     load = tree.body[0]

@@ -143,16 +143,14 @@ def render(
         body.append(syntax.assign(syntax.tuple_of(targets), ast.Name(whole, ast.Load())))
         names.free(whole)
     for i, statement in enumerate(function.body):
-        found = list(dict.fromkeys(_read(statement)))  # rendering replaces the tokens
         for inner in statement.functions:
             given[inner.token] = names.new(inner.hint)
             body.append(render(inner, given[inner.token], given, taken))
-        value = statement.value
-        read = [t for t in found if t in given]
+        read = [t for t in dict.fromkeys(_read(statement)) if t in given]
         # The name of a function stays its own, or checkers see it declared twice.
         kept = {*captured, *(f.token for f in statement.functions)}
         dying = [t for t in read if last.get(t) == i and t not in kept]
-        syntax.rename(value, given)
+        value = syntax.renamed(statement.value, given)
         for token in dying:
             names.free(given[token])
         targets = []
@@ -170,11 +168,7 @@ def render(
         else:
             target = targets[0] if len(targets) == 1 else syntax.tuple_of(targets)
         body.append(syntax.assign(target, value))
-    result = function.result
-    syntax.rename(result, given)
-    body.append(ast.Return(result))
-    for decorator in function.decorators:
-        syntax.rename(decorator, given)
+    body.append(ast.Return(syntax.renamed(function.result, given)))
     split = len(arguments) - function.keyword_only
     return syntax.function(
         name,
@@ -182,7 +176,7 @@ def render(
         body,
         keyword_only=arguments[split:],
         positional_only=function.positional_only,
-        decorators=function.decorators,
+        decorators=[syntax.renamed(d, given) for d in function.decorators],
         returns=function.returns,
     )
 

@@ -226,6 +226,13 @@ def rename(node: ast.AST, names: Mapping[str, str]) -> None:
         found.id = names.get(found.id, found.id)
 
 
+def renamed(node: ast.expr, names: Mapping[str, str]) -> ast.expr:
+    """The expression with names in the place of tokens; the original may be held by others."""
+    found = _copy(node)
+    rename(found, names)
+    return found
+
+
 def substitute(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
     """The expression with other expressions in the place of tokens; the original stays."""
 

@@ -1,38 +1,190 @@
-"""Long lines of `ast.unparse`, broken at brackets: for where no formatter is installed."""
+"""The layout of emitted text: blank lines, quotes, and lines that are not too long.
+
+It does not depend on what is installed, so one program has one text. The layout is the one that
+ruff and black give, but for rare cases in which they only keep what they find.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 _OPEN, _CLOSE = "([{", ")]}"
 _INDENT = 4
+_DOCSTRING = '"""'
+# Operators from those that bind least; lines are broken before them.
+_OPERATORS = (
+    (" if ", " else "),
+    (" or ",),
+    (" and ",),
+    (" in ", " not in ", " is ", " is not ", " == ", " != ", " < ", " <= ", " > ", " >= "),
+    (" | ",),
+    (" ^ ",),
+    (" & ",),
+    (" << ", " >> "),
+    (" + ", " - "),
+    (" * ", " / ", " // ", " % ", " @ "),
+    (" ** ",),
+)
+# Powers of names and numbers stand without spaces, slices of anything else with spaces.
+_POWER = re.compile(r"(?<![\w.)\]])([\w.]+) \*\* (-?[\w.]+)(?![\w.(\[])")
+_SIMPLE = re.compile(r"(-?[\d.]+|\w+)?")
+_STRING = re.compile(r"""(["'])((?:(?!\1)[^\\]|\\.)*)\1(.*)$""")
+_ONE_TARGET = re.compile(r"^( *)(\w+), = ")
+_EXPONENT = re.compile(r"(?<=\d)e\+(?=\d)")
+_KEYWORD = re.compile(r"(\w+=|\*{1,2})(?!=)")
+_HEAD = re.compile(r"(return|assert|raise|yield|if|elif|while|for|with|del) |(.*?[^=!<>]) = ")
 
 
-def wrapped(source: str, limit: int) -> str:
-    """The text with lines of at most `limit` characters, as far as brackets allow."""
-    return "".join(f"{part}\n" for line in source.splitlines() for part in _fitted(line, limit))
+def formatted(source: str, limit: int) -> str:
+    """Definitions and statements as `ast.unparse` writes them, laid out.
+
+    Lines have at most `limit` characters, as far as brackets and operators allow.
+    """
+    out: list[str] = []
+    above = ""
+    # The definitions that a line is inside of, by their indentation.
+    opened: list[tuple[int, str]] = []
+    in_docstring = after_docstring = decorated = False
+    for line in source.splitlines():
+        if in_docstring:
+            out.append(line)
+            in_docstring = not line.endswith(_DOCSTRING)
+            above = line
+            continue
+        code = line.lstrip()
+        if not code:
+            continue
+        indent = len(line) - len(code)
+        ended = False
+        while opened and opened[-1][0] >= indent:
+            opened.pop()
+            ended = True
+        begins = code.startswith(("@", "def ", "class "))
+        blank = 0
+        if above and not decorated and not above.endswith(":"):
+            apart = begins or ended or after_docstring
+            blank = 0 if not apart or _continues(code) else 2 if indent == 0 else 1
+        out += [""] * blank
+        after_docstring = False
+        if code.startswith(_DOCSTRING):
+            out.append(line)
+            in_docstring = code == _DOCSTRING or not code.endswith(_DOCSTRING)
+            after_docstring = bool(opened) and opened[-1][1] == "class"
+        else:
+            out += fitted(_spaced(_quoted(line)), limit)
+        if code.startswith(("def ", "class ")):
+            opened.append((indent, code.split()[0]))
+        decorated = code.startswith("@")
+        above = out[-1]
+    return "".join(f"{line}\n" for line in out)
 
 
-def _fitted(line: str, limit: int) -> list[str]:
+def _continues(code: str) -> bool:
+    return code.startswith(("else:", "elif ", "except", "finally:"))
+
+
+def fitted(line: str, limit: int) -> list[str]:
+    """One statement on lines of at most `limit` characters."""
     if len(line) <= limit:
         return [line]
-    pair = _widest(line)
-    if pair is None:
+    code = line.lstrip()
+    indent = " " * (len(line) - len(code))
+    if code.startswith("from ") and " import " in code:
+        head, _, names = code.partition(" import ")
+        return _split(indent, f"{head} import (", names, ")", limit)
+    if code.startswith(("def ", "class ", "@")):
+        pairs = _pairs(code)
+        if not pairs:
+            return [line]
+        start, end = pairs[0]
+        return _split(indent, code[: start + 1], code[start + 1 : end], code[end:], limit)
+    found = _HEAD.match(code)
+    head = found.group() if found and _depth_at_end(found.group()) == 0 else ""
+    value, tail = code[len(head) :], ""
+    if value.endswith(":"):
+        value, tail = value[:-1], ":"
+    return _laid(indent, head, value, tail, limit, free=False)
+
+
+def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bool) -> list[str]:
+    """`head`, a value and `tail`, broken in the value; `free` where it stands in brackets."""
+    line = indent + head + value + tail
+    if len(line) <= limit:
         return [line]
-    start, end = pair
-    indent = len(line) - len(line.lstrip())
-    inner = " " * (indent + _INDENT)
-    content = line[start + 1 : end]
-    parts = [line[: start + 1]]
-    if len(inner) + len(content) <= limit:
-        parts.append(inner + content)
+    if not free and len(_items(value)) > 1:
+        return _split(indent, f"{head}(", value, f"){tail}", limit)
+    operands = _operands(value)
+    pairs = _pairs(value)
+    ends = bool(pairs) and (pairs[-1][1] == len(value) - 1 or pairs[0][0] == 0)
+    if pairs and (len(operands) == 1 or (len(operands) == 2 and ends and not free)):
+        # The last brackets, or those before them where they hold next to nothing.
+        for start, end in reversed(pairs):
+            first, last = head + value[: start + 1], value[end:] + tail
+            if end - start > 1 and len(indent + first) <= limit and len(indent + last) <= limit:
+                return _split(indent, first, value[start + 1 : end], last, limit)
+    if len(operands) == 1:
+        return _text(indent, head, value, tail, limit) if free else [line]
+    if not free:
+        inner = _laid(indent + " " * _INDENT, "", value, "", limit, free=True)
+        return [f"{indent}{head}(", *inner, f"{indent}){tail}"]
+    parts = [_laid(indent, head, operands[0], "", limit, free=True)]
+    parts += [_laid(indent, "", part, "", limit, free=True) for part in operands[1:]]
+    parts[-1][-1] += tail
+    return [line for part in parts for line in part]
+
+
+def _text(indent: str, head: str, value: str, tail: str, limit: int) -> list[str]:
+    """A long string as several beside each other; anything else as it is."""
+    found = _STRING.match(value)
+    if found is None:
+        return [indent + head + value + tail]
+    quote, content, rest = found.groups()
+    room = limit - len(indent) - 2
+    words = re.findall(r"[^ ]* *", content)
+    parts = [""]
+    for word in words:
+        if parts[-1] and len(parts[-1] + word) > room:
+            parts.append("")
+        parts[-1] += word
+    while len(parts[-1] + rest + tail) > room and " " in (last := parts[-1]).rstrip():
+        cut = last.rstrip().rindex(" ") + 1
+        parts[-1:] = [last[:cut], last[cut:]]
+    lines = [indent + _literal(quote, part) for part in parts]
+    lines[0] = indent + head + lines[0].lstrip()
+    lines[-1] += rest + tail
+    return lines
+
+
+def _split(indent: str, head: str, content: str, tail: str, limit: int) -> list[str]:
+    """`head`, which opens a bracket, and on lines of their own what it holds and `tail`."""
+    inner = indent + " " * _INDENT
+    items = _items(content)
+    # Arguments and indices may share a line; the items of a tuple or a list do not.
+    called = re.search(r"[\w)\]][(\[]$", head) is not None
+    if len(inner + content) <= limit and (called or len(items) == 1):
+        lines = [inner + content]
     else:
-        items = _items(content)
-        # One item in brackets is no tuple; a comma would make it one.
-        comma = "," if len(items) > 1 else ""
+        # One item in brackets is no tuple, which a comma would make it.
+        called = called and head[-1] == "(" and " for " not in content
+        comma = "," if len(items) > 1 or called or content.endswith(",") else ""
+        lines = []
         for item in items:
-            parts += _fitted(f"{inner}{item}{comma}", limit)
-    return [*parts, *_fitted(" " * indent + line[end:], limit)]
+            found = _KEYWORD.match(item)
+            key = found.group() if found else ""
+            if not key and head[-1] == "{" and (colon := _colon(item)) is not None:
+                key = item[: colon + 2]
+            lines += _laid(inner, key, item[len(key) :], comma, limit, free=True)
+    return [indent + head, *lines, *_laid(indent, tail[0], tail[1:], "", limit, free=True)]
+
+
+def _colon(item: str) -> int | None:
+    depth = 0
+    for i, character in _code(item):
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if character == ":" and depth == 0:
+            return i
+    return None
 
 
 def _code(text: str) -> Iterator[tuple[int, str]]:
@@ -51,18 +203,109 @@ def _code(text: str) -> Iterator[tuple[int, str]]:
             yield i, character
 
 
-def _widest(line: str) -> tuple[int, int] | None:
-    """The outermost pair of brackets that holds most."""
-    best: tuple[int, int] | None = None
-    opened: list[int] = []
+def _depth_at_end(text: str) -> int:
+    return sum((c in _OPEN) - (c in _CLOSE) for _, c in _code(text))
+
+
+def _quoted(line: str) -> str:
+    """Strings in double quotes, where that needs no backslash."""
+    out = ""
+    start = None
+    skip = False
+    for i, character in enumerate(line):
+        if start is None:
+            if character in "'\"":
+                start = i
+            else:
+                out += character
+        elif skip:
+            skip = False
+        elif character == "\\":
+            skip = True
+        elif character == line[start]:
+            out += _literal(character, line[start + 1 : i])
+            start = None
+    return out if start is None else out + line[start:]
+
+
+def _literal(quote: str, content: str) -> str:
+    """A string of such content, in double quotes where it holds none."""
+    if quote == "'" and '"' not in content:
+        quote, content = '"', content.replace("\\'", "'")
+    return f"{quote}{content}{quote}"
+
+
+def _spaced(line: str) -> str:
+    """Powers, slices, targets and numbers as formatters write them."""
+    line = _ONE_TARGET.sub(r"\1(\2,) = ", line)
+    for pattern, spaced in ((_POWER, r"\1**\2"), (_EXPONENT, "e")):
+        if pattern.search(line):
+            line = _replaced(line, pattern, spaced)
+    if line.lstrip().startswith("def "):
+        return _with_defaults(line)
+    if ":" not in line or "[" not in line:
+        return line
+    places: set[int] = set()
+    opened: list[tuple[int, list[int]]] = []
     for i, character in _code(line):
+        if character in _OPEN:
+            opened.append((i, [i]))
+        elif character in _CLOSE or character == ",":
+            if not opened:
+                continue
+            start, cuts = opened[-1]
+            parts = [line[a + 1 : b].strip() for a, b in zip(cuts, [*cuts[1:], i], strict=True)]
+            if (
+                line[start] == "["
+                and len(parts) > 1
+                and not all(_SIMPLE.fullmatch(p) for p in parts)
+            ):
+                places.update(cuts[1:])
+            if character == ",":
+                opened[-1] = start, [i]
+            else:
+                opened.pop()
+        elif character == ":" and opened:
+            opened[-1][1].append(i)
+    return "".join(
+        c
+        if i not in places
+        else f"{'' if line[i - 1] in '[ :' else ' '}:{'' if line[i + 1] in ',]:' else ' '}"
+        for i, c in enumerate(line)
+    )
+
+
+def _replaced(line: str, pattern: re.Pattern[str], by: str) -> str:
+    """The line with a pattern replaced outside of strings."""
+    code = {i for i, _ in _code(line)}
+    return pattern.sub(lambda m: m.expand(by) if m.start() in code else m[0], line)
+
+
+def _with_defaults(line: str) -> str:
+    """A definition in which the defaults of parameters that have a type stand with spaces."""
+    depth, typed = 0, False
+    places: set[int] = set()
+    for i, character in _code(line):
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth == 1 and character in ":,":
+            typed = character == ":"
+        elif depth == 1 and character == "=" and typed and line[i - 1] != " ":
+            places.add(i)
+    return "".join(" = " if i in places else c for i, c in enumerate(line))
+
+
+def _pairs(text: str) -> list[tuple[int, int]]:
+    """The outermost pairs of brackets."""
+    found: list[tuple[int, int]] = []
+    opened: list[int] = []
+    for i, character in _code(text):
         if character in _OPEN:
             opened.append(i)
         elif character in _CLOSE and opened:
             start = opened.pop()
-            if not opened and i - start > 1 and (best is None or i - start > best[1] - best[0]):
-                best = start, i
-    return best
+            if not opened:
+                found.append((start, i))
+    return found
 
 
 def _items(content: str) -> list[str]:
@@ -76,3 +319,20 @@ def _items(content: str) -> list[str]:
             start = i + 1
     last = content[start:].strip()
     return [*found, last] if last else found
+
+
+def _operands(value: str) -> list[str]:
+    """A value cut before those of its operators that bind least."""
+    depth = 0
+    places: dict[int, list[int]] = {}
+    for i, character in _code(value):
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth == 0 and character == " ":
+            for rank, operators in enumerate(_OPERATORS):
+                if value.startswith(operators, i):
+                    places.setdefault(rank, []).append(i)
+    if not places or value.startswith("lambda"):
+        return [value]
+    cuts = places[min(places)]
+    starts = [0, *(i + 1 for i in cuts)]
+    return [value[a:b] for a, b in zip(starts, [*cuts, len(value)], strict=True)]

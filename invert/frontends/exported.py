@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import jax
@@ -10,9 +10,9 @@ import jax.export
 
 from invert import _compat
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint
+from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert.frontends.stablehlo import ArrayType, Program, program_arg_names
+from invert.frontends.stablehlo import ArrayType, Program, given_names
 
 _AGAIN = "Export the function again."
 
@@ -36,10 +36,10 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     branch = program.platform_index() if program.takes_platform_index else 0
     # The function holds no more of the artifact than these: the module has its weights already.
     kept, out_avals = exported.module_kept_var_idx, exported.out_avals
-    names = dict(zip(kept, program_arg_names(program), strict=True))
+    names = _names(exported, given_names(program))
     specs = [
-        ArgSpec(names.get(i, f"arg{i}"), _shape(aval), aval.dtype)
-        for i, aval in enumerate(exported.in_avals)
+        ArgSpec(name, _shape(aval), aval.dtype)
+        for name, aval in zip(names, exported.in_avals, strict=True)
     ]
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, specs)
 
@@ -54,7 +54,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         fn=fn,
         args=args,
         kwargs=kwargs,
-        arg_names=tuple(_name(tree, i) for i, tree in enumerate(args)),
+        arg_names=tuple(_name(tree, i, {*names, *kwargs}) for i, tree in enumerate(args)),
         out_tree=exported.out_tree,
         source="a jax.export artifact",
         results=tuple(
@@ -127,11 +127,25 @@ def _differences(what: str, avals: Sequence[Any], types: Sequence[ArrayType]) ->
     return wrong
 
 
-def _name(tree: Any, position: int) -> str:
+def _names(exported: jax.export.Exported, given: Sequence[str] | None) -> list[str]:
+    """For each leaf of the arguments its own name, where the module has it, else its place."""
+    kept = exported.module_kept_var_idx
+    known = dict(zip(kept, given, strict=True)) if given is not None else {}
+    count = exported.in_tree.num_leaves
+    tree = jax.tree_util.tree_unflatten(exported.in_tree, range(count))
+    names = []
+    for path, i in jax.tree_util.tree_leaves_with_path(tree):
+        kind, first, *rest = (jax.tree_util.keystr((k,), simple=True) for k in path)
+        base = first if kind == "1" else free_name(f"arg{first}", {*known.values(), *tree[1]})
+        names.append(known.get(i, ".".join([base, *rest])))
+    return names
+
+
+def _name(tree: Any, position: int, taken: Container[str]) -> str:
     """Name of a positional argument: its own where it is an array, else its place."""
     if isinstance(tree, ArgSpec) and tree.name.isidentifier():
         return tree.name
-    return f"arg{position}"
+    return free_name(f"arg{position}", taken)
 
 
 def _shape(aval: Any) -> tuple[int | str | None, ...]:

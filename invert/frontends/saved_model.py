@@ -19,7 +19,7 @@ from ..primitives.tf._load_check import asset_names, checkpoint_problems, load_p
 from ._folder import files_of, stand_in
 from ._kept import Modules, take_modules
 from .tf_function import Variables, entry_point
-from .tf_signature import describe, same_signature
+from .tf_signature import describe, distinct
 
 # The name TensorFlow gives a variable that was not given one.
 _GENERIC = re.compile(r"Variable(_\d+)?")
@@ -331,12 +331,9 @@ def _functions(objects: list[_Object]) -> dict[str, tuple[Any, Any]]:
         if id(obj) in seen or not hasattr(obj, "get_concrete_function"):
             continue
         seen.add(id(obj))
-        distinct: list[Any] = []
-        for concrete in tf_concrete_functions(obj):
-            if not any(same_signature(concrete, other) for other in distinct):
-                distinct.append(concrete)
-        for concrete in distinct:
-            name = path if len(distinct) == 1 else f"{path}{describe(concrete)}"
+        concretes = distinct(tf_concrete_functions(obj))
+        for concrete in concretes:
+            name = path if len(concretes) == 1 else f"{path}{describe(concrete)}"
             found[name] = (concrete, obj)
     return found
 

@@ -213,7 +213,7 @@ def _blob_of(source: Source) -> bytes | str:
 def entry_point(source: Source, *, config: Config) -> EntryPoint:
     """The entry point of a StableHLO module; arguments and results are flat."""
     program = Program.from_bytes(_blob_of(source), config=config)
-    names = program_arg_names(program)
+    names = given_names(program) or tuple(f"arg{i}" for i in range(len(program.in_types)))
     args = tuple(
         ArgSpec(name, shape, dtype)
         for name, (shape, dtype) in zip(names, program.in_types, strict=True)
@@ -242,13 +242,13 @@ def _array_types(types: Iterable[Any]) -> list[ArrayType]:
     ]
 
 
-def program_arg_names(program: Program) -> tuple[str, ...]:
-    """Names of the arguments: from their locations, as JAX writes them, else `arg0`, `arg1`, ..."""
+def given_names(program: Program) -> tuple[str, ...] | None:
+    """Names of the arguments from their locations; `None` unless all of them have one."""
     block = program.functions[program.entry].regions[0].blocks[0]
     arguments = list(block.arguments)[int(program.takes_platform_index) :]
     names = [_attributes.location_name(a.location) for a in arguments]
     usable = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
-    return tuple(names) if usable else tuple(f"arg{i}" for i in range(len(names)))
+    return tuple(names) if usable else None
 
 
 RULE_FAMILIES = _rules.FAMILIES

@@ -30,6 +30,7 @@ from .tf_graph import Graph
 from .tf_signature import (
     Signature,
     describe,
+    distinct,
     flat_specs,
     matches,
     read_outputs,
@@ -164,7 +165,7 @@ def _name_of(tf_fn: Any) -> str:
 
 def _select(tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The concrete function of `tf_fn` that the arguments pick."""
-    existing = tf_concrete_functions(tf_fn)
+    existing = distinct(tf_concrete_functions(tf_fn))
     if args or kwargs:
         for concrete in existing:
             if matches(concrete, args, kwargs, exact=True):

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._entry import ArgSpec, EntryPoint
+from .._entry import ArgSpec, EntryPoint, free_name
 from .._errors import SignatureError
 from ..primitives.tf import import_tensorflow
 
@@ -227,7 +227,7 @@ def positional_names(signature: inspect.Signature, count: int) -> list[str]:
     names = [p.name for p in signature.parameters.values() if p.kind in _POSITIONAL][:count]
     rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL]
     base = rest[0] if rest else "args"
-    return names + [f"{base}_{i}" for i in range(count - len(names))]
+    return names + [free_name(f"{base}_{i}", names) for i in range(count - len(names))]
 
 
 def _specs(tree: Any, name: str, tf_name: str) -> Any:
@@ -370,6 +370,15 @@ def _describe(x: Any) -> str:
     if isinstance(x, tuple | list):
         return "(" + ", ".join(_describe(v) for v in x) + ")"
     return repr(x)
+
+
+def distinct(concretes: Sequence[Any]) -> list[Any]:
+    """One for each signature: saving a function traces it once more for each that it has."""
+    found: list[Any] = []
+    for concrete in concretes:
+        if not any(same_signature(concrete, other) for other in found):
+            found.append(concrete)
+    return found
 
 
 def same_signature(one: Any, other: Any) -> bool:

@@ -106,6 +106,22 @@ def test_inspect_lists_what_is_there(models: Path, capsys) -> None:
     assert err == ""
 
 
+def test_inspect_says_what_the_container_leaves_open(tmp_path: Path, capsys) -> None:
+    module = tf.Module()
+    module.layer = keras.layers.Dense(2)
+    module.layer.build((None, 3))
+    module.layer.trainable = False
+    module.f = tf.function(module.layer, input_signature=[tf.TensorSpec([1, 3])])
+    module.own = tf.Variable(1.0, trainable=False)
+    tf.saved_model.save(module, str(tmp_path))
+    assert main(["inspect", str(tmp_path)]) == 0
+    out, _ = lines(capsys)
+    assert "kernel: float32[3, 2] (trained or not: not stated)" in out
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    (function,) = json.loads(lines(capsys)[0])["functions"]
+    assert [v["stated"] for v in function["variables"]] == [False, False]
+
+
 def test_inspect_as_json_says_the_same(models: Path, capsys) -> None:
     assert main(["inspect", str(models / "several"), "--json"]) == 4
     found = json.loads(lines(capsys)[0])

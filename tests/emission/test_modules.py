@@ -21,7 +21,7 @@ import pytest
 import invert
 from invert import _compat
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert._errors import EmissionError, SignatureError
+from invert._errors import EmissionError, Problem, SignatureError, UnsupportedOpError
 from invert.emission._emit import Recovered, emit
 from tests.emission.models import MODELS, flax_model, ramp, recovered, with_params
 
@@ -232,6 +232,19 @@ def test_fixed_sizes_where_no_text_holds_for_all() -> None:
     assert re.search(r"['\"]2 3['\"]", module.source)
     assert "for fixed sizes only" in module._emission().messages[0]
     assert np.array_equal(module.model(ramp(2, 3)), module(ramp(2, 3)))
+
+
+def test_what_no_size_allows_is_said_where_there_is_no_text() -> None:
+    entry = with_params(lambda p, x: x, {}, ramp(2, 3), batch="n")
+    problems = [Problem("tf.First", "one reason", "a"), Problem("tf.Second", "another", "b")]
+
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedOpError(problems)
+
+    module = recovered(dataclasses.replace(entry, fn=refuse))
+    with pytest.raises(SignatureError) as caught:
+        _ = module.source
+    assert all(str(p) in str(caught.value) for p in problems)
 
 
 def test_open_sizes_with_rules_of_derivatives() -> None:

@@ -14,7 +14,7 @@ from jax import lax
 from invert import _compat, _jaxpr
 from invert._errors import EmissionError
 from invert.emission import _normal, _run
-from invert.emission._file import File
+from invert.emission._file import LINE_LENGTH, File, headed
 from invert.emission._merge import Program
 from invert.emission._proof import Prover
 from tests.harness_cases import Case, harnesses, sample
@@ -34,7 +34,7 @@ def written(closed: Any, *, plain: bool = False, wide: bool = False) -> str:
     prover = Prover((True,) if wide else (False, True))
     file = File(Program(_compat.open_jaxpr(closed)), prover, plain=plain)
     file.define(file.function(closed, "program"), "program")
-    return file.text(["A program."])
+    return headed(file.text(), ["A program."])
 
 
 def traced(text: str, closed: Any, wide: bool) -> list[Any]:
@@ -53,7 +53,7 @@ def assert_round_trip(closed: Any, *, plain: bool = False) -> str:
     text = written(closed, plain=plain, wide=wide)
     for again in traced(text, closed, wide):
         assert _normal.difference(again, closed) is None, text
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= LINE_LENGTH
     return text
 
 

@@ -171,6 +171,26 @@ def test_weights_of_another_module_are_told_apart_at_once(tmp_path: Path) -> Non
     assert "first.kernel is missing" in str(error.value.__cause__)
 
 
+def test_weights_fit_in_kind_and_shape(tmp_path: Path) -> None:
+    entry = with_params(
+        lambda p, x: x * p["w"] + p["count"], {"w": ramp(3), "count": np.int32(2)}, ramp(3)
+    )
+    invert.save(recovered(entry, ramp(3)), tmp_path)
+    right = load_file(tmp_path / "weights.safetensors")
+    wrong = [
+        ("count", np.float32(2.0), r"count is float32\(\), not .*Int\["),
+        ("count", np.zeros(3, np.int32), r"count is int32\(3,\), not .*Int\["),
+        ("w", np.float32(2.0), r"w is float32\(\), not .*Float\["),
+        ("w", np.zeros((2, 3), np.float32), r"w is float32\(2, 3\), not .*Float\["),
+    ]
+    for name, value, said in wrong:
+        save_file({**right, name: np.asarray(value)}, tmp_path / "weights.safetensors")
+        with pytest.raises(MalformedModelError, match=said):
+            invert.load(tmp_path)
+    save_file(right, tmp_path / "weights.safetensors")
+    np.testing.assert_array_equal(invert.load(tmp_path)(ramp(3)), ramp(3) * ramp(3) + 2)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

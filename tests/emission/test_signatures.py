@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -182,3 +183,28 @@ def test_linters_pass_on_state_and_methods(tmp_path: Path) -> None:
         (tmp_path / f"{name}_model.py").write_text(source)
         assert max(map(len, source.splitlines())) <= 120
     lint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fn", "count", "names"),
+    [
+        (lambda *args: args[1] + args[2], 3, ["arg0", "arg1", "arg2"]),
+        (lambda x, *args: args[0] * 2, 2, ["arg0", "arg1"]),
+        # Of an argument that is not used, an export has no name.
+        (lambda arg1, arg0: arg0 * 2, 2, ["arg0_2", "arg0"]),
+    ],
+)
+def test_arguments_that_an_export_does_not_name(fn: Any, count: int, names: list[str]) -> None:
+    xs = [ramp(3) + i for i in range(count)]
+    module = invert.from_exported(jax.export.export(jax.jit(fn))(*xs))
+    for called in (module, module.model):
+        assert list(inspect.signature(called).parameters) == names
+        np.testing.assert_array_equal(called(*xs), fn(*xs))
+        np.testing.assert_array_equal(called(**dict(zip(names, xs, strict=True))), fn(*xs))
+
+
+def test_methods_of_open_sizes_are_checked_once() -> None:
+    batch = jax.export.symbolic_shape("b, 3")
+    exported = jax.export.export(jax.jit(jnp.tanh))(jax.ShapeDtypeStruct(batch, KIND))
+    source = invert.from_exported(exported).emit(typecheck=True).source
+    assert source.count("@jaxtyped(") == source.count("def __call__(") == 1

@@ -1,4 +1,4 @@
-"""Breaking long lines without a formatter."""
+"""The layout of emitted text: line breaks, blank lines, quotes and spaces."""
 
 from __future__ import annotations
 
@@ -6,35 +6,116 @@ import ast
 
 import pytest
 
-from invert.emission._wrap import wrapped
+from invert.emission._wrap import fitted, formatted
 
 LONG = [
     "x = f(" + ", ".join(f"argument_{i}=value_{i}" for i in range(20)) + ")",
     "x = f(g(" + ", ".join(f"argument_{i}" for i in range(30)) + "), h(1), [2, 3]) * k(4)",
     "x = (" + " + ".join(f"argument_{i}" for i in range(30)) + ")[0]",
-    'x = f(\'a, (b\', "c)\\"", ' + ", ".join(f"'{i},'" for i in range(40)) + ")",
+    "x = " + " + ".join(f"argument_{i}" for i in range(30)),
+    "return " + " - ".join(f"argument_{i} * f(value_{i}, 2)" for i in range(10)),
+    "return x, " + ", ".join(f"argument_{i}" for i in range(20)),
+    "x = argument_1 if " + " and ".join(f"argument_{i} == {i}" for i in range(10)) + " else y",
+    'x = f("a, (b", \'c)"\', ' + ", ".join(f"'{i},'" for i in range(40)) + ")",
     "def f(" + ", ".join(f"argument_{i}: T['a b', {i}]" for i in range(20)) + ") -> None: pass",
+    "def f(x) -> tuple[" + ", ".join(f"T['a b', {i}]" for i in range(20)) + "]: pass",
     "x = ((" + ", ".join(str(i) for i in range(60)) + "), {1: (2,), 3: [" + "4, " * 40 + "]})",
+    "raise ValueError('" + "it\\'s so \\n " * 20 + "{}'.format(x.shape))",
+    "from a import " + ", ".join(f"name_{i}" for i in range(20)),
     "x = 1",
 ]
 
 
 @pytest.mark.parametrize("line", LONG)
-def test_the_program_stays(line: str) -> None:
-    found = wrapped(line, 80)
-    assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(line))
-    if " + " not in line:
+def test_long_lines_are_broken_and_the_program_stays(line: str) -> None:
+    for before in (
+        "",
+        "def run(x):\n    ",
+        "class A:\n\n    def run(x):\n        if x:\n            ",
+    ):
+        source = before + line
+        found = formatted(source, 80)
+        assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(source))
         assert max(map(len, found.splitlines())) <= 80
 
 
-def test_indented_lines() -> None:
-    line = "if a:\n    " + LONG[0]
-    found = wrapped(line, 60)
-    assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(line))
-    assert found.splitlines()[1] == "    x = f("
-    assert found.splitlines()[-1] == "    )"
+def test_what_cannot_be_broken_stays() -> None:
+    line = "x = " + "a" * 100
+    assert fitted(line, 80) == [line]
 
 
-def test_what_has_no_brackets_stays() -> None:
-    line = "x = " + " + ".join(f"argument_{i}" for i in range(30))
-    assert wrapped(line, 80) == line + "\n"
+def test_strings_are_broken_between_words() -> None:
+    line = "    raise ValueError('one two three {}, four five six'.format(x.shape))"
+    assert fitted(line, 44) == [
+        "    raise ValueError(",
+        '        "one two three {}, four five "',
+        '        "six".format(x.shape),',
+        "    )",
+    ]
+
+
+_SOURCE = """\
+class A(B):
+    \'\'\'What it is.\'\'\'
+    x: T['a b']
+
+    @f(1)
+    def __call__(self, x: T['a']=1, *, y=2):
+        a, = x
+        b = a ** 2 + self.b(a) ** 2 - x[1:2, a + 1:, ::-1, a:b - 1] * 1e+30
+        c = 'it' + 'the \\'x\\'' + 'a "b" ** 2' + b'**'
+
+        def inner():
+            return 1
+        if b:
+
+            def other():
+                return 2
+        else:
+            pass
+        return c
+
+@f
+def g():
+    pass
+g.h(1)
+g.h(2)
+""".replace("'''", '"' * 3)
+
+_LAID_OUT = """\
+class A(B):
+    \'\'\'What it is.\'\'\'
+
+    x: T["a b"]
+
+    @f(1)
+    def __call__(self, x: T["a"] = 1, *, y=2):
+        (a,) = x
+        b = a**2 + self.b(a) ** 2 - x[1:2, a + 1 :, ::-1, a : b - 1] * 1e30
+        c = "it" + "the 'x'" + 'a "b" ** 2' + b"**"
+
+        def inner():
+            return 1
+
+        if b:
+            def other():
+                return 2
+        else:
+            pass
+        return c
+
+
+@f
+def g():
+    pass
+
+
+g.h(1)
+g.h(2)
+""".replace("'''", '"' * 3)
+
+
+def test_blank_lines_quotes_and_spaces() -> None:
+    found = formatted(_SOURCE, 80)
+    assert found == _LAID_OUT
+    assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(_SOURCE))

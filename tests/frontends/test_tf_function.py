@@ -142,6 +142,31 @@ def test_ambiguous_and_missing_signatures_list_the_choices():
         entry_point(fn, config=CONFIG)
 
 
+def test_saving_a_function_adds_no_choices(tmp_path):
+    @function(input_signature=[tf.TensorSpec([3], name="x")])
+    def one(x):
+        return x * 2
+
+    @function()
+    def two(x):
+        return x * 2
+
+    module = tf.Module()
+    module.one, module.two = one, two
+    two(tf.ones(3)), two(tf.ones((2, 2)))
+    tf.saved_model.save(module, str(tmp_path))
+    assert entry_point(one, config=CONFIG).args == (ArgSpec("x", (3,), np.dtype(np.float32)),)
+    with pytest.raises(SignatureError) as caught:
+        entry_point(two, config=CONFIG)
+    assert str(caught.value).count("\n  - ") == 2
+
+
+def test_parameters_without_a_name_get_one_of_their_own():
+    x = tf.ones(3)
+    names = entry_point(lambda arg_0, *arg: arg_0 + arg[0], (x, x), config=CONFIG).arg_names
+    assert names == ("arg_0", "arg_0_2")
+
+
 def test_wrong_arguments_of_a_concrete_function():
     concrete = function()(lambda x: x + 1.0).get_concrete_function(tf.TensorSpec([2, 3]))
     with pytest.raises(SignatureError, match=r"float32\(2, 4\).*fit none"):

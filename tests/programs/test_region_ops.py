@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import invert
-from tests.programs.region_ops import MODULES
+from invert import _compat, _jaxpr
+from tests.programs.region_ops import _MIXED, F32, I32, MODULES, _by, _sort
 from tests.programs.stablehlo_text import check
 
 
@@ -28,3 +30,29 @@ def test_what_all_branches_give_back_passes_by() -> None:
     (cond,) = (e for e in jaxpr.eqns if e.primitive.name == "cond")
     assert len(cond.outvars) == 1
     assert jaxpr.outvars[1] is jaxpr.invars[1]
+
+
+@pytest.mark.parametrize(
+    ("comparator", "known"),
+    [
+        (_by(0, "LT", "i32"), True),
+        (_by(0, "GT", "i32"), True),
+        (_by(0, "LE", "i32"), False),
+        (_by(0, "GT", "f32", order="TOTALORDER"), True),
+        (_by(0, "GT", "f32"), False),  # NaN
+        (_MIXED, False),
+    ],
+)
+def test_the_certificate_says_that_an_order_is_assumed(comparator: str, known: bool) -> None:
+    two = comparator == _MIXED
+    keys = np.arange(3, dtype=F32 if "f32" in comparator and not two else I32)[None]
+    text, *_ = _sort(comparator, [keys, np.ones((1, 3), F32)] if two else [keys])
+    module = invert.from_stablehlo(text)
+    certificate = module.report.certificate
+    assert certificate.kind == "exact"
+    assert (str(certificate) == "exact") == known
+    if not known:
+        assumed = "provided that the comparators of its sorts are strict weak orders"
+        assert assumed in str(module.report) and assumed in module.source
+    # The program that is handed out holds no trace of that.
+    assert not any("#" in str(_compat.names_of(e)) for e in _jaxpr.equations(module.jaxpr))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert import _compat
+from invert._jaxpr import ASSUMED_ORDER, HINT
 from invert._raise import Context, Op, Value, raises
 from invert.primitives.stablehlo import _attributes, _regions
 
@@ -30,7 +33,18 @@ def _sort(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
                 tuple(operands), dimension=dimension, is_stable=is_stable, num_keys=num_keys
             )
     by_key = _sort_by_key(ctx, region, operands, dimension)
-    return _merge_sort(ctx, region, operands, dimension) if by_key is None else by_key
+    if by_key is not None:
+        return by_key
+    with _by_assumption():
+        return _merge_sort(ctx, region, operands, dimension)
+
+
+def _by_assumption() -> contextlib.AbstractContextManager[None]:
+    """For sorts that are right only if the comparator is a strict weak order.
+
+    StableHLO leaves open what a sort by any other gives, and backends differ there.
+    """
+    return _compat.name_stack((*_compat.current_names(), HINT + ASSUMED_ORDER))
 
 
 # Comparisons that say what comes first, and whether the largest does.
@@ -74,10 +88,15 @@ def _sort_by_key(
     if jnp.issubdtype(key.dtype, jnp.floating):
         if kind is not None and _attributes.enum_name(kind) == "TOTALORDER":
             key = _total_order_key(key)
-        elif descending:
-            key, descending = -key, False
+        else:  # NaN is neither before nor after another number, nor its equal
+            with _by_assumption():
+                return _sorted(-key if descending else key, operands, dimension)
     if descending:
         key = lax.bitwise_not(key)
+    return _sorted(key, operands, dimension)
+
+
+def _sorted(key: Value, operands: Sequence[Value], dimension: int) -> list[Value]:
     return list(lax.sort((key, *operands), dimension=dimension, num_keys=1)[1:])
 
 
