@@ -27,7 +27,7 @@ def _rule(fn: Callable[..., Any]) -> Rule:
 
 def _expint(x: Any) -> Any:
     """TensorFlow has no values for negative numbers, and minus infinity at zero."""
-    # The loop of `scipy.expi` for negative numbers does not end at the largest ones.
+    # `scipy.expi` of negative numbers is a loop, which never ends for some mixtures of extremes.
     value = scipy.expi(jnp.where(x > 0, x, 1))
     return jnp.where(x > 0, value, jnp.where(x == 0, -jnp.inf, jnp.nan))
 
