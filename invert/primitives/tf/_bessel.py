@@ -270,7 +270,7 @@ def _j(order: int, x: Any) -> Any:
 
     size = lax.abs(x)
     value = _pieces(size, 8.0, near, lambda x: _wave(order, False, x))
-    return jnp.where(x < 0, -value, value) if order else value
+    return lax.sign(x) * value if order else value
 
 
 def _y(order: int, x: Any) -> Any:

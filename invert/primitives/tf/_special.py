@@ -27,7 +27,9 @@ def _rule(fn: Callable[..., Any]) -> Rule:
 
 def _expint(x: Any) -> Any:
     """TensorFlow has no values for negative numbers, and minus infinity at zero."""
-    return jnp.where(x > 0, scipy.expi(x), jnp.where(x == 0, -jnp.inf, jnp.nan))
+    # `scipy.expi` of negative numbers is a loop, which never ends for some mixtures of extremes.
+    value = scipy.expi(jnp.where(x > 0, x, 1))
+    return jnp.where(x > 0, value, jnp.where(x == 0, -jnp.inf, jnp.nan))
 
 
 def _in_float32(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,15 +67,22 @@ def _incomplete(fn: Callable[..., Any], sign: int) -> Callable[..., Any]:
     """An incomplete gamma function, of which `lax` adds up terms that a large `a` keeps equal.
 
     There it is the integral of the normal distribution of mean and variance `a`, to more digits
-    than the terms have left. `sign`: 1 below x, -1 above.
+    than the terms have left. At an infinite x, all of it is below, with the slope 0. `sign`: 1
+    below x, -1 above.
     """
 
     def incomplete(a: Any, x: Any) -> Any:
         most = 1e12 if a.dtype == jnp.float64 else 1 / float(jnp.finfo(jnp.float32).eps)
-        large = (a > most) & (a < jnp.inf)
-        few = jnp.where(large, 1, a)
-        normal = scipy.ndtr(sign * (x - a) / lax.sqrt(jnp.where(large, a, 1)))
-        return jnp.where(large & (x >= 0), normal, fn(few, x))
+        large = a > most
+        outside = ~(a > 0)
+        few = jnp.where(large | outside, 1, a)
+        deviation = lax.sqrt(jnp.where(large & (a < jnp.inf), a, 1))
+        normal = scipy.ndtr(sign * (x - a) / deviation)
+        whole = (x == jnp.inf) & (a < jnp.inf)
+        value = jnp.where(large & (x >= 0), normal, fn(few, jnp.where(whole, 1, x)))
+        value = jnp.where(whole, (1 + sign) // 2, value)
+        # TensorFlow has no distribution there, and yet nothing below zero.
+        return jnp.where(outside & ((x != 0) | (sign < 0)), jnp.nan, value)
 
     return _in_float32(incomplete)
 
@@ -119,7 +128,8 @@ _ONE_TERM = 4096.0
 
 
 def _polygamma(n: Any, x: Any) -> Any:
-    vanishes = lax.bitwise_and(lax.eq(x, lax.full_like(x, jnp.inf)), lax.gt(n, lax.full_like(n, 0)))
+    order = lax.bitwise_and(lax.gt(n, lax.full_like(n, 0)), lax.eq(n, lax.floor(n)))
+    vanishes = lax.bitwise_and(lax.eq(x, lax.full_like(x, jnp.inf)), order)
     return lax.select(vanishes, lax.full_like(x, 0), lax.polygamma(n, x))
 
 

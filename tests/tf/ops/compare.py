@@ -231,30 +231,54 @@ def check_together(cases: Sequence[Case]) -> tuple[list[str], list[Case]]:
             runnable.append((comparison, comparison.eager()))
         except NoKernel:
             left.append(case)
-    if not runnable:
-        return [], left
-
-    def function(*xs: Any) -> list[Any]:
-        given = iter(xs)
-        return [
-            comparison.function(*(next(given) for _ in comparison.case.inputs))
-            for comparison, _ in runnable
-        ]
-
-    specs = [s for comparison, _ in runnable for s in comparison.specs]
-    inputs = [v for comparison, _ in runnable for v in comparison.case.inputs]
-    concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
-    entry = entry_point(concrete, config=PLAIN)
-    with jax.enable_x64(True):
-        results = jax.jit(lambda *xs: entry.fn([], *xs))(*inputs)
-    wrong, given = [], iter(results)
-    for comparison, want in runnable:
-        got = [next(given) for _ in want]
+    wrong = []
+    together = run_together([comparison for comparison, _ in runnable])
+    for (comparison, want), got in zip(runnable, together, strict=True):
         try:
             comparison.compare("result", got, want)
         except AssertionError as error:
             wrong.append(str(error))
     return wrong, left
+
+
+def run_together(comparisons: Sequence[Comparison]) -> list[list[Any]]:
+    """The results of each, converted and compiled as one program."""
+    if not comparisons:
+        return []
+    function = _joined(comparisons)
+    specs = [s for comparison in comparisons for s in comparison.specs]
+    inputs = [v for comparison in comparisons for v in comparison.case.inputs]
+    concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
+    entry = entry_point(concrete, config=PLAIN)
+    counts = [len(part) for part in concrete.structured_outputs]
+    with jax.enable_x64(True):
+        results = iter(jax.jit(lambda *xs: entry.fn([], *xs))(*inputs))
+    return [[next(results) for _ in range(count)] for count in counts]
+
+
+def run_by_xla(comparisons: Sequence[Comparison]) -> list[list[np.ndarray] | None]:
+    """The results of each as TensorFlow compiles it by XLA, or None where it does not."""
+    inputs = [tf.constant(v) for comparison in comparisons for v in comparison.case.inputs]
+    try:
+        joined = tf.function(_joined(comparisons), autograph=False, jit_compile=True)
+        return [[t.numpy() for t in part] for part in joined(*inputs)]
+    except (tf.errors.OpError, NotImplementedError, TypeError, ValueError):
+        if len(comparisons) == 1:
+            return [None]
+    return [run_by_xla([comparison])[0] for comparison in comparisons]
+
+
+def _joined(comparisons: Sequence[Comparison]) -> Callable[..., list[list[Any]]]:
+    """One function of the inputs of all."""
+
+    def function(*xs: Any) -> list[list[Any]]:
+        given = iter(xs)
+        return [
+            comparison.function(*(next(given) for _ in comparison.case.inputs))
+            for comparison in comparisons
+        ]
+
+    return function
 
 
 def _pullback(
