@@ -152,7 +152,7 @@ def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> A
     with jax.enable_x64(wide):
         module = _compat.lowered_module(run, *avals, platform=platform)
     program = Program(module, Config())
-    outvars = _compat.open_jaxpr(recovered).outvars
+    outvars: list[Any] = _compat.open_jaxpr(recovered).outvars
 
     def raised(*values: Any) -> list[Any]:
         results = program(*map(_compat.words_of, values))

@@ -206,9 +206,9 @@ def _arity(count: int) -> int:
 
 def _while(file: File, body: Body, eqn: Any) -> Placed:
     params = eqn.params
-    (predicate,) = _compat.open_jaxpr(params["cond_jaxpr"]).outvars
-    if predicate.aval.shape:
-        kind = predicate.aval.str_short(short_dtypes=False)
+    aval: Any = _compat.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval
+    if aval.shape:
+        kind = aval.str_short(short_dtypes=False)
         raise EmissionError(
             f"while: a batched condition ({kind}), which `jax.vmap` of a loop makes, has no public "
             "function; lowering and raising the program gives it one"

@@ -131,13 +131,14 @@ class _Print:
         self._value(tuple(np.shape(value)))
         if not isinstance(dtype, np.dtype):
             return
-        number = float(value) if np.ndim(value) == 0 and dtype.kind in "iuf" else math.nan
+        real = np.ndim(value) == 0 and dtype.kind in "iuf"
+        number = float(np.asarray(value)) if real else math.nan
         if math.isfinite(number) and number == int(number):
             self.numbers.append(int(number))
             return
         if id(value) not in self._digests:
             array = np.ascontiguousarray(value).reshape(-1)
-            self._digests[id(value)] = value, zlib.crc32(array.view(np.uint8))
+            self._digests[id(value)] = value, zlib.crc32(memoryview(array.view(np.uint8)))
         self.structure.append(self._digests[id(value)][1])
 
     def _value(self, value: Any) -> None:

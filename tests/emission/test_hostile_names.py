@@ -65,7 +65,18 @@ def check_tree(source: str) -> None:
             assert not node.attr.startswith("__")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             known = {"load", "_read", "_kinds", "safe_open", "cls", "set", "dict", "isinstance"}
-            known |= {"Path", "ValueError", "_fits", "any", "range"}
+            known |= {
+                "Path",
+                "ValueError",
+                "_fits",
+                "any",
+                "all",
+                "int",
+                "len",
+                "dict",
+                "zip",
+                "range",
+            }
             assert node.func.id in known
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert node.value.isascii()
