@@ -138,7 +138,7 @@ class _Print:
             return
         if id(value) not in self._digests:
             array = np.ascontiguousarray(value).reshape(-1)
-            self._digests[id(value)] = value, zlib.crc32(memoryview(array.view(np.uint8)))
+            self._digests[id(value)] = value, zlib.crc32(array.view(np.uint8).data)
         self.structure.append(self._digests[id(value)][1])
 
     def _value(self, value: Any) -> None:
