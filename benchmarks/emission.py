@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert import _compat
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert.emission._emit import Emission, Recovered, emit
+from invert._private.jax import open_jaxpr
+from invert.emission.emit import Emission, Recovered, emit
 
 # Equations of one block of the program below.
 PER_BLOCK = 14
@@ -51,7 +51,7 @@ def program(blocks: int, *, scoped: bool) -> Recovered:
         out_tree=jax.tree_util.tree_structure(0),
         params=params,
     )
-    return Recovered(entry, [_compat.open_jaxpr(jaxpr)], (), wide=False)
+    return Recovered(entry, [open_jaxpr(jaxpr)], (), wide=False)
 
 
 def measure(blocks: int, *, scoped: bool) -> tuple[int, float, Emission]:

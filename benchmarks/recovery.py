@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import jax
 
 import invert
-from invert import _compat, _jaxpr
+from invert._private.jax import dce, make_ir_context, open_jaxpr, stablehlo_dialect
+from invert.ir import jaxprs
 from tests.harness_cases import Case, harnesses
 
 CALLS = frozenset(
@@ -42,7 +43,7 @@ def primitives(jaxpr: Any, normal: bool) -> collections.Counter[str]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name in CALLS or name in ("scan", "while", "cond"):
-            for inner in _jaxpr.sub_jaxprs(eqn):
+            for inner in jaxprs.sub_jaxprs(eqn):
                 found += primitives(inner, normal)
             if name in CALLS:
                 continue
@@ -58,8 +59,8 @@ def primitives(jaxpr: Any, normal: bool) -> collections.Counter[str]:
 
 def stripped(exported: jax.export.Exported) -> str:
     """The module as text without locations, its private functions renamed."""
-    module = _compat.stablehlo_dialect.deserialize_portable_artifact(
-        _compat.make_ir_context(), exported.mlir_module_serialized
+    module = stablehlo_dialect.deserialize_portable_artifact(
+        make_ir_context(), exported.mlir_module_serialized
     )
     text = module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
     names = [
@@ -78,7 +79,7 @@ def measure(name: str, strip: bool) -> dict[str, Any]:
     case = Case(name)
     exported = case.export()
     module = invert.from_stablehlo(stripped(exported)) if strip else invert.from_exported(exported)
-    original = _compat.dce(_compat.open_jaxpr(jax.make_jaxpr(case)(*case.args)))
+    original = dce(open_jaxpr(jax.make_jaxpr(case)(*case.args)))
     result = {"certificate": module.report.certificate, "opaque": module.report.opaque}
     for key, normal in (("same", False), ("normal", True)):
         want, got = primitives(original, normal), primitives(module.jaxpr, normal)

@@ -18,17 +18,17 @@ from invert._errors import SignatureError as SignatureError
 from invert._errors import UnsupportedOpError as UnsupportedOpError
 from invert._errors import VerificationError as VerificationError
 from invert._lazy import submodules as _submodules
-from invert._methods import Methods as Methods
-from invert._module import Module as Module
-from invert._pattern import Call as Call
-from invert._pattern import Pattern as Pattern
-from invert._pattern import Site as Site
-from invert._pattern import Structural as Structural
 from invert._report import Report as Report
-from invert._save import save as save
-from invert._trainable import trainable as trainable
 from invert._verify import Certificate as Certificate
 from invert.emission import Emission as Emission
+from invert.modules.methods import Methods as Methods
+from invert.modules.module import Module as Module
+from invert.modules.save import save as save
+from invert.modules.trainable import trainable as trainable
+from invert.rewriting.pattern import Call as Call
+from invert.rewriting.pattern import Pattern as Pattern
+from invert.rewriting.pattern import Site as Site
+from invert.rewriting.pattern import Structural as Structural
 
 __version__ = "0.1.0"
 __getattr__ = _submodules("invert", "compat", "testing")

@@ -12,21 +12,25 @@ import jax
 import jax.export
 import numpy as np
 
-from invert import _compat, _container, _derivatives, _jaxpr, _module, _save, patterns
+from invert import _containers, patterns
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, traced
 from invert._errors import InvertError, SignatureError, nested_too_deep
-from invert._match import equivalent
-from invert._methods import Methods, build_methods
-from invert._module import Module, Stage
 from invert._opaque import platform_of
-from invert._pattern import Stage as PatternStage
+from invert._private.jax import open_jaxpr
 from invert._report import Report
-from invert._rewrite import Rewriter
-from invert._rewriting import rewrite as rewrite
-from invert._templates import raise_call
-from invert._verdicts import without_rules
 from invert._verify import Certificate, certify
+from invert.gradients.cache import without_rules
+from invert.gradients.settle import Settler, plain
+from invert.ir import jaxprs
+from invert.ir.match import equivalent
+from invert.modules import save
+from invert.modules.methods import Methods, build_methods
+from invert.modules.module import Function, Module, Stage, build
+from invert.patterns.rewrite import rewrite as rewrite
+from invert.rewriting.driver import Rewriter
+from invert.rewriting.pattern import Stage as PatternStage
+from invert.rewriting.templates import raise_call
 
 _DEFAULT = Config()
 _STRICT_ORDER = "the comparators of its sorts are strict weak orders"
@@ -42,47 +46,47 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         closed = traced(entry, avals)
         seconds["raise"] = time.perf_counter() - start
         start = time.perf_counter()
-        closed = _jaxpr.canonicalize(closed)
+        closed = jaxprs.canonicalize(closed)
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
         config.begin(f"{entry.name}: recognizing patterns")
-        raw, known = _jaxpr.split_constants(_derivatives.plain(closed))
-        platform = entry.platform or platform_of(_jaxpr.opaque_targets(raw))
+        raw, known = jaxprs.split_constants(plain(closed))
+        platform = entry.platform or platform_of(jaxprs.opaque_targets(raw))
         closed, rewrites = _recognize(closed, platform, config)
-        closed = _jaxpr.merge_broadcasts(closed)
+        closed = jaxprs.merge_broadcasts(closed)
         seconds["patterns"] = time.perf_counter() - start
         start = time.perf_counter()
         config.begin(f"{entry.name}: comparing gradients")
-        settle = _derivatives.Settler(
+        settle = Settler(
             lambda gradient: _recognize(gradient, platform, config)[0],
             config,
             platform,
-            wide=_jaxpr.has_wide_types(raw),
+            wide=jaxprs.has_wide_types(raw),
         )
         closed = settle(closed)
         seconds["gradients"] = time.perf_counter() - start
-        wide = _jaxpr.has_wide_types(raw)
+        wide = jaxprs.has_wide_types(raw)
         config.begin(f"{entry.name}: verifying")
         start = time.perf_counter()
         # The comparison is over the constants of the raw program; arrays come back after it.
-        recovered = _jaxpr.over_constants(closed, known)
+        recovered = jaxprs.over_constants(closed, known)
         certificate = _certify(raw, recovered, known, platform, wide, config)
-        if _jaxpr.assumes_order(raw):
+        if jaxprs.assumes_order(raw):
             certificate = dataclasses.replace(certificate, assumes=_STRICT_ORDER)
         seconds["verify"] = time.perf_counter() - start
-        closed = _jaxpr.without_hints(_jaxpr.restore_arrays(closed))
-        jaxpr, constants = _jaxpr.split_constants(closed)
+        closed = jaxprs.without_hints(jaxprs.restore_arrays(closed))
+        jaxpr, constants = jaxprs.split_constants(closed)
         notes: list[str] = []
         if config.bfloat16_constants:
-            jaxpr, constants, notes = _jaxpr.narrow_constants(
+            jaxpr, constants, notes = jaxprs.narrow_constants(
                 jaxpr, constants, config.bfloat16_constants
             )
-    counts = _jaxpr.primitive_counts(jaxpr)
+    counts = jaxprs.primitive_counts(jaxpr)
     report = Report(
         entry=entry.name,
         source=entry.source,
         primitives=counts,
-        opaque=_jaxpr.opaque_targets(jaxpr),
+        opaque=jaxprs.opaque_targets(jaxpr),
         rewrites=rewrites,
         seconds=seconds,
         certificate=certificate,
@@ -108,10 +112,10 @@ def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
 
 def _bridged(raw: Any) -> Mapping[str, int]:
     """The ops that TensorFlow's XLA bridge compiled: each is a call of a function of its own."""
-    calls = {name: n for name, n in _jaxpr.call_counts(raw).items() if name.startswith("tf_")}
+    calls = {name: n for name, n in jaxprs.call_counts(raw).items() if name.startswith("tf_")}
     if not calls:
         return {}
-    from invert.primitives.tf._bridge_ops import bridged_op
+    from invert.tf.fallback.xla_bridge_ops import bridged_op
 
     return {op: n for name, n in calls.items() if (op := bridged_op(name)) is not None}
 
@@ -122,12 +126,12 @@ def _certify(
     if not config.verify:
         return Certificate("unverified", "switched off by Config(verify=False)")
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
-    by_signature = any(_jaxpr.is_wide(v) for v in (*raw.invars, *raw.outvars))
+    by_signature = any(jaxprs.is_wide(v) for v in (*raw.invars, *raw.outvars))
     wide = wide and by_signature
     # Where no pattern applied, both lower to the same, whatever that is; rules and `stop_gradient`
     # leave nothing. Of a custom call that is all that can be said.
-    one, two = (_jaxpr.canonicalize(without_rules(_derivatives.plain(p))) for p in (raw, jaxpr))
-    if not _jaxpr.opaque_targets(raw) and equivalent(one, two, constants):
+    one, two = (jaxprs.canonicalize(without_rules(plain(p))) for p in (raw, jaxpr))
+    if not jaxprs.opaque_targets(raw) and equivalent(one, two, constants):
         return Certificate("exact")
     return certify(raw, jaxpr, avals, constants, platform=platform, wide=wide)
 
@@ -139,7 +143,7 @@ def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping
         stages = (*stages, PatternStage(tuple(config.extra_patterns)))
     if not stages:
         return closed, {}
-    wide = _jaxpr.wide_types(_compat.open_jaxpr(closed))
+    wide = jaxprs.wide_types(open_jaxpr(closed))
     rewriter = Rewriter(
         stages,
         raise_call,
@@ -147,7 +151,7 @@ def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping
         x64=bool(wide),
         # Counters of random bits are of 64 bits in every session.
         x64_first=bool(wide - {np.dtype(np.uint64)}),
-        named=_jaxpr.is_named(closed),
+        named=jaxprs.is_named(closed),
     )
     return rewriter.run(closed), dict(sorted(rewriter.counts.items()))
 
@@ -158,7 +162,7 @@ def _build(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Module:
-    function = _module.Function(entry, lambda entry, avals: recover(entry, avals, config), config)
+    function = Function(entry, lambda entry, avals: recover(entry, avals, config), config)
     if function.is_static:
         function.begin([_Shape(spec.shape) for spec in function.specs])
     elif args or kwargs:
@@ -166,7 +170,7 @@ def _build(
         # A `tf.TensorSpec` may leave sizes open, as the function then does.
         if all(isinstance(n, int) for value in values for n in value.shape):
             function.begin(values)
-    return _module.build(function)
+    return build(function)
 
 
 def _build_methods(
@@ -181,10 +185,10 @@ def _build_methods(
         except InvertError as error:
             failed[key] = error
     assigned = {e.params[i].name for e in read.values() for i in e.assigned}
-    functions: dict[str, _module.Function] = {}
+    functions: dict[str, Function] = {}
     for key, entry in read.items():
         stateful = any(p.name in assigned for p in entry.params)
-        function = _module.Function(
+        function = Function(
             entry, lambda entry, avals: recover(entry, avals, config), config, stateful=stateful
         )
         try:
@@ -224,13 +228,14 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     **Raises:** `UnsupportedOpError`, `SignatureError`, `MalformedModelError`,
         `MissingDependencyError`.
     """
-    from invert.frontends import tf_function, tf_signature
+    from invert.frontends import tf_function
+    from invert.frontends.signature import arrays_of, is_open
 
     entry = tf_function.entry_point(tf_fn, args, kwargs or None, config=config)
     # The program of an open size is made when it is called with one.
-    if tf_signature.is_open((args, kwargs)):
+    if is_open((args, kwargs)):
         return _build(entry, config)
-    return _build(entry, config, *tf_signature.arrays_of(args, kwargs, entry))
+    return _build(entry, config, *arrays_of(args, kwargs, entry))
 
 
 def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
@@ -262,9 +267,9 @@ def convert_graphdef(
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`.
     """
-    from invert.frontends import tf_graphdef
+    from invert.frontends import graphdef
 
-    entry = tf_graphdef.entry_point(graph_def, inputs, outputs, variables=variables, config=config)
+    entry = graphdef.entry_point(graph_def, inputs, outputs, variables=variables, config=config)
     return _build(entry, config)
 
 
@@ -301,11 +306,11 @@ def load(
             f"load reads files, and got a {type(path).__name__}; a TensorFlow function or a Keras "
             "model of this process is converted by invert.convert"
         )
-    path, kind = _container.place_of(path), _container.kind_of(path)
+    path, kind = _containers.place_of(path), _containers.kind_of(path)
     if tags is not None and kind != "saved_model":
         raise SignatureError(f"{path} is no SavedModel, so it has no graphs with tags")
     if kind == "saved":
-        return _save.load_saved(path)
+        return save.load_saved(path)
     if kind == "saved_model":
         from invert.frontends import saved_model
 
@@ -314,7 +319,7 @@ def load(
         if len(names) == 1:
             return _build(entries[names[0]], config)
         return _build_methods(path.name, entries, names, config)
-    entry = _container.entry_point(path, kind, config)
+    entry = _containers.entry_point(path, kind, config)
     if signature not in (None, entry.name):
         raise SignatureError(f"{path} has one function, {entry.name!r}, and no {signature!r}")
     return _build(entry, config)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from ._errors import InvertError
+from invert._errors import InvertError
 
 _LENGTH = struct.Struct("<Q")
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from invert import _compat
 from invert._errors import Problem
+from invert._private.jax import trace_closed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,4 +135,4 @@ def traced(entry: EntryPoint, avals: Sequence[Any]) -> Any:
     def raised(*values: Any) -> Sequence[Any]:
         return entry.fn(values[: len(params)], *values[len(params) :])
 
-    return _compat.trace_closed(raised, *params, *avals)
+    return trace_closed(raised, *params, *avals)

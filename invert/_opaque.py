@@ -12,11 +12,16 @@ from typing import Any
 import jax
 from jax.interpreters import ad, batching, mlir
 
-from invert import _compat
-from invert._compat import ir
 from invert._errors import Problem, UnsupportedOpError
+from invert._private.jax import (
+    apply_primitive,
+    core,
+    custom_call_is_registered,
+    emit_custom_call,
+    ir,
+)
 
-custom_call_p = _compat.core.Primitive("custom_call")
+custom_call_p = core.Primitive("custom_call")
 custom_call_p.multiple_results = True
 
 # Targets that the compiler itself understands on every platform; they are in no registry.
@@ -70,12 +75,10 @@ def custom_call(
 
 @custom_call_p.def_abstract_eval
 def _abstract_eval(*operands: Any, avals: Sequence[Any], **_: Any) -> list[Any]:
-    return [
-        _compat.core.abstract_token if a is None else _compat.core.ShapedArray(*a) for a in avals
-    ]
+    return [core.abstract_token if a is None else core.ShapedArray(*a) for a in avals]
 
 
-custom_call_p.def_impl(_compat.apply_primitive(custom_call_p))
+custom_call_p.def_impl(apply_primitive(custom_call_p))
 
 
 def _refuse(target: str, what: str) -> UnsupportedOpError:
@@ -100,15 +103,15 @@ def _lower(
     computations: Sequence[Any],
 ) -> Sequence[ir.Value]:
     for platform in ctx.module_context.platforms:
-        if target not in _BUILT_IN and not _compat.custom_call_is_registered(target, platform):
+        if target not in _BUILT_IN and not custom_call_is_registered(target, platform):
             raise _refuse(target, f"its target is not registered for the platform {platform!r}")
-    return _compat.emit_custom_call(ctx, operands, attributes, computations)
+    return emit_custom_call(ctx, operands, attributes, computations)
 
 
 mlir.register_lowering(custom_call_p, _lower)
 
 # The same in a template, which is lowered and never run: its target need not be registered here.
-template_call_p = _compat.core.Primitive("custom_call_template")
+template_call_p = core.Primitive("custom_call_template")
 template_call_p.multiple_results = True
 template_call_p.def_abstract_eval(_abstract_eval)
 
@@ -120,7 +123,7 @@ def _lower_template(
     computations: Sequence[Any],
     **_: Any,
 ) -> Sequence[ir.Value]:
-    return _compat.emit_custom_call(ctx, operands, attributes, computations)
+    return emit_custom_call(ctx, operands, attributes, computations)
 
 
 mlir.register_lowering(template_call_p, _lower_template)

@@ -11,12 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert import _compat, _jaxpr
 from invert._config import Config
 from invert._errors import InvertError
-from invert._match import difference
-from invert._normal import normal_form
+from invert._private.jax import (
+    eval_closed,
+    from_words,
+    key_impl,
+    lowered_module,
+    open_jaxpr,
+    trace_closed,
+    words_of,
+)
 from invert.frontends.stablehlo import Program
+from invert.ir import jaxprs
+from invert.ir.match import difference
+from invert.ir.normal_form import normal_form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +86,7 @@ def certify(
     """
     where = ""
     # Where nothing read is of 64 bits, nothing was lowered with such types enabled.
-    for mode in (wide, not wide) if _jaxpr.has_wide_types(raw) else (False,):
+    for mode in (wide, not wide) if jaxprs.has_wide_types(raw) else (False,):
         try:
             again = _again(recovered, avals, platform, mode)
         except (TypeError, ValueError, NotImplementedError, InvertError) as error:
@@ -92,7 +101,7 @@ def certify(
 
 def same_lowering(a: Any, b: Any, platform: str, wide: bool) -> bool:
     """Whether two programs over the same arguments lower to one and the same."""
-    types: list[Any] = [v.aval for v in _compat.open_jaxpr(a).invars]
+    types: list[Any] = [v.aval for v in open_jaxpr(a).invars]
     avals = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types]
     try:
         one, two = (normal_form(_again(p, avals, platform, wide)) for p in (a, b))
@@ -106,13 +115,13 @@ def same_numbers(a: Any, b: Any, wide: bool) -> bool:
 
     At sizes of one many programs are the same that lower to others: an iota is a zero there.
     """
-    types: list[Any] = [v.aval for v in _compat.open_jaxpr(a).invars]
+    types: list[Any] = [v.aval for v in open_jaxpr(a).invars]
     if sum(math.prod(t.shape) for t in types) > _MOST_RUN:
         return False
     rng = np.random.default_rng(0)
     try:
         with jax.enable_x64(wide):
-            run = jax.jit(lambda *xs: [_compat.eval_closed(p, xs) for p in (a, b)])
+            run = jax.jit(lambda *xs: [eval_closed(p, xs) for p in (a, b)])
             for _ in range(2):
                 for x, y in zip(*run(*(random_value(rng, t) for t in types)), strict=True):
                     finite = (
@@ -147,32 +156,32 @@ def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> A
     """The recovered program after lowering and raising, closed over its own constants."""
 
     def run(*values: Any) -> list[Any]:
-        return _compat.eval_closed(recovered, values)
+        return eval_closed(recovered, values)
 
     with jax.enable_x64(wide):
-        module = _compat.lowered_module(run, *avals, platform=platform)
+        module = lowered_module(run, *avals, platform=platform)
     program = Program(module, Config())
-    outvars: list[Any] = _compat.open_jaxpr(recovered).outvars
+    outvars: list[Any] = open_jaxpr(recovered).outvars
 
     def raised(*values: Any) -> list[Any]:
-        results = program(*map(_compat.words_of, values))
-        return [_compat.from_words(r, v.aval.dtype) for r, v in zip(results, outvars, strict=True)]
+        results = program(*map(words_of, values))
+        return [from_words(r, v.aval.dtype) for r, v in zip(results, outvars, strict=True)]
 
     with jax.enable_x64(True):
-        closed = _compat.trace_closed(raised, *avals)
-        return _jaxpr.canonicalize(closed)
+        closed = trace_closed(raised, *avals)
+        return jaxprs.canonicalize(closed)
 
 
 def _numerical(
     raw: Any, recovered: Any, avals: Sequence[Any], constants: Sequence[Any], reason: str
 ) -> Certificate:
-    if _jaxpr.opaque_targets(raw):
+    if jaxprs.opaque_targets(raw):
         return Certificate("unverified", f"{reason}; opaque custom calls cannot be run")
     rng = np.random.default_rng(0)
     largest = 0.0
-    with jax.enable_x64(_jaxpr.has_wide_types(raw)):
+    with jax.enable_x64(jaxprs.has_wide_types(raw)):
         try:
-            run = jax.jit(lambda *xs: [_compat.eval_closed(j, xs) for j in (raw, recovered)])
+            run = jax.jit(lambda *xs: [eval_closed(j, xs) for j in (raw, recovered)])
             for _ in range(2):
                 drawn = [random_value(rng, a) for a in avals[len(constants) :]]
                 for x, y in zip(*run(*constants, *drawn), strict=True):
@@ -186,7 +195,7 @@ def random_value(rng: np.random.Generator, aval: Any) -> Any:
     """Random values that most programs take: small integers, numbers around zero."""
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         seeds = rng.integers(0, 2**31, aval.shape).astype(np.uint32)
-        impl = _compat.key_impl(aval.dtype)
+        impl = key_impl(aval.dtype)
         flat = [jax.random.key(s, impl=impl) for s in seeds.reshape(-1)]
         return jnp.stack(flat).reshape(aval.shape)
     dtype = np.dtype(aval.dtype)

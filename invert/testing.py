@@ -13,7 +13,7 @@ import numpy as np
 
 from invert import _api
 from invert._config import Config
-from invert._module import Module
+from invert.modules.module import Module
 
 Via = Literal["jax.export", "tf.function", "saved_model"]
 
@@ -68,7 +68,7 @@ def _recover(f: Callable[..., Any], args: tuple[Any, ...], via: Via, config: Con
         return _api.from_exported(jax.export.export(jax.jit(f))(*args), config=config)
     from jax.experimental import jax2tf
 
-    from invert.primitives.tf import import_tensorflow
+    from invert.tf.ops.node import import_tensorflow
 
     tf = import_tensorflow()
     function = tf.function(jax2tf.convert(f, with_gradient=True), autograph=False)

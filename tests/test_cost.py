@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 import invert
-from invert import _api, _jaxpr, _rewrite
-from invert._rewrite import Rewriter
-from invert._templates import raise_call
-from invert.frontends.tf_entry import unique
+from invert import _api
+from invert.frontends.graph_entry import unique
+from invert.ir import jaxprs
 from invert.patterns import STAGES
+from invert.rewriting import driver
+from invert.rewriting.driver import Rewriter
+from invert.rewriting.templates import raise_call
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
@@ -44,11 +46,11 @@ def test_program_that_no_pattern_changes_is_not_lowered_again(
 def test_bytes_of_constants_are_read_only_where_one_is_not_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = counted(monkeypatch, _jaxpr, "_value")
+    read = counted(monkeypatch, jaxprs, "_value")
     constants = list(np.random.default_rng(0).normal(size=(50, 4)))
-    assert _jaxpr._places(constants[::-1], constants) == list(range(50))[::-1] and not read
+    assert jaxprs._places(constants[::-1], constants) == list(range(50))[::-1] and not read
     copies = [c.copy() for c in constants[1:]]
-    places = _jaxpr._places([*copies, np.ones(4)], constants)
+    places = jaxprs._places([*copies, np.ones(4)], constants)
     assert places == [*range(1, 50), None]
     assert len(read) == 100  # of each once, not of each pair
 
@@ -70,7 +72,7 @@ def test_templates_outlive_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.ones(7, np.float32)
     raised = jax.export.export(jax.jit(lambda x: jnp.cumsum(x) * 2))(x)
     invert.from_exported(raised)
-    made = counted(monkeypatch, _rewrite, "Graph")
+    made = counted(monkeypatch, driver, "Graph")
     runs = counted(monkeypatch, Rewriter, "run")
     invert.from_exported(raised)
     assert len(runs) == 1 and made  # of the program, and of no template

@@ -24,7 +24,7 @@ _EXIT_CODES = """exit codes:
 
 def _parser() -> argparse.ArgumentParser:
     from invert import __version__
-    from invert.cli import _model
+    from invert.cli import model as model_arguments
 
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "inspect", parents=[common], help="say what a model holds and what would become of it"
     )
     inspect.add_argument("model", metavar="MODEL", help=model)
-    _model.add_arguments(inspect)
+    model_arguments.add_arguments(inspect)
     inspect.add_argument("--json", action="store_true", help="print JSON")
 
     convert = commands.add_parser(
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("model", metavar="MODEL", help=model)
     convert.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write it")
-    _model.add_arguments(convert)
+    model_arguments.add_arguments(convert)
     convert.add_argument(
         "--verify",
         action="store_true",
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     diff.add_argument("a", metavar="A", help=model)
     diff.add_argument("b", metavar="B", help="the same")
-    _model.add_arguments(diff)
+    model_arguments.add_arguments(diff)
     diff.add_argument("--weights", action="store_true", help="compare the values of weights too")
     diff.add_argument("--full", action="store_true", help="print all lines, also those alike")
     diff.add_argument("--width", type=_width, metavar="N", help="columns of the text")
@@ -142,9 +142,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from invert.cli import _convert, _diff, _inspect
+    from invert.cli import convert as convert_command
+    from invert.cli import diff as diff_command
+    from invert.cli import inspect as inspect_command
 
-    commands = {"inspect": _inspect.run, "convert": _convert.run, "diff": _diff.run}
+    commands = {
+        "inspect": inspect_command.run,
+        "convert": convert_command.run,
+        "diff": diff_command.run,
+    }
     return commands[options.command](options)
 
 
@@ -152,7 +158,7 @@ def _explained(error: Exception) -> tuple[int, str]:
     """The exit code of an error, and its message."""
     from invert import _errors
     from invert._errors import plain
-    from invert.cli._convert import UsageError
+    from invert.cli.convert import UsageError
 
     for kind, code in (
         (UsageError, 2),

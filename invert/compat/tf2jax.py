@@ -33,12 +33,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert import _compat
 from invert._api import convert as _convert_module
 from invert._config import Config
 from invert._errors import SignatureError
-from invert._module import Module
-from invert.primitives.tf import import_tensorflow
+from invert._private.jax import is_tracer
+from invert.modules.module import Module
+from invert.tf.ops.node import import_tensorflow
 
 _flags: dict[str, Any] = {
     "strict_shape_check": True,
@@ -222,7 +222,7 @@ def convert_functional_from_restored(tf_func: Any) -> AnnotatedFunction:
 
 
 def _without_tracers(value: Any) -> Any:
-    if not _compat.is_tracer(value):
+    if not is_tracer(value):
         return value
     return import_tensorflow().TensorSpec(value.shape, value.dtype)
 
@@ -394,7 +394,7 @@ class _Call:
                     raise MissingInputError(f"an input is missing: {where} ({want})")
                 value = values[path]
                 if not is_array:
-                    if _compat.is_tracer(value) or not _same(value, spec):
+                    if is_tracer(value) or not _same(value, spec):
                         raise ValueError(
                             f"{where} is {value!r}; the function was traced with {spec!r}"
                         )

@@ -1,17 +1,19 @@
 """Recovered programs as readable Python: the text of an Equinox module that is run.
 
-`emission_of` is the way in. It chooses the programs (`_open`), which become one whose sizes are
-expressions (`_merge`, `_sizes`), cuts it into layers (`_layers`, `_tree`), and writes classes
-(`_classes`, `_main`), functions (`_functions`) and statements (`_body`, `_statements`). Every
-expression is proved by tracing (`_proof`, `_normal`), and so is the whole file (`_emit`).
+`emission_of` is the way in. It chooses the programs (`recovered`), which become one whose sizes are
+expressions (`emission.sizes.merge`, `emission.sizes.size`), cuts it into layers
+(`emission.layers.cut`, `emission.layers.tree`), and writes classes (`classes`, `main_class`),
+functions (`emission.expressions.control_flow`) and statements (`emission.expressions.body`,
+`emission.expressions.statements`). Every expression is proved by tracing
+(`emission.expressions.proof`, `ir.traced_form`), and so is the whole file (`emit`).
 """
 
-from invert.emission._emit import STYLES as STYLES
-from invert.emission._emit import Emission as Emission
-from invert.emission._emit import constant_name as constant_name
-from invert.emission._emit import inlined as inlined
-from invert.emission._naming import comment as comment
-from invert.emission._normal import difference as difference
-from invert.emission._normal import strong as strong
-from invert.emission._open import dimension_names as dimension_names
-from invert.emission._open import emission_of as emission_of
+from invert.emission.emit import STYLES as STYLES
+from invert.emission.emit import Emission as Emission
+from invert.emission.emit import constant_name as constant_name
+from invert.emission.emit import inlined as inlined
+from invert.emission.python.naming import comment as comment
+from invert.emission.recovered import dimension_names as dimension_names
+from invert.emission.recovered import emission_of as emission_of
+from invert.ir.traced_form import difference as difference
+from invert.ir.traced_form import strong as strong

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.export
 
-from invert import _compat
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert._private.jax import from_words, physical_type, words_of
 from invert.frontends.stablehlo import ArrayType, Program, given_names
 
 _AGAIN = "Export the function again."
@@ -44,10 +44,8 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, specs)
 
     def fn(params: Any, *values: Any) -> list[Any]:
-        results = program(*(_compat.words_of(values[i]) for i in kept))
-        return [
-            _compat.from_words(r, aval.dtype) for r, aval in zip(results, out_avals, strict=True)
-        ]
+        results = program(*(words_of(values[i]) for i in kept))
+        return [from_words(r, aval.dtype) for r, aval in zip(results, out_avals, strict=True)]
 
     return EntryPoint(
         name=exported.fun_name if exported.fun_name.isidentifier() else "main",
@@ -118,7 +116,7 @@ def _differences(what: str, avals: Sequence[Any], types: Sequence[ArrayType]) ->
         return [f"it states {len(avals)} {what}s, and its module has {len(types)}"]
     wrong = []
     for i, (aval, (shape, dtype)) in enumerate(zip(avals, types, strict=True)):
-        sizes, held = _compat.physical_type(aval)
+        sizes, held = physical_type(aval)
         if tuple(n if isinstance(n, int) else None for n in sizes) != shape or held != dtype:
             wrong.append(
                 f"{what} {i} is {aval.dtype}{list(aval.shape)}, and {dtype}"

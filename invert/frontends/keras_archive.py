@@ -17,18 +17,18 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .._config import Config
-from .._entry import EntryPoint
-from .._errors import (
+from invert._config import Config
+from invert._entry import EntryPoint
+from invert._errors import (
     MalformedModelError,
     MissingDependencyError,
     Problem,
     SignatureError,
     UnsupportedOpError,
 )
-from ..primitives.tf import import_tensorflow
-from . import tf_function
-from .keras_model import input_specs
+from invert.frontends import tf_function
+from invert.frontends.keras_model import input_specs
+from invert.tf.ops.node import import_tensorflow
 
 _REMEDY = "Write a SavedModel with `model.export(directory)` where the code is, and convert that."
 # The configuration of a model is text of some kilobytes; what is larger is something else.

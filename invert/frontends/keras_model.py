@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from .._errors import SignatureError
-from ..primitives.tf import import_tensorflow
+from invert._errors import SignatureError
+from invert.tf.ops.node import import_tensorflow
 
 # What Keras calls inputs without a name.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")

@@ -12,8 +12,8 @@ import jax
 import jax.export
 import numpy as np
 
-from .._config import Config
-from ..primitives.tf import import_tensorflow
+from invert._config import Config
+from invert.tf.ops.node import import_tensorflow
 
 # A function of the arguments `(args, kwargs)`, in the structure of the signature, that gives the
 # flat results.
@@ -22,7 +22,7 @@ Original = Callable[[Sequence[Any], dict[str, Any]], list[Any]]
 
 def of_saved_model(path: str | os.PathLike[str], name: str) -> Original:
     """A function of a SavedModel, run by TensorFlow."""
-    from . import saved_model
+    from invert.frontends import saved_model
 
     entries = saved_model.entry_points(
         path, signature=name, config=Config(), strict=False, runs=True
@@ -32,7 +32,7 @@ def of_saved_model(path: str | os.PathLike[str], name: str) -> Original:
 
 def of_keras(path: str | os.PathLike[str]) -> Original:
     """A Keras model at inference."""
-    from . import keras_archive
+    from invert.frontends import keras_archive
 
     model = keras_archive.load(Path(path))
     return _TensorFlow(lambda x: model(x, training=False))
@@ -40,7 +40,7 @@ def of_keras(path: str | os.PathLike[str]) -> Original:
 
 def of_graph(data: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> Original:
     """A bare graph between these tensors."""
-    from .tf_graphdef import full, read
+    from invert.frontends.graphdef import full, read
 
     tf = import_tensorflow()
     graph_def = read(data)

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._compat import tf_concrete_functions, tf_load_errors, tf_proto
-from .._config import Config
-from .._entry import EntryPoint
-from .._errors import MalformedModelError, SignatureError, UnsupportedOpError
-from ..primitives.tf import import_tensorflow
-from ..primitives.tf._load_check import asset_names, checkpoint_problems, load_problems, sever
-from ._folder import files_of, stand_in
-from ._kept import Modules, take_modules
-from .tf_function import Variables, entry_point
-from .tf_signature import describe, distinct
+from invert._config import Config
+from invert._entry import EntryPoint
+from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
+from invert._private.jax import tf_concrete_functions, tf_load_errors, tf_proto
+from invert.frontends.detached_modules import Modules, take_modules
+from invert.frontends.folder import files_of, stand_in
+from invert.frontends.load_check import asset_names, checkpoint_problems, load_problems, sever
+from invert.frontends.signature import describe, distinct
+from invert.frontends.tf_function import Variables, entry_point
+from invert.tf.ops.node import import_tensorflow
 
 # The name TensorFlow gives a variable that was not given one.
 _GENERIC = re.compile(r"Variable(_\d+)?")

@@ -12,14 +12,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert import _raise
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, OpUse
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
-from invert._raise import Context, Known, Value
-from invert.frontends._parse import parse_module
-from invert.primitives.stablehlo import _attributes, calls
+from invert.primitives.stablehlo import calls
 from invert.primitives.stablehlo import rules as _rules
+from invert.stablehlo.ops import interpreter
+from invert.stablehlo.ops.attributes import (
+    element_dtype,
+    is_token,
+    location_name,
+    location_text,
+    shape_of,
+    string,
+)
+from invert.stablehlo.ops.interpreter import Context, Known, Value
+from invert.stablehlo.parse import parse_module
 
 _PLATFORM_INDEX = "_platform_index"
 
@@ -77,17 +85,17 @@ class Program:
     @functools.cached_property
     def problems(self) -> list[Problem]:
         """Every reachable op that cannot be raised."""
-        return _raise.reachable_problems(self.functions, self.entry, calls.custom_call_problem)
+        return interpreter.reachable_problems(self.functions, self.entry, calls.custom_call_problem)
 
     def ops(self) -> Iterator[OpUse]:
         """Every op that is reachable, those of each function once."""
-        for op in _raise.reachable(self.functions, self.entry):
-            location = _attributes.location_text(op.location)
+        for op in interpreter.reachable(self.functions, self.entry):
+            location = location_text(op.location)
             if op.name == "stablehlo.custom_call":
-                target = _attributes.string(op.attributes["call_target_name"])
+                target = string(op.attributes["call_target_name"])
                 yield OpUse(f"{op.name} @{target}", calls.road_of(op), location)
             else:
-                yield OpUse(op.name, "rule" if _raise.has_rule(op.name) else "none", location)
+                yield OpUse(op.name, "rule" if interpreter.has_rule(op.name) else "none", location)
 
     @functools.cached_property
     def takes_platform_index(self) -> bool:
@@ -234,19 +242,14 @@ def entry_point(source: Source, *, config: Config) -> EntryPoint:
 
 
 def _array_types(types: Iterable[Any]) -> list[ArrayType]:
-    return [
-        ((), np.dtype(bool))
-        if _attributes.is_token(t)
-        else (_attributes.shape_of(t), _attributes.element_dtype(t))
-        for t in types
-    ]
+    return [((), np.dtype(bool)) if is_token(t) else (shape_of(t), element_dtype(t)) for t in types]
 
 
 def given_names(program: Program) -> tuple[str, ...] | None:
     """Names of the arguments from their locations; `None` unless all of them have one."""
     block = program.functions[program.entry].regions[0].blocks[0]
     arguments = list(block.arguments)[int(program.takes_platform_index) :]
-    names = [_attributes.location_name(a.location) for a in arguments]
+    names = [location_name(a.location) for a in arguments]
     usable = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
     return tuple(names) if usable else None
 

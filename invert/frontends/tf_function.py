@@ -17,17 +17,13 @@ import jax
 import jax.dlpack
 import numpy as np
 
-from .._compat import keras_flags, tf_concrete_functions, tf_variable_dtype
-from .._config import Config
-from .._entry import EntryPoint, Param
-from .._errors import Problem, SignatureError, UnsupportedOpError, nested_too_deep
-from ..primitives.tf import import_tensorflow
-from ..primitives.tf._host import Table, table, text_problems
-from ..primitives.tf._state import Resource
-from .keras_model import input_specs, is_layer, tracing
-from .tf_entry import graph_entry, unique
-from .tf_graph import Graph
-from .tf_signature import (
+from invert._config import Config
+from invert._entry import EntryPoint, Param
+from invert._errors import Problem, SignatureError, UnsupportedOpError, nested_too_deep
+from invert._private.jax import keras_flags, tf_concrete_functions, tf_variable_dtype
+from invert.frontends.graph_entry import graph_entry, unique
+from invert.frontends.keras_model import input_specs, is_layer, tracing
+from invert.frontends.signature import (
     Signature,
     describe,
     distinct,
@@ -37,6 +33,10 @@ from .tf_signature import (
     read_signature,
     tensor_spec,
 )
+from invert.tf.fallback.host import Table, table, text_problems
+from invert.tf.interpreter import Graph
+from invert.tf.ops.node import import_tensorflow
+from invert.tf.ops.state import Resource
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import dataclasses
 
 from invert._config import known_patterns
-from invert._pattern import Stage
 from invert.patterns import (
     calls,
     dated,
@@ -20,9 +19,8 @@ from invert.patterns import (
     windows,
     written,
 )
-from invert.patterns import (
-    complex as complex_,
-)
+from invert.patterns import complex as complex_
+from invert.rewriting.pattern import Stage
 
 # Templates of a stage are rewritten by the stages before it, so what other patterns contain comes
 # first.

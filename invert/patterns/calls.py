@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any
 
-from invert._pattern import Site, Structural
+from invert.rewriting.pattern import Site, Structural
 
 # Primitives that JAX lowers as a call of a private function that holds the expansion.
 OUTLINED = frozenset(

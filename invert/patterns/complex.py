@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert._pattern import Call, Pattern, Site, bind, hint_of, is_var, written_broadcasts
 from invert.patterns.special import is_number, operand_types, produced_by
+from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, is_var, written_broadcasts
 
 
 class Expansion(NamedTuple):

@@ -19,16 +19,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert import _compat
 from invert._opaque import template_call_p
-from invert._pattern import Call, Pattern, Site, Structural
-from invert.patterns.dated_routines import (
-    Routine,
-    UnknownOptionsError,
-    Values,
-    routine_of,
-    scalar,
-)
+from invert._private.jax import eval_closed, threefry2x32_p
+from invert.patterns.dated_routines import Routine, UnknownOptionsError, Values, routine_of, scalar
+from invert.rewriting.pattern import Call, Pattern, Site, Structural
 
 
 def _values(site: Site, routine: Routine, operands: Values) -> list[Any]:
@@ -177,7 +171,7 @@ def _threefry(site: Site) -> Iterator[Call]:
     key = ("threefry", params["target"], params["attributes"])
     for kinds in (keys, [site.aval(a) for a in operands[:2]]):
         avals = (*kinds, *map(site.aval, operands[2:]))
-        yield Call(key, _compat.threefry2x32_p.bind, avals, before=before)
+        yield Call(key, threefry2x32_p.bind, avals, before=before)
 
 
 _HASHES = frozenset(f"{p}_threefry2x32{s}" for p in ("cu", "hip") for s in ("", "_ffi"))
@@ -188,7 +182,7 @@ def _fallback(site: Site) -> Callable[..., Any] | None:
     if not str(site.eqn.params["name"]).startswith("xla_fallback_"):
         return None
     closed = site.eqn.params["jaxpr"]
-    return lambda *operands: _compat.eval_closed(closed, operands)
+    return lambda *operands: eval_closed(closed, operands)
 
 
 HASHES = (Pattern("dated_threefry2x32", ("custom_call",), _threefry),)

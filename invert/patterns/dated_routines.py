@@ -19,11 +19,10 @@ import numpy as np
 from jax import lax
 from jax.lax import linalg
 
-from invert import _compat
-from invert._compat import core
 from invert._errors import InvertError
-from invert._pattern import Site
+from invert._private.jax import core, geqrf_p, open_jaxpr
 from invert.patterns.linalg import attributes
+from invert.rewriting.pattern import Site
 
 Values = Sequence[Any]
 
@@ -117,7 +116,7 @@ def _lu_tpu(site: Site, a: Any) -> Values:
 
 def _geqrf(site: Site, a: Any) -> Values:
     del site
-    return _compat.geqrf_p.bind(a)
+    return geqrf_p.bind(a)
 
 
 def _orgqr(site: Site, a: Any, taus: Any) -> Values:
@@ -250,7 +249,7 @@ def _approx_top_k(site: Site, x: Any) -> Values:
     config = dict(site.eqn.params["attributes"]).get("mhlo.backend_config", "")
     options = dict(re.findall(r"(\w+) = ([\w.+-]+)", config))
     (comparator,) = site.eqn.params["computations"]
-    compared = _compat.open_jaxpr(comparator)
+    compared = open_jaxpr(comparator)
     axis = int(options.get("reduction_dim", -1))
     iota = site.producer(site.eqn.invars[1])
     if (

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from invert._compat import core
-from invert._pattern import Call, Pattern, Site, bind
+from invert._private.jax import core
+from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
 def _gather_fill(site: Site) -> Iterator[Call]:

@@ -17,9 +17,21 @@ from typing import Any
 
 import jax
 
-from invert import _compat, _jaxpr
-from invert._compat import core, prng
-from invert._pattern import Whole
+from invert._private.jax import (
+    bind_equation,
+    by_jaxpr,
+    consts_of,
+    context_of,
+    core,
+    key_impl,
+    open_jaxpr,
+    prng,
+    random_core,
+    scan_layout,
+    trace_closed,
+)
+from invert.ir import jaxprs
+from invert.rewriting.pattern import Whole
 
 # Functions that JAX outlines one operation on keys into.
 _ONE_OPERATION = frozenset(
@@ -29,7 +41,7 @@ _ONE_OPERATION = frozenset(
 # Of these, JAX never writes the operation itself into another function, so that a call with one of
 # them alone is such a function, whatever it is called.
 _ALWAYS_OUTLINED = frozenset(("random_split", "random_fold_in"))
-_LIBRARY = frozenset(n for n in vars(_compat.random_core) if n.startswith("_"))
+_LIBRARY = frozenset(n for n in vars(random_core) if n.startswith("_"))
 _MOVES = frozenset("slice reshape squeeze broadcast_in_dim dynamic_slice transpose".split())
 
 
@@ -52,7 +64,7 @@ def _is_one_operation(name: str, jaxpr: Any) -> bool:
     wraps = (prng.random_wrap_p, prng.random_unwrap_p)
     done = [e for e in jaxpr.eqns if e.primitive not in wraps]
     alone = len(done) == 1 and done[0].primitive.name in _ALWAYS_OUTLINED
-    threefry = alone and _compat.key_impl(done[0].invars[0].aval.dtype) == "threefry2x32"
+    threefry = alone and key_impl(done[0].invars[0].aval.dtype) == "threefry2x32"
     return name in _ONE_OPERATION or threefry
 
 
@@ -62,23 +74,23 @@ def _plain(value: Any) -> Any:
 
 def lift(closed: Any) -> Any | None:
     """The program over typed keys; `None` where it holds no operation on keys."""
-    jaxpr = _compat.open_jaxpr(closed)
+    jaxpr = open_jaxpr(closed)
     if not _has_keys(jaxpr):
         return None
     typed = not any(_is_wrapped(jaxpr, v) for v in jaxpr.invars)
     lifter = _Lifter()
 
     def run(*args: Any) -> list[Any]:
-        return [_plain(v) for v in lifter.body(jaxpr, _compat.consts_of(closed), args, typed)]
+        return [_plain(v) for v in lifter.body(jaxpr, consts_of(closed), args, typed)]
 
-    return _jaxpr.canonicalize(_compat.trace_closed(run, *(v.aval for v in jaxpr.invars)))
+    return jaxprs.canonicalize(trace_closed(run, *(v.aval for v in jaxpr.invars)))
 
 
-@_compat.by_jaxpr
+@by_jaxpr
 def _has_keys(jaxpr: Any) -> bool:
     return any(
         e.primitive in (prng.random_wrap_p, prng.random_unwrap_p)
-        or any(_has_keys(inner) for inner in _jaxpr.sub_jaxprs(e))
+        or any(_has_keys(inner) for inner in jaxprs.sub_jaxprs(e))
         for e in jaxpr.eqns
     )
 
@@ -98,7 +110,7 @@ def _inner_uses(eqn: Any, var: Any) -> list[tuple[Any, Any]]:
         parts = [(params["jaxpr"], {i: i for i in range(len(eqn.invars))})]
     else:
         return []
-    opened = [(_compat.open_jaxpr(j), at) for j, at in parts]
+    opened = [(open_jaxpr(j), at) for j, at in parts]
     return [(j, j.invars[at[i]]) for j, at in opened for i in positions if i in at]
 
 
@@ -151,7 +163,7 @@ class _Lifter:
             return atom.val if isinstance(atom, core.Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
-            with _compat.context_of(eqn):
+            with context_of(eqn):
                 results = self.equation(eqn, [read(a) for a in eqn.invars], typed)
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
@@ -166,18 +178,18 @@ class _Lifter:
             key = _Key(args[0])
             return [key if typed else key.words]
         elif primitive.name in _CALLS and (
-            any(isinstance(a, _Key) for a in args) or any(map(_has_keys, _jaxpr.sub_jaxprs(eqn)))
+            any(isinstance(a, _Key) for a in args) or any(map(_has_keys, jaxprs.sub_jaxprs(eqn)))
         ):
             return getattr(self, _CALLS[primitive.name])(eqn, args, typed)
         elif any(isinstance(a, _Key) for a in args) and primitive.name in _ON_KEYS:
             moved = _ON_KEYS[primitive.name](eqn, args)
             if moved is not None:
                 return [_Key(moved)]
-        return _compat.bind_equation(eqn, [_plain(a) for a in args])
+        return bind_equation(eqn, [_plain(a) for a in args])
 
     def jit(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         name, closed = eqn.params["name"], eqn.params["jaxpr"]
-        jaxpr, consts = _compat.open_jaxpr(closed), _compat.consts_of(closed)
+        jaxpr, consts = open_jaxpr(closed), consts_of(closed)
         if _is_one_operation(name, jaxpr):
             return self.body(jaxpr, consts, args, typed)
         if name in _LIBRARY:
@@ -205,7 +217,7 @@ class _Lifter:
 
     def scan(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         params = eqn.params
-        c, n = _compat.scan_layout(params)
+        c, n = scan_layout(params)
         closed = params["jaxpr"]
 
         def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
@@ -218,8 +230,8 @@ class _Lifter:
         # Bound through `lax.scan`, since the primitive's parameters differ between releases.
         def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             results = self.body(
-                _compat.open_jaxpr(closed),
-                _compat.consts_of(closed),
+                open_jaxpr(closed),
+                consts_of(closed),
                 _marked([*values[:c], *carry, *xs], kinds),
                 typed,
             )
@@ -284,14 +296,14 @@ class _Lifter:
 
         def run(*values: Any) -> list[Any]:
             results = self.body(
-                _compat.open_jaxpr(closed), _compat.consts_of(closed), _marked(values, kinds), typed
+                open_jaxpr(closed), consts_of(closed), _marked(values, kinds), typed
             )
             for i, want in enumerate(wanted or ()):
                 results[i] = results[i] if want else _plain(results[i])
             found[:] = [isinstance(r, _Key) for r in results]
             return _bare(results)
 
-        return _compat.trace_closed(run, *avals), found
+        return trace_closed(run, *avals), found
 
 
 def _fixpoint(

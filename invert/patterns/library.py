@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special
 
-from invert import _compat, _jaxpr
-from invert._pattern import Call, Pattern, Site
+from invert._private.jax import open_jaxpr
+from invert.ir import jaxprs
+from invert.rewriting.pattern import Call, Pattern, Site
 
 # Functions that JAX keeps as a call: name of the call -> function.
 _CALLS: dict[str, tuple[Callable[..., Any], ...]] = {
@@ -57,14 +58,14 @@ def _of(function: Callable[..., Any], *avals: Any, **params: Any) -> Call:
 
 
 def _fingerprint(closed: Any) -> tuple[str, ...]:
-    jaxpr = _compat.open_jaxpr(closed)
-    return tuple(sorted(e.primitive.name for e in _jaxpr.equations(jaxpr)))
+    jaxpr = open_jaxpr(closed)
+    return tuple(sorted(e.primitive.name for e in jaxprs.equations(jaxpr)))
 
 
 @functools.lru_cache(maxsize=1)
 def _fingerprints() -> tuple[tuple[Callable[..., Any], frozenset[tuple[str, ...]]], ...]:
     """The primitives of each function's body, as it comes out of raising."""
-    from invert._templates import raise_call
+    from invert.rewriting.templates import raise_call
 
     found = []
     for functions in _CALLS.values():

@@ -17,9 +17,8 @@ from typing import Any
 import jax
 from jax.lax import linalg
 
-from invert import _compat
-from invert._compat import core
-from invert._pattern import Call, Pattern, Site, bind
+from invert._private.jax import core, geqp3_p, geqrf_p
+from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 # Names of the attributes that hold the parameters of a routine: FFI calls, and those before them.
 _CONFIGS = ("mhlo.backend_config", "backend_config")
@@ -115,11 +114,11 @@ def _large(site: Site) -> Iterator[Call]:
 
 
 def _geqrf(site: Site) -> Iterator[Call]:
-    yield bind(_compat.geqrf_p, *_operands(site))
+    yield bind(geqrf_p, *_operands(site))
 
 
 def _geqp3(site: Site) -> Iterator[Call]:
-    yield bind(_compat.geqp3_p, *_operands(site), use_magma=None)
+    yield bind(geqp3_p, *_operands(site), use_magma=None)
 
 
 def _householder_product(site: Site) -> Iterator[Call]:

@@ -15,10 +15,9 @@ import numpy as np
 from jax import lax
 from jax.lax import linalg
 
-from invert import _compat
-from invert._compat import core
-from invert._pattern import Call, Pattern, Site, Structural, bind
+from invert._private.jax import core, linear_solve, open_jaxpr
 from invert.patterns.calls import opened
+from invert.rewriting.pattern import Call, Pattern, Site, Structural, bind
 
 
 def _symmetric_product(site: Site) -> Iterator[Call]:
@@ -84,7 +83,7 @@ def _solve(site: Site) -> Iterator[Call]:
         for rank, shape in dict.fromkeys(candidates):
             yield Call(
                 ("solve", rank),
-                jnp.vectorize(_compat.linear_solve, signature=_SIGNATURES[rank]),
+                jnp.vectorize(linear_solve, signature=_SIGNATURES[rank]),
                 (a, jax.ShapeDtypeStruct(shape, a.dtype)),
             )
 
@@ -117,7 +116,7 @@ def _singular_values(site: Site) -> Iterator[Call]:
     a, out = site.aval(site.eqn.invars[0]), site.out
     if len(a.shape) < 2 or out.shape != (*a.shape[:-2], min(a.shape[-2:])):
         return
-    inner = _compat.open_jaxpr(site.eqn.params["jaxpr"]).eqns
+    inner = open_jaxpr(site.eqn.params["jaxpr"]).eqns
     if any(e.primitive.name == "jit" and site.aval(e.outvars[0]).shape == out.shape for e in inner):
         params = {"full_matrices": False, "compute_uv": False, "subset_by_index": None}
         call = bind(linalg.svd_p, a, **params, algorithm=None)

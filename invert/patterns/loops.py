@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from invert import _compat
-from invert._compat import core
-from invert._pattern import Graph, Site, Structural
+from invert._private.jax import consts_of, core, evaluate, open_jaxpr
+from invert.rewriting.pattern import Graph, Site, Structural
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ def counted(eqn: Any) -> Counted | None:
     params = eqn.params
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    test = _compat.open_jaxpr(cond)
+    test = open_jaxpr(cond)
     if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt":
         return None
     variable, limit = test.eqns[0].invars
@@ -76,7 +75,7 @@ def counted(eqn: Any) -> Counted | None:
     start = eqn.invars[n_cond + n_body + counter]
     if not isinstance(start, core.Literal) or int(start.val) != 0:
         return None
-    graph = Graph(body, _compat.consts_of(body))
+    graph = Graph(body, consts_of(body))
     arguments = graph.jaxpr.invars
     loop = Counted(graph, arguments[:n_body], arguments[n_body:], counter, max(int(limit.val), 0))
     return loop if loop.index(graph.jaxpr.outvars[counter]) == (1, 1) else None
@@ -244,7 +243,7 @@ def _build(
             env.update(zip((loop.carry[i] for i in carried), carry, strict=True))
             of = dict(zip(map(id, xs), slices, strict=True))
             env.update((r.result, of[id(r.array)]) for r in reads.values())
-            value_of = _compat.evaluate(kept, env, inline=_whole_body(kept))
+            value_of = evaluate(kept, env, inline=_whole_body(kept))
             return (
                 [value_of(graph.jaxpr.outvars[i]) for i in carried],
                 [value_of(outputs[i].value) for i in sorted(outputs)],

@@ -15,9 +15,16 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert import _compat
-from invert._compat import core, prng
-from invert._pattern import Call, Pattern, Site, bind
+from invert._private.jax import (
+    core,
+    philox2x32_p,
+    philox4x32_p,
+    prng,
+    random_gamma_p,
+    threefry2x32_p,
+    threefry4x32_p,
+)
+from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _UINT32 = np.dtype(np.uint32)
 
@@ -43,10 +50,10 @@ class _Hash:
 _HASHES = {
     h.primitive.name: h
     for h in (
-        _Hash(_compat.threefry2x32_p, 2, 2, 0x1BD11BDA),
-        _Hash(_compat.threefry4x32_p, 4, 4, 0x1BD11BDA),
-        _Hash(_compat.philox2x32_p, 1, 2, 0xD256D193),
-        _Hash(_compat.philox4x32_p, 2, 4, 0xD2511F53),
+        _Hash(threefry2x32_p, 2, 2, 0x1BD11BDA),
+        _Hash(threefry4x32_p, 4, 4, 0x1BD11BDA),
+        _Hash(philox2x32_p, 1, 2, 0xD256D193),
+        _Hash(philox4x32_p, 2, 4, 0xD2511F53),
     )
 }
 
@@ -66,7 +73,7 @@ def _threefry2x32(site: Site) -> Iterator[Call]:
     k1, k2 = operands[6], operands[4]
     for shape in _counter_shapes(site, operands[2], k1):
         words = (k1.aval.shape, k2.aval.shape, shape, shape)
-        yield bind(_compat.threefry2x32_p, *(uint32(*w) for w in words))
+        yield bind(threefry2x32_p, *(uint32(*w) for w in words))
 
 
 def _counter_shapes(site: Site, total: Any, key: Any) -> list[tuple[int, ...]]:
@@ -366,7 +373,7 @@ def _gamma_call(
     def run(key: Any, a: Any) -> Any:
         if a.shape != shape:
             a = lax.broadcast_in_dim(a, shape, ())
-        return _compat.random_gamma_p.bind(wrap(key, impl), a, log_space=log_space)
+        return random_gamma_p.bind(wrap(key, impl), a, log_space=log_space)
 
     return Call(("gamma", impl, shape, log_space), run, (key, a))
 

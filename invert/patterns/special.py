@@ -20,9 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert import _compat
-from invert._compat import core
-from invert._pattern import Call, Pattern, Site, bind
+from invert._private.jax import core, prng
+from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
 class Expansion(NamedTuple):
@@ -239,7 +238,7 @@ def _iota_2x32_shape(site: Site) -> Iterator[Call]:
     x = site.eqn.invars[0]
     halves = produced_by(site, x, "iota", "add", "mul", "shift_right_logical")
     if x.aval.dtype == np.uint64 and site.out.dtype == np.uint32 and halves is not None:
-        yield bind(_compat.prng.iota_2x32_shape_p, shape=site.out.shape)
+        yield bind(prng.iota_2x32_shape_p, shape=site.out.shape)
 
 
 PATTERNS = (

@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert import _compat
-from invert._compat import add_any_p
-from invert._jaxpr import HINT, WRITTEN_BROADCAST
-from invert._pattern import Call, Pattern, Site, Structural, bind, hint_of
+from invert._private.jax import add_any_p, name_stack
+from invert.ir.jaxprs import HINT, WRITTEN_BROADCAST
+from invert.rewriting.pattern import Call, Pattern, Site, Structural, bind, hint_of
 
 
 def _square(site: Site) -> Callable[..., Any] | None:
@@ -117,7 +116,7 @@ def _explicit_broadcast(site: Site) -> Callable[..., Any] | None:
         return None
 
     def wide(x: Any, number: str) -> Any:
-        with _compat.name_stack((f"{HINT}{WRITTEN_BROADCAST}{number}",)):
+        with name_stack((f"{HINT}{WRITTEN_BROADCAST}{number}",)):
             return lax.broadcast_in_dim(x, shape, tuple(range(len(shape))) if x.shape else ())
 
     def call(*operands: Any) -> Any:

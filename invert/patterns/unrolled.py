@@ -20,9 +20,9 @@ from typing import Any
 import jax
 from jax import lax
 
-from invert import _compat
-from invert._pattern import Call, Graph, Pattern, Site, is_var
+from invert._private.jax import evaluate
 from invert.patterns.loops import Access, Counted, access, counted, read, write
+from invert.rewriting.pattern import Call, Graph, Pattern, Site, is_var
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _scan(
             env = dict(consts)
             env.update(zip((loop.counted.carry[i] for i in loop.carried), carry, strict=True))
             env.update((v, slices[n]) for v, (n, row) in loop.rows.items() if row == first)
-            value = _compat.evaluate([*loop.constants, *copy], env, inline=inline)
+            value = evaluate([*loop.constants, *copy], env, inline=inline)
 
             def of(source: Source) -> Any:
                 match source:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 from jax import lax
 
-from invert._pattern import Call, Pattern, Site, bind
+from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _CUMULATIVE = {
     "reduce_window_sum": (lax.cumsum_p,),

@@ -14,9 +14,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from invert._compat import core
-from invert._pattern import Call, Pattern, Site, bind, hint_of, is_var, written_broadcasts
+from invert._private.jax import core
 from invert.patterns.special import is_number, produced_by
+from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, is_var, written_broadcasts
 
 _CONVERT = "convert_element_type"
 

@@ -21,7 +21,7 @@ from jax._src.internal_test_util import export_back_compat_test_data as data
 
 import invert
 from invert._config import Config
-from invert._jaxpr import opaque_targets
+from invert.ir.jaxprs import opaque_targets
 from tests.harness_cases import difference
 
 _SHARDS = "its body runs on shards of several devices"

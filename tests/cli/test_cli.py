@@ -210,12 +210,12 @@ def test_convert_says_what_it_does(models: Path, tmp_path: Path, capsys) -> None
 def test_verify_finds_another_original(
     models: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from invert.cli import _check
+    from invert.cli import check
 
     def other(model, name):
         return lambda args, kwargs: [forward(W + 1, *args)]
 
-    monkeypatch.setattr(_check, "_original", other)
+    monkeypatch.setattr(check, "_original", other)
     arguments = ["convert", str(models / "export.bin"), "-o", str(tmp_path), "--verify"]
     assert main(arguments) == 6
     assert "result 0 differs from the original's" in lines(capsys)[1]

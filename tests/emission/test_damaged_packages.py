@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import invert
-from invert._save import arrays_of
+from invert.modules.save import arrays_of
 
 
 def build(folder: Path) -> Path:

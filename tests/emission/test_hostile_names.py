@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import invert
-from invert import _compat
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert.emission._emit import Emission, Recovered, emit
-from invert.emission._naming import RESERVED, Names, camel, comment, identifier, snake
+from invert._private.jax import open_jaxpr
+from invert.emission.emit import Emission, Recovered, emit
+from invert.emission.python.naming import RESERVED, Names, camel, comment, identifier, snake
 from tests.emission.models import ramp, recovered, with_params
 
 NASTY = [
@@ -107,7 +107,7 @@ def written(weights: list[str], entry_name: str, source: str) -> Emission:
         ),
         source=source,
     )
-    jaxpr = _compat.open_jaxpr(jax.make_jaxpr(apply)(*values, x))
+    jaxpr = open_jaxpr(jax.make_jaxpr(apply)(*values, x))
     found = emit(Recovered(entry, [jaxpr], (), wide=False, certificate=source))
     check_tree(found.source)
     assert max(map(len, found.source.splitlines())) <= 120

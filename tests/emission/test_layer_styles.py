@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import invert
-from invert.emission._layout import Comparison, flat
+from invert.emission.equinox_nn.layout import Comparison, flat
 from tests.emission.models import ramp, recovered, with_params
 from tests.emission.test_modules import in_another_process, lint
 

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 import invert
-from invert import _compat
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import EmissionError, Problem, SignatureError, UnsupportedOpError
-from invert.emission._emit import Recovered, emit
+from invert._private.jax import open_jaxpr
+from invert.emission.emit import Recovered, emit
 from tests.emission.models import MODELS, flax_model, ramp, recovered, with_params
 
 # What a process does that has neither invert nor TensorFlow: import, load, run, differentiate.
@@ -288,7 +288,7 @@ def test_keys_are_arguments() -> None:
         return [x * held[0] + jax.random.normal(key, x.shape, x.dtype)]
 
     x, key = ramp(2, 3), jax.random.key(3)
-    jaxpr = _compat.open_jaxpr(jax.make_jaxpr(apply)([x], x, key))
+    jaxpr = open_jaxpr(jax.make_jaxpr(apply)([x], x, key))
     entry = EntryPoint(
         name="noisy",
         fn=apply,
@@ -315,7 +315,7 @@ def tool(*command: str) -> str:
 def test_linters_pass(tmp_path: Path) -> None:
     for name in MODELS:
         module, _ = flax_model(name, batch="batch")
-        (tmp_path / f"{name}_model.py").write_text(module.source)
+        (tmp_path / f"{name}cli/model.py").write_text(module.source)
         assert max(map(len, module.source.splitlines())) <= 120
     lint(tmp_path)
 

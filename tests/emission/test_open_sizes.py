@@ -13,7 +13,7 @@ import pytest
 
 import invert
 from invert import SignatureError
-from invert._compat import core
+from invert._private.jax import core
 
 F32 = np.float32
 # None of them is a size at which a text is written.

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from invert import _compat, _jaxpr
 from invert._errors import EmissionError
-from invert.emission import _normal, _run
-from invert.emission._file import LINE_LENGTH, File, headed
-from invert.emission._merge import Program
-from invert.emission._proof import Prover
+from invert._private.jax import open_jaxpr, trace_closed
+from invert.emission.expressions.proof import Prover
+from invert.emission.file import LINE_LENGTH, File, headed
+from invert.emission.python import load
+from invert.emission.sizes.merge import Program
+from invert.ir import jaxprs, traced_form
 from tests.harness_cases import Case, harnesses, sample
 
 SAMPLE = frozenset(sample(200))
@@ -30,29 +31,29 @@ NOT_PUBLIC = {
 
 def written(closed: Any, *, plain: bool = False, wide: bool = False) -> str:
     """The text of a program as one function."""
-    closed = _normal.strong(closed)
+    closed = traced_form.strong(closed)
     prover = Prover((True,) if wide else (False, True))
-    file = File(Program(_compat.open_jaxpr(closed)), prover, plain=plain)
+    file = File(Program(open_jaxpr(closed)), prover, plain=plain)
     file.define(file.function(closed, "program"), "program")
     return headed(file.text(), ["A program."])
 
 
 def traced(text: str, closed: Any, wide: bool) -> list[Any]:
     """What the text traces to, under each setting of `jax_enable_x64` it may run under."""
-    module = _run.module_of(text, "emitted_in_test")
-    avals = [v.aval for v in _compat.open_jaxpr(closed).invars]
+    module = load.module_of(text, "emitted_in_test")
+    avals = [v.aval for v in open_jaxpr(closed).invars]
     found = []
     for setting in (True,) if wide else (False, True):
         with jax.enable_x64(setting):
-            found.append(_compat.trace_closed(module.program, *avals))
+            found.append(trace_closed(module.program, *avals))
     return found
 
 
 def assert_round_trip(closed: Any, *, plain: bool = False) -> str:
-    wide = _jaxpr.has_wide_types(_compat.open_jaxpr(closed))
+    wide = jaxprs.has_wide_types(open_jaxpr(closed))
     text = written(closed, plain=plain, wide=wide)
     for again in traced(text, closed, wide):
-        assert _normal.difference(again, closed) is None, text
+        assert traced_form.difference(again, closed) is None, text
     assert max(map(len, text.splitlines())) <= LINE_LENGTH
     return text
 
@@ -233,7 +234,7 @@ def test_rules_are_written() -> None:
 def test_derivatives_of_rules() -> None:
     function, *avals = PROGRAMS["custom_vjp"]
     text = text_of(function, *avals)
-    module = _run.module_of(text, "emitted_in_test")
+    module = load.module_of(text, "emitted_in_test")
     x, i = jnp.arange(3.0), jnp.int32(1)
     want = jax.grad(lambda x: 5 * function(x, i))(x)
     assert np.array_equal(jax.grad(lambda x: 5 * module.program(x, i))(x), want)

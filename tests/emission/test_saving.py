@@ -23,9 +23,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import invert
-from invert import _save
 from invert._errors import MalformedModelError, SaveError
-from invert._save import byte_count
+from invert.modules import save
+from invert.modules.save import byte_count
 from tests.emission.models import ramp, recovered, with_params
 from tests.emission.test_modules import in_another_process
 
@@ -105,14 +105,14 @@ def test_a_package_is_saved_as_a_whole_or_not_at_all(
         invert.save(_layered(), place, max_shard_size=100)
         (place / "other.txt").write_text("not of the package")
     before = _content(tmp_path)
-    write, calls = _save._write, itertools.count()
+    write, calls = save._write, itertools.count()
 
     def stopped(tensors: Any, path: Path) -> None:
         if next(calls):
             raise stop
         write(tensors, path)
 
-    monkeypatch.setattr(_save, "_write", stopped)
+    monkeypatch.setattr(save, "_write", stopped)
     with pytest.raises((SaveError, KeyboardInterrupt)) as error:
         invert.save(_layered(), place, max_shard_size=50)
     assert _content(tmp_path) == before and place.exists() == there

@@ -15,7 +15,7 @@ import pytest
 
 import invert
 from invert._entry import ArgSpec, EntryPoint
-from invert.emission._sizes import Points
+from invert.emission.sizes.size import Points
 from tests.emission import test_methods, test_state
 from tests.emission.models import ramp, recovered
 from tests.emission.test_modules import lint
@@ -180,7 +180,7 @@ def test_linters_pass_on_state_and_methods(tmp_path: Path) -> None:
     sources["pytrees"] = module.source
     sources["checked"] = module.emit(typecheck=True).source
     for name, source in sources.items():
-        (tmp_path / f"{name}_model.py").write_text(source)
+        (tmp_path / f"{name}cli/model.py").write_text(source)
         assert max(map(len, source.splitlines())) <= 120
     lint(tmp_path)
 

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from invert.emission._wrap import fitted, formatted
+from invert.emission.python.format import fitted, formatted
 
 LONG = [
     "x = f(" + ", ".join(f"argument_{i}=value_{i}" for i in range(20)) + ")",

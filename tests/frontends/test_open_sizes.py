@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import invert
-from invert._jaxpr import equations
+from invert.ir.jaxprs import equations
 
 
 def _spd(x: Any) -> Any:

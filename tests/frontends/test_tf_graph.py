@@ -14,10 +14,10 @@ import tensorflow as tf
 from invert._config import Config
 from invert._errors import MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
-from invert.frontends.tf_graph import Graph
-from invert.primitives.tf import REGISTRY, raises_tf
-from invert.primitives.tf._node import decode_tensor
-from invert.primitives.tf._registry import Entry, Registry
+from invert.primitives.tf import REGISTRY
+from invert.tf.interpreter import Graph
+from invert.tf.ops.node import decode_tensor
+from invert.tf.ops.registry import Entry, Registry, raises_tf
 
 CONFIG = Config()
 

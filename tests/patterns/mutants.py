@@ -23,7 +23,8 @@ import jax
 import jax.export
 import numpy as np
 
-from invert import _compat, _jaxpr
+from invert._private.jax import ir, make_ir_context, stablehlo_dialect
+from invert.ir import jaxprs
 
 # Seconds that the mutant itself may run; it was compiled before.
 _PATIENCE = 2
@@ -78,8 +79,8 @@ class Mutant:
 def generic_text(function: Callable[..., Any], args: Sequence[Any]) -> str:
     """The module that JAX exports for a function, in MLIR's generic form: one op in a line."""
     exported = jax.export.export(jax.jit(function))(*args)
-    module = _compat.stablehlo_dialect.deserialize_portable_artifact(
-        _compat.make_ir_context(), exported.mlir_module_serialized
+    module = stablehlo_dialect.deserialize_portable_artifact(
+        make_ir_context(), exported.mlir_module_serialized
     )
     return module.operation.get_asm(print_generic_op_form=True, enable_debug_info=False)
 
@@ -364,16 +365,16 @@ def judge_some(
 ) -> Tally:
     """Judges mutants of one program until `count` were valid."""
     tally = Tally()
-    with jax.enable_x64(any(_jaxpr.is_wide_dtype(a.dtype) for a in avals)):
+    with jax.enable_x64(any(jaxprs.is_wide_dtype(a.dtype) for a in avals)):
         text = generic_text(function, avals)
     rng = random.Random(zlib.crc32(name.encode()) + seed)
     for mutant in mutants(text, rng):
         if tally.valid >= count or len(tally.outcomes) >= 4 * count + 4:
             break
         try:
-            with _compat.make_ir_context(), _compat.ir.Location.unknown():
-                _compat.ir.Module.parse(mutant.text).operation.verify()
-        except (_compat.ir.MLIRError, ValueError):
+            with make_ir_context(), ir.Location.unknown():
+                ir.Module.parse(mutant.text).operation.verify()
+        except (ir.MLIRError, ValueError):
             continue
         outcome = judge(mutant.text, text, avals, seed)
         tally.outcomes.append((name, mutant, outcome))

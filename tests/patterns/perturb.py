@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert import _compat, _jaxpr
-from invert._compat import core
+from invert._private.jax import core, is_jaxpr, open_jaxpr
+from invert.ir import jaxprs
 
 # Primitives that take one another's place: the same operands, parameters and results.
 _SIBLINGS = {
@@ -44,7 +44,7 @@ def perturbed(closed: Any, rng: random.Random) -> Iterator[tuple[str, Any]]:
 
     The equations come in random order, one change of each before the next change of any.
     """
-    eqns = list({id(e): e for e in _jaxpr.equations(_compat.open_jaxpr(closed))}.values())
+    eqns = list({id(e): e for e in jaxprs.equations(open_jaxpr(closed))}.values())
     pending = [(eqn, _changes(eqn)) for eqn in rng.sample(eqns, len(eqns))]
     while pending:
         for eqn, changes in list(pending):
@@ -62,7 +62,7 @@ def _with(closed: Any, old: Any, new: Any) -> Any:
             return jaxpr
         return jaxpr.replace(eqns=[new if e is old else e for e in jaxpr.eqns])
 
-    return _jaxpr.map_jaxprs(closed, change)
+    return jaxprs.map_jaxprs(closed, change)
 
 
 def _changes(eqn: Any) -> Iterator[tuple[str, Any]]:
@@ -147,7 +147,7 @@ def _shifted(eqn: Any, step: int) -> dict[str, tuple[int, ...]]:
 
 def _types(eqn: Any, primitive: Any, params: dict[str, Any]) -> bool:
     """Whether the equation with these parameters is valid and gives results of its types."""
-    if any(_compat.is_jaxpr(v) for v in params.values()) or params == eqn.params:
+    if any(is_jaxpr(v) for v in params.values()) or params == eqn.params:
         return primitive is not eqn.primitive and params == eqn.params
     avals = [jax.ShapeDtypeStruct(*_type(a)) for a in eqn.invars]
     try:

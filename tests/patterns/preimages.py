@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax, random
 from jax.lax import linalg
 
-from invert import _compat
+from invert._private.jax import philox2x32_p, philox4x32_p, prng, threefry2x32_p, threefry4x32_p
 
 S = jax.ShapeDtypeStruct
 V = S((4,), np.float32)
@@ -127,11 +127,11 @@ _FALLBACK = """module @m {
 PREIMAGES: dict[str, Preimage] = {
     "unrolled_scan": _of(lambda x: lax.scan(_step, x[0], x, unroll=2), S((5, 3), np.float32)),
     # Hash functions.
-    "threefry2x32": _hash(_compat.threefry2x32_p, 4),
-    "threefry4x32": _hash(_compat.threefry4x32_p, 8),
-    "philox2x32": _hash(_compat.philox2x32_p, 3),
-    "philox4x32": _hash(_compat.philox4x32_p, 6),
-    "threefry2x32_unrolled": _hash(_compat.threefry2x32_p, 4, platform="tpu"),
+    "threefry2x32": _hash(threefry2x32_p, 4),
+    "threefry4x32": _hash(threefry4x32_p, 8),
+    "philox2x32": _hash(philox2x32_p, 3),
+    "philox4x32": _hash(philox4x32_p, 6),
+    "threefry2x32_unrolled": _hash(threefry2x32_p, 4, platform="tpu"),
     "dated_threefry2x32": Preimage(
         _THREEFRY,
         platform="cuda",
@@ -191,7 +191,7 @@ PREIMAGES: dict[str, Preimage] = {
     "asin": _of(lax.asin, V, since=(0, 12)),
     "outlined_lgamma": _of(lax.lgamma, V, since=(0, 12)),
     "sign": _of(lax.sign, S((3,), np.uint8)),
-    "iota_2x32_shape": _of(lambda: _compat.prng.iota_2x32_shape_p.bind(shape=(3, 2))),
+    "iota_2x32_shape": _of(lambda: prng.iota_2x32_shape_p.bind(shape=(3, 2))),
     "select_n": _of(lax.select_n, S((3,), np.int32), *[S((3,), np.float32)] * 3),
     # Linear algebra.
     "factorization": _of(linalg.lu, X),
@@ -234,7 +234,7 @@ PREIMAGES: dict[str, Preimage] = {
     "logsumexp": _of(jax.nn.logsumexp, X),
     # Loops and keys.
     "scan": _of(_scan, X),
-    "keys": _of(_keys, U, near=_of(lambda k: _compat.threefry2x32_p.bind(k, k, k, k), U)),
+    "keys": _of(_keys, U, near=_of(lambda k: threefry2x32_p.bind(k, k, k, k), U)),
     # Names that share their ops.
     "negative_integer_pow": _of(lambda x: lax.integer_pow(x, -3), V),
     "integer_pow": _of(

@@ -12,7 +12,8 @@ import numpy as np
 from jax import numpy as jnp
 
 import invert
-from invert import _compat, _jaxpr
+from invert._private.jax import open_jaxpr
+from invert.ir import jaxprs
 
 
 def recover(function: Callable[..., Any], *args: Any, **config: Any) -> Any:
@@ -24,7 +25,7 @@ def recover(function: Callable[..., Any], *args: Any, **config: Any) -> Any:
 
 def equations(jaxpr: Any) -> Iterator[Any]:
     """All equations but calls."""
-    every = _jaxpr.equations(_compat.open_jaxpr(jaxpr))
+    every = jaxprs.equations(open_jaxpr(jaxpr))
     return (eqn for eqn in every if eqn.primitive.name not in ("jit", "scan", "while", "cond"))
 
 

@@ -15,7 +15,7 @@ from jax import lax
 from jax.lax import linalg
 
 import invert
-from invert import _compat
+from invert._private.jax import geqp3_p, geqrf_p
 
 # Targets JAX does not vouch for in serialized modules.
 UNSTABLE = [f"lapack_{t}{k}_ffi" for t in "sdcz" for k in ("ormqr", "unmqr", "geqp3", "gesvd")] + [
@@ -142,7 +142,7 @@ def test_triangular_solve(left: bool, lower: bool, transpose: str, unit: bool) -
 
 
 def test_several_operands() -> None:
-    a, taus = jax.jit(lambda x: _compat.geqrf_p.bind(x))(matrix(4, 2))
+    a, taus = jax.jit(lambda x: geqrf_p.bind(x))(matrix(4, 2))
     c = matrix(4, 3, seed=1)
     check(linalg.householder_product, [a, taus], "householder_product")
     for left, transpose in ((True, True), (False, False)):
@@ -150,9 +150,7 @@ def test_several_operands() -> None:
         multiply = lambda a, t, c, s=left, x=transpose: linalg.ormqr(a, t, c, left=s, transpose=x)  # noqa: E731
         check(multiply, [a, taus, operand], "ormqr")
     pivots = np.zeros((2, 3), np.int32)
-    check(
-        lambda a, p: _compat.geqp3_p.bind(a, p, use_magma=None), [matrix(2, 4, 3), pivots], "geqp3"
-    )
+    check(lambda a, p: geqp3_p.bind(a, p, use_magma=None), [matrix(2, 4, 3), pivots], "geqp3")
     swaps = np.array([[1, 2, 2], [2, 1, 2]], np.int32)
     check(lambda p: linalg.lu_pivots_to_permutation(p, 5), [swaps], "lu_pivots_to_permutation")
     diagonals = [matrix(3, seed=i) for i in (1, 2, 3)]
@@ -273,17 +271,17 @@ def test_inside_loops_and_branches() -> None:
 
 # Programs that come close, what they must not become, and what they are instead.
 def _tril_of_qr(a: jax.Array) -> Any:
-    r, taus = _compat.geqrf_p.bind(a)
+    r, taus = geqrf_p.bind(a)
     return linalg.householder_product(r, taus), jnp.tril(r)
 
 
 def _raw_beside_qr(a: jax.Array) -> Any:
-    r, taus = _compat.geqrf_p.bind(a)
+    r, taus = geqrf_p.bind(a)
     return linalg.householder_product(r, taus), r
 
 
 def _other_reflectors(a: jax.Array) -> Any:
-    r, taus = _compat.geqrf_p.bind(a)
+    r, taus = geqrf_p.bind(a)
     return linalg.householder_product(r, 2 * taus), jnp.triu(r)
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax import lax, random
 
-from invert import _compat, _jaxpr
-from invert._match import difference
+from invert._private.jax import dce, open_jaxpr, trace_open
+from invert.ir import jaxprs
+from invert.ir.match import difference
 from tests.patterns.recovery import recover, same_values
 
 X = np.random.default_rng(0).uniform(0.5, 1.0, (4, 3)).astype(np.float32)
@@ -174,7 +175,7 @@ def scans(jaxpr):
     names = ("length", "reverse", "unroll")
     return sorted(
         tuple(e.params[n] for n in names)
-        for e in _jaxpr.equations(_compat.open_jaxpr(jaxpr))
+        for e in jaxprs.equations(open_jaxpr(jaxpr))
         if e.primitive.name == "scan"
     )
 
@@ -238,6 +239,6 @@ def test_loops_are_one_program_whatever_trees_their_values_come_in() -> None:
         return total, doubled + 1
 
     x = jnp.zeros((3, 2))
-    first, second, third = (_compat.dce(_compat.trace_open(f, x)[0]) for f in (plain, named, other))
+    first, second, third = (dce(trace_open(f, x)[0]) for f in (plain, named, other))
     assert difference(first, second) is None and difference(second, first) is None
     assert difference(first, third) is not None

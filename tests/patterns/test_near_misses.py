@@ -21,14 +21,15 @@ import numpy as np
 import pytest
 
 import invert.patterns
-from invert import _compat, _jaxpr
 from invert._config import Config
-from invert._match import difference
-from invert._rewrite import Rewriter
-from invert._templates import raise_call
+from invert._private.jax import open_jaxpr, trace_closed
 from invert._verify import Certificate, certify
 from invert.frontends import exported, stablehlo
+from invert.ir import jaxprs
+from invert.ir.match import difference
 from invert.patterns import STAGES
+from invert.rewriting.driver import Rewriter
+from invert.rewriting.templates import raise_call
 from tests.patterns.perturb import perturbed
 from tests.patterns.preimages import PREIMAGES, Preimage
 
@@ -42,7 +43,7 @@ def _raised(preimage: Preimage) -> Any:
         entry = stablehlo.entry_point(preimage.function, config=Config())
         avals = [jax.ShapeDtypeStruct(tuple(a.shape), a.dtype) for a in entry.args]
     else:
-        with jax.enable_x64(any(_jaxpr.is_wide_dtype(a.dtype) for a in preimage.avals)):
+        with jax.enable_x64(any(jaxprs.is_wide_dtype(a.dtype) for a in preimage.avals)):
             found = jax.export.export(
                 jax.jit(preimage.function),
                 platforms=[preimage.platform],
@@ -51,8 +52,8 @@ def _raised(preimage: Preimage) -> Any:
         entry = exported.entry_point(found, config=Config())
         avals = list(preimage.avals)
     with jax.enable_x64(True):
-        closed = _compat.trace_closed(lambda *xs: entry.fn((), *xs), *avals)
-        return _jaxpr.canonicalize(closed)
+        closed = trace_closed(lambda *xs: entry.fn((), *xs), *avals)
+        return jaxprs.canonicalize(closed)
 
 
 @functools.cache
@@ -70,18 +71,18 @@ class Recovered:
     fired: int
 
     def certificate(self, platform: str) -> Certificate:
-        raw, constants = _jaxpr.split_constants(self.raw)
-        recovered = _jaxpr.over_constants(_jaxpr.merge_broadcasts(self.closed), constants)
-        wide = _jaxpr.has_wide_types(raw)
+        raw, constants = jaxprs.split_constants(self.raw)
+        recovered = jaxprs.over_constants(jaxprs.merge_broadcasts(self.closed), constants)
+        wide = jaxprs.has_wide_types(raw)
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
         return certify(raw, recovered, avals, constants, platform=platform, wide=wide)
 
 
 def _recovered(name: str, raw: Any, platform: str) -> Recovered:
     with jax.enable_x64(True):
-        wide = _jaxpr.wide_types(_compat.open_jaxpr(raw))
+        wide = jaxprs.wide_types(open_jaxpr(raw))
         first = bool(wide - {np.dtype(np.uint64)})
-        rewriter = _rewriter(platform, bool(wide), first, _jaxpr.is_named(raw))
+        rewriter = _rewriter(platform, bool(wide), first, jaxprs.is_named(raw))
         before = rewriter.counts[name]
         closed = rewriter.run(raw)
         return Recovered(raw, closed, rewriter.counts[name] - before)
@@ -92,14 +93,14 @@ def _near(name: str, raw: Any) -> Iterator[tuple[str, Any]]:
     by_hand = PREIMAGES[name].near
     if by_hand is not None:
         # Without locations, which would tell: what is left are the ops.
-        yield "by hand", _jaxpr.without_hints(_raised(by_hand))
+        yield "by hand", jaxprs.without_hints(_raised(by_hand))
     changes = perturbed(raw, random.Random(zlib.crc32(name.encode())))
     while True:
         with jax.enable_x64(True):
             what, changed = next(changes, ("", None))
             if changed is None:
                 return
-            changed = _jaxpr.canonicalize(changed)
+            changed = jaxprs.canonicalize(changed)
         # What changes nothing that is used is no other program.
         if difference(raw, changed) is not None:
             yield what, changed

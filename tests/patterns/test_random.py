@@ -10,7 +10,14 @@ import pytest
 from jax import lax, random
 
 import invert
-from invert import _compat
+from invert._private.jax import (
+    is_jaxpr,
+    open_jaxpr,
+    philox2x32_p,
+    philox4x32_p,
+    threefry2x32_p,
+    threefry4x32_p,
+)
 from tests.patterns.recovery import equations
 
 RAW = jnp.array([1, 2], jnp.uint32)
@@ -38,8 +45,8 @@ def primitives(f, *args):
             counts[eqn.primitive.name] += 1
             for value in eqn.params.values():
                 for v in value if isinstance(value, (tuple, list)) else (value,):
-                    if _compat.is_jaxpr(v):
-                        visit(_compat.open_jaxpr(v))
+                    if is_jaxpr(v):
+                        visit(open_jaxpr(v))
 
     visit(jax.make_jaxpr(f)(*args).jaxpr)
     kinds = ("random_", "rng_", "threefry", "philox", "while")
@@ -53,10 +60,10 @@ def same(f, *args):
 
 
 HASHES = {
-    "threefry2x32": (_compat.threefry2x32_p, 2, 2),
-    "threefry4x32": (_compat.threefry4x32_p, 4, 4),
-    "philox2x32": (_compat.philox2x32_p, 1, 2),
-    "philox4x32": (_compat.philox4x32_p, 2, 4),
+    "threefry2x32": (threefry2x32_p, 2, 2),
+    "threefry4x32": (threefry4x32_p, 4, 4),
+    "philox2x32": (philox2x32_p, 1, 2),
+    "philox4x32": (philox4x32_p, 2, 4),
 }
 
 
@@ -72,7 +79,7 @@ def test_hash(name):
 
 def test_hash_with_broadcast_operands():
     def f(x):
-        return _compat.threefry2x32_p.bind(x[:, :1], x[:, :1], x[:1], x[:1])
+        return threefry2x32_p.bind(x[:, :1], x[:, :1], x[:1], x[:1])
 
     same(f, WORDS)
 
@@ -243,7 +250,7 @@ def test_hash_that_escapes():
     """Both halves of a hash are results, so nothing may take their place."""
 
     def f(k, x):
-        a, b = _compat.threefry2x32_p.bind(k[0], k[1], x, x)
+        a, b = threefry2x32_p.bind(k[0], k[1], x, x)
         return a ^ b, a, b
 
     assert primitives(recovered(f, RAW, WORDS), RAW, WORDS) == {"threefry2x32": 1}

@@ -16,7 +16,8 @@ from jax import lax, random
 
 import invert
 from benchmarks.recovery import primitives
-from invert import _compat, _jaxpr
+from invert._private.jax import open_jaxpr
+from invert.ir import jaxprs
 from tests.harness_cases import compare
 
 X = np.linspace(-1.1, 1.3, 9, dtype=np.float32).reshape(3, 3)
@@ -242,8 +243,8 @@ def check(tree: Tree) -> None:
     )
     assert failures == {}
     # Exported modules hold no dead equations, those of inner bodies included.
-    traced = _jaxpr.canonicalize(jax.make_jaxpr(body)(X, K))
-    want = primitives(_compat.open_jaxpr(traced), True)
+    traced = jaxprs.canonicalize(jax.make_jaxpr(body)(X, K))
+    want = primitives(open_jaxpr(traced), True)
     got = primitives(module.jaxpr, True)
     assert got == want, f"missing {want - got}, extra {got - want}"
     certificate = module.report.certificate

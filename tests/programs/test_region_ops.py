@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import invert
-from invert import _compat, _jaxpr
+from invert._private.jax import names_of
+from invert.ir import jaxprs
 from tests.programs.region_ops import _MIXED, F32, I32, MODULES, _by, _sort
 from tests.programs.stablehlo_text import check
 
@@ -55,4 +56,4 @@ def test_the_certificate_says_that_an_order_is_assumed(comparator: str, known: b
         assumed = "provided that the comparators of its sorts are strict weak orders"
         assert assumed in str(module.report) and assumed in module.source
     # The program that is handed out holds no trace of that.
-    assert not any("#" in str(_compat.names_of(e)) for e in _jaxpr.equations(module.jaxpr))
+    assert not any("#" in str(names_of(e)) for e in jaxprs.equations(module.jaxpr))

@@ -11,11 +11,12 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert._errors import UnsupportedOpError
-from invert.frontends.tf_graph import Graph
-from invert.primitives.tf import REGISTRY, Node
-from invert.primitives.tf._bridge import bridge_entry
-from invert.primitives.tf._bridge_ops import BRIDGED, NEEDS_RULE
-from invert.primitives.tf._host_ops import PURE, REFUSED
+from invert.primitives.tf import REGISTRY
+from invert.tf.fallback.host_ops import PURE, REFUSED
+from invert.tf.fallback.xla_bridge import bridge_entry
+from invert.tf.fallback.xla_bridge_ops import BRIDGED, NEEDS_RULE
+from invert.tf.interpreter import Graph
+from invert.tf.ops.node import Node
 
 R = tf.raw_ops
 X = np.array([[0.3, -1.2, 2.0], [1.5, 0.25, -0.75]], np.float32)
@@ -24,7 +25,7 @@ X = np.array([[0.3, -1.2, 2.0], [1.5, 0.25, -0.75]], np.float32)
 @pytest.fixture
 def bridged_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops that XLA compiles go over the bridge even where they have a rule."""
-    lookup = "invert.frontends.tf_graph.entry_of"
+    lookup = "invert.tf.interpreter.entry_of"
     passed = frozenset(("Identity", "Const", "Shape"))
 
     def entry_of(node: Node):
@@ -97,12 +98,12 @@ def test_iterations_differentiate_backwards(bridged_only):
 
 
 def test_one_compilation_for_equal_ops(bridged_only, monkeypatch):
-    from invert.primitives.tf import _bridge
+    from invert.tf.fallback import xla_bridge
 
     made = []
-    original = _bridge._stablehlo
-    monkeypatch.setattr(_bridge, "_stablehlo", lambda *a: made.append(a) or original(*a))
-    _bridge._compiled.cache_clear()
+    original = xla_bridge._stablehlo
+    monkeypatch.setattr(xla_bridge, "_stablehlo", lambda *a: made.append(a) or original(*a))
+    xla_bridge._compiled.cache_clear()
 
     def fn(x, y):
         for _ in range(3):

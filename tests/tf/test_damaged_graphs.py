@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import invert
-from invert.primitives.tf import _kernels
+from invert.tf.fallback import kernels_in_child
 from tests.tf.graph_mutants import Source, damaged_bytes, mutant, sources
 
 v1 = tf.compat.v1
@@ -41,8 +41,8 @@ def _values(source: Source, graph: object, results: list[np.ndarray]) -> list[np
     types = [tf.as_dtype(r.dtype).as_datatype_enum for r in results]
     last.attr["T"].list.type.extend(types)
     try:
-        return _kernels.read_results(_kernels.ask(whole))
-    except _kernels.KernelError:
+        return kernels_in_child.read_results(kernels_in_child.ask(whole))
+    except kernels_in_child.KernelError:
         return None
 
 
@@ -152,7 +152,7 @@ def test_ranks_that_do_not_fit_and_defects(monkeypatch):
         if refuses:
             (node,) = (n for n in graph.node if n.name == "x")
             del node.attr["shape"].shape.dim[0]
-        monkeypatch.setattr(_kernels, "ask", _asked(refuses))
+        monkeypatch.setattr(kernels_in_child, "ask", _asked(refuses))
         _break_resize(monkeypatch)
         expected = invert.UnsupportedOpError if refuses else IndexError
         with pytest.raises(expected, match="rank 4" if refuses else "of a rule"):
@@ -162,21 +162,21 @@ def test_ranks_that_do_not_fit_and_defects(monkeypatch):
 def _asked(refuses):
     def ask(graph):
         if refuses:
-            raise _kernels.KernelError("Shape must be rank 4 but is rank 3")
+            raise kernels_in_child.KernelError("Shape must be rank 4 but is rank 3")
         return b""
 
     return ask
 
 
 def _break_resize(monkeypatch):
-    from invert.frontends import tf_graph
+    from invert.tf import interpreter
 
     def fails(ctx, node, values):
         raise IndexError("of a rule")
 
-    whole = tf_graph.Graph.rule
+    whole = interpreter.Graph.rule
     monkeypatch.setattr(
-        tf_graph.Graph,
+        interpreter.Graph,
         "rule",
         lambda self, node: fails if node.op == "ResizeBilinear" else whole(self, node),
     )

@@ -10,7 +10,7 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert._errors import SignatureError, UnsupportedOpError
-from invert.primitives.tf._host_ops import ON_TEXT, PURE, REFUSED
+from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 
 X = np.array([1.5, -2.0, 3.0], np.float32)
 F32 = tf.TensorSpec([3], tf.float32)

@@ -14,8 +14,9 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 
 import invert
-from invert import _compat
-from invert._arrays import device_array
+from invert._private.jax import lowered_module, module_bytecode
+from invert.gradients import settle
+from invert.ir.arrays import device_array
 
 SHAPE = (64, 64)
 
@@ -134,19 +135,18 @@ def test_weights_that_are_constants_pass_by_tensorflow(
 
     seen: list[int] = []
     load = tf.saved_model.load
-    lower = _compat.lowered_module
 
     def loaded(place: str, **kwargs: Any) -> Any:
         seen.append(Path(place, "saved_model.pb").stat().st_size)
         return load(place, **kwargs)
 
     def lowered(*args: Any, **kwargs: Any) -> Any:
-        module = lower(*args, **kwargs)
-        seen.append(len(_compat.module_bytecode(module)))
+        module = lowered_module(*args, **kwargs)
+        seen.append(len(module_bytecode(module)))
         return module
 
     monkeypatch.setattr(tf.saved_model, "load", loaded)
-    monkeypatch.setattr(_compat, "lowered_module", lowered)
+    monkeypatch.setattr(settle, "lowered_module", lowered)
     module = invert.load(tmp_path)
     assert (tmp_path / "saved_model.pb").stat().st_size > 2 * weights.nbytes
     # Neither TensorFlow nor the proof of the gradient copies them.

@@ -14,7 +14,7 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert._errors import UnsupportedOpError
-from invert.frontends.tf_graph import Graph
+from invert.tf.interpreter import Graph
 from tests.tf.op_cases import check, flat_function, normal, slow_but
 
 RAW = tf.raw_ops

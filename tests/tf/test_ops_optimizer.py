@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import invert
 from invert._config import Config
-from invert.frontends.tf_graph import Graph
-from invert.primitives.tf._optimizer import OPTIMIZERS
-from invert.primitives.tf._state import Resource
+from invert.primitives.tf.optimizer import OPTIMIZERS
+from invert.tf.interpreter import Graph
+from invert.tf.ops.state import Resource
 from tests.tf.op_cases import compare, normal
 
 QUICK = Config(patterns=False, verify=False)

@@ -9,36 +9,46 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from invert import _compat, _opaque
-from invert._composite import composite
+from invert import _opaque
 from invert._errors import Problem
-from invert._raise import Context, Op, Value, call_function, raises
-from invert.primitives.stablehlo import _attributes, chlo, dynamic, sharding
+from invert._private.jax import attribute_names, eval_closed, inline_calls, trace_closed
+from invert.ir.composite import composite
+from invert.primitives.stablehlo import chlo, dynamic, sharding
+from invert.stablehlo.ops.attributes import (
+    aval,
+    boolean,
+    dense_elements,
+    integer,
+    is_tuple,
+    location_text,
+    real,
+    string,
+    symbol_name,
+)
+from invert.stablehlo.ops.interpreter import Context, Op, Value, call_function, raises
 
 
 @raises("func.call")
 def _call(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
     op.get("no_inline")
-    return call_function(ctx, _attributes.symbol_name(op["callee"]), operands)
+    return call_function(ctx, symbol_name(op["callee"]), operands)
 
 
 @raises("stablehlo.composite")
 def _composite(ctx: Context, op: Op, *operands: Value) -> Any:
-    name = _attributes.string(op["name"])
-    decomposition = _attributes.symbol_name(op["decomposition"])
+    name = string(op["name"])
+    decomposition = symbol_name(op["decomposition"])
     attributes = _plain(op.get("composite_attributes"))
     version = op.get("version")
-    number = 0 if version is None else _attributes.integer(version)
+    number = 0 if version is None else integer(version)
     if (rule := NAMED.get(name)) is not None:
         return rule(attributes, *operands)
 
     # Traced now: differentiation and batching may come when the module is gone.
     avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-    closed = _compat.inline_calls(
-        _compat.trace_closed(lambda *xs: call_function(ctx, decomposition, xs), *avals)
-    )
+    closed = inline_calls(trace_closed(lambda *xs: call_function(ctx, decomposition, xs), *avals))
     mark = composite(name, number, attributes)
-    return mark(lambda *xs: _compat.eval_closed(closed, xs))(*operands)
+    return mark(lambda *xs: eval_closed(closed, xs))(*operands)
 
 
 def _plain(attribute: Any) -> dict[str, Any]:
@@ -50,24 +60,24 @@ def _plain(attribute: Any) -> dict[str, Any]:
         name = entry.name
         # Not `entry.attr`: a complex constant would end the process there, and is an error here.
         value = attribute[name]
-        for decode in (_attributes.boolean, _attributes.integer, _attributes.string):
+        for decode in (boolean, integer, string):
             if type(value).__name__ == _ATTRIBUTE_TYPES[decode]:
                 found[name] = decode(value)
                 break
         else:
             if type(value).__name__ == "FloatAttr":
-                found[name] = float(_attributes.real(value))
+                found[name] = float(real(value))
             elif type(value).__name__.startswith("Dense"):
-                found[name] = np.asarray(_attributes.dense_elements(value))
+                found[name] = np.asarray(dense_elements(value))
             else:
                 found[name] = str(value)
     return found
 
 
 _ATTRIBUTE_TYPES = {
-    _attributes.boolean: "BoolAttr",
-    _attributes.integer: "IntegerAttr",
-    _attributes.string: "StringAttr",
+    boolean: "BoolAttr",
+    integer: "IntegerAttr",
+    string: "StringAttr",
 }
 
 
@@ -99,8 +109,8 @@ def custom_call_problem(op: Any) -> Problem | None:
     """Why a custom call must not be raised, or `None`."""
     if op.name != "stablehlo.custom_call":
         return None
-    target = _attributes.string(op.attributes["call_target_name"])
-    location = _attributes.location_text(op.location)
+    target = string(op.attributes["call_target_name"])
+    location = location_text(op.location)
     if _CALLBACK.search(target):
         return Problem(
             f"stablehlo.custom_call @{target}",
@@ -123,7 +133,7 @@ def road_of(op: Any) -> Literal["rule", "opaque", "none"]:
     """What becomes of a custom call before patterns are applied."""
     if custom_call_problem(op) is not None:
         return "none"
-    known = _attributes.string(op.attributes["call_target_name"]) in _CUSTOM_CALLS
+    known = string(op.attributes["call_target_name"]) in _CUSTOM_CALLS
     return "rule" if known else "opaque"
 
 
@@ -143,14 +153,14 @@ _OPEN_TOP_K = "stablehlo.dynamic_approx_top_k"
 
 @raises("stablehlo.custom_call")
 def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
-    target = _attributes.string(op["call_target_name"])
+    target = string(op["call_target_name"])
     rule = _CUSTOM_CALLS.get(target)
     if rule is not None:
         op.unread.clear()  # what the target needs is read by its rule
         return rule(ctx, op, *operands)
     called = op.get("called_computations")
     computations = tuple(_computation(ctx, c) for c in called or ())
-    names = set(_compat.attribute_names(op.op)) - _DROPPED
+    names = set(attribute_names(op.op)) - _DROPPED
     texts = {n: str(op.op.attributes[n]) for n in names}
     data, avals = dynamic.result_avals(op, operands)
     if len(data) < len(operands) and "operand_layouts" in texts:
@@ -166,7 +176,7 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
         texts["call_target_name"] = f'"{target}"'
     op.unread.clear()  # all of them are kept
     types = op.result_types()
-    packed = len(types) == 1 and _attributes.is_tuple(types[0])
+    packed = len(types) == 1 and is_tuple(types[0])
     results = _opaque.custom_call(
         *data,
         target=target,
@@ -178,9 +188,9 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
 
 
 def _computation(ctx: Context, symbol: Any) -> Any:
-    function = ctx.functions[_attributes.symbol_name(symbol)]
-    avals = [_attributes.aval(a.type) for a in function.regions[0].blocks[0].arguments]
-    return _compat.trace_closed(ctx.region(function.regions[0]), *avals)
+    function = ctx.functions[symbol_name(symbol)]
+    avals = [aval(a.type) for a in function.regions[0].blocks[0].arguments]
+    return trace_closed(ctx.region(function.regions[0]), *avals)
 
 
 def _identity(ctx: Context, op: Op, *operands: Value) -> Any:

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._raise import Context, Op, Value, raises
-from invert.primitives.stablehlo import _attributes, elementwise
-from invert.primitives.stablehlo._attributes import dense_ints
+from invert.primitives.stablehlo import elementwise
+from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.attributes import dense_ints
+from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 
 def _conj(x: Value) -> Value:
@@ -112,10 +113,10 @@ for _name, _function in _BROADCASTING.items():
 
 @raises("chlo.broadcast_compare")
 def _broadcast_compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
-    direction = _attributes.enum_name(op["comparison_direction"])
+    direction = attributes.enum_name(op["comparison_direction"])
     kind = op.get("compare_type")
     x, y = _together(op, (x, y))
-    total = kind is not None and _attributes.enum_name(kind) == "TOTALORDER"
+    total = kind is not None and attributes.enum_name(kind) == "TOTALORDER"
     if total and jnp.issubdtype(x.dtype, jnp.floating):
         return elementwise.total_order(direction, x, y)
     return _COMPARE[direction](x, y)
@@ -130,7 +131,7 @@ def _broadcast_select(ctx: Context, op: Op, pred: Value, x: Value, y: Value) -> 
 @raises("chlo.constant")
 def _constant(ctx: Context, op: Op) -> Value:
     op.unread.discard("value")
-    return _attributes.constant(op.op)
+    return attributes.constant(op.op)
 
 
 @raises("chlo.constant_like")
@@ -142,7 +143,7 @@ def _constant_like(ctx: Context, op: Op, x: Value) -> Value:
 @raises("chlo.top_k")
 def _top_k(ctx: Context, op: Op, x: Value) -> Value:
     op.get("is_stable")  # since jaxlib 0.12; `lax.top_k` takes the first of equal values either way
-    return top_k(x, _attributes.integer(op["k"]))
+    return top_k(x, attributes.integer(op["k"]))
 
 
 def top_k(x: Value, k: int) -> list[Value]:

@@ -10,13 +10,13 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._raise import Context, Op, Value, raises
-from invert.primitives.stablehlo import _attributes
+from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 
 def _alone(op: Op, name: str = "replica_groups") -> None:
     """Reads the groups; several devices in one have no counterpart outside of `shard_map`."""
-    groups = _attributes.dense_int_rows(op[name])
+    groups = attributes.dense_int_rows(op[name])
     for other in list(op.unread):
         op.get(other)
     if any(len(g) > 1 for g in groups):
@@ -50,7 +50,7 @@ raises(
 
 @raises("stablehlo.collective_permute")
 def _collective_permute(ctx: Context, op: Op, *operands: Value) -> Any:
-    pairs = _attributes.dense_int_rows(op["source_target_pairs"])
+    pairs = attributes.dense_int_rows(op["source_target_pairs"])
     for other in list(op.unread):
         op.get(other)
     if (0, 0) in pairs:
@@ -81,7 +81,7 @@ def _manual_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Valu
         op.get(other)
     body = op.regions[0]
     local = [a.type for a in body.blocks[0].arguments]
-    if any(_attributes.aval(t).shape != x.shape for t, x in zip(local, operands, strict=True)):
+    if any(attributes.aval(t).shape != x.shape for t, x in zip(local, operands, strict=True)):
         raise UnsupportedOpError(
             [
                 Problem(

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._compat import close_like, open_jaxpr, trace_closed
-from invert._raise import (
+from invert._private.jax import close_like, open_jaxpr, trace_closed
+from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.interpreter import (
     Context,
     Known,
     Op,
@@ -21,7 +22,6 @@ from invert._raise import (
     is_splat,
     raises,
 )
-from invert.primitives.stablehlo import _attributes
 
 
 def _invariants(body: Any) -> dict[int, Any]:
@@ -163,7 +163,7 @@ def _in_range(ctx: Context, index: Any, last: int) -> bool:
     owner = getattr(index.owner, "operation", index.owner)
     name = getattr(owner, "name", None)
     if name == "stablehlo.convert":
-        return last == 1 and _attributes.element_dtype(owner.operands[0].type) == np.bool_
+        return last == 1 and attributes.element_dtype(owner.operands[0].type) == np.bool_
     if name != "stablehlo.clamp":
         return False
     low, high = ctx.env[owner.operands[0]], ctx.env[owner.operands[2]]

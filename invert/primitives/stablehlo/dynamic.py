@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from invert._errors import InvertError, SignatureError
-from invert._raise import Context, Op, Value, is_constant
-from invert.primitives.stablehlo import _attributes, chlo, random, reduction
+from invert.primitives.stablehlo import chlo, random, reduction
+from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.interpreter import Context, Op, Value, is_constant
 
 
 def sizes(value: Value, op: Op) -> tuple[int, ...]:
@@ -34,19 +35,19 @@ def result_avals(
     `indices_of_shape_operands` names operands that hold the shapes of the results instead.
     """
     types = op.result_types()
-    if len(types) == 1 and _attributes.is_tuple(types[0]):  # several results in older TPU modules
-        types = list(_attributes.tuple_types(types[0]))
+    if len(types) == 1 and attributes.is_tuple(types[0]):  # several results in older TPU modules
+        types = list(attributes.tuple_types(types[0]))
     indices = op.get("indices_of_shape_operands")
-    places = () if indices is None else _attributes.dense_ints(indices)
+    places = () if indices is None else attributes.dense_ints(indices)
     if indices is not None and len(places) != len(types):
         raise InvertError(f"{op.name}: {len(places)} operands hold shapes of {len(types)} results")
     shapes: list[Any] = [sizes(operands[i], op) for i in places] or [None] * len(types)
     avals = [
         None
-        if _attributes.is_token(t)
-        else _attributes.aval(t)
+        if attributes.is_token(t)
+        else attributes.aval(t)
         if shape is None
-        else jax.ShapeDtypeStruct(shape, _attributes.element_dtype(t))
+        else jax.ShapeDtypeStruct(shape, attributes.element_dtype(t))
         for t, shape in zip(types, shapes, strict=True)
     ]
     return [x for i, x in enumerate(operands) if i not in places], avals
@@ -57,7 +58,7 @@ def _shape_assertion(ctx: Context, op: Op, ok: Value, *values: Value) -> Any:
     if not is_constant(ok):
         raise InvertError("shape_assertion: a condition on sizes is computed from data")
     if not bool(ok):
-        message = _attributes.string(op.op.attributes["error_message"])
+        message = attributes.string(op.op.attributes["error_message"])
         for i, value in enumerate(values):
             shown = str(int(value)) if is_constant(value) else "?"
             message = message.replace(f"{{{i}}}", shown)
@@ -66,7 +67,7 @@ def _shape_assertion(ctx: Context, op: Op, ok: Value, *values: Value) -> Any:
 
 
 def _rng_bit_generator(ctx: Context, op: Op, state: Value, shape: Value) -> Sequence[Value]:
-    dtype = _attributes.element_dtype(op.result_types()[1])
+    dtype = attributes.element_dtype(op.result_types()[1])
     return random.bits(op.op.attributes["rng_algorithm"], state, sizes(shape, op), dtype)
 
 
@@ -80,7 +81,7 @@ def _reduce_window(ctx: Context, op: Op, *operands: Value) -> Any:
     edges = sizes(padding, op)
     called: Any = op.op.attributes["called_computations"]
     (reducer,) = called
-    region = ctx.functions[_attributes.symbol_name(reducer)].regions[0]
+    region = ctx.functions[attributes.symbol_name(reducer)].regions[0]
     return reduction.reduce_window(
         ctx,
         region,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._raise import Context, Op, Value, raises
-from invert.primitives.stablehlo import _attributes
+from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 # JAX writes `x + 1.0` with a scalar operand, and `x - m` with one whose sizes are partly one, and
 # broadcasts them on lowering. Operands that are such a broadcast are put back, as long as the
@@ -155,7 +155,7 @@ _ACCURATE = frozenset(
 
 def _accuracy(attribute: Any) -> lax.Tolerance | lax.AccuracyMode | None:
     """What `lax` takes as `accuracy`; `None` for the default."""
-    fields = _attributes.result_accuracy(attribute)
+    fields = attributes.result_accuracy(attribute)
     if fields.mode == "TOLERANCE":
         return lax.Tolerance(fields.atol, fields.rtol, fields.ulps)
     return lax.AccuracyMode.HIGHEST if fields.mode == "HIGHEST" else None
@@ -200,10 +200,10 @@ def total_order(direction: str, x: Value, y: Value) -> Value:
 
 @raises("stablehlo.compare")
 def _compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
-    direction = _attributes.enum_name(op["comparison_direction"])
+    direction = attributes.enum_name(op["comparison_direction"])
     kind = op.get("compare_type")
     x, y = _unbroadcast(ctx, (x, y))
-    total = kind is not None and _attributes.enum_name(kind) == "TOTALORDER"
+    total = kind is not None and attributes.enum_name(kind) == "TOTALORDER"
     if total and jnp.issubdtype(x.dtype, jnp.floating):
         if x.shape != y.shape:  # the total-order primitives do not broadcast
             x, y = jnp.broadcast_arrays(x, y)
@@ -246,8 +246,8 @@ def _bitcast_convert(ctx: Context, op: Op, x: Value) -> Value:
 def _reduce_precision(ctx: Context, op: Op, x: Value) -> Value:
     return lax.reduce_precision(
         x,
-        exponent_bits=_attributes.integer(op["exponent_bits"]),
-        mantissa_bits=_attributes.integer(op["mantissa_bits"]),
+        exponent_bits=attributes.integer(op["exponent_bits"]),
+        mantissa_bits=attributes.integer(op["mantissa_bits"]),
     )
 
 

@@ -10,16 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._compat import trace_open
 from invert._errors import InvertError
-from invert._raise import Context, Op, Value, raises
-from invert.primitives.stablehlo import _attributes
-from invert.primitives.stablehlo._attributes import dense_ints
-from invert.primitives.stablehlo.reduction import (
-    complex_extremum,
-    scalar_computation,
-    single_op,
-)
+from invert._private.jax import trace_open
+from invert.primitives.stablehlo.reduction import complex_extremum, scalar_computation, single_op
+from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.attributes import dense_ints
+from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 
 def _index_vectors_last(indices: Value, dimension: int) -> Value:
@@ -33,7 +29,7 @@ def _index_vectors_last(indices: Value, dimension: int) -> Value:
 
 
 def _gather(op: Op, x: Value, indices: Value, slice_sizes: tuple[int, ...]) -> Value:
-    dims = _attributes.gather_dims(op["dimension_numbers"])
+    dims = attributes.gather_dims(op["dimension_numbers"])
     is_sorted = op.get("indices_are_sorted")
     return lax.gather(
         x,
@@ -46,9 +42,9 @@ def _gather(op: Op, x: Value, indices: Value, slice_sizes: tuple[int, ...]) -> V
             start_indices_batching_dims=dims.start_indices_batching_dims,
         ),
         slice_sizes,
-        indices_are_sorted=is_sorted is not None and _attributes.boolean(is_sorted),
+        indices_are_sorted=is_sorted is not None and attributes.boolean(is_sorted),
         # Out-of-bounds starts are clamped, by the specification. The mode that promises there are
-        # none lowers to the same op; a serialized gradient can tell (`invert._derivatives`).
+        # none lowers to the same op; a serialized gradient can tell (`invert.gradients.settle`).
         mode=lax.GatherScatterMode.CLIP,
     )
 
@@ -93,9 +89,9 @@ def _scatter_kind(region: Any, dtype: np.dtype) -> Callable | None:
 def _scatter(ctx: Context, op: Op, *operands: Value) -> Value:
     n = (len(operands) - 1) // 2
     arrays, indices, updates = operands[:n], operands[n], operands[n + 1 :]
-    dims = _attributes.scatter_dims(op["scatter_dimension_numbers"])
+    dims = attributes.scatter_dims(op["scatter_dimension_numbers"])
     flags = {
-        name: attribute is not None and _attributes.boolean(attribute)
+        name: attribute is not None and attributes.boolean(attribute)
         for name in ("indices_are_sorted", "unique_indices")
         for attribute in (op.get(name),)
     }
@@ -147,8 +143,8 @@ def _dynamic_update_slice(ctx: Context, op: Op, x: Value, update: Value, *starts
 
 @raises("stablehlo.torch_index_select")
 def _torch_index_select(ctx: Context, op: Op, x: Value, indices: Value) -> Value:
-    dim = _attributes.integer(op["dim"])
-    batch = _attributes.integer(op["batch_dims"])
+    dim = attributes.integer(op["dim"])
+    batch = attributes.integer(op["batch_dims"])
 
     def take(x: Value, i: Value) -> Value:
         return jnp.take(x, i, axis=dim - batch, mode="clip")

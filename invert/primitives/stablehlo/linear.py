@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
-from invert._raise import Context, Op, Value, raises
-from invert.primitives.stablehlo import _attributes
-from invert.primitives.stablehlo._attributes import dense_ints
+from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.attributes import dense_ints
+from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 _PRECISION = {
     "DEFAULT": lax.Precision.DEFAULT,
@@ -28,7 +28,7 @@ def _precision(op: Op) -> Any:
     attribute = op.get("precision_config")
     if attribute is None:
         return None
-    names = _attributes.enum_names(attribute)
+    names = attributes.enum_names(attribute)
     if all(n == "DEFAULT" for n in names):
         return None
     return tuple(_PRECISION[n] for n in names)
@@ -42,7 +42,7 @@ def _algorithm(op: Op) -> lax.DotAlgorithm | lax.DotAlgorithmPreset | None:
     attribute = op.get("algorithm")
     if attribute is None:
         return None
-    fields = _attributes.dot_algorithm(attribute)
+    fields = attributes.dot_algorithm(attribute)
     names = [_TYPE_NAMES.get(str(t), str(t).upper()) for t in fields[:3]]
     count = fields.num_primitive_operations
     name = "_".join(names) + (f"_X{count}" if count > 1 else "")
@@ -60,7 +60,7 @@ def _dot(x: Value, y: Value, numbers: Any, op: Op, dtype: np.dtype) -> Value:
 
 @raises("stablehlo.dot_general")
 def _dot_general(ctx: Context, op: Op, x: Value, y: Value) -> Value:
-    dims = _attributes.dot_dims(op["dot_dimension_numbers"])
+    dims = attributes.dot_dims(op["dot_dimension_numbers"])
     numbers = (
         (dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions),
         (dims.lhs_batching_dimensions, dims.rhs_batching_dimensions),
@@ -75,7 +75,7 @@ def _dot_rule(ctx: Context, op: Op, x: Value, y: Value) -> Value:
 
 
 def _einsum(ctx: Context, op: Op, *operands: Value) -> Value:
-    config = _attributes.string(op["einsum_config"])
+    config = attributes.string(op["einsum_config"])
     if len(operands) == 1 and "->" not in config:
         raise InvertError(f"{op.name}: malformed equation {config!r}")
     # Names may be any character in the file; only letters reach jnp.
@@ -90,7 +90,7 @@ raises("stablehlo.einsum", "stablehlo.unary_einsum")(_einsum)
 def _convolution(
     ctx: Context, op: Op, x: Value, kernel: Value, padding: Sequence[tuple[int, int]]
 ) -> Value:
-    d = _attributes.conv_dims(op["dimension_numbers"])
+    d = attributes.conv_dims(op["dimension_numbers"])
     n = len(d.input_spatial_dimensions)
 
     def ints(name: str) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ def _convolution(
         return (1,) * n if attribute is None else dense_ints(attribute)
 
     reversal = op.get("window_reversal")
-    if reversal is not None and any(flags := _attributes.dense_bools(reversal)):
+    if reversal is not None and any(flags := attributes.dense_bools(reversal)):
         axes = [a for a, f in zip(d.kernel_spatial_dimensions, flags, strict=True) if f]
         kernel = lax.rev(kernel, axes)
     return lax.conv_general_dilated(
@@ -117,8 +117,8 @@ def _convolution(
             ),
             (d.output_batch_dimension, d.output_feature_dimension, *d.output_spatial_dimensions),
         ),
-        feature_group_count=_attributes.integer(op["feature_group_count"]),
-        batch_group_count=_attributes.integer(op["batch_group_count"]),
+        feature_group_count=attributes.integer(op["feature_group_count"]),
+        batch_group_count=attributes.integer(op["batch_group_count"]),
         precision=_precision(op),
         preferred_element_type=ctx.dtype(op),
     )
@@ -130,7 +130,7 @@ def _convolution_rule(ctx: Context, op: Op, x: Value, kernel: Value) -> Value:
     padding = (
         [(0, 0)] * (x.ndim - 2)
         if attribute is None
-        else [(low, high) for low, high in _attributes.dense_int_rows(attribute)]
+        else [(low, high) for low, high in attributes.dense_int_rows(attribute)]
     )
     return _convolution(ctx, op, x, kernel, padding)
 
@@ -143,7 +143,7 @@ def _dynamic_conv(ctx: Context, op: Op, x: Value, kernel: Value, padding: Value)
 
 @raises("stablehlo.fft")
 def _fft(ctx: Context, op: Op, x: Value) -> Value:
-    kind = lax.FftType[_attributes.enum_name(op["fft_type"])]
+    kind = lax.FftType[attributes.enum_name(op["fft_type"])]
     # Bound directly: `lax.fft` wraps the primitive in a jit of its own.
     return lax.fft_p.bind(x, fft_type=kind, fft_lengths=dense_ints(op["fft_length"]))
 
@@ -152,7 +152,7 @@ def _fft(ctx: Context, op: Op, x: Value) -> Value:
 def _cholesky(ctx: Context, op: Op, x: Value) -> Value:
     """The other triangle of the result is implementation-defined; it is zero here."""
     attribute = op.get("lower")
-    if attribute is not None and _attributes.boolean(attribute):
+    if attribute is not None and attributes.boolean(attribute):
         return jnp.tril(jax.lax.linalg.cholesky_p.bind(x))
     axes = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
     lower = jax.lax.linalg.cholesky_p.bind(jnp.conj(lax.transpose(x, axes)))
@@ -161,15 +161,15 @@ def _cholesky(ctx: Context, op: Op, x: Value) -> Value:
 
 @raises("stablehlo.triangular_solve")
 def _triangular_solve(ctx: Context, op: Op, a: Value, b: Value) -> Value:
-    transpose = _attributes.enum_name(op["transpose_a"])
+    transpose = attributes.enum_name(op["transpose_a"])
     return jax.lax.linalg.triangular_solve_p.bind(
         a,
         b,
-        left_side=_attributes.boolean(op["left_side"]),
-        lower=_attributes.boolean(op["lower"]),
+        left_side=attributes.boolean(op["left_side"]),
+        lower=attributes.boolean(op["lower"]),
         transpose_a=transpose in ("TRANSPOSE", "ADJOINT"),
         conjugate_a=transpose == "ADJOINT",
-        unit_diagonal=_attributes.boolean(op["unit_diagonal"]),
+        unit_diagonal=attributes.boolean(op["unit_diagonal"]),
     )
 
 
@@ -189,7 +189,7 @@ def _normalize(x: Value, mean: Value, variance: Value, epsilon: float, axis: int
 
 
 def _norm_attributes(op: Op) -> tuple[float, int]:
-    return _attributes.real(op["epsilon"]), _attributes.integer(op["feature_index"])
+    return attributes.real(op["epsilon"]), attributes.integer(op["feature_index"])
 
 
 @raises("stablehlo.batch_norm_inference")

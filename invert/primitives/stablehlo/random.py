@@ -7,10 +7,10 @@ from typing import Any
 
 from jax import lax
 
-from invert._compat import lax_internal
 from invert._errors import InvertError
-from invert._raise import Context, Op, Value, raises
-from invert.primitives.stablehlo import _attributes
+from invert._private.jax import lax_internal
+from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 _ALGORITHM = {
     "DEFAULT": lax.RandomAlgorithm.RNG_DEFAULT,
@@ -27,14 +27,14 @@ def _rng_bit_generator(ctx: Context, op: Op, state: Value) -> Sequence[Value]:
 
 def bits(algorithm: Any, state: Value, shape: Sequence[int], dtype: Any) -> Sequence[Value]:
     """Bits by the algorithm of a StableHLO attribute, and the next state before them."""
-    kind = _ALGORITHM[_attributes.enum_name(algorithm)]
+    kind = _ALGORITHM[attributes.enum_name(algorithm)]
     return lax.rng_bit_generator(state, tuple(shape), dtype=dtype, algorithm=kind)
 
 
 @raises("stablehlo.rng")
 def _rng(ctx: Context, op: Op, a: Value, b: Value, shape: Value) -> Value:
     """Stateful and of unspecified algorithm: `lax.rng_uniform`, JAX's own primitive for it."""
-    if _attributes.enum_name(op["rng_distribution"]) != "UNIFORM":
+    if attributes.enum_name(op["rng_distribution"]) != "UNIFORM":
         raise InvertError(
             "stablehlo.rng with the normal distribution has no state that a JAX program could "
             "carry; export the program with stateless random numbers"

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._compat import trace_open
 from invert._errors import InvertError
-from invert._raise import Context, Op, Value, is_constant, raises
-from invert.primitives.stablehlo import _attributes, _regions
-from invert.primitives.stablehlo._attributes import dense_ints
+from invert._private.jax import trace_open
+from invert.stablehlo.ops import attributes, regions
+from invert.stablehlo.ops.attributes import dense_ints
+from invert.stablehlo.ops.interpreter import Context, Op, Value, is_constant, raises
 
 _MONOIDS: dict[str, Callable] = {
     "stablehlo.add": lax.add,
@@ -56,9 +56,9 @@ def complex_extremum(region: Any, dtype: np.dtype) -> Callable | None:
     """`lax.max` or `lax.min` where the region is JAX's lexicographic comparison."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return None
-    found = _regions.signature(region)
+    found = regions.signature(region)
     for reduction, monoid in ((lax.reduce_max, lax.max), (lax.reduce_min, lax.min)):
-        if found is not None and found == _regions.reducer(reduction, dtype):
+        if found is not None and found == regions.reducer(reduction, dtype):
             return monoid
     return None
 
@@ -156,7 +156,7 @@ def _select_direction(region: Any) -> str | None:
     compare = region.blocks[0].operations[0].operation
     if list(compare.operands) != list(region.blocks[0].arguments):
         return None
-    return _attributes.enum_name(compare.attributes["comparison_direction"])
+    return attributes.enum_name(compare.attributes["comparison_direction"])
 
 
 def _bind_select_and_scatter(

@@ -1,6 +1,6 @@
 """Ops that have no counterpart in a pure JAX program, with the reason and the remedy."""
 
-from invert._raise import refuse
+from invert.stablehlo.ops.interpreter import refuse
 
 _HOST = "it talks to the host while the program runs, and the file holds no host program"
 _REMEDY_HOST = "Export the program without it, or split the program there."

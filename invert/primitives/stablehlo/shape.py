@@ -9,11 +9,11 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
-from invert._raise import Context, Known, Op, Value, is_constant, raises
-from invert.primitives.stablehlo import _attributes
-from invert.primitives.stablehlo._attributes import dense_ints
 from invert.primitives.stablehlo.dynamic import sizes
 from invert.primitives.stablehlo.indexing import bind_dynamic_slice
+from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.attributes import dense_ints
+from invert.stablehlo.ops.interpreter import Context, Known, Op, Value, is_constant, raises
 
 # Constants up to this size may be shapes, which other rules have to know: they stay arrays.
 _SMALL = 8
@@ -26,7 +26,7 @@ def _may_be_shape(value: np.ndarray) -> bool:
 @raises("stablehlo.constant")
 def _constant(ctx: Context, op: Op) -> Value:
     op.unread.discard("value")
-    value = _attributes.constant(op.op)
+    value = attributes.constant(op.op)
     # One number, repeated, has no strides: it is broadcast where it is used.
     return np.array(value) if _may_be_shape(value) else value
 
@@ -44,7 +44,7 @@ def _broadcast_to(ctx: Context, op: Op, x: Value, shape: tuple[int, ...]) -> Val
     same_rank = dimensions == tuple(range(len(shape))) and 0 not in shape
     if x.shape == () or same_rank:
         (ctx.stretched if x.shape else ctx.scalars)[id(result)] = (result, x)
-        if _attributes.location_name(op.op.location).endswith("/broadcast_in_dim"):
+        if attributes.location_name(op.op.location).endswith("/broadcast_in_dim"):
             ctx.explicit[id(result)] = len(ctx.explicit)
     return result
 
@@ -75,7 +75,7 @@ def _reverse(ctx: Context, op: Op, x: Value) -> Value:
 
 @raises("stablehlo.concatenate")
 def _concatenate(ctx: Context, op: Op, *operands: Value) -> Value:
-    dimension = _attributes.integer(op["dimension"])
+    dimension = attributes.integer(op["dimension"])
     return operands[0] if len(operands) == 1 else lax.concatenate(operands, dimension)
 
 
@@ -106,7 +106,7 @@ def _pad(ctx: Context, op: Op, x: Value, value: Value) -> Value:
 @raises("stablehlo.iota")
 def _iota(ctx: Context, op: Op) -> Value:
     aval = ctx.aval(op)
-    dimension = _attributes.integer(op["iota_dimension"])
+    dimension = attributes.integer(op["iota_dimension"])
     return lax.broadcasted_iota(aval.dtype, aval.shape, dimension)
 
 
@@ -138,21 +138,22 @@ def _tuple(ctx: Context, op: Op, *operands: Value) -> Value:
 
 @raises("stablehlo.get_tuple_element")
 def _get_tuple_element(ctx: Context, op: Op, operand: Value) -> Value:
-    return [operand[_attributes.integer(op["index"])]]
+    return [operand[attributes.integer(op["index"])]]
 
 
 # Dynamic shapes. The arguments have sizes when a module is raised, and what is computed from these
-# alone is known (`invert._raise.Known`), so that the ops become those of fixed shapes.
+# alone is known (`invert.stablehlo.ops.interpreter.Known`), so that the ops become those of fixed
+# shapes.
 
 
 @raises("stablehlo.get_dimension_size")
 def _get_dimension_size(ctx: Context, op: Op, x: Value) -> Value:
-    return Known.of(x.shape[_attributes.integer(op["dimension"])])
+    return Known.of(x.shape[attributes.integer(op["dimension"])])
 
 
 @raises("stablehlo.set_dimension_size")
 def _set_dimension_size(ctx: Context, op: Op, x: Value, size: Value) -> Value:
-    dimension = _attributes.integer(op["dimension"])
+    dimension = attributes.integer(op["dimension"])
     (n,) = sizes(size, op)
     return lax.slice_in_dim(x, 0, n, axis=dimension)
 
@@ -164,7 +165,7 @@ def _dynamic_reshape(ctx: Context, op: Op, x: Value, shape: Value) -> Value:
 
 @raises("stablehlo.dynamic_iota")
 def _dynamic_iota(ctx: Context, op: Op, shape: Value) -> Value:
-    dimension = _attributes.integer(op["iota_dimension"])
+    dimension = attributes.integer(op["iota_dimension"])
     return lax.broadcasted_iota(ctx.dtype(op), sizes(shape, op), dimension)
 
 

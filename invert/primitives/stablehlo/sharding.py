@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._raise import Context, Op, Value, raises
+from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 
 def annotation(ctx: Context, op: Op, x: Value) -> Value:

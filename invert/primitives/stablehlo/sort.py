@@ -11,24 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert import _compat
-from invert._jaxpr import ASSUMED_ORDER, HINT
-from invert._raise import Context, Op, Value, raises
-from invert.primitives.stablehlo import _attributes, _regions
+from invert._private.jax import current_names, name_stack
+from invert.ir.jaxprs import ASSUMED_ORDER, HINT
+from invert.stablehlo.ops import attributes, regions
+from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 
 @raises("stablehlo.sort")
 def _sort(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
     attribute = op.get("dimension")
-    dimension = -1 if attribute is None else _attributes.integer(attribute)
+    dimension = -1 if attribute is None else attributes.integer(attribute)
     dimension %= max(operands[0].ndim, 1)
     attribute = op.get("is_stable")
-    is_stable = attribute is not None and _attributes.boolean(attribute)
+    is_stable = attribute is not None and attributes.boolean(attribute)
     (region,) = op.regions
-    found = _regions.signature(region)
+    found = regions.signature(region)
     dtypes = tuple(np.dtype(x.dtype) for x in operands)
     for num_keys in range(1, len(operands) + 1):
-        if found is not None and found == _regions.comparator(dtypes, num_keys):
+        if found is not None and found == regions.comparator(dtypes, num_keys):
             return lax.sort(
                 tuple(operands), dimension=dimension, is_stable=is_stable, num_keys=num_keys
             )
@@ -44,7 +44,7 @@ def _by_assumption() -> contextlib.AbstractContextManager[None]:
 
     StableHLO leaves open what a sort by any other gives, and backends differ there.
     """
-    return _compat.name_stack((*_compat.current_names(), HINT + ASSUMED_ORDER))
+    return name_stack((*current_names(), HINT + ASSUMED_ORDER))
 
 
 # Comparisons that say what comes first, and whether the largest does.
@@ -62,17 +62,17 @@ def _sort_by_key(
     if owner is None or owner.name != "stablehlo.compare":
         return None
     op = Op(owner)
-    direction = _attributes.enum_name(op["comparison_direction"])
+    direction = attributes.enum_name(op["comparison_direction"])
     if direction not in _DESCENDING:
         return None
     descending = _DESCENDING[direction]
     arguments = list(block.arguments)
     first, second = arguments[::2], arguments[1::2]
     one, two = owner.operands
-    if _regions.expression(block, [one], first) is None:
+    if regions.expression(block, [one], first) is None:
         first, second, descending = second, first, not descending
-    expression = _regions.expression(block, [one], first)
-    if expression is None or expression != _regions.expression(block, [two], second):
+    expression = regions.expression(block, [one], first)
+    if expression is None or expression != regions.expression(block, [two], second):
         return None
     if one in first:
         key = operands[first.index(one)]
@@ -86,7 +86,7 @@ def _sort_by_key(
         key = jax.vmap(run)(*pairs).reshape(operands[0].shape)
     kind = op.get("compare_type")
     if jnp.issubdtype(key.dtype, jnp.floating):
-        if kind is not None and _attributes.enum_name(kind) == "TOTALORDER":
+        if kind is not None and attributes.enum_name(kind) == "TOTALORDER":
             key = _total_order_key(key)
         else:  # NaN is neither before nor after another number, nor its equal
             with _by_assumption():

@@ -15,7 +15,7 @@ import invert
 from invert._config import Config
 from invert.frontends.tf_function import entry_point
 from invert.primitives.tf import REGISTRY
-from invert.primitives.tf._bridge_ops import BRIDGED
+from invert.tf.fallback.xla_bridge_ops import BRIDGED
 from tests.tf.ops.cases import Case, Moments
 from tests.tf.ops.recipes_other import Variables
 

@@ -14,14 +14,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from invert.primitives.tf import _elementwise, _nn, _special
+from invert.primitives.tf import elementwise, nn, special
 from tests.tf.ops.cases import Case, case, dtypes_of, recipes_of
 from tests.tf.ops.compare import TOLERANCE, Comparison, NoKernel, run_by_xla, run_together
 from tests.tf.ops.exceptions import DIFFERENCES
 from tests.tf.ops.table import TABLE
 
 _TABLES = (
-    _elementwise.UNARY, _elementwise.BINARY, _special.FUNCTIONS, _nn.ACTIVATIONS, _nn.GRADIENTS
+    elementwise.UNARY, elementwise.BINARY, special.FUNCTIONS, nn.ACTIVATIONS, nn.GRADIENTS
 )  # fmt: skip
 _MORE = ("Equal", "LeakyRelu", "LeakyReluGrad", "NotEqual", "Pow")
 # Not elementwise, of three arguments, or without values to compare.

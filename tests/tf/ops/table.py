@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from invert.primitives.tf import REGISTRY, Node
-from invert.primitives.tf._bridge_ops import BRIDGED
-from invert.primitives.tf._lookup import entry_of
+from invert.primitives.tf import REGISTRY
+from invert.tf.fallback.xla_bridge_ops import BRIDGED
+from invert.tf.lookup import entry_of
+from invert.tf.ops.node import Node
 from tests.tf.ops.cases import Recipe
 from tests.tf.ops.exceptions import EXCEPTIONS
 from tests.tf.ops.recipes_array import ARRAY

@@ -1,0 +1,108 @@
+"""Which kind of container a path holds."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Literal
+
+from invert._config import Config
+from invert._entry import EntryPoint
+from invert._errors import MalformedModelError, SignatureError
+from invert.modules import save
+
+Kind = Literal["saved", "saved_model", "keras", "graph", "stablehlo", "exported"]
+
+# What a kind is called in text.
+NAMES: dict[Kind, str] = {
+    "saved": "module written by invert.save",
+    "saved_model": "SavedModel",
+    "keras": "Keras archive",
+    "graph": "GraphDef",
+    "stablehlo": "StableHLO module",
+    "exported": "jax.export artifact",
+}
+
+_MLIR = b"ML\xefR"
+_ZIP = b"PK\x03\x04"
+_HDF5 = b"\x89HDF"
+
+
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """The path of a container: of a SavedModel its directory, also where its file is named."""
+    place = Path(path)
+    return place.parent if place.name == "saved_model.pb" and place.is_file() else place
+
+
+def kind_of(path: str | os.PathLike[str]) -> Kind:
+    """The kind of a container, by its first bytes; of protos, which have none, by the suffix.
+
+    **Raises:** `MalformedModelError` where it is none that is known.
+    """
+    place = place_of(path)
+    if place.is_dir():
+        return "saved" if save.is_saved(place) else "saved_model"
+    try:
+        data = place.read_bytes()
+    except OSError as error:
+        reason = "does not exist" if not place.exists() else f"cannot be read: {error.strerror}"
+        raise MalformedModelError(f"{place} {reason}") from error
+    if not data.strip():
+        raise MalformedModelError(f"{place} is empty")
+    if data.startswith(_MLIR):
+        return "stablehlo"
+    if data.startswith(_ZIP) or zipfile.is_zipfile(place):
+        return "keras"
+    if data.startswith(_HDF5):
+        raise MalformedModelError(
+            f"{place} is HDF5, the format of Keras before version 3; load it with Keras and write "
+            "it with `model.export(directory)` or as `.keras`"
+        )
+    if place.suffix == ".pb":
+        return "graph"
+    if _MLIR in data:
+        return "exported"
+    if _is_text(data):
+        return "stablehlo"
+    raise MalformedModelError(
+        f"{place} is none of: a SavedModel directory, a directory that invert.save has written, a "
+        ".keras file, a GraphDef (.pb), StableHLO as text or bytecode, a jax.export artifact"
+    )
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in data
+
+
+def entry_point(place: Path, kind: Kind, config: Config, *, strict: bool = True) -> EntryPoint:
+    """The entry point of a container that holds one function.
+
+    **Arguments:**
+
+    - `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
+
+    **Raises:** as the front end; `SignatureError` where the container does not say what its inputs
+        are.
+    """
+    if kind == "keras":
+        from invert.frontends import keras_archive
+
+        return keras_archive.entry_point(place, config=config, strict=strict)
+    if kind == "graph":
+        raise SignatureError(
+            f"{place} is a graph, which does not say what its inputs and outputs are; use "
+            "invert.convert_graphdef with their names"
+        )
+    data = place.read_bytes()
+    if kind == "exported":
+        from invert.frontends import exported
+
+        return exported.entry_point(data, config=config)
+    from invert.frontends import stablehlo
+
+    return stablehlo.entry_point(data, config=config)

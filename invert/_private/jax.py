@@ -1,0 +1,552 @@
+"""The only importer of private JAX, jaxlib, MLIR and TensorFlow names.
+
+One place to fix for a new release. Everything here exists in jax 0.10.2 and jax 0.12.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import inspect
+import io
+import sys
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.export
+import numpy as np
+from jax._src import core as core
+from jax._src import dispatch as dispatch
+from jax._src import source_info_util as source_info_util
+from jax._src.ad_util import add_jaxvals_p as add_any_p
+from jax._src.interpreters import mlir as jax_mlir
+from jax._src.interpreters import partial_eval as partial_eval
+from jax._src.interpreters import pxla as pxla
+from jax._src.lax import lax as lax_internal
+from jax._src.lax import linalg as lax_linalg
+from jax._src.lib import _jax as _jaxlib
+from jax._src.random import core as random_core
+from jax._src.random import philox2x32, philox4x32, threefry2x32, threefry4x32
+from jax._src.random import prng as prng
+from jax._src.util import weakref_lru_cache
+from jaxlib import xla_client as xla_client
+from jaxlib.mlir import ir as ir
+from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
+
+make_ir_context = jax_mlir.make_ir_context
+mlir_bindings = _jaxlib.mlir
+
+threefry2x32_p = threefry2x32.threefry2x32_p
+threefry4x32_p = threefry4x32.threefry4x32_p
+philox2x32_p = philox2x32.philox2x32_p
+philox4x32_p = philox4x32.philox4x32_p
+random_gamma_p = random_core.random_gamma_p
+geqrf_p = lax_linalg.geqrf_p
+geqp3_p = lax_linalg.geqp3_p
+linear_solve = lax_linalg._solve
+
+
+def text_of(attribute: Any) -> str:
+    """Text of a string attribute; the bindings do not say that attributes have a value."""
+    return attribute.value
+
+
+def attribute_names(op: ir.Operation) -> list[str]:
+    """Names of the attributes of `op`; their values are not touched."""
+    return list(op.attributes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _stack(names: tuple[str, ...]) -> source_info_util.NameStack:
+    stack = source_info_util.NameStack()
+    for name in names:
+        stack = stack.extend(name)
+    return stack
+
+
+def name_stack(names: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
+    """Sets the name scopes of what is traced inside."""
+    return source_info_util.set_name_stack(_stack(names))
+
+
+def current_names() -> tuple[str, ...]:
+    """The name scopes of what is traced now, transforms left out."""
+    return _scopes(source_info_util.current_name_stack())
+
+
+def _scopes(stack: source_info_util.NameStack) -> tuple[str, ...]:
+    return tuple(s.name for s in stack.stack if isinstance(s, source_info_util.Scope))
+
+
+def names_of(eqn: core.JaxprEqn) -> tuple[str, ...]:
+    """The name scopes of an equation, transforms left out."""
+    return _scopes(eqn.source_info.name_stack)
+
+
+def with_names(eqn: core.JaxprEqn, names: tuple[str, ...]) -> core.JaxprEqn:
+    """The equation under other name scopes."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
+
+
+def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[core.Jaxpr, list[Any]]:
+    """Traces `fn` into a jaxpr without constants and the values of its constant variables."""
+    closed = jax.make_jaxpr(fn)(*avals)
+    return partial_eval.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)
+
+
+def trace_closed(fn: Callable[..., Any], *avals: Any) -> Any:
+    """Traces `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`."""
+    return jax.make_jaxpr(fn)(*avals)
+
+
+def forget_traces(namespace: Mapping[str, Any]) -> None:
+    """Drops the programs that JAX keeps of the compiled methods of a module's classes.
+
+    It keeps them as long as the classes, and the classes, since they are pytrees, for good.
+    """
+    for cls in namespace.values():
+        if isinstance(cls, type) and cls.__module__ == namespace["__name__"]:
+            for method in vars(cls).values():
+                # Equinox wraps methods, and what it compiles.
+                wrapper = getattr(method, "method", method)
+                if (compiled := getattr(wrapper, "_cached", None)) is not None:
+                    compiled.clear_cache()
+
+
+def apply_primitive(primitive: core.Primitive) -> Callable[..., Any]:
+    """The implementation of a primitive outside of tracing: compile and run it."""
+    return functools.partial(dispatch.apply_primitive, primitive)
+
+
+# XLA's registry calls the platforms by other names than JAX does.
+_REGISTRY_NAMES = {"cpu": "Host", "cuda": "CUDA", "rocm": "ROCM"}
+
+
+def custom_call_is_registered(target: str, platform: str) -> bool:
+    """Whether this process has an implementation of the custom call for `platform`."""
+    name = _REGISTRY_NAMES.get(platform)
+    return name is not None and target in xla_client.custom_call_targets(name)
+
+
+# jax 0.12 asks for the result types of a function, which jax 0.10 derives.
+_WANTS_OUT_AVALS = "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_fun).parameters
+
+
+def emit_custom_call(
+    ctx: Any,
+    operands: Sequence[ir.Value],
+    attributes: Sequence[tuple[str, str]],
+    computations: Sequence[Any],
+) -> Sequence[ir.Value]:
+    """Emits `stablehlo.custom_call` with attributes given as MLIR text."""
+    named = {name: ir.Attribute.parse(text) for name, text in attributes}
+    if computations:
+        symbols = []
+        for i, computation in enumerate(computations):
+            function = jax_mlir.lower_jaxpr_to_fun(
+                ctx.module_context,
+                f"{text_of(named['call_target_name'])}_{i}",
+                computation,
+                [],
+                num_const_args=0,
+                in_avals=computation.in_avals,
+                **({"out_avals": computation.out_avals} if _WANTS_OUT_AVALS else {}),
+            )
+            symbols.append(ir.FlatSymbolRefAttr.get(function.name.value))
+        named["called_computations"] = ir.ArrayAttr.get(symbols)
+    types = [jax_mlir.aval_to_ir_type(ctx.module_context, a) for a in ctx.avals_out]
+    return list(
+        ir.Operation.create(
+            "stablehlo.custom_call", results=types, operands=list(operands), attributes=named
+        ).results
+    )
+
+
+# Targets that JAX lowers to and does not vouch for in serialized modules: those of
+# jax/_src/lax/linalg.py that jax/_src/export/_export.py does not list, jax 0.10.2 and 0.12.
+_UNSTABLE_TARGETS = (
+    *(f"lapack_{t}{k}_ffi" for t in "sdcz" for k in ("ormqr", "unmqr", "geqp3", "gesvd")),
+    *(f"{p}solver_{k}_ffi" for p in ("cu", "hip") for k in ("ormqr", "gesvdp", "syrk", "geev")),
+    *(f"{p}hybrid_{k}" for p in ("cu", "hip") for k in ("geqp3", "eig_real", "eig_comp")),
+    *(f"{p}_tridiagonal_solve_perturbed" for p in ("cu", "hip")),
+    "cu_cholesky_update_ffi",
+    "hipsparse_gtsv2_ffi",
+    "tridiagonal_solve_perturbed_ffi",
+    # Those of older releases, which templates of their idioms hold.
+    *(
+        f"lapack_{t}{k}"
+        for t in "sdcz"
+        for k in (
+            *("potrf", "getrf", "geqrf", "orgqr", "ungqr", "gesdd", "syevd", "heevd"),
+            *("geev", "gees", "gehrd", "sytrd", "hetrd"),
+        )
+    ),
+    *(f"blas_{t}trsm" for t in "sdcz"),
+    *(
+        f"{p}solver_{k}"
+        for p in ("cu", "hip")
+        for k in "getrf geqrf orgqr syevd syevj gesvd gesvdj sytrd".split()
+    ),
+    *(f"{p}blas_{k}_batched" for p in ("cu", "hip") for k in ("getrf", "geqrf")),
+    *(f"{p}_threefry2x32{suffix}" for p in ("cu", "hip") for suffix in ("", "_ffi")),
+)
+
+
+def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
+    """The StableHLO module that JAX serializes for `fn` at these types.
+
+    Serialization expands some ops, so the module is taken through it, as the modules that are
+    raised were.
+    """
+    checks = jax.export.DisabledSafetyCheck
+    jitted = jax.jit(fn, keep_unused=True)
+    with warnings.catch_warnings():
+        # A program of 64-bit types lowered without them: one of two ways that are tried.
+        warnings.filterwarnings("ignore", message=".*requested.*dtype")
+        exported = jax.export.export(
+            jitted,
+            platforms=[platform],
+            disabled_checks=[checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)],
+        )(*avals)
+        # jax 0.12 keeps a program for good that is lowered with arguments it does not use: the
+        # value in this cache is its own key.
+        if forget := getattr(pxla._dce_jaxpr, "evict_weakref", None):
+            forget(jitted.trace(*avals).jaxpr)
+    return stablehlo_dialect.deserialize_portable_artifact(
+        make_ir_context(), exported.mlir_module_serialized
+    )
+
+
+def tf_variable_dtype(handle: Any) -> int | None:
+    """The `DataType` of the variable behind an eager handle; `None` where it is of none."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return data.shape_and_type[0].dtype
+
+
+def tf_concrete_functions(fn: Any) -> list[Any]:
+    """Concrete functions that a `tf.function` has so far; none is traced for it.
+
+    Of a function that made its variables when it was first called, the trace of that call holds
+    their initialization, behind conditions. TensorFlow itself never gives it away.
+    """
+    if hasattr(fn, "concrete_functions"):  # restored from a SavedModel
+        return list(fn.concrete_functions)
+    first = fn._concrete_variable_creation_fn if fn._created_variables else None
+    return [c for c in fn._list_all_concrete_functions() if c is not first]
+
+
+def keras_flags(variables: Iterable[Any]) -> dict[int, bool]:
+    """Whether Keras trains each of these variables of TensorFlow, by `id`, where Keras made it.
+
+    A frozen layer has that flag on objects of Keras that hold the variables. These do not know
+    their holders, and a traced function does not know its model, so the holders are looked for
+    among all objects of the process.
+    """
+    made = {id(v) for v in variables if v.trainable}
+    new, old = (sys.modules.get(name) for name in ("keras", "tf_keras"))
+    holders = _subclasses(getattr(new, "Variable", None))
+    layers = _subclasses(old.layers.Layer) if old is not None else set()
+    if not made or not holders | layers:
+        return {}
+    flags: dict[int, bool] = {}
+    for found in gc.get_objects():
+        if type(found) in holders:
+            held = {id(found._value): bool(found.trainable)}
+        elif type(found) in layers and not found.trainable:
+            held = {id(v): False for v in found.weights}
+        else:
+            continue
+        flags |= {key: flag for key, flag in held.items() if key in made}
+    return flags
+
+
+def _subclasses(cls: Any) -> set[type]:
+    """A class and all that are derived from it; nothing of `None`."""
+    if cls is None:
+        return set()
+    return {cls}.union(*map(_subclasses, cls.__subclasses__()))
+
+
+def tf_proto(module: str, message: str) -> Any:
+    """A new, empty proto message of a module of TensorFlow."""
+    return getattr(importlib.import_module(f"tensorflow.{module}"), message)()
+
+
+def tf_load_errors() -> tuple[type[Exception], ...]:
+    """What TensorFlow's loader raises besides built-in errors and those of ops."""
+    from google.protobuf.message import DecodeError
+    from tensorflow.python.saved_model import nested_structure_coder
+
+    return (DecodeError, nested_structure_coder.NotEncodableError)
+
+
+def tf_restored_class(kind: str) -> type:
+    """The class of what TensorFlow's loader makes of a `SavedObject` of some kind."""
+    from tensorflow.python.eager import function
+    from tensorflow.python.ops import resource_variable_ops
+    from tensorflow.python.saved_model import function_deserialization
+    from tensorflow.python.trackable import autotrackable, resource
+    from tensorflow.python.trackable.asset import Asset
+
+    return {
+        "asset": Asset,
+        "bare_concrete_function": function.ConcreteFunction,
+        "function": function_deserialization.RestoredFunction,
+        "resource": resource.RestoredResource,
+        "variable": resource_variable_ops.UninitializedVariable,
+    }.get(kind, autotrackable.AutoTrackable)
+
+
+def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
+    """The gradient function that the attribute `_gradient_op_type` of an op names, if known."""
+    from tensorflow.python.framework import ops
+
+    try:
+        return ops.gradient_registry.lookup(op.get_attr("_gradient_op_type"))
+    except LookupError:
+        return None
+
+
+def tf_scratch_graph(name: str) -> Any:
+    """A new function graph, which takes what it uses of other graphs as captured inputs."""
+    from tensorflow.python.framework import func_graph
+
+    return func_graph.FuncGraph(name)
+
+
+def tf_function_graph(graph: Any, function: str) -> Any | None:
+    """The graph of a function in the library of another; `None` where it has none."""
+    return getattr(graph._functions.get(function), "graph", None)
+
+
+# Source that a bare child process runs to get `ir`, `stablehlo_dialect` and `make_ir_context`
+# (see stablehlo/parse.py) in a quarter of the time that importing JAX takes. The dialects are
+# those of jax/_src/interpreters/mlir.py `make_ir_context`, jax 0.10.2 and 0.12.
+READER_PRELUDE = """
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy
+from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
+
+def make_ir_context():
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context = ir.Context()
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    context.enable_multithreading(False)
+    sdy.register_dialect(context)
+    mpmd.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    chlo.register_dialect(context)
+    stablehlo_dialect.register_dialect(context)
+    return context
+"""
+
+
+def module_bytecode(module: ir.Module) -> bytes:
+    """The module as MLIR bytecode."""
+    out = io.BytesIO()
+    module.operation.write_bytecode(file=out)
+    return out.getvalue()
+
+
+# jax 0.12 has one class for closed and open jaxprs.
+_JAXPRS = (core.Jaxpr, getattr(core, "ClosedJaxpr", core.Jaxpr))
+
+
+def holds_jaxprs(eqn: core.JaxprEqn) -> bool:
+    """Whether a parameter of the equation is a jaxpr or a tuple that begins with one."""
+    for value in eqn.params.values():
+        if isinstance(value, tuple) and value:
+            value = value[0]
+        if isinstance(value, _JAXPRS):
+            return True
+    return False
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether a value is traced rather than an array."""
+    return isinstance(value, core.Tracer)
+
+
+def made_by(value: Any) -> tuple[str, list[Any], Mapping[str, Any]] | None:
+    """The primitive, operands and parameters of the equation that a traced value comes from."""
+    eqn = getattr(value, "parent", None)
+    if eqn is None:
+        return None
+    return eqn.primitive.name, [core.full_lower(t) for t in eqn.in_tracers], eqn.params
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Whether `value` is a jaxpr, closed or open."""
+    return isinstance(value, _JAXPRS)
+
+
+def open_jaxpr(closed: Any) -> core.Jaxpr:
+    """The jaxpr without the values of its constants."""
+    return getattr(closed, "jaxpr", closed)
+
+
+def dce(jaxpr: core.Jaxpr) -> core.Jaxpr:
+    """Removes equations whose results are not used; keeps all arguments."""
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
+
+
+def live_part(
+    jaxpr: core.Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
+) -> tuple[core.Jaxpr, list[bool]]:
+    """What the used results need, without other arguments than those kept; which it needs."""
+    return partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept)
+
+
+def constants_as_arguments(jaxpr: core.Jaxpr) -> core.Jaxpr:
+    """Makes the constant variables the leading arguments."""
+    return partial_eval.convert_constvars_jaxpr(jaxpr)
+
+
+def eval_jaxpr(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr without constants."""
+    return core.eval_jaxpr(jaxpr, (), *values)
+
+
+def eval_closed(closed: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluates a closed jaxpr."""
+    return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
+
+
+def rename(jaxpr: core.Jaxpr, names: Mapping[Any, Any]) -> core.Jaxpr:
+    """Puts other variables in the place of those in `names`."""
+
+    def new(atom: Any) -> Any:
+        return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
+
+    eqns = [e.replace(invars=[new(a) for a in e.invars]) for e in jaxpr.eqns]
+    return jaxpr.replace(eqns=eqns, outvars=[new(v) for v in jaxpr.outvars])
+
+
+def key_impl(dtype: Any) -> Any:
+    """The generator of a key dtype, as `jax.random.wrap_key_data` takes it."""
+    return dtype._impl.name
+
+
+def words_of(value: Any) -> Any:
+    """The words of an array of keys; any other array as it is."""
+    if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
+    return prng.random_unwrap_p.bind(value)
+
+
+def from_words(value: Any, dtype: Any) -> Any:
+    """An array of this dtype: the keys that the words make where it is one of keys."""
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return value
+    return prng.random_wrap_p.bind(value, impl=dtype._impl)
+
+
+def by_jaxpr(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Keeps what `function` says of a jaxpr as long as that jaxpr lives."""
+    return weakref_lru_cache(function, maxsize=None, trace_context_in_key=False)
+
+
+def physical_type(aval: Any) -> tuple[tuple[Any, ...], Any]:
+    """Shape and dtype of the array that a module holds for a value of this type."""
+    if aval.dtype == jax.dtypes.float0:
+        return aval.shape, np.dtype(bool)
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return (*aval.shape, *aval.dtype._impl.key_shape), np.dtype(np.uint32)
+    return aval.shape, aval.dtype
+
+
+def consts_of(jaxpr: Any) -> Sequence[Any]:
+    """Values of the constants of a closed jaxpr; none for an open one."""
+    return getattr(jaxpr, "consts", ())
+
+
+def close_like(original: Any, jaxpr: core.Jaxpr) -> Any:
+    """`jaxpr` in the form of `original`: closed over its constants, or open."""
+    if isinstance(original, core.Jaxpr):
+        return jaxpr
+    return cast(Any, _JAXPRS[1])(jaxpr, original.consts)
+
+
+def evaluate(
+    eqns: Iterable[core.JaxprEqn], env: dict[Any, Any], inline: Container[int] = ()
+) -> Callable[[Any], Any]:
+    """Binds equations on the values in `env`; returns the function that reads an atom.
+
+    The calls whose `id` is in `inline` are replaced by what they call.
+    """
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+    for eqn in eqns:
+        if id(eqn) in inline:
+            inner = eqn.params["jaxpr"]
+            results = core.eval_jaxpr(open_jaxpr(inner), consts_of(inner), *map(read, eqn.invars))
+            env.update(zip(eqn.outvars, results, strict=True))
+            continue
+        bound = eqn.primitive.get_bind_params(eqn.params)
+        # jax 0.10 gives functions apart from parameters.
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)
+        with context_of(eqn):
+            results = eqn.primitive.bind(*functions, *map(read, eqn.invars), **params)
+        results = results if eqn.primitive.multiple_results else [results]
+        env.update(zip(eqn.outvars, results, strict=True))
+    return read
+
+
+def inline_calls(closed: Any) -> Any:
+    """Inlines the `jit` equations of the outermost level."""
+    jaxpr = open_jaxpr(closed)
+    calls = {id(e) for e in jaxpr.eqns if e.primitive.name == "jit"}
+
+    def run(*values: Any) -> list[Any]:
+        env = dict(
+            zip([*jaxpr.constvars, *jaxpr.invars], [*consts_of(closed), *values], strict=True)
+        )
+        read = evaluate(jaxpr.eqns, env, inline=calls)
+        return [read(v) for v in jaxpr.outvars]
+
+    return jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars))
+
+
+@contextlib.contextmanager
+def context_of(eqn: Any) -> Iterator[None]:
+    """Traces what is inside as part of an equation: its name scopes, source and settings."""
+    info = eqn.source_info
+    stack = source_info_util.current_name_stack() + info.name_stack
+    with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+        yield
+
+
+def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """The results of an equation on other operands."""
+    results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def plain_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of an equation in a form that two programs can be compared by.
+
+    jax 0.12 keeps of a `scan` the trees that its operands and results came in, which say nothing
+    of what is computed; only how many constants and carried values there are does.
+    """
+    if "ft_in" not in params:
+        return params
+    consts, carry, _ = params["ft_in"].unpack()
+    plain = {name: value for name, value in params.items() if name not in ("ft_in", "ft_out")}
+    return {**plain, "num_consts": len(consts), "num_carry": len(carry)}
+
+
+def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
+    """Numbers of constants and of carried values among the operands of a `scan` equation."""
+    plain = plain_params(params)
+    return plain["num_consts"], plain["num_carry"]

@@ -1,0 +1,171 @@
+"""What `invert convert --verify` compares: certificate, the saved module, and the original."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from invert._errors import InvertError, VerificationError
+from invert._report import Report
+from invert._verify import random_value
+from invert.cli.model import Model
+from invert.emission import dimension_names
+from invert.frontends import original
+from invert.modules import save
+from invert.modules.module import Function, Module
+
+# How far two libraries may be apart on one machine, relative to the largest result: they add in
+# another order. By the bits of the mantissa.
+_TOLERANCES = {2: 5e-2, 4: 1e-3, 8: 1e-9}
+# Open sizes are tried at these, in each row one after the other for each dimension. None of them
+# has a part in writing the text.
+_SIZES = ((2, 3), (1, 4), (17, 10))
+
+
+class Difference(VerificationError):
+    """What was converted is not what it was converted from."""
+
+
+@dataclasses.dataclass
+class Found:
+    """What was compared, in lines, and where it differs."""
+
+    lines: list[str] = dataclasses.field(default_factory=list)
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+
+def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]) -> Found:
+    """Compares a converted model with what it came from and with what was written."""
+    found = Found()
+    for name, report in reports.items():
+        if report.certificate.kind == "unverified":
+            found.failures.append(f"{name}: unverified: {report.certificate.reason}")
+    if not isinstance(module, Module):
+        found.lines.append("  not run: only modules of one function are; use --signature")
+        return found
+    function = module._function
+    names = dimension_names(function.specs)
+    if names is None:
+        found.lines.append("  not run: its open sizes have no names")
+        return found
+    dims = list(dict.fromkeys(n for shape in names for n in shape if isinstance(n, str)))
+    loaded: Any = save.load_saved(target)
+    for row in _SIZES if dims else _SIZES[:1]:
+        sizes = {n: row[i % len(row)] for i, n in enumerate(dims)}
+        at = f" at {', '.join(f'{n} = {size}' for n, size in sizes.items())}" if sizes else ""
+        values = _arguments(function, names, sizes)
+        args, kwargs = jax.tree_util.tree_unflatten(function.in_tree, values)
+        try:
+            here = _results(module, function, args, kwargs)
+        except (InvertError, TypeError, ValueError) as error:
+            if not at:
+                raise
+            found.lines.append(f"  not run{at}, which the program refuses: {_first_line(error)}")
+            continue
+        try:
+            there = _results(loaded, function, args, kwargs)
+        except (TypeError, ValueError) as error:
+            found.failures.append(f"the saved module does not run{at}: {_first_line(error)}")
+            continue
+        if _same(here, there):
+            found.lines.append(f"  saved and loaded again: equal, bit for bit{at}")
+        else:
+            found.failures.append(f"the saved module gives other results than the converted{at}")
+        _compare_original(model, function, (args, kwargs), here, found)
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _arguments(
+    function: Function, names: Sequence[Sequence[int | str]], sizes: Mapping[str, int]
+) -> list[Any]:
+    """Random arguments of these sizes."""
+    rng = np.random.default_rng(0)
+    return [
+        random_value(
+            rng,
+            jax.ShapeDtypeStruct([sizes.get(n, n) for n in shape], spec.dtype),  # pyright: ignore
+        )
+        for shape, spec in zip(names, function.specs, strict=True)
+    ]
+
+
+def _results(module: Any, function: Function, args: Any, kwargs: Any) -> list[np.ndarray]:
+    extra: dict[str, Any] = {}
+    if function.key_name is not None:
+        extra[function.key_name] = jax.random.key(0)
+    if function.state_name is not None:
+        args = (*args, eqx.nn.State(module))
+    out = module(*args, **kwargs, **extra)
+    if function.state_name is not None:
+        out = out[0]
+    return [np.asarray(x) for x in jax.tree_util.tree_leaves(out)]
+
+
+def _same(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
+    return len(a) == len(b) and all(
+        x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _compare_original(
+    model: Model, function: Function, values: Any, here: Sequence[np.ndarray], found: Found
+) -> None:
+    if function.key_name is not None:
+        found.lines.append("  not compared with the original: it draws other random numbers")
+        return
+    try:
+        there = _original(model, function.entry.name)
+        results = there(*values) if there is not None else None
+    # Whatever the container's own library does not like about these arguments.
+    except (InvertError, RuntimeError, ValueError, TypeError, LookupError, OSError) as error:
+        found.lines.append(f"  not compared with the original, which does not run: {error}")
+        return
+    if results is None:
+        found.lines.append("  not compared with the original: nothing here runs it")
+        return
+    largest = 0.0
+    for i, (x, y) in enumerate(zip(here, results, strict=True)):
+        gap, limit = _gap(x, np.asarray(y))
+        largest = max(largest, gap)
+        if not gap <= limit:
+            found.failures.append(f"result {i} differs from the original's by {gap:.3g} of it")
+    found.lines.append(f"  run beside the original: largest difference {largest:.3g} of a result")
+
+
+def _original(model: Model, name: str) -> original.Original | None:
+    if model.kind == "saved_model":
+        return original.of_saved_model(model.path, name)
+    if model.kind == "keras":
+        return original.of_keras(model.path)
+    if model.kind == "graph":
+        return original.of_graph(model.path.read_bytes(), model.inputs, model.outputs)
+    return original.of_exported(model.path.read_bytes()) if model.kind == "exported" else None
+
+
+def _gap(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """The largest difference relative to the largest number of `y`; and how much it may be."""
+    if x.shape != y.shape:
+        return float("inf"), 0.0
+    inexact = jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)
+    if not inexact:
+        return float(not np.array_equal(x, y)), 0.0
+    size = x.dtype.itemsize // (2 if x.dtype.kind == "c" else 1)
+    wide = np.complex128 if x.dtype.kind == "c" else np.float64
+    a, b = x.astype(wide), y.astype(wide)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(all="ignore"):
+        difference = np.where(same, 0.0, np.abs(a - b))
+        scale = np.abs(b[np.isfinite(b)]).max(initial=0.0)
+    largest = float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
+    return largest / max(float(scale), 1.0), _TOLERANCES.get(size, 5e-2)

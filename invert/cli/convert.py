@@ -1,0 +1,78 @@
+"""`invert convert`: a model to a directory with source and weights, and a report about it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from invert._config import Config
+from invert._errors import InvertError, plain
+from invert._report import Report
+from invert.cli import check
+from invert.cli.inspect import bytes_text
+from invert.cli.model import Model
+from invert.cli.progress import Progress
+from invert.emission import STYLES
+from invert.modules import save
+from invert.modules.methods import Methods
+from invert.modules.module import Module
+
+
+class UsageError(InvertError):
+    """What the command was asked cannot be done as it was asked."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Converts and saves; 6 where `--verify` finds a difference."""
+    target = Path(options.output)
+    if (target / "saved_model.pb").exists():
+        raise UsageError(f"{target} holds a SavedModel; give another directory")
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file; give a directory")
+    try:
+        save.byte_count(options.max_shard_size)
+    except ValueError as error:
+        raise UsageError(f"--max-shard-size: {error}") from error
+    layers = tuple(filter(None, options.layers.split(",")))
+    if unknown := set(layers) - STYLES:
+        raise UsageError(f"--layers {unknown.pop()} is none of: {', '.join(sorted(STYLES))}")
+    failures: list[str] = []
+    with Progress(options.progress) as progress:
+        config = Config(host_ops=options.host_ops, platform=options.platform, progress=progress)
+        progress(f"reading {options.model}")
+        model = Model.of(options.model, options)
+        module = model.load(config)
+        progress("writing the source")
+        if layers and not isinstance(module, (Module, Methods)):
+            raise UsageError(f"--layers: {model.path} is written already")
+        save.save(module, target, max_shard_size=options.max_shard_size, layers=layers)
+        lines = [plain(str(report)) for report in _reports(module).values()]
+        lines += [f"  note: {plain(text)}" for text in _messages(module, layers)]
+        if isinstance(module, Methods):
+            for name, error in module.failed.items():
+                lines.append(f"{plain(name)}: not converted: {plain(str(error))}")
+        if options.verify:
+            progress("comparing with the original")
+            found = check.check(model, module, target, _reports(module))
+            lines += found.lines
+            failures = found.failures
+    for name in (p.name for p in sorted(target.iterdir())):
+        if name in ("model.py", "README.md") or name.startswith("weights"):
+            lines.append(f"wrote {target / name} ({bytes_text((target / name).stat().st_size)})")
+    print("\n".join(lines))
+    if failures:
+        raise check.Difference("\n".join(failures))
+    return 0
+
+
+def _reports(module: Any) -> Mapping[str, Report]:
+    if isinstance(module, Methods):
+        return module.reports
+    return {module.report.entry: module.report} if isinstance(module, Module) else {}
+
+
+def _messages(module: Any, layers: tuple[str, ...]) -> tuple[str, ...]:
+    own = isinstance(module, (Module, Methods))
+    return module.emit(layers=layers).messages if own else ()

@@ -1,0 +1,263 @@
+"""`invert diff`: two programs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import itertools
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from invert._config import Config
+from invert._errors import plain
+from invert._private.jax import is_jaxpr, open_jaxpr
+from invert._verify import largest_gap
+from invert.cli.model import Model
+from invert.cli.programs import Program, programs_of
+from invert.cli.progress import Progress
+from invert.emission import difference
+from invert.rewriting.pattern import is_var
+
+# Beyond so many lines that differ, lines that stand often are no anchors for the alignment.
+_MANY = 2000
+_CONTEXT = 3
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints where two programs differ; 1 where they do, 0 where they are the same."""
+    with Progress(options.progress) as progress:
+        config = Config(verify=False, progress=progress)
+        sides = []
+        for path in (options.a, options.b):
+            progress(f"reading {path}")
+            sides.append(Model.of(path, options).load(config))
+        progress("comparing")
+        a, b = (programs_of(side, other) for side, other in (sides, sides[::-1]))
+    width = options.width or shutil.get_terminal_size((130, 24)).columns
+    differs = False
+    for title, x, y in _pairs(a, b):
+        if x is None or y is None:
+            print(f"{title}: only in {options.a if y is None else options.b}")
+            differs = True
+            continue
+        lines, found = compare(x, y, width=width, full=options.full, weights=options.weights)
+        if found and not differs:
+            print(f"--- {options.a}\n+++ {options.b}")
+        if lines:
+            print("\n".join([f"{plain(title)}:", *map(plain, lines)]))
+        differs = differs or found
+    return int(differs)
+
+
+def _pairs(
+    a: Mapping[str, Program], b: Mapping[str, Program]
+) -> Iterator[tuple[str, Program | None, Program | None]]:
+    """Programs of one name; two that are alone are compared whatever they are called."""
+    if len(a) == len(b) == 1:
+        (name, x), (other, y) = *a.items(), *b.items()
+        yield name if name == other else f"{name}, {other}", x, y
+        return
+    for name in dict.fromkeys([*a, *b]):
+        yield name, a.get(name), b.get(name)
+
+
+def compare(
+    a: Program, b: Program, *, width: int, full: bool = False, weights: bool = False
+) -> tuple[list[str], bool]:
+    """Two programs in two columns, and whether they differ.
+
+    **Arguments:**
+
+    - `width`: columns of the text.
+    - `full`: whether lines are printed that lie far from a difference, or where there is none.
+    - `weights`: whether the values of the arrays that they hold count too.
+    """
+    reason = difference(a.jaxpr, b.jaxpr)
+    if reason is None and len(a.held) != len(b.held):
+        reason = f"{len(a.held)} arrays are held against {len(b.held)}"
+    rows = list(_rows(_lines(a), _lines(b))) if reason is not None or full else []
+    lines = list(_columns(rows, width, full))
+    if reason is not None:
+        lines.append(f"the programs differ: {reason}")
+    apart = [] if reason is not None or not weights else list(_apart(a, b))
+    return [*lines, *apart], reason is not None or bool(apart)
+
+
+def _apart(a: Program, b: Program) -> Iterator[str]:
+    for (name, x), (other, y) in zip(a.held, b.held, strict=True):
+        p, q = np.asarray(x), np.asarray(y)
+        if p.tobytes() != q.tobytes():
+            both = name if name == other else f"{name} and {other}"
+            yield f"the values of {both} differ, by {largest_gap(p, q):.3g} at most"
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of a program.
+
+    **Arguments:**
+
+    - `key`: the line without names, by which lines are aligned.
+    - `reads`, `makes`: the values that it reads, variables or literals, and those that it makes.
+    """
+
+    key: str
+    text: str
+    reads: tuple[Any, ...] = ()
+    makes: tuple[Any, ...] = ()
+
+
+def _lines(program: Program) -> list[Line]:
+    names: dict[Any, str] = {}
+    numbers = itertools.count()
+
+    def name(v: Any) -> str:
+        if not is_var(v):
+            return str(v.val)
+        if v not in names:
+            names[v] = _letters(next(numbers))
+        return names[v]
+
+    held = len(program.held)
+    lines = []
+    for i, v in enumerate(program.jaxpr.invars):
+        kind, label = ("holds", program.held[i][0]) if i < held else ("takes", "")
+        label = label or program.arguments[i - held]
+        type_ = _type(v)
+        lines.append(Line(f"{kind} {type_}", f"{kind} {name(v)}: {type_}  {label}", (), (v,)))
+    lines += _body(program.jaxpr, name, "")
+    return lines
+
+
+def _body(jaxpr: Any, name: Any, indent: str) -> Iterator[Line]:
+    for eqn in jaxpr.eqns:
+        inner: list[tuple[str, Any]] = []
+        texts = []
+        for key, value in eqn.params.items():
+            found = value if isinstance(value, (tuple, list)) else (value,)
+            bodies = [v for v in found if is_jaxpr(v)]
+            if bodies:
+                numbered = len(bodies) > 1
+                inner += [(f"{key} {i}" if numbered else key, v) for i, v in enumerate(bodies)]
+            elif _says_something(value):
+                texts.append(f"{key}={_value(value)}")
+        what = f"{eqn.primitive.name}[{', '.join(texts)}]" if texts else eqn.primitive.name
+        types = ", ".join(_type(v) for v in eqn.outvars)
+        read = " ".join(name(v) for v in eqn.invars)
+        made = ", ".join(f"{name(v)}: {_type(v)}" for v in eqn.outvars)
+        yield Line(
+            f"{indent}{types} = {what}", f"{indent}{made} = {what} {read}",
+            tuple(eqn.invars), tuple(eqn.outvars),
+        )  # fmt: skip
+        for title, closed in inner:
+            body = open_jaxpr(closed)
+            taken = [*body.constvars, *body.invars]
+            head = f"{indent}  {title} of"
+            kinds = " ".join(map(_type, taken))
+            yield Line(f"{head} {kinds}", f"{head} {' '.join(map(name, taken))}", (), tuple(taken))
+            yield from _body(body, name, indent + "    ")
+    results = " ".join(map(name, jaxpr.outvars))
+    kinds = " ".join(map(_type, jaxpr.outvars))
+    yield Line(f"{indent}return {kinds}", f"{indent}return {results}", tuple(jaxpr.outvars))
+
+
+def _says_something(value: Any) -> bool:
+    """Whether a parameter is printed: not what is absent, nor the functions of derivative rules."""
+    if isinstance(value, tuple):
+        return any(map(_says_something, value))
+    silent = value is None or value is False or type(value).__name__ in _SILENT
+    return not silent and not callable(value)
+
+
+# Placements that nobody has chosen, and functions of derivative rules.
+_SILENT = frozenset({"UnspecifiedValue", "WrappedFun"})
+
+
+def _value(value: Any) -> str:
+    """A parameter as text, without the addresses of objects."""
+    return re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(value).split()))
+
+
+def _type(v: Any) -> str:
+    aval = v.aval
+    sizes = ",".join(map(str, getattr(aval, "shape", ())))
+    return f"{getattr(aval, 'dtype', aval)}[{sizes}]"
+
+
+def _letters(i: int) -> str:
+    """`a` to `z`, then `aa` and so on."""
+    text = ""
+    while i >= 0:
+        text = chr(ord("a") + i % 26) + text
+        i = i // 26 - 1
+    return text
+
+
+Row = tuple[str, Line | None, Line | None]
+
+
+def _rows(a: Sequence[Line], b: Sequence[Line]) -> Iterator[Row]:
+    """Lines beside each other, with `|` where they differ, `<` and `>` where one is alone."""
+    same: dict[Any, Any] = {}
+    one, two = ([line.key for line in lines] for lines in (a, b))
+    junk = max(len(a), len(b)) > _MANY
+    matcher = difflib.SequenceMatcher(None, one, two, autojunk=junk)
+    for tag, i, j, k, m in matcher.get_opcodes():
+        for x, y in itertools.zip_longest(a[i:j], b[k:m]):
+            if x is None or y is None:
+                yield "<" if y is None else ">", x, y
+                continue
+            mark = " "
+            if tag != "equal" or not all(map(_corresponds(same), x.reads, y.reads)):
+                mark = "|"
+            if tag == "equal":
+                same.update(zip(x.makes, y.makes, strict=True))
+            yield mark, x, y
+
+
+def _corresponds(same: Mapping[Any, Any]) -> Any:
+    def test(v: Any, w: Any) -> bool:
+        if is_var(v) and is_var(w):
+            return same.get(v) is w
+        return not is_var(v) and not is_var(w) and str(v.val) == str(w.val)
+
+    return test
+
+
+def _columns(rows: Sequence[Row], width: int, full: bool) -> Iterator[str]:
+    half = max((width - 3) // 2, 20)
+    shown = _near(rows) if not full else set(range(len(rows)))
+    last = -1
+    for i in sorted(shown):
+        if i != last + 1:
+            yield _gap(i - last - 1)
+        last = i
+        mark, x, y = rows[i]
+        left, right = (_wrap(line.text if line else "", half) for line in (x, y))
+        for text, other in itertools.zip_longest(left, right, fillvalue=""):
+            yield f"{text:<{half}} {mark} {other}".rstrip()
+    if shown and last != len(rows) - 1:
+        yield _gap(len(rows) - 1 - last)
+
+
+def _gap(count: int) -> str:
+    return f"... {count} line{'s' if count > 1 else ''} alike"
+
+
+def _near(rows: Sequence[Row]) -> set[int]:
+    found: set[int] = set()
+    for i, (mark, _, _) in enumerate(rows):
+        if mark != " ":
+            found |= set(range(max(0, i - _CONTEXT), min(len(rows), i + _CONTEXT + 1)))
+    return found
+
+
+def _wrap(text: str, width: int) -> Iterable[str]:
+    indent = " " * (len(text) - len(text.lstrip()) + 4)
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]

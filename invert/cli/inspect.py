@@ -1,0 +1,327 @@
+"""`invert inspect`: what a model holds, and what would become of it."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import dataclasses
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from invert._config import Config
+from invert._entry import ArgSpec, EntryPoint, OpUse
+from invert._errors import InvertError, MalformedModelError, Problem, UnsupportedOpError, plain
+from invert.cli.model import Model
+from invert.cli.progress import Progress
+from invert.modules import save
+from invert.modules.signatures import state_and_key
+
+# How a kind of road is called, in the order in which they are listed.
+_ROADS = {
+    "rule": "with a rule of their own",
+    "xla": "compiled alone by TensorFlow's XLA bridge",
+    "host": "run by TensorFlow on the host, at conversion",
+    "opaque": "custom calls that stay opaque unless a pattern knows them",
+    "none": "without a way",
+}
+_MOST_PLACES = 20  # of random and host ops that are listed as text; JSON has all
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """What is known of one function before it is converted.
+
+    **Arguments:**
+
+    - `call`: how the module would be called.
+    - `ops`: number of ops by road and name; `random`, `host`: where these are.
+    - `problems`: why it cannot be converted.
+    - `outcome`: what would happen, in lines.
+    """
+
+    name: str
+    source: str = ""
+    arguments: tuple[dict[str, str], ...] = ()
+    results: tuple[str, ...] = ()
+    call: str = ""
+    ops: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    random: tuple[dict[str, str], ...] = ()
+    host: tuple[dict[str, str], ...] = ()
+    variables: tuple[dict[str, Any], ...] = ()
+    problems: tuple[dict[str, str], ...] = ()
+    outcome: tuple[str, ...] = ()
+
+    @property
+    def converts(self) -> bool:
+        return not self.problems
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints what a model holds; 4 where a function of it cannot be converted."""
+    with Progress(options.progress) as progress:
+        progress(f"reading {options.model}")
+        model = Model.of(options.model, options)
+        if model.kind == "saved":
+            return _saved(model, as_json=options.json)
+        functions, others = [], ()
+        try:
+            readers, others = model.functions(Config(verify=False))
+        except UnsupportedOpError as error:  # what TensorFlow's loader would run
+            functions = [Function(model.path.name, problems=_problems(error))]
+        else:
+            for name, reader in readers.items():
+                progress(f"inspecting {name}")
+                functions.append(_function(name, reader))
+    found = {
+        "path": str(model.path),
+        "kind": model.kind_name,
+        "bytes": _size(model.path),
+        "functions": [dataclasses.asdict(f) | {"converts": f.converts} for f in functions],
+        "others": list(others),
+    }
+    print(json.dumps(found, indent=2) if options.json else _text(found, functions))
+    return 0 if all(f.converts for f in functions) else 4
+
+
+def _function(name: str, reader: Callable[[], EntryPoint]) -> Function:
+    try:
+        entry = reader()
+        ops = list(entry.ops())
+    except UnsupportedOpError as error:
+        return Function(name, problems=_problems(error))
+    except InvertError as error:
+        return Function(name, problems=(_problem(Problem(name, str(error))),))
+    counts: dict[str, collections.Counter[str]] = {}
+    for use in ops:
+        counts.setdefault(use.road, collections.Counter())[use.op] += 1
+    problems = tuple(map(_problem, entry.problems))
+    return Function(
+        name=name,
+        source=entry.source,
+        arguments=tuple(_arguments(entry)),
+        results=tuple(map(type_text, entry.results or ())),
+        call=_call(entry),
+        ops={r: dict(sorted(counts[r].items())) for r in _ROADS if r in counts},
+        random=_places(u for u in ops if u.draws),
+        host=_places(u for u in ops if u.road == "host"),
+        variables=tuple(_variables(entry)),
+        problems=problems,
+        outcome=tuple(_outcome(entry, counts)),
+    )
+
+
+def _arguments(entry: EntryPoint) -> Iterable[dict[str, str]]:
+    trees = [*zip(entry.arg_names, entry.args, strict=True), *entry.kwargs.items()]
+    for name, tree in trees:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(
+            tree, is_leaf=lambda x: isinstance(x, ArgSpec)
+        )
+        for path, spec in leaves:
+            yield {"name": name + jax.tree_util.keystr(path), "type": type_text(spec)}
+
+
+def type_text(spec: ArgSpec) -> str:
+    """`float32[?, 3]`: sizes that are open without a name are question marks."""
+    sizes = ("?" if n is None else str(n) for n in spec.shape)
+    return f"{spec.dtype}[{', '.join(sizes)}]"
+
+
+def _call(entry: EntryPoint) -> str:
+    state, key = state_and_key(entry, False)
+    arguments = [*entry.arg_names, *([state] if state else [])]
+    arguments += [f"{n}={n}" for n in (*entry.kwargs, *([key] if key else []))]
+    return f"{'out, state' if state else 'out'} = module({', '.join(arguments)})"
+
+
+def _variables(entry: EntryPoint) -> Iterable[dict[str, Any]]:
+    for i, param in enumerate(entry.params):
+        yield {
+            "name": param.name,
+            "type": type_text(ArgSpec(param.name, param.value.shape, param.value.dtype)),
+            "bytes": param.value.nbytes,
+            "trainable": param.trainable,
+            "stated": param.stated,
+            "assigned": i in entry.assigned,
+        }
+
+
+def _outcome(entry: EntryPoint, counts: Mapping[str, collections.Counter[str]]) -> Iterable[str]:
+    if entry.problems:
+        count = len(entry.problems)
+        yield f"cannot be converted: {count} problem{'s' if count > 1 else ''}, listed above"
+        return
+    yield f"converts; it is called as `{_call(entry)}`"
+    if entry.assigned:
+        yield f"{len(entry.assigned)} variables that it assigns become an equinox.nn.State"
+    if entry.draws:
+        yield "it draws random numbers and takes a key"
+    specs = jax.tree_util.tree_leaves(
+        (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
+    )
+    if any(not isinstance(n, int) for s in specs for n in s.shape):
+        yield "sizes are open: it is recovered at the sizes it is called with"
+    if found := counts.get("xla"):
+        yield f"compiled alone by the XLA bridge: {_listed(found)}"
+    if found := counts.get("host"):
+        yield f"run at conversion, by TensorFlow: {_listed(found)}"
+    if found := counts.get("opaque"):
+        yield f"run only where registered, unless a pattern knows them: {_listed(found)}"
+    yield from entry.notes()
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} x {op}" for op, n in sorted(counts.items()))
+
+
+def _problems(error: UnsupportedOpError) -> tuple[dict[str, str], ...]:
+    return tuple(map(_problem, error.problems))
+
+
+def _problem(problem: Problem) -> dict[str, str]:
+    return {k: plain(v) for k, v in dataclasses.asdict(problem).items()}
+
+
+def _places(uses: Iterable[OpUse]) -> tuple[dict[str, str], ...]:
+    return tuple({"op": use.op, "location": plain(use.location)} for use in uses)
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(p.stat().st_size for p in files if p.is_file())
+
+
+def bytes_text(count: float) -> str:
+    """`1.5 MB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+
+
+def _text(found: Mapping[str, Any], functions: Sequence[Function]) -> str:
+    lines = [f"{found['path']}: {found['kind']}, {bytes_text(found['bytes'])}"]
+    for function in functions:
+        lines += ["", *_function_lines(function)]
+    if found["others"]:
+        lines += ["", "also there, with --signature:", *(f"  {n}" for n in found["others"])]
+    return "\n".join(plain(line) for line in lines)
+
+
+def _function_lines(function: Function) -> Iterable[str]:
+    source = function.source
+    yield f"{function.name}{f' ({source})' if source else ''}"
+    if function.arguments or function.call:
+        yield from _section("arguments", [f"{a['name']}: {a['type']}" for a in function.arguments])
+    yield from _section("results", function.results)
+    if function.variables:
+        yield from _state(function.variables)
+    for road, counts in function.ops.items():
+        total = sum(counts.values())
+        yield from _section(f"ops {_ROADS[road]} ({total})", _wrapped(counts))
+    for title, places in (("random ops", function.random), ("host ops", function.host)):
+        shown = [f"{p['op']} at {p['location']}" for p in places[:_MOST_PLACES]]
+        rest = len(places) - len(shown)
+        yield from _section(title, [*shown, *([f"and {rest} more"] if rest else [])])
+    for problem in function.problems:
+        yield f"  cannot be converted: {problem['op']}: {problem['reason']}"
+        for what in ("location", "remedy"):
+            if problem[what]:
+                yield f"    {what}: {problem[what]}"
+    yield from _section("what would happen", function.outcome)
+
+
+def _section(title: str, lines: Sequence[str]) -> Iterable[str]:
+    if lines:
+        yield f"  {title}:"
+        yield from (f"    {line}" for line in lines)
+
+
+def _state(variables: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    count = sum(math.prod(_shape(v["type"])) for v in variables)
+    size = bytes_text(sum(v["bytes"] for v in variables))
+    lines = []
+    for v in variables:
+        marks = [] if v["trainable"] else ["not trained"]
+        marks += [] if v["stated"] else ["trained or not: not stated"]
+        marks += ["assigned"] if v["assigned"] else []
+        said = f" ({', '.join(marks)})" if marks else ""
+        lines.append(f"{v['name']}: {v['type']}{said}")
+    yield from _section(f"variables ({len(lines)}; {count:,} numbers, {size})", lines)
+
+
+def _shape(text: str) -> list[int]:
+    return [int(n) for n in text[text.index("[") + 1 : -1].split(",") if n.strip()]
+
+
+def _wrapped(counts: Mapping[str, int], width: int = 90) -> list[str]:
+    lines = [""]
+    for op, n in counts.items():
+        word = f"{n} x {op}"
+        if lines[-1] and len(lines[-1]) + len(word) > width:
+            lines.append("")
+        lines[-1] += f", {word}" if lines[-1] else word
+    return lines
+
+
+def _saved(model: Model, *, as_json: bool) -> int:
+    """A directory that `invert.save` has written; its code is read but not run."""
+    text = (model.path / "model.py").read_text(encoding="utf-8", errors="replace")
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise MalformedModelError(f"{model.path / 'model.py'} is no Python: {error}") from error
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    calls = [m for m in (classes[-1].body if classes else []) if isinstance(m, ast.FunctionDef)]
+    signatures = [
+        f"{m.name}({ast.unparse(m.args)})" + (f" -> {ast.unparse(m.returns)}" if m.returns else "")
+        for m in calls
+        if not m.name.startswith("_") or m.name == "__call__"
+    ]
+    found = {
+        "path": str(model.path),
+        "kind": model.kind_name,
+        "bytes": _size(model.path),
+        "origin": ast.get_docstring(tree) or "",
+        "classes": [node.name for node in classes],
+        "signatures": signatures,
+        "weights": _weights(model.path),
+    }
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return 0
+    lines = [f"{found['path']}: {found['kind']}, {bytes_text(found['bytes'])}"]
+    lines += [f"  {line}" for line in found["origin"].splitlines()]
+    lines += _section("signatures", signatures)
+    lines += _section("classes", [", ".join(found["classes"])])
+    lines += _section("weights", [f"{w['name']}: {w['type']}" for w in found["weights"]])
+    print("\n".join(plain(line) for line in lines))
+    return 0
+
+
+def _weights(directory: Path) -> list[dict[str, str]]:
+    """Names and types of the arrays, from the headers of their files."""
+    from safetensors import SafetensorError, safe_open
+
+    found = []
+    for path in save.weight_files(directory):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                kinds = file.metadata() or {}
+                for name in file.keys():  # noqa: SIM118  safe_open is no mapping
+                    part = file.get_slice(name)
+                    shape = list(part.get_shape())
+                    if name in kinds:
+                        shape.pop()
+                    kind = kinds.get(name, part.get_dtype())
+                    found.append({"name": name, "type": f"{kind}{shape}"})
+        except (SafetensorError, OSError, struct.error) as error:
+            raise MalformedModelError(f"{path} cannot be read: {error}") from error
+    return found

@@ -1,0 +1,122 @@
+"""The model that a command is given: which container it is, and its functions."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from invert import _api, _containers
+from invert._config import Config
+from invert._entry import EntryPoint
+from invert._errors import SignatureError
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A container on disk.
+
+    **Arguments:**
+
+    - `signature`: the one function that is wanted, or `None`.
+    - `inputs`, `outputs`: names of the tensors of a bare graph.
+    """
+
+    path: Path
+    kind: _containers.Kind
+    signature: str | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, path: str, options: argparse.Namespace) -> Model:
+        """The model at `path`, with the options of `add_arguments`.
+
+        **Raises:** `MalformedModelError` where it is none.
+        """
+        inputs, outputs = _names(options.inputs), _names(options.outputs)
+        place = _containers.place_of(path)
+        # Who names tensors says that it is a graph; the bytes of one do not.
+        named = bool(inputs or outputs) and place.is_file()
+        kind = "graph" if named else _containers.kind_of(place)
+        return cls(place, kind, options.signature, inputs, outputs)
+
+    @property
+    def kind_name(self) -> str:
+        return _containers.NAMES[self.kind]
+
+    def load(self, config: Config) -> Any:
+        """The module: a `Module`, a `Methods`, or what a directory of `invert.save` holds."""
+        if self.kind != "graph":
+            return _api.load(self.path, signature=self.signature, config=config)
+        inputs, outputs = self._tensors(guess=False)
+        return _api.convert_graphdef(self.path.read_bytes(), inputs, outputs, config=config)
+
+    def functions(
+        self, config: Config
+    ) -> tuple[Mapping[str, Callable[[], EntryPoint]], Sequence[str]]:
+        """What reads each function that a conversion would take, whether it can be raised or not.
+
+        **Returns:** these by name; and the names of those that are there besides.
+
+        **Raises:** `InvertError` where the container cannot be read.
+        """
+        if self.kind == "saved_model":
+            from invert.frontends import saved_model
+
+            entries = saved_model.entry_points(
+                self.path, signature=self.signature, config=config, strict=False
+            )
+            names = [self.signature] if self.signature else saved_model.chosen_names(entries)
+            others = [name for name in entries if name not in names]
+            return {name: lambda name=name: entries[name] for name in names}, others
+        if self.kind == "graph":
+            from invert.frontends import graphdef
+
+            inputs, outputs = self._tensors(guess=True)
+            data = self.path.read_bytes()
+            entry = graphdef.entry_point(data, inputs, outputs, config=config, strict=False)
+        else:
+            entry = _containers.entry_point(self.path, self.kind, config, strict=False)
+        if self.signature not in (None, entry.name):
+            raise SignatureError(
+                f"{self.path} has one function, {entry.name!r}, and no {self.signature!r}"
+            )
+        return {entry.name: lambda: entry}, ()
+
+    def _tensors(self, *, guess: bool) -> tuple[Sequence[str], Sequence[str]]:
+        """Inputs and outputs of a graph: those named, else those it seems to have.
+
+        **Raises:** `SignatureError` where they are not named, unless `guess`.
+        """
+        if self.inputs and self.outputs:
+            return self.inputs, self.outputs
+        from invert.frontends import graphdef
+
+        inputs, outputs = graphdef.ends(self.path.read_bytes())
+        if not guess or not outputs:
+            raise SignatureError(
+                f"{self.path} is a graph, which does not say what its inputs and outputs are. Name "
+                f"them: --inputs {','.join(inputs) or 'NAME:0'} "
+                f"--outputs {','.join(outputs) or 'NAME:0'}"
+            )
+        return self.inputs or inputs, self.outputs or outputs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options by which a model is picked."""
+    parser.add_argument(
+        "--signature", metavar="NAME", help="the function or signature wanted, by default all"
+    )
+    parser.add_argument(
+        "--inputs", metavar="NAMES", help="of a GraphDef: the tensors that are fed, as in x:0,y:0"
+    )
+    parser.add_argument(
+        "--outputs", metavar="NAMES", help="of a GraphDef: the tensors that are returned"
+    )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name for part in (text or "").split(",") if (name := part.strip()))

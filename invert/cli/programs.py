@@ -1,0 +1,174 @@
+"""Programs of models in an order of their own, so that two of them can be laid side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from invert._errors import SignatureError
+from invert._private.jax import open_jaxpr, trace_closed
+from invert.emission import dimension_names, inlined, strong
+from invert.ir import jaxprs
+from invert.modules.methods import Methods
+from invert.modules.module import Function, Module
+from invert.rewriting.pattern import is_var
+
+# Open sizes have these, in the order in which they first stand in a signature: primes, so that no
+# product of sizes is another's by chance.
+_SIZES = (7, 11, 13, 17, 19, 23)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program and what it holds.
+
+    **Arguments:**
+
+    - `jaxpr`: over the arrays it holds, in the order in which they are used, then the arguments.
+    - `held`: names and values of these arrays.
+    - `arguments`: names of the arguments.
+    """
+
+    jaxpr: Any
+    held: tuple[tuple[str, Any], ...]
+    arguments: tuple[str, ...]
+
+
+def programs_of(module: Any, other: Any) -> Mapping[str, Program]:
+    """The programs of a module by name.
+
+    **Arguments:**
+
+    - `other`: what it is compared with, which says what the arguments of an emitted module are.
+
+    **Raises:** `SignatureError` where its arguments are not known.
+    """
+    if isinstance(module, Methods):
+        return {name: _of_function(f, module.constants[name]) for name, f in module._functions}
+    if isinstance(module, Module):
+        return {module._function.entry.name: _of_function(module._function, module.constants)}
+    return {type(module).__name__: _of_emitted(module, other)}
+
+
+def _avals(function: Function) -> list[jax.ShapeDtypeStruct]:
+    names = dimension_names(function.specs)
+    if names is None:
+        raise SignatureError(f"{function.entry.name}: its open sizes cannot be told apart")
+    return _at_sizes(
+        [(shape, spec.dtype) for shape, spec in zip(names, function.specs, strict=True)]
+    )
+
+
+def _at_sizes(types: Sequence[tuple[Sequence[int | str], Any]]) -> list[jax.ShapeDtypeStruct]:
+    sizes: dict[str, int] = {}
+    found = []
+    for shape, dtype in types:
+        for n in shape:
+            if isinstance(n, str):
+                sizes.setdefault(n, _SIZES[len(sizes) % len(_SIZES)])
+        numbers = [sizes[n] if isinstance(n, str) else n for n in shape]
+        found.append(jax.ShapeDtypeStruct(tuple(numbers), dtype))
+    return found
+
+
+def _of_function(function: Function, constants: Sequence[Any]) -> Program:
+    stage = function.stage(_avals(function))
+    values = stage.constants if len(stage.constants) != len(constants) else constants
+    held = [(f"constant {i}", value) for i, value in enumerate(values)]
+    held += [(p.name, p.value) for p in function.entry.params]
+    names = [spec.name for spec in function.specs]
+    names += [function.key_name] if function.key_name else []
+    return _program(stage.jaxpr, held, names)
+
+
+def _of_emitted(model: eqx.Module, other: Any) -> Program:
+    if isinstance(other, Methods) or "__call__" not in vars(type(model)):
+        raise SignatureError(
+            f"{type(model).__name__} has several functions, or is compared with a module that has; "
+            "a directory that invert.save has written is compared by its one function only"
+        )
+    leaves, tree = jax.tree_util.tree_flatten_with_path(model)
+    values = [value for _, value in leaves]
+    if isinstance(other, Module):
+        function = other._function
+        if function.state_name is not None:
+            raise SignatureError("a saved module with state cannot be compared with a container")
+        avals, in_tree, names = _avals(function), function.in_tree, [s.name for s in function.specs]
+        key = function.key_name
+    else:
+        names, avals = _annotated(model)
+        in_tree = jax.tree_util.tree_structure((tuple(names), {}))
+        key = None
+    types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+    drawn = [jax.eval_shape(lambda: jax.random.key(0))] if key else []
+
+    def run(*given: Any) -> Any:
+        held, rest = given[: len(values)], given[len(values) :]
+        args, kwargs = jax.tree_util.tree_unflatten(in_tree, rest[: len(avals)])
+        keywords = dict(kwargs) | ({key: rest[-1]} if key else {})
+        called: Any = jax.tree_util.tree_unflatten(tree, held)
+        return jax.tree_util.tree_leaves(called(*args, **keywords))
+
+    with jax.enable_x64(True):
+        try:
+            closed = trace_closed(run, *types, *avals, *drawn)
+        except (TypeError, ValueError) as error:
+            raise SignatureError(
+                f"{type(model).__name__} does not take the arguments of the other: {error}"
+            ) from error
+    held = [(jax.tree_util.keystr(path).lstrip("."), value) for path, value in leaves]
+    return _program(inlined(closed), held, [*names, *([key] if key else [])])
+
+
+def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]]:
+    """The arguments of an emitted module, from its annotations."""
+    parameters = list(inspect.signature(type(model).__call__).parameters.values())[1:]
+    types: list[tuple[list[int | str], Any]] = []
+    for parameter in parameters:
+        kinds = getattr(parameter.annotation, "dtypes", None)
+        if not kinds or parameter.kind is parameter.KEYWORD_ONLY:
+            raise SignatureError(
+                f"{type(model).__name__}: the type of {parameter.name!r} is not known; compare it "
+                "with the container that it came from"
+            )
+        usual = [k for k in ("float32", "int32", "uint32", "complex64", "bool") if k in kinds]
+        dims = parameter.annotation.dim_str.split()
+        shape: list[int | str] = [int(d) if d.isdigit() else d for d in dims]
+        types.append((shape, np.dtype((usual or list(kinds))[0])))
+    return [p.name for p in parameters], _at_sizes(types)
+
+
+def _program(jaxpr: Any, held: Sequence[tuple[str, Any]], arguments: Sequence[str]) -> Program:
+    """The program with its equations, and what it holds, in the order of their use."""
+    jaxpr = open_jaxpr(jaxprs.map_jaxprs(strong(jaxpr), _in_order))
+    count = len(held)
+    names = dict(zip(jaxpr.invars[:count], held, strict=True))
+    read = (v for e in jaxpr.eqns for v in e.invars)
+    used = dict.fromkeys(v for v in (*read, *jaxpr.outvars) if is_var(v) and v in names)
+    jaxpr = jaxpr.replace(invars=[*used, *jaxpr.invars[count:]])
+    return Program(jaxpr, tuple(names[v] for v in used), tuple(arguments))
+
+
+def _in_order(jaxpr: Any) -> Any:
+    """The equations in the order in which the results ask for them."""
+    makers = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
+    effects = [i for i, e in enumerate(jaxpr.eqns) if e.effects]
+    roots = [makers[v] for v in jaxpr.outvars if is_var(v) and v in makers]
+    done: dict[int, None] = {}
+    for root in (*roots, *effects):
+        pending = [root]
+        while pending:
+            i = pending[-1]
+            before = [makers[v] for v in jaxpr.eqns[i].invars if is_var(v) and v in makers]
+            missing = [j for j in before if j not in done]
+            if i in done or not missing:
+                done.setdefault(pending.pop())
+            else:
+                pending += reversed(missing)
+    return jaxpr.replace(eqns=[jaxpr.eqns[i] for i in done])

@@ -1,0 +1,426 @@
+"""The classes of a program: one for all layers that compute the same."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from invert.emission.equinox_nn import construct
+from invert.emission.expressions import control_flow, literals, scanned
+from invert.emission.expressions.body import Body, Placed
+from invert.emission.expressions.statements import Function, render
+from invert.emission.file import File
+from invert.emission.layers.cut import Assign, Layer, LayerCall
+from invert.emission.layers.shared import Draft, bare, generalize, groups, text_of
+from invert.emission.layers.stack import Pick, Run
+from invert.emission.layers.state import Read, StateVar
+from invert.emission.layers.tree import METHODS, Node, Path, Tree
+from invert.emission.python import syntax
+from invert.emission.python.naming import Names, camel, identifier
+from invert.emission.python.nouns import NOUNS, PLAIN, of_layer, says
+from invert.emission.sizes.size import Size
+from invert.ir.jaxprs import is_wide
+from invert.rewriting.pattern import is_var
+
+# Type of jaxtyping for the kinds of dtype.
+_KINDS = (
+    (jnp.bool_, "Bool"),
+    (jnp.unsignedinteger, "UInt"),
+    (jnp.integer, "Int"),
+    (jnp.floating, "Float"),
+    (jnp.complexfloating, "Complex"),
+    (jax.dtypes.prng_key, "Key"),
+)
+
+
+_CALL = "__call__"
+
+
+def _self() -> ast.expr:
+    return ast.Name("self", ast.Load())
+
+
+def _wide(v: Any) -> ast.expr | None:
+    """The type of 64 bits of a variable, which its value in a state may have lost: a session
+    without such types narrows it."""
+    return literals.dtype(v.aval.dtype) if is_wide(v) else None
+
+
+def is_key(v: Any) -> bool:
+    """Whether a value is one key."""
+    return not v.aval.shape and jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
+
+
+def kind_of(dtype: Any) -> str:
+    """`Float` for `float32`."""
+    for kind, name in _KINDS:
+        if jax.dtypes.issubdtype(dtype, kind):
+            return name
+    return "Shaped"
+
+
+@dataclasses.dataclass(eq=False)
+class Class:
+    """A class of the file.
+
+    **Arguments:**
+
+    - `token`: stands for its name until all classes are known.
+    - `drafts`: the nodes that are of it; the first one is written. One of Equinox has none.
+    """
+
+    token: str
+    drafts: list[Draft]
+    definition: ast.ClassDef = dataclasses.field(init=False)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether an instance is made with a key."""
+        return not self.drafts or self.drafts[0].init is not None
+
+
+class Classes:
+    """Writes the classes of a tree of nodes into a file.
+
+    **Arguments:**
+
+    - `jaxprs`: the programs, by the names of the methods that they become.
+    - `parameters`: names of the parameters in the container.
+    - `held`: variables of the parameters that are in the state.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        tree: Tree,
+        jaxprs: Mapping[str, Any],
+        parameters: Mapping[Any, Path],
+        held: Set[Any] = frozenset(),
+    ):
+        self.file, self.tree, self.jaxprs = file, tree, jaxprs
+        self.parameters, self.held = parameters, held
+        self.of: dict[Node, Class] = {}
+        self._methods: dict[Layer, str] = {}
+        self._named: dict[Layer, dict[Any, str]] = {}
+        self._made = {v: e for j in jaxprs.values() for e in j.eqns for v in e.outvars}
+        file.layer = self._step
+
+    def _step(self, body: Body, eqn: Any) -> Placed | None:
+        """The call of a layer, or what is done to the state; `None` for an equation."""
+        if isinstance(eqn, Pick):
+            return scanned.pick(body, eqn)
+        if isinstance(eqn, Run):
+            return scanned.run(body, eqn, self.tree.names[eqn.layer])
+        if isinstance(eqn, LayerCall) and eqn.layer.native is not None:
+            return construct.applied(body, eqn, self.tree.names[eqn.layer])
+        if isinstance(eqn, LayerCall):
+            method = self._methods[eqn.layer]
+            attributes = [self.tree.names[eqn.layer], *([] if method == _CALL else [method])]
+            function = syntax.field(_self(), *attributes)
+            args = [body.operand(a) for a in eqn.invars]
+            hints = self._results(eqn)
+            # The state that a layer is given must not be another one by the time it is called.
+            taken = any(isinstance(v, StateVar) for v in eqn.invars)
+            inline = not (taken and body.changes_state)
+            return Placed(syntax.call(function, *args), inline, hints=hints)
+        if isinstance(eqn, Read):
+            index = syntax.field(_self(), *eqn.place)
+            value = syntax.method(body.operand(eqn.invars[0]), "get", index)
+            if (wide := _wide(eqn.variable)) is not None:
+                value = syntax.method(value, "astype", wide)
+            return Placed(value, inline=False, hints=[self._parameter(eqn.variable)])
+        if isinstance(eqn, Assign):
+            state, value = map(body.operand, eqn.invars)
+            index = syntax.field(_self(), *eqn.place)
+            if _wide(eqn.variable) is not None:
+                held = syntax.method(state, "get", index)
+                value = syntax.method(value, "astype", syntax.field(held, "dtype"))
+            return Placed(syntax.method(state, "set", index, value), False, hints=["state"])
+        return None
+
+    def _results(self, eqn: LayerCall) -> list[str]:
+        """What the results of a layer are called: as it is, or each as in the layer."""
+        hint = of_layer(eqn.layer.name)
+        alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
+        inside = self._named[eqn.layer]
+        found = []
+        for v in eqn.outvars:
+            own = inside.get(v)
+            other = own if not alone and own is not None and says(own) else hint
+            found.append("state" if isinstance(v, StateVar) else other)
+        return found
+
+    def _parameter(self, v: Any) -> str:
+        return identifier(self.parameters[v][-1])
+
+    def own(self, layer: Layer) -> dict[Any, ast.expr]:
+        """Parameters of a layer that are fields: those in the state are read from it first."""
+        return {
+            v: syntax.field(_self(), *path)
+            for v, path in self.tree.places[layer].items()
+            if v not in self.held
+        }
+
+    def add(self, root: Node) -> None:
+        """Writes the classes of the nodes inside of the outermost one: one for all that compute
+        the same."""
+        levels: list[list[Draft]] = []
+        order: list[Draft] = []
+        for v in root.fields.values():
+            if isinstance(v, Node):
+                self._draft(v, levels, order)
+        # From the innermost outwards: the classes of its fields tell a module from others.
+        for drafts in levels:
+            for draft in drafts:
+                draft.init = self.initializer(draft.node)
+            for group in groups(drafts, self._key):
+                found = Class(syntax.new_token(), group)
+                self.of.update({d.node: found for d in group})
+                for draft in group:
+                    for place, child in draft.children:
+                        place.id = self.of[child].token
+        for found in dict.fromkeys(self.of[d.node] for d in order):
+            first = found.drafts[0]
+            init = [first.init] if first.init is not None else []
+            body = [*first.fields, *init, *first.methods]
+            found.definition = syntax.class_of(found.token, [syntax.name("eqx.Module")], body)
+            self.file.definitions.append(found.definition)
+
+    def initializer(self, node: Node) -> ast.FunctionDef | None:
+        """`__init__` of a class that holds layers of Equinox."""
+        inner = [v for v in node.fields.values() if isinstance(v, Node)]
+        if not any(self.of[v].keyed for v in inner):
+            return None
+        return construct.initializer(node, self.of, self.file.program.shape)
+
+    def _key(self, draft: Draft) -> Any:
+        """What nodes of one class agree in, besides numbers in the text."""
+        node = draft.node
+        return (
+            # Modules without a computation of their own have nothing in common but their fields.
+            "" if node.layers else camel(node.name),
+            tuple(draft.texts),
+            "" if draft.init is None else syntax.text_of(draft.init),
+            tuple(
+                (n, self.of[v].token if isinstance(v, Node) else "") for n, v in node.fields.items()
+            ),
+            tuple((kind, len(shape)) for kind, shape in draft.arrays),
+        )
+
+    def _draft(self, node: Node, levels: list[list[Draft]], order: list[Draft]) -> int:
+        """Writes a node and those inside; returns its level, which is above theirs."""
+        if (native := construct.native_of(node)) is not None:
+            self.of[node] = Class(f"eqx.nn.{native.kind}", [])
+            return -1
+        inner = [v for v in node.fields.values() if isinstance(v, Node)]
+        level = max((self._draft(v, levels, order) + 1 for v in inner), default=0)
+        draft = Draft(node)
+        for name, value in node.fields.items():
+            if isinstance(value, Node):
+                kind: ast.expr = ast.Name("", ast.Load())
+                draft.children.append((kind, value))
+            else:
+                kind = self._annotation(value, draft, syntax.field(_self(), name))
+                if value in self.held:
+                    kind = syntax.item(syntax.name("eqx.nn.StateIndex"), kind)
+            draft.fields.append(syntax.declare(name, kind))
+        self._add_methods(draft)
+        while len(levels) <= level:
+            levels.append([])
+        levels[level].append(draft)
+        order.append(draft)
+        return level
+
+    def _add_methods(self, draft: Draft) -> None:
+        """Adds a method for each program that computes something else with a layer."""
+        node = draft.node
+        found: dict[tuple[str, str], str] = {}
+        names = Names({*node.fields, *METHODS})
+        for layer in node.layers:
+            own = Draft(node)
+            method = self._method(layer, own)
+            key = syntax.text_of(bare(method)), str(own.arrays)
+            if key not in found:
+                found[key] = names.new(self.tree.programs[layer]) if found else _CALL
+                method.name = found[key]
+                draft.methods.append(method)
+                draft.annotations += own.annotations
+                draft.arrays += own.arrays
+                draft.sources += own.sources
+            self._methods[layer] = found[key]
+        draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
+
+    def _annotation(self, v: Any, draft: Draft, source: ast.expr | None = None) -> ast.expr:
+        """`Float[Array, "3 4"]`, where the sizes are filled in at the end; `source` reads it."""
+        if isinstance(v, StateVar):
+            return syntax.name("eqx.nn.State")
+        if is_key(v):
+            return syntax.name("PRNGKeyArray")
+        kind = kind_of(v.aval.dtype)
+        draft.arrays.append((kind, self.file.program.shape(v)))
+        # A value in the state has no shape before it is read.
+        draft.sources.append(None if v in self.held else source)
+        node = syntax.item(
+            syntax.name(kind), syntax.tuple_of([syntax.name("Array"), ast.Constant("")])
+        )
+        draft.annotations.append(node)
+        return node
+
+    def _method(self, layer: Layer, draft: Draft) -> ast.FunctionDef:
+        function = self.function(layer)
+        inputs: list[tuple[ast.Name, str]] = []
+        for v in layer.inputs:
+            source, token = ast.Name("", ast.Load()), self.file.token(v)
+            kind = self._annotation(v, draft, source)
+            function.annotations = {**function.annotations, token: kind}
+            inputs.append((source, token))
+        results = [self._annotation(v, draft) for v in layer.outputs]
+        if len(results) == 1:
+            function.returns = results[0]
+        else:
+            function.returns = syntax.item(syntax.name("tuple"), syntax.tuple_of(results))
+        method = render(function, "__call__", {}, self.file.names.taken)
+        places = dict(zip(function.parameters, method.args.args[1:], strict=True))
+        for source, token in inputs:
+            source.id = places[token].arg
+        return method
+
+    def function(self, layer: Layer, given: Mapping[Any, ast.expr] | None = None) -> Function:
+        """What a layer computes, as a method."""
+        known = self.own(layer)
+        jaxpr = self.file.program.jaxpr.replace(
+            constvars=[], invars=layer.inputs, outvars=layer.outputs, eqns=layer.steps
+        )
+        inputs = [v for v in layer.inputs if not given or v not in given]
+        hints = self._hints(inputs)
+        names = dict(zip(inputs, hints, strict=True))
+        body = Body(
+            self.file, jaxpr, {**known, **(given or {})}, names, self.wanted(layer), layer.path
+        )
+        value = control_flow.results_of(body.run())
+        self._named[layer] = body.names
+        function = Function(
+            "",
+            "__call__",
+            [self.file.token(v) for v in inputs],
+            hints,
+            body.statements,
+            value,
+            first=["self"],
+            types={self.file.token(v): body.type_of(v) for v in inputs},
+        )
+        return self.file.with_dimensions(function, inputs)
+
+    def wanted(self, layer: Layer) -> dict[Any, str]:
+        """New values of parameters, which are called as these are."""
+        steps = [s for s in layer.steps if isinstance(s, Assign)]
+        return {s.invars[-1]: self._parameter(s.variable) for s in steps if is_var(s.invars[-1])}
+
+    def _hints(self, inputs: Sequence[Any]) -> list[str]:
+        """Names of the arguments of a layer."""
+        found = []
+        for i, v in enumerate(inputs):
+            if isinstance(v, StateVar):
+                found.append("state")
+            elif v in self.parameters:
+                found.append(self._parameter(v))
+            elif is_key(v):
+                found.append("key")
+            elif i == 0:
+                found.append("x")
+            elif v.aval.dtype == jnp.bool_:
+                found.append("mask")
+            elif not v.aval.shape:
+                found.append("scale" if jnp.issubdtype(v.aval.dtype, jnp.inexact) else "index")
+            else:
+                eqn = self._made.get(v)
+                noun = NOUNS.get(eqn.primitive.name, PLAIN) if eqn is not None else PLAIN
+                found.append(noun)
+        return found
+
+    def finish(self) -> None:
+        """Fills in the names of the classes, and the sizes of the annotations: a number where it
+        is one, else a name."""
+        names: dict[str, str] = {}
+        for found in dict.fromkeys(c for c in self.of.values() if c.drafts):
+            found.definition.name = names[found.token] = self.file.names.new(_name_for(found))
+            columns = list(zip(*(d.arrays for d in found.drafts), strict=True))
+            sizes_named: dict[tuple[Any, ...], str] = {}
+            taken: set[str] = set()
+            annotations = found.drafts[0].annotations
+            for node, column in zip(annotations, columns, strict=True):
+                shapes = list(zip(*(shape for _, shape in column), strict=True))
+                texts = [
+                    _dimension(sizes, i, len(shapes), sizes_named, taken)
+                    for i, sizes in enumerate(shapes)
+                ]
+                assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
+                node.slice.elts[1] = ast.Constant(" ".join(texts))
+            generalize(found.drafts, sizes_named, self.file.names.taken)
+        for definition in self.file.definitions:
+            if isinstance(definition, ast.ClassDef):
+                for statement in definition.body:
+                    if isinstance(statement, ast.AnnAssign):
+                        syntax.rename(statement.annotation, names)
+                    elif isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
+                        syntax.rename(statement, names)
+
+
+def _name_for(found: Class) -> str:
+    """The name of a class: what its nodes have in common, else what the class computes."""
+    wanted = list(dict.fromkeys(camel(d.node.name) for d in found.drafts))
+    if len(wanted) == 1:
+        return wanted[0]
+    common = _common_name(wanted)
+    if common:
+        return common
+    text = syntax.text_of(found.definition)
+    for sign, name in (("conv_general_dilated", "Conv"), (" @ ", "Linear"), ("tensordot", "Linear"),
+                       ("einsum", "Linear"), ("rsqrt", "Norm")):  # fmt: skip
+        if sign in text:
+            return name
+    return wanted[0]
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """The words that some names begin or end with: `Norm` for `PreNorm` and `PostNorm`."""
+    words = [re.findall(r"[A-Z][a-z0-9]*|[a-z0-9]+", n) for n in names]
+    for step in (1, -1):
+        shared = [w[0] for w in zip(*(w[::step] for w in words), strict=False) if len(set(w)) == 1]
+        if shared and all(w[::step][: len(shared)] == shared for w in words):
+            return "".join(shared[::step])
+    return ""
+
+
+def _dimension(
+    sizes: tuple[int, ...],
+    axis: int,
+    rank: int,
+    names: dict[tuple[Any, ...], str],
+    taken: set[str],
+) -> str:
+    """A size for all layers of a class."""
+    keys = tuple(s.text() if isinstance(s, Size) else str(int(s)) for s in sizes)
+    if len(set(keys)) == 1:
+        return keys[0]
+    if keys not in names:
+        wanted = "n"
+        if rank == 2:
+            wanted = ("n_in", "n_out")[axis]
+        name, i = wanted, 2
+        while name in taken:
+            name, i = f"{wanted}_{i}", i + 1
+        taken.add(name)
+        names[keys] = name
+    return names[keys]
+
+
+def dimensions_of(shape: Sequence[int]) -> str:
+    """A shape as a jaxtyping string."""
+    return " ".join(s.text() if isinstance(s, Size) else str(int(s)) for s in shape)

@@ -1,0 +1,501 @@
+"""From a recovered module to the text of an Equinox module, compiled and compared with it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from invert._entry import ArgSpec, EntryPoint
+from invert._errors import EmissionError
+from invert._private.jax import (
+    close_like,
+    consts_of,
+    forget_traces,
+    inline_calls,
+    open_jaxpr,
+    rename,
+    trace_closed,
+    with_names,
+)
+from invert._verify import same_lowering, same_numbers
+from invert.emission import main_class
+from invert.emission.classes import Classes
+from invert.emission.equinox_nn import construct, replace, weights
+from invert.emission.equinox_nn.weights import Weights
+from invert.emission.expressions.proof import Prover
+from invert.emission.file import File, check_types, headed
+from invert.emission.layers import cut, stack
+from invert.emission.layers import tree as layer_tree
+from invert.emission.layers.given_sizes import give_sizes
+from invert.emission.layers.state import thread
+from invert.emission.layers.tree import Node
+from invert.emission.page import page_of
+from invert.emission.python import load
+from invert.emission.python.naming import camel, wrapped_comment
+from invert.emission.sizes import merge
+from invert.emission.sizes.probes import DoesNotRun, Shown, SizeError, words
+from invert.emission.sizes.size import Points
+from invert.ir import traced_form
+from invert.ir.arrays import device_array
+from invert.rewriting.pattern import is_var
+
+# Ways to write layers that can be asked for.
+STYLES = frozenset({"scan", "equinox"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovered:
+    """What is emitted: the programs of an entry point.
+
+    **Arguments:**
+
+    - `programs`: the jaxprs, over constants, parameters and arguments, at the corners of `points`;
+        one program where `points` is `None`.
+    - `certificate`: one line about how sure the recovery is.
+    - `held`: names of the parameters that are in a state; those that it assigns always are.
+    - `checkify`: whether its assertions are those of checkify, and not of Equinox.
+    - `probe`: compares a text with the program at sizes that had no part in writing it: it is given
+        what compares it with one program, and gives the sizes.
+    - `fixed`: why the text is for one size of its open dimensions only; `""` where it is not.
+    """
+
+    entry: EntryPoint
+    programs: Sequence[Any]
+    constants: Sequence[np.ndarray]
+    wide: bool
+    certificate: str = ""
+    points: Points | None = None
+    held: Set[str] = frozenset()
+    checkify: bool = False
+    probe: Callable[[Callable[[Any], bool]], Shown] | None = None
+    fixed: str = ""
+
+    @property
+    def in_state(self) -> list[bool]:
+        """For each parameter, whether it is in the state."""
+        assigned = set(self.entry.assigned)
+        return [i in assigned or p.name in self.held for i, p in enumerate(self.entry.params)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Emission:
+    """Programs as Python source, and the module that this source makes.
+
+    **Attributes:**
+
+    - `source`: the text of a Python file.
+    - `model`: an instance of the outermost class in it, with the parameters.
+    - `namespace`: the Python module that the text makes.
+    - `names`: for each array of `model`, its name in the file of weights and in the container; for
+        a stack of several, theirs.
+    - `messages`: what could not be written as it should, and how layers were written otherwise.
+    - `layouts`: for the arrays that have other axes than their variable in the container, the order
+        of its axes and the shape that they are given then.
+    - `certificates`: for each method, how sure the recovery is, and at which sizes.
+    """
+
+    source: str
+    model: eqx.Module
+    namespace: types.ModuleType
+    names: Mapping[str, Any]
+    messages: tuple[str, ...]
+    layouts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    certificates: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
+        """The model with other arrays, by their names in the container.
+
+        An `eqx.nn.StateIndex` among them stays the one that it is, so that the states made for one
+        model are those of the other.
+        """
+        leaves, tree = jax.tree_util.tree_flatten(self.model, is_leaf=_is_index)
+        new = []
+        for (path, names), old in zip(self.names.items(), leaves, strict=True):
+            known = set(stack.leaves_of(names)) <= values.keys()
+            layout = self.layouts.get(path)
+            value = weights.arranged(names, layout, values) if known else old
+            new.append(eqx.nn.StateIndex(value) if _is_index(old) > _is_index(value) else value)
+        return jax.tree_util.tree_unflatten(tree, new)
+
+
+def constant_name(method: str, i: int) -> str:
+    """What takes the place of a name in the container for an array that a program holds itself."""
+    return f"constant_{i}" if method == main_class.CALL else f"{method}/constant_{i}"
+
+
+def _is_index(x: Any) -> bool:
+    return isinstance(x, eqx.nn.StateIndex)
+
+
+def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
+    """Writes the program as Python; `styles` as for `emit_methods`.
+
+    **Raises:** `EmissionError` where no text traces to the program.
+    """
+    return emit_methods({main_class.CALL: recovered}, recovered.entry.name, styles)
+
+
+def emit_methods(
+    recovered: Mapping[str, Recovered],
+    title: str,
+    styles: Set[str] = frozenset(),
+    notes: Sequence[str] = (),
+) -> Emission:
+    """Writes programs on the same parameters as the methods of one class.
+
+    **Arguments:**
+
+    - `recovered`: the programs by the names of the methods, which are identifiers.
+    - `title`: what the class is called after.
+    - `styles`: `"scan"` makes one of layers that compute the same, one after the other; `"equinox"`
+        puts layers of `equinox.nn` where these compute the same;
+        `"typecheck"` has methods check their annotations.
+    - `notes`: lines for the page that is saved with it.
+
+    **Raises:** `EmissionError` where no text traces to the programs.
+    """
+    messages: list[str] = []
+    failures: list[str] = []
+    refused: SizeError | None = None
+    checks = styles - STYLES
+    ways = [(True, False, checks), (False, False, checks), (False, True, checks)]
+    if styles != checks:
+        ways.insert(0, (True, False, styles))
+    for layers, plain, chosen in ways:
+        attempt = _Attempt(recovered, title, layers, plain, chosen)
+        try:
+            found = attempt.run()
+        except EmissionError as error:
+            failures.append(str(error))
+            if isinstance(error, SizeError):
+                refused = refused or error
+            continue
+        if failures:
+            how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
+            messages.append(f"written as {how}: {failures[0]}")
+        found = dataclasses.replace(found, messages=(*notes, *messages, *found.messages))
+        space: Any = found.namespace
+        space.__source__ = found.source
+        space.__page__ = page_of(
+            {name: (r.entry, found.certificates[name]) for name, r in recovered.items()},
+            title,
+            found.source,
+            type(found.model).__name__,
+            found.names,
+            found.messages,
+        )
+        return found
+    if refused is not None:
+        raise refused
+    raise EmissionError("no text gives the program back: " + "; ".join(dict.fromkeys(failures)))
+
+
+class _Attempt:
+    def __init__(
+        self,
+        recovered: Mapping[str, Recovered],
+        title: str,
+        layers: bool,
+        plain: bool,
+        styles: Set[str],
+    ):
+        self.recovered, self.title, self.styles = recovered, title, styles
+        self.layers, self.plain = layers, plain
+        self.weights = Weights()
+        self.wide = any(r.wide for r in recovered.values())
+        self.messages: list[str] = []
+        # Variables of parameters with their values and names, shared by all programs.
+        self.values: dict[Any, Any] = {}
+        self.paths: dict[Any, tuple[str, ...]] = {}
+        self.containers: dict[Any, str] = {}
+        self.held: set[Any] = set()
+        self._shared: dict[Any, Any] = {}
+
+    def run(self) -> Emission:
+        merged = {name: _merged(r) for name, r in self.recovered.items()}
+        programs = {name: self._parameters(name, program) for name, program in merged.items()}
+        program = merge.together(list(programs.values()))
+        settings = (True,) if self.wide else (False, True)
+        prover = Prover(settings, program.dimensions)
+        file = File(program, prover, plain=self.plain)
+        roots = {name: self._cut(name, p.jaxpr) for name, p in programs.items()}
+        for root in roots.values():
+            give_sizes(root, program.shape)
+        if self.styles & STYLES:
+            self._restyle(roots, program)
+        states = {name: thread(root, self.held) for name, root in roots.items()}
+        named = next(iter(roots.values())).name if len(roots) == 1 else ""
+        anonymous = self.title in ("<lambda>", main_class.CALL)
+        title = camel(named or ("" if anonymous else self.title), "Model")
+        tree = layer_tree.tree_of(roots, self.paths, title)
+        jaxprs = {name: p.jaxpr for name, p in programs.items()}
+        classes = Classes(file, tree, jaxprs, self.paths, self.held)
+        methods = [
+            main_class.Method(
+                name,
+                r.entry,
+                roots[name],
+                self._arguments(r, jaxprs[name]),
+                states[name] if any(r.in_state) else None,
+                r.wide,
+                r.checkify,
+                r.fixed,
+            )
+            for name, r in self.recovered.items()
+        ]
+        main = main_class.Main(classes, methods, stacked=bool(self.weights.rows))
+        flags = self._flags()
+        cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
+        classes.finish()
+        self.messages += main.messages
+        certificates = {name: r.certificate for name, r in self.recovered.items()}
+        if "typecheck" in self.styles:
+            check_types(file.definitions)
+        text = file.text()
+        source = headed(text, self._doc(certificates))
+        namespace = load.module_of(source, f"emitted_{cls}")
+        for name, r in self.recovered.items():
+            own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
+            check = self._comparison(
+                getattr(namespace, cls), tree.root, main.compiled[name], r, own
+            )
+            for one in r.programs:
+                check(one, lowered=False)
+            if r.probe is not None:
+                # At other sizes a pattern may have chosen another name for the same: of a window
+                # of one, the direction says nothing.
+                shown = r.probe(functools.partial(check, lowered=True))
+                certificates[name] = _with_sizes(r.certificate, shown)
+                main.limit(name, shown.limits)
+        forget_traces(vars(namespace))
+        if any(r.probe is not None for r in self.recovered.values()):
+            text = file.text() if main.limited else text
+            source = headed(text, self._doc(certificates))
+            namespace = load.module_of(source, f"emitted_{cls}")
+        model = self._instance(namespace, cls, tree.root)
+        places = {".".join(path): v for path, v in tree.root.leaves()}
+        rows, layouts = self.weights.rows, self.weights.layouts
+        leaves = {p: stack.renamed(rows.get(v, v), self.containers) for p, v in places.items()}
+        laid = {p: layouts[v] for p, v in places.items() if v in layouts}
+        messages = tuple(self.messages)
+        return Emission(source, model, namespace, leaves, messages, laid, certificates)
+
+    def _parameters(self, method: str, program: merge.Program) -> merge.Program:
+        """The program over variables of parameters that all programs share."""
+        recovered = self.recovered[method]
+        params = recovered.entry.params
+        jaxpr = program.jaxpr
+        count = len(recovered.constants)
+        own = jaxpr.invars[: count + len(params)]
+        users: dict[Any, list[Any]] = collections.defaultdict(list)
+        for eqn in jaxpr.eqns:
+            for atom in eqn.invars:
+                if is_var(atom):
+                    users[atom].append(eqn)
+        names: dict[Any, Any] = {}
+        for i, (v, value) in enumerate(zip(own, recovered.constants, strict=False)):
+            key = (value.dtype, value.shape, value.tobytes()) if len(self.recovered) > 1 else v
+            names[v] = self._shared.setdefault(key, v)
+            if names[v] is v:
+                self.values[v], self.containers[v] = value, constant_name(method, i)
+                self.paths[v] = (layer_tree.constant_name(v, users),)
+        for v, param, held in zip(own[count:], params, recovered.in_state, strict=True):
+            names[v] = self._shared.setdefault(param.name, v)
+            if names[v] is v:
+                self.values[v], self.containers[v] = param.value, param.name
+                self.paths[v] = layer_tree.split_name(param.name)
+                if held:
+                    self.held.add(v)
+        invars = [names.get(v, v) for v in jaxpr.invars]
+        renamed = rename(jaxpr, names).replace(invars=invars)
+        return dataclasses.replace(program, jaxpr=renamed)
+
+    def _cut(self, method: str, jaxpr: Any) -> cut.Layer:
+        recovered = self.recovered[method]
+        count = len(recovered.constants)
+        own = jaxpr.invars[: count + len(recovered.entry.params)]
+        assigned = [own[count + i] for i in recovered.entry.assigned]
+        paths = {v: self.paths[v] for v in own}
+        cut_by = jaxpr if self.layers else _unscoped(jaxpr)
+        alone = len(self.recovered) == 1
+        return cut.cut(cut_by, paths, self.messages, assigned, alone=alone)
+
+    def _flags(self) -> dict[Any, bool | None]:
+        """Which parameters are trained; `None` for constants."""
+        params = [p for r in self.recovered.values() for p in r.entry.params]
+        flags = {p.name: p.trainable for p in params}
+        return {v: flags.get(name) for v, name in self.containers.items()}
+
+    def _restyle(self, roots: Mapping[str, cut.Layer], program: merge.Program) -> None:
+        """Puts layers of Equinox into the program, and stacks of layers."""
+        if len(roots) > 1:
+            raise EmissionError("layers that several methods share are written as they are")
+        (root,) = roots.values()
+        if "equinox" in self.styles:
+            if self.held:
+                raise EmissionError("a model with a state keeps the layers that were recovered")
+            parameters = set(self.values)
+            replacer = replace.Replacer(program.jaxpr, program, parameters, self.messages)
+            replacer.replace(root)
+            self.weights.layouts = replacer.layouts
+        if "scan" in self.styles:
+            stacker = stack.Stacker(program.jaxpr, program, self._flags(), self.messages)
+            stacker.stack(root)
+            rows = self.weights.rows = stacker.rows
+            if any(v in self.held for r in rows.values() for v in stack.leaves_of(r)):
+                raise EmissionError("layers whose arrays are in a state are not stacked")
+
+    @staticmethod
+    def _arguments(recovered: Recovered, jaxpr: Any) -> list[Any]:
+        return list(jaxpr.invars[len(recovered.constants) + len(recovered.entry.params) :])
+
+    def _doc(self, certificates: Mapping[str, str]) -> list[str]:
+        lines = []
+        for name, r in self.recovered.items():
+            lines.append(
+                f"{r.entry.name}: recovered by invert {main_class.source_of(r.entry)}".rstrip()
+            )
+            lines[-1] += "."
+            lines += wrapped_comment(f"Certificate: {certificates[name]}.", certificates[name])
+            if r.fixed:
+                lines += wrapped_comment(f"For fixed sizes only: {r.fixed}.", r.fixed)
+        return lines
+
+    def _instance(self, namespace: Any, cls: str, node: Node) -> Any:
+        with jax.enable_x64(self.wide):
+            values = {v: device_array(self.weights.array(v, self.values)) for _, v in node.leaves()}
+            values |= {v: eqx.nn.StateIndex(values[v]) for v in self.held}
+            return _build(getattr(namespace, cls), node, values)
+
+    def _comparison(
+        self, cls: Any, node: Node, method: str, recovered: Recovered, own: Sequence[Any]
+    ) -> Callable[..., bool]:
+        """What traces a method at the sizes of a program and compares the two.
+
+        It gives whether they are proved to be the same, and raises `EmissionError` where they
+        differ. With `lowered=True`, programs are the same that lower to the same, and those are
+        taken too that give the same on random inputs.
+
+        **Arguments:**
+
+        - `method`: what is compiled of it.
+        - `own`: the variables of the constants and parameters of the program; one may occur twice.
+        """
+        entry = recovered.entry
+        in_tree = jax.tree_util.tree_structure(
+            (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
+        )
+        names, _, key = main_class.parameters(entry)
+        leaves = [v for _, v in node.leaves()] if self.weights.changed else list(own)
+        params = own[len(recovered.constants) :]
+
+        def run(*values: Any) -> list[Any]:
+            given = {**self.values, **dict(zip(leaves, values, strict=False))}
+            given |= {v: eqx.nn.StateIndex(given[v]) for v in self.held}
+            traced = _build(cls, node, given)
+            rest = list(values[len(leaves) :])
+            keywords = {key: rest.pop()} if entry.draws else {}
+            args, kwargs = jax.tree_util.tree_unflatten(in_tree, rest)
+            keywords |= {names[k]: v for k, v in kwargs.items()}
+            if any(recovered.in_state):
+                args = (*args, eqx.nn.State(traced))
+            result = getattr(traced, method)(*args, **keywords)
+            result, *flags = result if entry.checks else (result,)
+            if not entry.assigned:
+                return [*jax.tree_util.tree_leaves(result), *flags]
+            result, state = result
+            new = [state.get(given[params[i]]) for i in entry.assigned]
+            return [*jax.tree_util.tree_leaves(result), *flags, *new]
+
+        def check(program: Any, *, lowered: bool) -> bool:
+            proved = True
+            avals: list[Any] = [v.aval for v in open_jaxpr(program).invars]
+            avals[: len(own)] = map(self.weights.type_of, leaves)
+            for wide in (True,) if recovered.wide else (False, True):
+                with jax.enable_x64(wide):
+                    try:
+                        again = trace_closed(run, *avals)
+                    except (TypeError, ValueError, AttributeError, NameError, KeyError) as error:
+                        raise DoesNotRun(f"the text does not run: {error}") from error
+                again = inlined(again)
+                found = self.weights.difference(again, program, own, leaves)
+                if found is None:
+                    continue
+                platform = entry.platform or "cpu"
+                comparable = lowered and not self.weights.changed
+                if comparable and same_lowering(again, program, platform, wide):
+                    continue
+                if not (comparable and same_numbers(again, program, wide)):
+                    raise EmissionError(f"the text is another program: {found}")
+                proved = False
+            return proved
+
+        return check
+
+
+def _with_sizes(certificate: str, shown: Shown) -> str:
+    """The certificate of a program with open sizes: it says at which sizes it was shown."""
+    text = f"{certificate} at {words(shown.recovered)}"
+    if shown.raw:
+        text += f"; the same expressions of the sizes at {words(shown.raw)}"
+    if shown.run:
+        text += f"; equal on random inputs at {words(shown.run)}"
+    if shown.limits:
+        text += "; for " + " and ".join(f"{d} up to {n}" for d, n in shown.limits.items())
+    if shown.raises:
+        text += f"; the text raises at {words(shown.raises)}"
+    if shown.refused:
+        text += f"; the program refuses {words(shown.refused)}"
+    return text
+
+
+def _merged(recovered: Recovered) -> merge.Program:
+    """One program for all sizes."""
+    if recovered.points is None:
+        return merge.Program(open_jaxpr(traced_form.strong(recovered.programs[0])))
+    clean = [traced_form.strong(p) for p in recovered.programs]
+    return merge.merge(clean, recovered.points)
+
+
+def _build(cls: Any, node: Node, values: Mapping[Any, Any]) -> Any:
+    """An instance of a class with the values of the variables in a node."""
+    if construct.has_native(node):
+        with jax.ensure_compile_time_eval():  # and not as a part of what is traced
+            like = eqx.filter_eval_shape(cls, key=jax.random.key(0))
+        tree = jax.tree_util.tree_structure(like)
+        return jax.tree_util.tree_unflatten(tree, [values[v] for _, v in node.leaves()])
+    fields = {}
+    for field in dataclasses.fields(cls):
+        value = node.fields[field.name]
+        inner = isinstance(value, Node)
+        fields[field.name] = _build(field.type, value, values) if inner else values[value]
+    return cls(**fields)
+
+
+def inlined(closed: Any) -> Any:
+    """The program inside of the one call that `eqx.filter_jit` makes."""
+    jaxpr = open_jaxpr(closed)
+    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "jit":
+        return closed
+    (call,) = jaxpr.eqns
+    inner = open_jaxpr(call.params["jaxpr"])
+    if consts_of(call.params["jaxpr"]):
+        return inline_calls(closed)
+    operands: list[Any] = list(call.invars)
+    inner = rename(inner, dict(zip(inner.invars, operands, strict=True)))
+    results: dict[Any, Any] = dict(zip(call.outvars, inner.outvars, strict=True))
+    outvars: list[Any] = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    return close_like(closed, jaxpr.replace(eqns=inner.eqns, outvars=outvars))
+
+
+def _unscoped(jaxpr: Any) -> Any:
+    """The program without name scopes."""
+    return jaxpr.replace(eqns=[with_names(e, ()) for e in jaxpr.eqns])

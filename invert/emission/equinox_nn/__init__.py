@@ -1,0 +1,1 @@
+"""Parts of a program as the layers of `equinox.nn`."""

@@ -1,0 +1,272 @@
+"""Layers of `equinox.nn` that a program may be, read from the equations that use its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from invert.rewriting.pattern import is_var
+
+
+@dataclasses.dataclass(frozen=True)
+class Native:
+    """A layer of `equinox.nn` and how it is applied.
+
+    **Arguments:**
+
+    - `kind`: the name of its class.
+    - `args`, `keywords`: what it is made with, but for the key.
+    - `keyed`: whether it is made with a key.
+    - `maps`: how many times `jax.vmap` is applied.
+    - `before`, `after`: orders of the axes of what goes in and out; empty where they stay.
+    - `into`, `out`: shapes of what goes in and out; `None` where they stay.
+    """
+
+    kind: str
+    args: tuple[Any, ...]
+    keywords: tuple[tuple[str, Any], ...] = ()
+    keyed: bool = True
+    maps: int = 0
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    into: tuple[int, ...] | None = None
+    out: tuple[int, ...] | None = None
+
+    def make(self) -> Any:
+        """The layer, with types in the place of arrays."""
+        cls = getattr(eqx.nn, self.kind)
+        keywords = dict(self.keywords)
+
+        def new(key: Any) -> Any:
+            return cls(*self.args, **keywords, **({"key": key} if self.keyed else {}))
+
+        return eqx.filter_eval_shape(new, jax.random.key(0))
+
+    def apply(self, layer: Any, x: Any) -> Any:
+        """What the emitted text does with the layer."""
+        if self.into is not None:
+            x = x.reshape(self.into)
+        x = x.transpose(self.before) if self.before else x
+        for _ in range(self.maps):
+            layer = jax.vmap(layer)
+        x = layer(x)
+        x = x.transpose(self.after) if self.after else x
+        return x if self.out is None else x.reshape(self.out)
+
+
+# Fields of arrays, in the order in which all layers of `equinox.nn` have them.
+FIELDS = ("weight", "bias")
+
+
+Roles = tuple[int, ...]
+Candidates = Iterator[tuple[Native, Roles]]
+
+
+def candidates(jaxpr: Any, sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> Candidates:
+    """Layers that a program of a value and parameters may be, and which parameter is which array.
+
+    **Arguments:**
+
+    - `sizes`: the shapes of the value and the result, with open sizes.
+    """
+    _, *held = jaxpr.invars
+    uses = _Uses(jaxpr, {v: i for i, v in enumerate(held)})
+    for name, row in _ROWS:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == name:
+                yield from row(eqn, uses, sizes)
+                break
+
+
+class _Uses:
+    """Which operation the values of each parameter go into first."""
+
+    def __init__(self, jaxpr: Any, parameters: Mapping[Any, int]):
+        self.jaxpr = jaxpr
+        self.of: dict[Any, int] = dict(parameters)
+        self.count = len(parameters)
+        self.shapes = {i: tuple(v.aval.shape) for v, i in parameters.items()}
+        self.first: dict[int, str] = {}
+        for eqn in jaxpr.eqns:
+            for atom in eqn.invars:
+                if not is_var(atom) or atom not in self.of:
+                    continue
+                if eqn.primitive.name in _PASSED:
+                    self.of[eqn.outvars[0]] = self.of[atom]
+                else:
+                    self.first.setdefault(self.of[atom], eqn.primitive.name)
+
+    def by(self, name: str) -> int | None:
+        return next((i for i, n in self.first.items() if n == name), None)
+
+
+_PASSED = frozenset("broadcast_in_dim reshape squeeze transpose convert_element_type".split())
+
+
+def _linear(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
+    weight, bias = uses.by("dot_general"), uses.by("add")
+    if weight is None:
+        return
+    ((left, right), (batch, _)) = eqn.params["dimension_numbers"]
+    here = uses.of.get(eqn.invars[0]) == weight
+    axes = left if here else right
+    value = eqn.invars[1 if here else 0]
+    if batch or not is_var(value):
+        return
+    shape = uses.shapes[weight]
+    n_in = int(np.prod([eqn.invars[0 if here else 1].aval.shape[i] for i in axes]))
+    total = int(np.prod(shape))
+    if not n_in or total % n_in:
+        return
+    n_out = total // n_in
+    x, y = sizes
+    keep = len(x)
+    while keep and int(np.prod([int(n) for n in x[keep:]])) != n_in:
+        keep -= 1
+    if int(np.prod([int(n) for n in x[keep:]])) != n_in:
+        return
+    one_in = len(x) - keep == 1
+    one_out = len(y) - keep == 1
+    roles = (weight,) if bias is None else (weight, bias)
+    yield Native(
+        "Linear", (n_in, n_out), () if bias is not None else (("use_bias", False),), maps=keep,
+        into=None if one_in else (*x[:keep], n_in), out=None if one_out else tuple(y),
+    ), roles  # fmt: skip
+
+
+def _convolution(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
+    weight, bias = uses.by("conv_general_dilated"), uses.by("add")
+    if weight is None or uses.of.get(eqn.invars[1]) != weight:
+        return
+    params = eqn.params
+    spec = params["dimension_numbers"]
+    n = len(params["window_strides"])
+    if not 1 <= n <= 3 or len(sizes[0]) != n + 2 or params["batch_group_count"] != 1:
+        return
+    kernel = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec]
+    groups = params["feature_group_count"]
+    padding = tuple(tuple(map(int, p)) for p in params["padding"])
+    keywords: dict[str, Any] = {}
+    transposed = any(d != 1 for d in params["lhs_dilation"])
+    steps = params["lhs_dilation"] if transposed else params["window_strides"]
+    if any(d != 1 for d in steps):
+        keywords["stride"] = _short(steps)
+    if transposed:
+        # What is left out of the full correlation, on both sides and then at the end.
+        full = [d * (k - 1) for d, k in zip(params["rhs_dilation"], kernel[2:], strict=True)]
+        low = [f - p[0] for f, p in zip(full, padding, strict=True)]
+        more = [p[1] - f + w for f, p, w in zip(full, padding, low, strict=True)]
+        if any(w != 1 for w in params["window_strides"]) or any(m < 0 for m in more):
+            low = [f - p[0] for f, p in zip(full, padding, strict=True)]
+            keywords["padding"] = tuple(
+                (f - a, f - b) for f, (a, b) in zip(full, padding, strict=True)
+            )
+        else:
+            keywords["padding"] = _short(low)
+            if any(more):
+                keywords["output_padding"] = _short(more)
+    elif any(p != (0, 0) for p in padding):
+        even = all(a == b for a, b in padding)
+        keywords["padding"] = _short([a for a, _ in padding]) if even else padding
+    if any(d != 1 for d in params["rhs_dilation"]):
+        keywords["dilation"] = _short(params["rhs_dilation"])
+    if groups != 1:
+        keywords["groups"] = groups
+    if bias is None:
+        keywords["use_bias"] = False
+    plain = tuple(range(n + 2))
+    before, after = tuple(spec.lhs_spec), tuple(spec.out_spec.index(i) for i in plain)
+    yield Native(
+        f"{'ConvTranspose' if transposed else 'Conv'}{n}d",
+        (kernel[1] * groups, kernel[0], _short(kernel[2:])),
+        tuple(keywords.items()),
+        maps=1,
+        before=() if before == plain else before,
+        after=() if after == plain else after,
+    ), ((weight,) if bias is None else (weight, bias))  # fmt: skip
+
+
+def _short(sizes: Sequence[int]) -> Any:
+    """One number where all are the same."""
+    found = tuple(int(n) for n in sizes)
+    return found[0] if len(set(found)) == 1 else found
+
+
+def _norm(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
+    weight, bias = uses.by("mul"), uses.by("add")
+    epsilon = _beside(uses.jaxpr, eqn)
+    if epsilon is None or (weight is None and bias is None):
+        return
+    shape = uses.shapes[weight if weight is not None else bias]  # type: ignore[index]
+    keywords: dict[str, Any] = {"eps": epsilon}
+    if weight is None:
+        keywords["use_weight"] = False
+    if bias is None:
+        keywords["use_bias"] = False
+    roles = tuple(i for i in (weight, bias) if i is not None)
+    x = tuple(int(n) for n in sizes[0])
+    if x[len(x) - len(shape) :] == shape:
+        size: Any = shape[0] if len(shape) == 1 else shape
+        maps = len(x) - len(shape)
+        for kind in ("LayerNorm", "RMSNorm"):
+            yield Native(kind, (size,), tuple(keywords.items()), keyed=False, maps=maps), roles
+    if len(shape) == 1 and len(x) > 2 and weight is not None and bias is not None:
+        for axis in dict.fromkeys((1, len(x) - 1)):
+            yield from _groups(axis, shape[0], epsilon, uses.jaxpr, x, roles)
+
+
+def _groups(
+    axis: int, channels: int, epsilon: float, jaxpr: Any, x: Sequence[int], roles: Roles
+) -> Candidates:
+    """Norms over groups of channels, for the numbers of groups that shapes in the program have."""
+    if x[axis] != channels:
+        return
+    sizes = {int(n) for e in jaxpr.eqns for v in e.outvars for n in v.aval.shape}
+    before = (0, axis, *(i for i in range(1, len(x)) if i != axis))
+    plain = tuple(range(len(x)))
+    after = tuple(before.index(i) for i in plain)
+    for groups in sorted(g for g in sizes if channels % g == 0):
+        yield Native(
+            "GroupNorm", (groups, channels), (("eps", epsilon),), keyed=False, maps=1,
+            before=() if before == plain else before, after=() if before == plain else after,
+        ), roles  # fmt: skip
+
+
+def _beside(jaxpr: Any, eqn: Any) -> float | None:
+    """The number that is added to the operand of an equation."""
+    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    made = makers.get(eqn.invars[0])
+    for _ in range(4):
+        if made is None or made.primitive.name not in _PASSED:
+            break
+        made = makers.get(made.invars[0])
+    if made is None or made.primitive.name != "add":
+        return None
+    for atom in made.invars:
+        while is_var(atom) and (inner := makers.get(atom)) is not None:
+            if inner.primitive.name not in _PASSED:
+                break
+            atom = inner.invars[0]
+        if not is_var(atom):
+            # The shortest number that is the same in the type of the program.
+            return float(str(np.asarray(atom.val)[()]))
+    return None
+
+
+def _embedding(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
+    weight = uses.by("gather")
+    if weight is not None and len(uses.shapes[weight]) == 2:
+        yield Native("Embedding", uses.shapes[weight], maps=len(sizes[0])), (weight,)
+
+
+_ROWS = (
+    ("dot_general", _linear),
+    ("conv_general_dilated", _convolution),
+    ("rsqrt", _norm),
+    ("gather", _embedding),
+)

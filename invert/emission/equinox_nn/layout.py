@@ -1,0 +1,343 @@
+"""Whether two programs do the same arithmetic for every element, however their arrays are laid out.
+
+A layer of Equinox works on one example and holds its weights in its own layout, so under `jax.vmap`
+it traces to other products and transposes than the layer of another framework that computes the
+same. Both are compared from the results down: the element of a value at some indices is an
+operation on elements of its operands at indices that follow from them. Transposes, reshapes and
+broadcasts only change indices, so nothing is left of them. What remains is compared operation by
+operation; sums may be taken in any order, as XLA may anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._private.jax import consts_of, inline_calls, open_jaxpr
+from invert.emission.equinox_nn import indices
+from invert.emission.equinox_nn.indices import Index
+from invert.ir.match import same_params, same_value
+from invert.rewriting.pattern import Graph, is_var
+
+_ELEMENTWISE = frozenset(
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil "
+    "clamp complex conj convert_element_type cos cosh digamma div eq erf erf_inv erfc exp exp2 "
+    "expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne "
+    "neg nextafter not or pow real reduce_precision rem round rsqrt select_n shift_left "
+    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
+)
+_COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor"})
+_REDUCTIONS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor".split()
+)
+_MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "transpose"})
+# Parameters of a convolution that do not say where the axes are.
+_WINDOW = (
+    "window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count",
+    "batch_group_count",
+)  # fmt: skip
+
+_DEFAULT = jax.lax.Precision.DEFAULT
+
+# An array as another one: which of its axes come first, and the shape they take then.
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class Difference(Exception):
+    """What two programs differ in."""
+
+
+class _Side:
+    """One of two programs."""
+
+    def __init__(self, closed: Any, names: Mapping[Any, Any]):
+        self.graph = Graph(closed, consts_of(closed))
+        self.names = names
+        self._prints: dict[Any, int] = {}
+        for eqn in self.graph.eqns:
+            self._add(eqn)
+
+    def print_of(self, atom: Any) -> int:
+        """A number that is equal for atoms that are computed alike, whatever their layout."""
+        if not is_var(atom):
+            return hash(("literal", np.asarray(atom.val).dtype, np.asarray(atom.val).tobytes()))
+        if atom in self._prints:
+            return self._prints[atom]
+        if atom in self.graph.consts:
+            value = np.asarray(self.graph.consts[atom])
+            return hash(("constant", value.dtype, value.tobytes()))
+        return hash(("argument", self.names.get(atom)))
+
+    def _add(self, eqn: Any) -> None:
+        name, operands = _operation(eqn)
+        parts = [self.print_of(a) for a in operands]
+        if name in _MOVES:
+            found = parts[0]
+        elif name in _COMMUTATIVE or name == "dot_general":
+            found = hash((name, *sorted(parts)))
+        else:
+            found = hash((name, *parts))
+        for i, v in enumerate(eqn.outvars):
+            self._prints[v] = found if i == 0 else hash((found, i))
+
+    def bare(self, atom: Any, at: tuple[Index, ...]) -> tuple[Any, tuple[Index, ...]]:
+        """What is below transposes, reshapes and broadcasts, and the indices there."""
+        while is_var(atom) and (eqn := self.graph.producers.get(atom)) is not None:
+            if eqn.primitive.name == "concatenate":
+                part = indices.part(eqn, at)
+                if part is None:
+                    break
+                atom, at = part
+                continue
+            if eqn.primitive.name not in _MOVES:
+                break
+            at = _below(eqn, at)
+            atom = eqn.invars[0]
+        return atom, at
+
+
+def _operation(eqn: Any) -> tuple[str, Sequence[Any]]:
+    """The name of an operation and its operands; a square is a product."""
+    name = eqn.primitive.name
+    if name == "square" or (name == "integer_pow" and eqn.params["y"] == 2):
+        return "mul", (eqn.invars[0], eqn.invars[0])
+    return name, eqn.invars
+
+
+def _below(eqn: Any, at: tuple[Index, ...]) -> tuple[Index, ...]:
+    """The indices of the operand of an equation that only moves elements."""
+    shape = eqn.invars[0].aval.shape
+    name, params = eqn.primitive.name, eqn.params
+    if name == "broadcast_in_dim":
+        return indices.plain([at[d] for d in params["broadcast_dimensions"]], shape)
+    if name == "transpose":
+        order = list(params["permutation"])
+        return tuple(at[order.index(i)] for i in range(len(order)))
+    if name == "squeeze":
+        rest = iter(at)
+        dims = {d % len(shape) for d in params["dimensions"]}
+        return tuple(indices.ZERO if i in dims else next(rest) for i in range(len(shape)))
+    return indices.reshaped(at, eqn.outvars[0].aval.shape, shape)
+
+
+class Comparison:
+    """Compares a program with another.
+
+    **Arguments:**
+
+    - `a`, `b`: closed jaxprs without calls.
+    - `pairs`: arguments of `a` and what they are in `b`.
+    - `layouts`: how arguments of `a` are laid out, seen from those of `b`. For arguments in
+        `unknown` this is found out and added.
+    """
+
+    def __init__(
+        self,
+        a: Any,
+        b: Any,
+        pairs: Mapping[Any, Any],
+        layouts: dict[Any, Layout] | None = None,
+        unknown: Sequence[Any] = (),
+    ):
+        self.a = _Side(a, {v: i for i, v in enumerate(pairs)})
+        self.b = _Side(b, {w: i for i, w in enumerate(pairs.values())})
+        self.pairs, self.layouts, self.unknown = pairs, layouts or {}, set(unknown)
+        self._done: set[Any] = set()
+        self._pending: list[tuple[Any, tuple[Index, ...], Any, tuple[Index, ...]]] = []
+
+    def difference(self) -> str | None:
+        """`None` where the programs are the same, else what differs."""
+        outs: Any = self.a.graph.jaxpr.outvars, self.b.graph.jaxpr.outvars
+        if len(outs[0]) != len(outs[1]):
+            return f"{len(outs[0])} results against {len(outs[1])}"
+        try:
+            for x, y in zip(*outs, strict=True):
+                if x.aval.shape != y.aval.shape:
+                    return f"a result of shape {x.aval.shape} against {y.aval.shape}"
+                self._whole(x, y)
+            while self._pending:
+                self._step(*self._pending.pop())
+        except Difference as found:
+            return str(found)
+        return None
+
+    def _whole(self, x: Any, y: Any) -> None:
+        """Two values have to be equal, all of their elements."""
+        if tuple(x.aval.shape) != tuple(y.aval.shape):
+            raise Difference(f"an operand of shape {x.aval.shape} against {y.aval.shape}")
+        at = indices.plain(range(len(x.aval.shape)), x.aval.shape)
+        self._add(x, at, y, at)
+
+    def _add(self, x: Any, at: Sequence[Index], y: Any, to: Sequence[Index]) -> None:
+        x, at = self.a.bare(x, tuple(at))
+        y, to = self.b.bare(y, tuple(to))
+        at = indices.plain(at, x.aval.shape)
+        to = indices.plain(to, y.aval.shape)
+        # The names of indices do not matter, so that a value used twice is compared once.
+        at, to = indices.renamed(at, to)
+        key = (x if is_var(x) else id(x), at, y if is_var(y) else id(y), to)
+        if key not in self._done:
+            self._done.add(key)
+            self._pending.append((x, at, y, to))
+
+    def _step(self, x: Any, at: tuple[Index, ...], y: Any, to: tuple[Index, ...]) -> None:
+        if x.aval.dtype != y.aval.dtype:
+            raise Difference(f"{x.aval.dtype} against {y.aval.dtype}")
+        first = self.a.graph.producers.get(x) if is_var(x) else None
+        second = self.b.graph.producers.get(y) if is_var(y) else None
+        if first is None or second is None:
+            if first is not None or second is not None:
+                raise Difference(f"{_said(y, second)} where Equinox has {_said(x, first)}")
+            self._leaf(x, at, y, to)
+            return
+        name, operands = _operation(first)
+        other, others = _operation(second)
+        if name != other:
+            raise Difference(f"{other} where Equinox has {name}")
+        if name == "dot_general":
+            self._dot(first, at, second, to)
+        elif name in _REDUCTIONS:
+            self._reduce(first, at, second, to)
+        elif name == "conv_general_dilated":
+            self._convolution(first, at, second, to)
+        elif name in _ELEMENTWISE:
+            if name != "mul" and not same_params(first.params, second.params):
+                raise Difference(f"{name} with other parameters")
+            if self._swapped(name, operands, others):
+                others = others[::-1]
+            for v, w in zip(operands, others, strict=True):
+                self._add(v, at if v.aval.shape else (), w, to if w.aval.shape else ())
+        elif name == "gather" and indices.taken(first) and indices.taken(second):
+            self._take(first, at, second, to)
+        else:
+            self._opaque(first, x, at, second, y, to)
+
+    def _swapped(self, name: str, operands: Sequence[Any], others: Sequence[Any]) -> bool:
+        """Whether the operands of two operations are in another order."""
+        if name not in _COMMUTATIVE and name != "dot_general":
+            return False
+        here = [self.a.print_of(v) for v in operands]
+        there = [self.b.print_of(w) for w in others]
+        return here[0] != there[0] and here[0] == there[1]
+
+    def _leaf(self, x: Any, at: tuple[Index, ...], y: Any, to: tuple[Index, ...]) -> None:
+        values = [
+            a.val if not is_var(a) else side.graph.consts.get(a)
+            for side, a in ((self.a, x), (self.b, y))
+        ]
+        if values[0] is not None or values[1] is not None:
+            if values[0] is None or values[1] is None or not same_value(*values) or at != to:
+                raise Difference(f"the number {values[1]} where Equinox has {values[0]}")
+            return
+        if self.pairs.get(x) is not y:
+            raise Difference("an argument against another")
+        if x in self.unknown and x not in self.layouts:
+            self.layouts[x] = indices.layout(at, to, x.aval.shape)
+        if x in self.layouts:
+            order, shape = self.layouts[x]
+            source = tuple(y.aval.shape[i] for i in order)
+            moved = indices.reshaped(at, shape, source)
+            at = indices.plain([moved[order.index(i)] for i in range(len(order))], y.aval.shape)
+        if at != to:
+            raise Difference("an argument is used along another axis")
+
+    def _dot(self, first: Any, at: Any, second: Any, to: Any) -> None:
+        if _precision(first) != _precision(second):
+            raise Difference("dot_general with another precision")
+        fresh = indices.fresh(at, to)
+        sizes = [indices.contracted(e) for e in (first, second)]
+        common = indices.common(sizes[0], sizes[1], fresh)
+        if common is None:
+            raise Difference("dot_general over another number of elements")
+        left = indices.operands_of_dot(first, at, common[0])
+        right = indices.operands_of_dot(second, to, common[1])
+        others = list(zip(second.invars, right, strict=True))
+        if self._swapped("dot_general", first.invars, second.invars):
+            others.reverse()
+        for (v, i), (w, j) in zip(zip(first.invars, left, strict=True), others, strict=True):
+            self._add(v, i, w, j)
+
+    def _reduce(self, first: Any, at: Any, second: Any, to: Any) -> None:
+        fresh = indices.fresh(at, to)
+        sizes = [
+            [e.invars[0].aval.shape[i] for i in sorted(e.params["axes"])] for e in (first, second)
+        ]
+        common = indices.common(sizes[0], sizes[1], fresh)
+        if common is None:
+            raise Difference(f"{first.primitive.name} over another number of elements")
+        found = []
+        for eqn, outer, bound in ((first, at, common[0]), (second, to, common[1])):
+            rest, inner = iter(outer), iter(bound)
+            axes = set(eqn.params["axes"])
+            rank = len(eqn.invars[0].aval.shape)
+            found.append([next(inner) if i in axes else next(rest) for i in range(rank)])
+        self._add(first.invars[0], found[0], second.invars[0], found[1])
+
+    def _convolution(self, first: Any, at: Any, second: Any, to: Any) -> None:
+        if any(first.params[k] != second.params[k] for k in _WINDOW):
+            raise Difference("a convolution with another window")
+        if _precision(first) != _precision(second):
+            raise Difference("a convolution with another precision")
+        specs = [e.params["dimension_numbers"] for e in (first, second)]
+        # Batch, features, then the axes of the window.
+        if [at[i] for i in specs[0].out_spec] != [to[i] for i in specs[1].out_spec]:
+            raise Difference("a convolution along other axes")
+        for k, name in enumerate(("lhs_spec", "rhs_spec")):
+            v, w = first.invars[k], second.invars[k]
+            here, there = (getattr(s, name) for s in specs)
+            if [v.aval.shape[i] for i in here] != [w.aval.shape[i] for i in there]:
+                raise Difference("a convolution of arrays of other sizes")
+            places = range(len(here))
+            self._add(v, [here.index(i) for i in places], w, [there.index(i) for i in places])
+
+    def _take(self, first: Any, at: Any, second: Any, to: Any) -> None:
+        outside = [indices.out_of_bounds(e) for e in (first, second)]
+        if outside[0] != outside[1]:
+            raise Difference(
+                f"indices out of bounds {outside[1]} where those of Equinox {outside[0]}"
+            )
+        bound = next(indices.fresh(at, to))
+        left = indices.operands_of_take(first, at, bound)
+        right = indices.operands_of_take(second, to, bound)
+        for v, w, i, j in zip(first.invars, second.invars, left, right, strict=True):
+            self._add(v, i, w, j)
+
+    def _opaque(self, first: Any, x: Any, at: Any, second: Any, y: Any, to: Any) -> None:
+        """Operations on whole arrays: the same ones, and the same element of the result."""
+        same = first.primitive is second.primitive and same_params(first.params, second.params)
+        if not same or len(first.invars) != len(second.invars):
+            raise Difference(f"{first.primitive.name} with other parameters")
+        if at != to or list(first.outvars).index(x) != list(second.outvars).index(y):
+            raise Difference(f"another element of the result of {first.primitive.name}")
+        for v, w in zip(first.invars, second.invars, strict=True):
+            self._whole(v, w)
+
+
+def _precision(eqn: Any) -> Any:
+    """The precision of a product; the type it adds in is that of its result."""
+    found = eqn.params["precision"]
+    return None if found in (None, (None, None), _DEFAULT, (_DEFAULT, _DEFAULT)) else found
+
+
+def _said(atom: Any, eqn: Any) -> str:
+    if eqn is not None:
+        return eqn.primitive.name
+    return "an argument" if is_var(atom) else f"the number {atom.val}"
+
+
+def flat(closed: Any) -> Any:
+    """The program with all calls written out."""
+    with jax.enable_x64(True):
+        while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
+            closed = inline_calls(closed)
+    return closed
+
+
+def laid(value: Any, layout: Layout, depth: int) -> Any:
+    """An array in another layout; `depth` axes before it stay as they are."""
+    order, shape = layout
+    rest = [i + depth for i in order]
+    return value.transpose([*range(depth), *rest]).reshape(*value.shape[:depth], *shape)

@@ -1,0 +1,265 @@
+"""Layers that compute what a layer of `equinox.nn` does, put in the place of the recovered ones.
+
+What to try is read from the equations that use the parameters: sizes, strides, the number beside a
+variance. What is tried is traced under `jax.vmap` and compared with the layer (`layout`), which
+also finds out how the weights have to be laid out. What is not the same arithmetic stays.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from invert._private.jax import open_jaxpr, trace_closed
+from invert.emission.equinox_nn.candidates import FIELDS, Native, candidates
+from invert.emission.equinox_nn.layout import Comparison, Layout, flat
+from invert.emission.expressions.proof import REFUSALS
+from invert.emission.layers.cut import Layer, LayerCall
+from invert.emission.sizes.merge import Program
+from invert.ir import traced_form
+from invert.rewriting.pattern import is_var
+
+
+class Replacer:
+    """Puts layers of `equinox.nn` into a tree of layers.
+
+    **Attributes:**
+
+    - `layouts`: how the parameters of these layers are laid out.
+    """
+
+    def __init__(self, jaxpr: Any, program: Program, parameters: set[Any], messages: list[str]):
+        self.jaxpr, self.program, self.parameters = jaxpr, program, parameters
+        self.messages = messages
+        self.layouts: dict[Any, Layout] = {}
+        self._makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+        self._traced: dict[Any, Any] = {}
+        self._found: collections.Counter[str] = collections.Counter()
+        self._left: dict[str, list[str]] = collections.defaultdict(list)
+
+    def replace(self, root: Layer) -> None:
+        """Replaces what it can, and says in messages what and what not."""
+        self._inside(root)
+        _settle(root, top=True)
+        for kind, count in self._found.items():
+            layers = "layer is" if count == 1 else "layers are"
+            self.messages.append(
+                f"{count} {layers} eqx.nn.{kind}: traced, each does the same arithmetic for every "
+                "element as the recovered one, with weights in another layout"
+            )
+        for reason, names in self._left.items():
+            said = names[0] if len(names) == 1 else f"{len(names)} layers such as {names[0]}"
+            self.messages.append(f"{said} stay as recovered: {reason}")
+        if not self._found and not self._left:
+            self.messages.append("there are no layers with parameters of their own")
+
+    def _inside(self, layer: Layer) -> None:
+        steps: list[Any] = []
+        for step in layer.steps:
+            if not isinstance(step, LayerCall):
+                steps.append(step)
+                continue
+            self._inside(step.layer)
+            steps += self._replaced(step) or [step]
+        layer.steps = steps
+
+    def _replaced(self, call: LayerCall) -> list[Any] | None:
+        """The steps in the place of a call; `None` where the layer stays."""
+        layer = call.layer
+        if not layer.parameters or any(isinstance(s, LayerCall) for s in layer.steps):
+            return None
+        reason: str | None = None
+        for part in _parts(layer, set(layer.parameters)):
+            found = self._native(part)
+            if isinstance(found, tuple):
+                native, arrays = found
+                self._found[native.kind] += 1
+                layer.steps, layer.native, layer.arrays = part.steps, native, arrays
+                layer.inputs, layer.outputs = [part.x], [part.y]
+                call.invars, call.outvars = layer.inputs, layer.outputs
+                return [*part.head, call, *part.tail]
+            # The first is about the largest part.
+            reason = reason or found
+        self._left[reason or "no layer of equinox.nn has such parameters"].append(
+            "/".join(layer.path)
+        )
+        return None
+
+    def _native(self, part: _Part) -> tuple[Native, dict[str, Any]] | str | None:
+        """The layer that a part of a layer is; else why it is none, if there is one like it."""
+        constants: list[Any] = []
+        for v in part.inputs:
+            if v is part.x:
+                continue
+            found = self._constant(v)
+            if found is None:
+                return "it takes more than one value" if v not in self.parameters else (
+                    "it shares its parameters")  # fmt: skip
+            constants += found
+        unique = list({id(e): e for e in constants}.values())
+        x, held = part.x, part.parameters
+        program = self.jaxpr.replace(
+            constvars=[], invars=[x, *held], outvars=[part.y], eqns=[*unique, *part.steps]
+        )
+        closed = flat(traced_form.normal(program))
+        reason: str | None = None
+        for native, roles in candidates(open_jaxpr(closed), self._sizes(part)):
+            if sorted(roles) != list(range(len(held))):
+                continue
+            arrays = [held[i] for i in roles]
+            got = self._compared(native, x, arrays, roles, closed)
+            if isinstance(got, str):
+                reason = reason or f"as eqx.nn.{native.kind} it would be another program, {got}"
+                continue
+            self.layouts |= got
+            names = FIELDS[1:] if ("use_weight", False) in native.keywords else FIELDS
+            return native, dict(zip(names, arrays, strict=False))
+        return reason
+
+    def _sizes(self, part: _Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.program.shape(part.x), self.program.shape(part.y)
+
+    def _constant(self, v: Any) -> list[Any] | None:
+        """The equations of a value that is the same for all inputs."""
+        eqn = self._makers.get(v)
+        if eqn is None:
+            return None
+        found: list[Any] = []
+        for atom in eqn.invars:
+            if is_var(atom):
+                before = self._constant(atom)
+                if before is None:
+                    return None
+                found += before
+        return [*found, eqn]
+
+    def _compared(
+        self, native: Native, x: Any, arrays: Sequence[Any], roles: Sequence[int], closed: Any
+    ) -> dict[Any, Layout] | str:
+        """The layouts of the weights; why the layer is another program where it is."""
+        key = (native, tuple(x.aval.shape), x.aval.dtype, tuple(v.aval.dtype for v in arrays))
+        if key not in self._traced:
+            self._traced[key] = _trace(native, x, arrays)
+        traced = self._traced[key]
+        if isinstance(traced, str):
+            return traced
+        mine, theirs = open_jaxpr(traced), open_jaxpr(closed)
+        own = mine.invars[1:]
+        if len(own) != len(arrays):
+            return f"which has {len(own)} arrays"
+        pairs: dict[Any, Any] = {mine.invars[0]: theirs.invars[0]}
+        pairs |= {q: theirs.invars[1 + i] for q, i in zip(own, roles, strict=True)}
+        comparison = Comparison(traced, closed, pairs, unknown=own)
+        if (difference := comparison.difference()) is not None:
+            return difference
+        if set(own) - comparison.layouts.keys():
+            return "which does not use all of its arrays"
+        return {v: comparison.layouts[q] for v, q in zip(arrays, own, strict=True)}
+
+
+def _trace(native: Native, x: Any, arrays: Sequence[Any]) -> Any:
+    try:
+        leaves, tree = jax.tree_util.tree_flatten(native.make())
+
+        def run(x: Any, *values: Any) -> Any:
+            return native.apply(jax.tree_util.tree_unflatten(tree, values), x)
+
+        types = [
+            jax.ShapeDtypeStruct(leaf.shape, v.aval.dtype)
+            for leaf, v in zip(leaves, arrays, strict=True)
+        ]
+        shape = jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype)
+        with jax.enable_x64(True):
+            return flat(traced_form.normal(trace_closed(run, shape, *types)))
+    except REFUSALS as error:
+        return f"which JAX refuses: {str(error).splitlines()[0] if str(error) else error!r}"
+
+
+@dataclasses.dataclass
+class _Part:
+    """A part of a layer with all of its parameters: from one value to another.
+
+    **Arguments:**
+
+    - `head`, `tail`: the other steps of the layer, before and after.
+    """
+
+    x: Any
+    y: Any
+    inputs: list[Any]
+    parameters: list[Any]
+    steps: list[Any]
+    head: list[Any]
+    tail: list[Any]
+
+
+def _parts(layer: Layer, own: set[Any]) -> Iterator[_Part]:
+    """Parts of a layer that hold all uses of its parameters, the largest first.
+
+    What comes after the last use, such as an activation, may stand after the layer; and so may what
+    comes before the first, such as a reshape, before it.
+    """
+    steps = layer.steps
+    # Values that are made of parameters alone, such as a bias with another shape.
+    held = set(own)
+    inside = [False] * len(steps)
+    for i, step in enumerate(steps):
+        operands = [a for a in step.invars if is_var(a)]
+        inside[i] = any(a in held for a in operands)
+        if operands and all(a in held for a in operands):
+            held.update(step.outvars)
+    needed: set[Any] = set()
+    for i in reversed(range(len(steps))):
+        inside[i] = inside[i] or any(v in needed for v in steps[i].outvars)
+        if inside[i]:
+            needed.update(a for a in steps[i].invars if is_var(a))
+    core = [s for s, k in zip(steps, inside, strict=True) if k]
+    tail = [s for s, k in zip(steps, inside, strict=True) if not k]
+    for body, after in ((steps, []), (core, tail)):
+        if body is core and not tail:
+            break
+        before = 0
+        while not any(a in own for a in body[before].invars if is_var(a)):
+            before += 1
+        for start in dict.fromkeys((0, before)):
+            part = _part(layer, own, body[:start], body[start:], after)
+            if part is not None:
+                yield part
+
+
+def _part(
+    layer: Layer, own: set[Any], head: list[Any], steps: list[Any], tail: list[Any]
+) -> _Part | None:
+    made = {v for s in steps for v in s.outvars}
+    used = list(dict.fromkeys(a for s in steps for a in s.invars if is_var(a)))
+    inputs = [a for a in used if a not in made and a not in own]
+    outside = {a for s in tail for a in s.invars if is_var(a)} | set(layer.outputs)
+    outputs = [v for s in steps for v in s.outvars if v in outside]
+    first = {v for s in head for v in s.outvars}
+    # Constants stand beside the one value that the layer is applied to.
+    values = [v for v in inputs if v in first] or [v for v in inputs if v in set(layer.inputs)]
+    if len(outputs) != 1 or not values:
+        return None
+    x = max(values, key=lambda v: len(v.aval.shape))
+    return _Part(x, outputs[0], inputs, list(layer.parameters), steps, head, tail)
+
+
+def _settle(layer: Layer, *, top: bool = False) -> None:
+    """Drops steps that are not needed any more, and inputs."""
+    for step in layer.steps:
+        if isinstance(step, LayerCall) and not step.layer.native:
+            _settle(step.layer)
+            step.invars = step.layer.inputs
+    needed = {v for v in layer.outputs if is_var(v)}
+    kept: list[Any] = []
+    for step in reversed(layer.steps):
+        if any(v in needed for v in step.outvars) or getattr(step, "effects", None):
+            kept.append(step)
+            needed.update(a for a in step.invars if is_var(a))
+    layer.steps = kept[::-1]
+    if not top:
+        layer.inputs = [v for v in layer.inputs if v in needed]

@@ -1,0 +1,87 @@
+"""How parameters of a program become arrays of the emitted module: stacked, in other layouts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from invert._private.jax import open_jaxpr
+from invert.emission.equinox_nn.layout import Comparison, Layout, flat, laid
+from invert.emission.layers import stack
+from invert.emission.layers.stack import Rows
+from invert.ir import traced_form
+
+
+@dataclasses.dataclass
+class Weights:
+    """What became of parameters that are not as they were.
+
+    **Arguments:**
+
+    - `rows`: for the first of those that are stacked, all of them.
+    - `layouts`: for those of layers of `equinox.nn`, how they are laid out.
+    """
+
+    rows: dict[Any, Rows] = dataclasses.field(default_factory=dict)
+    layouts: dict[Any, Layout] = dataclasses.field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """Whether any parameter is not as it was."""
+        return bool(self.rows or self.layouts)
+
+    def array(self, v: Any, values: Mapping[Any, Any]) -> Any:
+        """The array of the module for a parameter, or for the first of several."""
+        return arranged(self.rows.get(v, v), self.layouts.get(v), values)
+
+    def type_of(self, v: Any) -> jax.ShapeDtypeStruct:
+        """The type of that array."""
+        found = stack.stacked_type(v, self.rows.get(v, v))
+        if v not in self.layouts:
+            return found
+        depth = len(found.shape) - len(v.aval.shape)
+        shape = (*found.shape[:depth], *self.layouts[v][1])
+        return jax.ShapeDtypeStruct(shape, found.dtype)
+
+    def difference(
+        self, traced: Any, program: Any, held: Sequence[Any], leaves: Sequence[Any]
+    ) -> str | None:
+        """`None` where a trace of the text is the program, else what differs.
+
+        **Arguments:**
+
+        - `held`: the variables of the parameters, the leading arguments of `program`.
+        - `leaves`: those of the arrays of the module, the leading arguments of `traced`.
+        """
+        if not self.changed:
+            return traced_form.difference(traced, program)
+        layouts = {
+            w: self.layouts[v]
+            for v in leaves
+            if v in self.layouts
+            for w in stack.leaves_of(self.rows.get(v, v))
+        }
+        shapes = {w: layout[1] for w, layout in layouts.items()}
+        rows = [self.rows.get(v, v) for v in leaves]
+        again = stack.unrolled(traced, held, rows, shapes)
+        if not layouts:
+            return traced_form.difference(again, program)
+        again, wanted = flat(traced_form.normal(again)), flat(traced_form.normal(program))
+        mine, theirs = (open_jaxpr(p).invars for p in (again, wanted))
+        pairs = dict(zip(mine, theirs, strict=True))
+        own: dict[Any, Layout] = {
+            q: layouts[v] for q, v in zip(mine, held, strict=False) if v in layouts
+        }
+        return Comparison(again, wanted, pairs, own).difference()
+
+
+def arranged(rows: Rows, layout: Layout | None, values: Mapping[Any, Any]) -> Any:
+    """The values of some parameters, or of one, as the array that the module has."""
+    found = stack.stacked(rows, values)
+    depth = 0
+    while isinstance(rows, (list, tuple)):
+        rows, depth = rows[0], depth + 1
+    return found if layout is None else laid(found, layout, depth)

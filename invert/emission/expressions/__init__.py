@@ -1,0 +1,1 @@
+"""Equations as Python expressions and statements, each proved by tracing."""

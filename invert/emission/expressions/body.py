@@ -1,0 +1,314 @@
+"""The equations of one body as statements."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from invert._private.jax import core
+from invert.emission.expressions import idioms, literals, spelling
+from invert.emission.expressions.proof import Prover
+from invert.emission.expressions.spelling import FLOWS
+from invert.emission.expressions.statements import Function, Statement
+from invert.emission.layers.state import StateVar
+from invert.emission.python import syntax
+from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, noun, says
+from invert.emission.sizes.merge import Program
+from invert.emission.sizes.size import dimension_of
+from invert.rewriting.pattern import Graph, is_var
+
+# An expression is written into the one that uses it while the line stays about as long.
+_WIDTH = 66
+# Shapes of one value: operands that are wider stand on a line of their own.
+_OPERAND = 44
+
+
+class Writer(Protocol):
+    """What a body asks of the file it is written into."""
+
+    program: Program
+    prover: Prover
+    plain: bool
+
+    def token(self, v: Any) -> str:
+        """The token of a variable."""
+        ...
+
+    def structured(self, body: Body, eqn: Any) -> Placed | None:
+        """An equation that holds jaxprs or is a layer; `None` where it is neither."""
+        ...
+
+
+@dataclasses.dataclass
+class Placed:
+    """How an equation is written.
+
+    **Arguments:**
+
+    - `expression`: over the tokens of its operands.
+    - `inline`: whether it may be written into the expression that uses it.
+    - `functions`: local functions that it needs.
+    - `hints`: names wanted for its results; where they say nothing, see `emission.python.nouns`.
+    """
+
+    expression: ast.expr
+    inline: bool = True
+    functions: Sequence[Function] = ()
+    hints: Sequence[str] = ()
+    flows: bool | str = False
+    pattern: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The equation by which `lax.cond` and its kin make the index of a branch.
+
+    **Arguments:**
+
+    - `atom`: what the user gives: a truth value, or a number that is out of bounds maybe.
+    - `platforms`: what `lax.platform_dependent` chooses by: the names for each branch, `None` for
+        all others.
+    """
+
+    eqn: Any
+    atom: Any
+    is_switch: bool
+    platforms: Sequence[Sequence[str] | None] = ()
+
+
+def _choices(graph: Graph) -> dict[int, Choice]:
+    """The choices of branches that the public functions can make, by the `cond` equation."""
+    found: dict[int, Choice] = {}
+    for eqn in graph.by_primitive.get("cond", ()):
+        index = eqn.invars[0]
+        made = graph.producers.get(index) if is_var(index) else None
+        if made is None or len(graph.users[index]) != 1 or index in graph.results:
+            continue
+        if any(a is index for a in eqn.invars[1:]):
+            continue
+        count = len(eqn.params["branches"])
+        name, atoms = made.primitive.name, made.invars
+        if name == "convert_element_type" and count == 2 and atoms[0].aval.dtype == np.bool_:
+            found[id(eqn)] = Choice(made, atoms[0], is_switch=False)
+        elif name == "clamp" and _is_number(atoms[0], 0) and _is_number(atoms[2], count - 1):
+            found[id(eqn)] = Choice(made, atoms[1], is_switch=True)
+        elif name == "platform_index":
+            platforms = made.params["platforms"]
+            found[id(eqn)] = Choice(made, None, is_switch=False, platforms=platforms)
+    return found
+
+
+def _is_number(atom: Any, number: int) -> bool:
+    return not is_var(atom) and int(atom.val) == number
+
+
+class Body:
+    """Writes one jaxpr.
+
+    **Arguments:**
+
+    - `given`: expressions of values that are no local variables, such as `self.kernel`.
+    - `names`: what the arguments are called.
+    - `wanted`: what results are to be called, where they get a name at all.
+    - `path`: the name scopes that it is.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        jaxpr: Any,
+        given: Mapping[Any, ast.expr] | None = None,
+        names: Mapping[Any, str] | None = None,
+        wanted: Mapping[Any, str] | None = None,
+        path: Sequence[str] = (),
+    ):
+        self.writer = writer
+        self.names: dict[Any, str] = dict(names or {})
+        # What is a field in another form is called after it.
+        self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
+        self.wanted, self.path = wanted or {}, path
+        self.program = writer.program
+        self.graph = Graph(jaxpr)
+        self.given: dict[str, ast.expr] = {writer.token(v): e for v, e in (given or {}).items()}
+        self.statements: list[Statement] = []
+        # Values that have one user, until it is written.
+        self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
+        self._uses: dict[Any, int] = {}
+
+    @functools.cached_property
+    def changes_state(self) -> bool:
+        """Whether some step gives another state back."""
+        return any(isinstance(v, StateVar) for eqn in self.graph.eqns for v in eqn.outvars)
+
+    def token(self, v: Any) -> str:
+        return self.writer.token(v)
+
+    def type_of(self, v: Any) -> Any:
+        return self.program.shape(v), getattr(v.aval, "dtype", None)
+
+    def run(self) -> list[ast.expr]:
+        """Writes all equations; returns the results."""
+        jaxpr = self.graph.jaxpr
+        groups = {} if self.writer.plain else idioms.find(self.graph, self.writer)
+        self.chosen = _choices(self.graph)
+        inside = {i for group in groups.values() for i in group.covered}
+        inside |= {id(choice.eqn) for choice in self.chosen.values()}
+        for eqn in jaxpr.eqns:
+            if id(eqn) not in inside:
+                self._count(groups[id(eqn)].leaves if id(eqn) in groups else self.atoms(eqn))
+        self._count(jaxpr.outvars)
+        for eqn in jaxpr.eqns:
+            if id(eqn) in inside:
+                continue
+            if id(eqn) in groups:
+                group = groups[id(eqn)]
+                placed = Placed(group.expression, hints=[group.hint], flows=group.flows)
+                self._place(eqn, placed, group.leaves)
+            else:
+                self._place(eqn, self._placed(eqn), eqn.invars)
+        results = [self.result(a) for a in jaxpr.outvars]
+        self._flush()
+        return results
+
+    def _count(self, atoms: Sequence[Any]) -> None:
+        for atom in atoms:
+            if is_var(atom):
+                self._uses[atom] = self._uses.get(atom, 0) + 1
+
+    def atoms(self, eqn: Any) -> list[Any]:
+        """The operands of an equation; those of a branch begin with what the choice is made by."""
+        if id(eqn) in self.chosen:
+            atom = self.chosen[id(eqn)].atom
+            return [*([] if atom is None else [atom]), *eqn.invars[1:]]
+        return list(eqn.invars)
+
+    def _placed(self, eqn: Any) -> Placed:
+        found = self.writer.structured(self, eqn)
+        if found is not None:
+            return found
+        expression = spelling.spell(eqn, self.writer)
+        name = eqn.primitive.name
+        return Placed(expression, flows=FLOWS.get(name, True))
+
+    def _hints(self, eqn: Any, placed: Placed, atoms: Sequence[Any]) -> list[str]:
+        """Names wanted for the results of an equation that is on `atoms`."""
+        hints = list(placed.hints) or [PLAIN]
+        hints += [hints[-1]] * (len(eqn.outvars) - len(hints))
+        for i, v in enumerate(eqn.outvars):
+            if isinstance(v, StateVar):
+                hints[i] = "state"
+            elif v in self.wanted:
+                hints[i] = self.wanted[v]
+            elif eqn.primitive.name in FORMS and is_var(atoms[0]) and atoms[0] in self._fields:
+                hints[i] = self._fields[atoms[0]]
+            elif len(eqn.outvars) == 1 and (hints[i] == PRODUCT or not says(hints[i])):
+                hints[i] = noun(eqn, atoms, self.names, self.path, product=hints[i] == PRODUCT)
+            self.names[v] = hints[i]
+        return hints
+
+    def _place(self, eqn: Any, placed: Placed, atoms: Sequence[Any]) -> None:
+        outs = [v if self._uses.get(v) else None for v in eqn.outvars]
+        value, width, inside = self._filled(placed.expression, len(placed.functions) == 0)
+        for function in placed.functions:
+            for token in function.free():
+                self._settle(token)
+        hints = self._hints(eqn, placed, atoms)
+        heirs: list[str] = []
+        for token in syntax.tokens_in(placed.expression) if placed.flows else ():
+            if dimension_of(token) is None:
+                heirs += inside[token].heirs if token in inside else [token]
+        statement = Statement(
+            [None if v is None else self.token(v) for v in outs],
+            value,
+            hints,
+            [None if v is None else self.type_of(v) for v in outs],
+            placed.flows,
+            placed.functions,
+            placed.pattern,
+            heirs,
+        )
+        single = len(outs) == 1 and self._uses.get(outs[0]) == 1
+        # What is returned stands in the line that returns it.
+        last = outs[0] in self.graph.results and self._one_result()
+        if single and placed.inline and not placed.functions and (last or width <= _OPERAND):
+            self._waiting[self.token(outs[0])] = (value, width, statement)
+        elif any(v is not None for v in outs):
+            self.statements.append(statement)
+
+    def _filled(
+        self, expression: ast.expr, inline: bool
+    ) -> tuple[ast.expr, int, dict[str, Statement]]:
+        """The expression with what its operands are, as far as they fit into the line, its width,
+        and what these operands would be on lines of their own."""
+        tokens = syntax.tokens_in(expression)
+        width = syntax.width(expression)
+        values: dict[str, ast.expr] = {}
+        inside: dict[str, Statement] = {}
+        for token in tokens:
+            if token in self.given:
+                values[token] = self.given[token]
+                width += syntax.width(self.given[token])
+        for token in tokens:
+            if token not in self._waiting:
+                continue
+            value, more, statement = self._waiting[token]
+            if inline and width + more <= _WIDTH:
+                values[token] = value
+                width += more
+                inside[token] = statement
+                del self._waiting[token]
+            else:
+                self._settle(token)
+        filled = syntax.substitute(expression, values) if values else expression
+        return filled, width, inside
+
+    def before(self, statement: Statement, atoms: Sequence[Any]) -> None:
+        """Adds a line after those that some operands are computed in."""
+        for atom in atoms:
+            if is_var(atom):
+                self._settle(self.token(atom))
+        self.statements.append(statement)
+
+    def _settle(self, token: str) -> None:
+        """Gives a value that waits for its user a line of its own."""
+        if token in self._waiting:
+            self.statements.append(self._waiting.pop(token)[2])
+
+    def _flush(self) -> None:
+        for token in list(self._waiting):
+            self._settle(token)
+
+    def _one_result(self) -> bool:
+        """Whether there is one result, but for a state."""
+        return sum(not isinstance(v, StateVar) for v in self.graph.jaxpr.outvars) == 1
+
+    def result(self, atom: Any) -> ast.expr:
+        """A result of the body as an expression."""
+        if isinstance(atom, core.Literal):
+            return self.literal(atom)
+        token = self.token(atom)
+        if token in self.given:
+            return self.given[token]
+        if token in self._waiting and self._one_result():
+            return self._waiting.pop(token)[0]
+        self._settle(token)
+        return ast.Name(token, ast.Load())
+
+    def operand(self, atom: Any) -> ast.expr:
+        """An operand where its type matters: literals with their types."""
+        if isinstance(atom, core.Literal):
+            return self.literal(atom)
+        return ast.Name(self.token(atom), ast.Load())
+
+    def literal(self, atom: Any) -> ast.expr:
+        """A literal with its type; one that depends on open sizes likewise."""
+        size = self.program.literals.get(id(atom))
+        if size is not None:
+            kind = literals.dtype(atom.aval.dtype)
+            return syntax.call("np.asarray", size.expression(), kind)
+        return literals.of_literal(atom, plain=False)

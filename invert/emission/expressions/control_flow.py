@@ -1,0 +1,501 @@
+"""Equations that hold programs: calls, loops, branches, functions with derivatives of their own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from invert._errors import EmissionError
+from invert._opaque import custom_call_p
+from invert._private.jax import (
+    consts_of,
+    core,
+    dce,
+    holds_jaxprs,
+    is_jaxpr,
+    open_jaxpr,
+    scan_layout,
+)
+from invert.emission.expressions import library, literals, spelling
+from invert.emission.expressions.body import Body, Placed, Writer
+from invert.emission.expressions.statements import Function, Parameter
+from invert.emission.python import syntax
+from invert.emission.python.nouns import says
+from invert.emission.python.syntax import call, number
+from invert.ir.traced_form import is_smooth
+from invert.rewriting.pattern import is_var
+
+
+class File(Writer, Protocol):
+    """What equations with programs ask of the file."""
+
+    def jitted(self, closed: Any, name: str, args: Sequence[ast.expr]) -> ast.expr:
+        """The call of the function of the file for a called program."""
+        ...
+
+    def differentiated(self, eqn: Any, name: str) -> str:
+        """The name of a function of the file with a rule of its own."""
+        ...
+
+    def composed(self, eqn: Any) -> str:
+        """The name of a function of the file that compilers know by another name."""
+        ...
+
+
+Row = Callable[[File, Body, Any], Placed]
+
+
+def parameter_hints(count: int) -> list[str]:
+    """Names of parameters of which nothing is known."""
+    if count <= 3:
+        return list("xyz"[:count])
+    return list("abcdefgh"[:count]) if count <= 8 else [f"x_{i}" for i in range(count)]
+
+
+def name_of(closed: Any) -> str:
+    """The name of the function that a jaxpr was traced from."""
+    info = getattr(open_jaxpr(closed), "debug_info", None)
+    return getattr(info, "func_name", "") or "function"
+
+
+def results_of(results: Sequence[ast.expr]) -> ast.expr:
+    """What a function returns: one value, or a tuple."""
+    return results[0] if len(results) == 1 else syntax.tuple_of(results)
+
+
+def constants_of(closed: Any) -> dict[Any, ast.expr]:
+    """The constants that a called program holds itself, as literals.
+
+    They are arrays of JAX: operators and methods of NumPy's would compute at once.
+    """
+    jaxpr = open_jaxpr(closed)
+    values = consts_of(closed)
+    return {
+        v: call("jnp.asarray", literals.array(c))
+        for v, c in zip(jaxpr.constvars, values, strict=True)
+    }
+
+
+def local(
+    file: File,
+    outer: Body,
+    closed: Any,
+    hint: str,
+    operands: Sequence[Any],
+    parameters: Sequence[tuple[str, int]],
+    result: Callable[[list[ast.expr]], ast.expr],
+    starts: Sequence[Any] = (),
+) -> Function:
+    """A function inside the one that is being written.
+
+    **Arguments:**
+
+    - `operands`: atoms of the outer body for the leading arguments, which it takes by closure.
+    - `parameters`: a name for each parameter, and how many values it is; -1 for a bare value.
+    - `result`: makes the returned value of the results.
+    - `starts`: atoms of the outer body that the first values are called after.
+    """
+    jaxpr = open_jaxpr(closed)
+    given = constants_of(closed)
+    for v, atom in zip(jaxpr.invars, operands, strict=False):
+        if isinstance(atom, core.Literal):
+            given[v] = outer.literal(atom)
+        else:
+            token = outer.token(atom)
+            given[v] = outer.given.get(token, ast.Name(token, ast.Load()))
+    names = {
+        v: outer.names[a]
+        for v, a in zip(jaxpr.invars, [*operands, *starts], strict=False)
+        if is_var(a) and says(outer.names.get(a))
+    }
+    rest = iter(jaxpr.invars[len(operands) :])
+    taken: list[Parameter] = []
+    types: dict[str, Any] = {}
+    for _, count in parameters:
+        chosen = [next(rest) for _ in range(abs(count))]
+        types.update((outer.token(v), outer.type_of(v)) for v in chosen)
+        tokens = tuple(outer.token(v) for v in chosen)
+        taken.append(tokens[0] if count == -1 else tokens)
+    body = Body(file, jaxpr, given, names)
+    value = result(body.run())
+    return Function(
+        syntax.new_token(),
+        hint,
+        taken,
+        [name for name, _ in parameters],
+        body.statements,
+        value,
+        types=types,
+        parts={outer.token(v): name for v, name in names.items()},
+    )
+
+
+def _named(body: Body, atoms: Sequence[Any], other: str) -> list[str]:
+    """What values that begin as `atoms` are called."""
+    names = [body.names.get(a) if is_var(a) else None for a in atoms]
+    return [n if n is not None and says(n) else other for n in names]
+
+
+def _reference(function: Function) -> ast.expr:
+    return ast.Name(function.token, ast.Load())
+
+
+def packed(items: Sequence[ast.expr]) -> ast.expr:
+    """Nothing, one value or a tuple."""
+    if not items:
+        return number(None)
+    return items[0] if len(items) == 1 else syntax.tuple_of(items)
+
+
+def unpacking(numbers: Sequence[int]) -> Any:
+    """How what `packed` has put together is taken apart again, by the numbers of the values."""
+    if not numbers:
+        return None
+    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+def _jit(file: File, body: Body, eqn: Any) -> Placed:
+    closed, name = eqn.params["jaxpr"], eqn.params["name"]
+    if (found := _of_library(file, eqn, name)) is not None:
+        return Placed(found, hints=[library.noun(name)], flows=True)
+    args = [body.operand(a) for a in eqn.invars]
+    return Placed(file.jitted(closed, name, args), hints=[library.noun(name)], flows=True)
+
+
+def _of_library(file: File, eqn: Any, name: str) -> ast.expr | None:
+    """A function of JAX that is this call."""
+    if file.plain:
+        return None
+    variables = {file.token(v): v for v in eqn.invars if is_var(v)}
+    for bare in (True, False):
+        args = spelling.operands(eqn, file, bare)
+        for candidate in library.candidates(name, eqn, args):
+            if file.prover.holds(candidate, variables, [eqn], eqn.outvars):
+                return candidate
+    return None
+
+
+def _scan(file: File, body: Body, eqn: Any) -> Placed:
+    params = eqn.params
+    held, carried = scan_layout(params)
+    scanned = len(eqn.invars) - held - carried
+    atoms = eqn.invars
+
+    def result(values: list[ast.expr]) -> ast.expr:
+        return syntax.tuple_of([packed(values[:carried]), packed(values[carried:])])
+
+    parameters = [("carry", _arity(carried)), ("x", _arity(scanned))]
+    starts = atoms[held : held + carried]
+    function = local(file, body, params["jaxpr"], "step", atoms[:held], parameters, result, starts)
+    operands = [body.operand(a) for a in atoms[held:]]
+    init, xs = packed(operands[:carried]), packed(operands[carried:])
+    keywords: dict[str, ast.expr] = {}
+    if not scanned:
+        keywords["length"] = literals.size(params["length"])
+    if params["reverse"]:
+        keywords["reverse"] = number(True)
+    if params["unroll"] != 1:
+        keywords["unroll"] = number(params["unroll"])
+    if params.get("_split_transpose"):
+        keywords["_split_transpose"] = number(True)
+    expression = call("lax.scan", _reference(function), init, xs, **keywords)
+    outs = len(eqn.outvars)
+    pattern = (unpacking(range(carried)), unpacking(range(carried, outs)))
+    hints = _named(body, starts, "carry") + ["ys"] * (outs - carried)
+    return Placed(expression, False, [function], hints, pattern=pattern)
+
+
+def _arity(count: int) -> int:
+    """One value is bare; several, or none, are a tuple."""
+    return -1 if count == 1 else count
+
+
+def _while(file: File, body: Body, eqn: Any) -> Placed:
+    params = eqn.params
+    aval: Any = open_jaxpr(params["cond_jaxpr"]).outvars[0].aval
+    if aval.shape:
+        kind = aval.str_short(short_dtypes=False)
+        raise EmissionError(
+            f"while: a batched condition ({kind}), which `jax.vmap` of a loop makes, has no public "
+            "function; lowering and raising the program gives it one"
+        )
+    n, m = params["cond_nconsts"], params["body_nconsts"]
+    state = eqn.invars[n + m :]
+    parameter = [("state", _arity(len(state)))]
+    held = eqn.invars[n : n + m]
+    test = local(
+        file, body, params["cond_jaxpr"], "condition", eqn.invars[:n], parameter, lambda v: v[0],
+        state,
+    )  # fmt: skip
+    step = local(file, body, params["body_jaxpr"], "step", held, parameter, packed, state)
+    init = packed([body.operand(a) for a in state])
+    expression = call("lax.while_loop", _reference(test), _reference(step), init)
+    pattern = unpacking(range(len(state)))
+    return Placed(expression, False, [test, step], _named(body, state, "state"), pattern=pattern)
+
+
+def _cond(file: File, body: Body, eqn: Any) -> Placed:
+    branches = eqn.params["branches"]
+    choice = body.chosen.get(id(eqn))
+    if choice is None:
+        return _bound(file, body, eqn)
+    names = [f"branch_{i}" for i in range(len(branches))]
+    if choice.platforms:
+        names = ["on_" + "_".join(p or ("others",)) for p in choice.platforms]
+    elif not choice.is_switch:
+        names = ["if_false", "if_true"]
+    functions = [
+        local(file, body, branch, name, eqn.invars[1:], [], results_of)
+        for branch, name in zip(branches, names, strict=True)
+    ]
+    references = list(map(_reference, functions))
+    if choice.platforms:
+        names = [p or ("default",) for p in choice.platforms]
+        keywords = {n: r for ns, r in zip(names, references, strict=True) for n in ns}
+        return Placed(call("lax.platform_dependent", **keywords), False, functions, ["chosen"])
+    index = body.operand(choice.atom)
+    if choice.is_switch:
+        expression = call("lax.switch", index, syntax.list_of(references))
+    else:
+        expression = call("lax.cond", index, references[1], references[0])
+    return Placed(expression, False, functions, ["chosen"])
+
+
+def _custom(file: File, body: Body, eqn: Any) -> Placed:
+    """A function with a derivative of its own."""
+    name = name_of(eqn.params["call_jaxpr"])
+    if (known := composite_of(eqn)) is not None:
+        args = [body.operand(a) for a in eqn.invars]
+        hints = [library.noun(name.rpartition(".")[2])]
+        return Placed(call(file.composed(known), *args), hints=hints, flows=True)
+    if (found := _of_library(file, eqn, name)) is not None:
+        return Placed(found, hints=[library.noun(name)], flows=True)
+    args = [body.operand(a) for a in eqn.invars]
+    hints = [library.noun(name)]
+    return Placed(call(file.differentiated(eqn, name), *args), hints=hints, flows=True)
+
+
+def composite_of(eqn: Any) -> Any | None:
+    """The `composite` equation that `ir.composite` has wrapped; `None` where it is another."""
+    for param, primitive in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):
+        eqns = open_jaxpr(eqn.params[param]).eqns
+        if len(eqns) != 1 or eqns[0].primitive.name != primitive:
+            return None
+        (eqn,) = eqns
+    return eqn
+
+
+def _solve(file: File, body: Body, eqn: Any) -> Placed:
+    """A linear solve with the functions that its derivatives need."""
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    atoms = list(eqn.invars)
+    functions: dict[str, Function] = {}
+    count = len(atoms) - sum(lengths)
+    start = 0
+    for name, length in zip(lengths._fields, lengths, strict=True):
+        closed = getattr(jaxprs, name)
+        if closed is not None and name != "vecmat":
+            operands = atoms[start : start + length]
+            functions[name] = local(
+                file, body, closed, name, operands, [("b", _arity(count))], packed
+            )
+            if name != "matvec":
+                functions[name].first = ["_"]  # it is given `matvec`, which the program knows
+        start += length
+    b = packed([body.operand(a) for a in atoms[start:]])
+    args = [_reference(functions["matvec"]), b, _reference(functions["solve"])]
+    keywords: dict[str, ast.expr] = {}
+    if "transpose_solve" in functions:
+        keywords["transpose_solve"] = _reference(functions["transpose_solve"])
+    if jaxprs.transpose_solve is not None and jaxprs.vecmat is jaxprs.matvec:
+        keywords["symmetric"] = number(True)
+    expression = call("lax.custom_linear_solve", *args, **keywords)
+    pattern = unpacking(range(count))
+    return Placed(expression, False, list(functions.values()), ["solution"], pattern=pattern)
+
+
+def _flat(values: list[ast.expr]) -> ast.expr:
+    return values[0] if len(values) == 1 else syntax.tuple_of(values)
+
+
+def _reduce(file: File, body: Body, eqn: Any) -> Placed:
+    """`lax.reduce` and `lax.reduce_window` with a function of their own."""
+    params = eqn.params
+    closed = params["jaxpr"]
+    n = len(eqn.invars) // 2
+    parameters = [("x", _arity(n)), ("y", _arity(n))]
+    function = local(file, body, closed, "combine", [], parameters, packed)
+    args = [body.operand(a) for a in eqn.invars]
+    operands = [packed(args[:n]), packed(args[n:]), _reference(function)]
+    if eqn.primitive.name == "reduce":
+        operands.append(literals.value(tuple(params["dimensions"])))
+        return Placed(call("lax.reduce", *operands), False, [function])
+    names = {
+        "window_dimensions": "window_dimensions",
+        "window_strides": "window_strides",
+        "padding": "padding",
+        "base_dilation": "base_dilation",
+        "window_dilation": "window_dilation",
+    }
+    keywords = {k: literals.value(params[v]) for k, v in names.items()}
+    pattern = unpacking(range(n))
+    expression = call("lax.reduce_window", *operands, **keywords)
+    return Placed(expression, False, [function], pattern=pattern)
+
+
+def _remat(file: File, body: Body, eqn: Any) -> Placed:
+    parameters = [(h, -1) for h in parameter_hints(len(eqn.invars))]
+    function = local(file, body, eqn.params["jaxpr"], "block", [], parameters, _flat)
+    keywords: dict[str, ast.expr] = {}
+    if not eqn.params["prevent_cse"]:
+        keywords["prevent_cse"] = number(False)
+    wrapped = call("jax.checkpoint", _reference(function), **keywords)
+    return Placed(call(wrapped, *map(body.operand, eqn.invars)), False, [function])
+
+
+def _opaque(file: File, body: Body, eqn: Any) -> Placed:
+    """A custom call that nothing has recovered: the text needs `invert` to say what it is."""
+    params = eqn.params
+    if params["computations"]:
+        return _bound(file, body, eqn)
+    avals = [
+        number(None)
+        if a is None
+        else call("jax.ShapeDtypeStruct", literals.shape(a[0]), literals.dtype(a[1]))
+        for a in params["avals"]
+    ]
+    keywords = {
+        "target": number(params["target"]),
+        "attributes": literals.value(params["attributes"]),
+        "avals": syntax.tuple_of(avals),
+    }
+    args = [body.operand(a) for a in eqn.invars]
+    expression = call("custom_call", *args, **keywords)
+    pattern = (0,) if len(eqn.outvars) == 1 else None
+    return Placed(expression, False, pattern=pattern)
+
+
+def _dtype(v: Any) -> Any:
+    return v.aval.dtype
+
+
+def _bound(file: File, body: Body, eqn: Any) -> Placed:
+    """`lax.name_p.bind(...)` with each program traced from a local function."""
+    functions: list[Function] = []
+
+    def spelled(value: Any) -> ast.expr:
+        if not is_jaxpr(value):
+            if isinstance(value, tuple) and any(map(is_jaxpr, value)):
+                return syntax.tuple_of(map(spelled, value))
+            return literals.value(value)
+        jaxpr = open_jaxpr(value)
+        parameters = [(h, -1) for h in parameter_hints(len(jaxpr.invars))]
+        function = local(file, body, value, "inner", [], parameters, _flat)
+        functions.append(function)
+        types = [
+            call("jax.ShapeDtypeStruct", literals.shape(file.program.shape(v)),
+                 literals.dtype(_dtype(v)))
+            for v in jaxpr.invars
+        ]  # fmt: skip
+        traced = call(call("jax.make_jaxpr", _reference(function)), *types)
+        return traced if value is not jaxpr else syntax.field(traced, "jaxpr")
+
+    where = literals.public_primitives().get(eqn.primitive.name)
+    if where is None:
+        raise EmissionError(f"the primitive {eqn.primitive.name} has no public name")
+    params = {k: spelled(v) for k, v in eqn.params.items()}
+    args = [body.operand(a) for a in eqn.invars]
+    expression = syntax.method(syntax.name(where), "bind", *args, **params)
+    pattern = None
+    if len(eqn.outvars) == 1 and eqn.primitive.multiple_results:
+        pattern = (0,)
+    return Placed(expression, False, functions, pattern=pattern)
+
+
+# Primitives whose inner program mostly goes with the name of their function of `lax`.
+_SPELLED = frozenset("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split())
+
+ROWS: Mapping[str, Row] = {
+    "jit": _jit,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_jvp_call": _custom,
+    "custom_vjp_call": _custom,
+    "custom_linear_solve": _solve,
+    "reduce": _reduce,
+    "reduce_window": _reduce,
+    "checkpoint": _remat,
+    "remat2": _remat,
+    custom_call_p.name: _opaque,
+}
+
+
+def structured(file: File, body: Body, eqn: Any) -> Placed | None:
+    """How an equation that holds programs is written; `None` where it holds none."""
+    name = eqn.primitive.name
+    if name in ROWS:
+        return ROWS[name](file, body, eqn)
+    if not holds_jaxprs(eqn):
+        return None
+    if name in _SPELLED:
+        try:
+            expression = spelling.spell(eqn, file)
+        except EmissionError:  # it combines in a way of its own
+            return _bound(file, body, eqn)
+        return Placed(expression, flows=spelling.FLOWS.get(name, True))
+    return _bound(file, body, eqn)
+
+
+def jvp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
+    """The rule of `jax.custom_jvp`: `(primals, tangents) -> (results, tangents of results)`."""
+    # Without the zeros that JAX makes for the tangents of whole numbers, which nothing uses.
+    jaxpr = dce(open_jaxpr(rule))
+    count = len(eqn.invars)
+    primals = tuple(file.token(v) for v in jaxpr.invars[:count])
+    moved = iter(jaxpr.invars[count:])
+    tangents = tuple(
+        file.token(next(moved)) if is_smooth(v.aval) else syntax.new_token() for v in eqn.invars
+    )
+    body = Body(file, jaxpr, constants_of(rule))
+    values = body.run()
+    results, rest = values[: len(eqn.outvars)], iter(values[len(eqn.outvars) :])
+    dots = [
+        next(rest)
+        if is_smooth(v.aval)
+        else call("np.zeros", literals.shape(v.aval.shape), syntax.name("jax.dtypes.float0"))
+        for v in eqn.outvars
+    ]
+    value = syntax.tuple_of([_flat(results), _flat(dots)])
+    return Function(
+        "", f"{name}_jvp", [primals, tangents], ["primals", "tangents"], body.statements, value,
+        decorators=[syntax.name(f"{name}.defjvp")],
+    )  # fmt: skip
+
+
+def forbidden(name: str, message: str) -> ast.FunctionDef:
+    """The rule of a function whose author forbids its derivative."""
+    raised = ast.Raise(call("LookupError", number(message)))
+    arguments = [ast.arg("primals"), ast.arg("tangents")]
+    decorators = [syntax.name(f"{name}.defjvp")]
+    return syntax.function(f"{name}_jvp", arguments, [raised], decorators=decorators)
+
+
+def vjp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
+    """The backward rule of `jax.custom_vjp`: `(arguments, cotangents) -> cotangents`."""
+    jaxpr = open_jaxpr(rule)
+    count = len(eqn.invars)
+    primals = tuple(file.token(v) for v in jaxpr.invars[:count])
+    moved = iter(jaxpr.invars[count:])
+    cotangents = tuple(
+        file.token(next(moved)) if is_smooth(v.aval) else syntax.new_token() for v in eqn.outvars
+    )
+    body = Body(file, jaxpr, constants_of(rule))
+    values = iter(body.run())
+    found = [next(values) if is_smooth(v.aval) else number(None) for v in eqn.invars]
+    parameter: Parameter = cotangents[0] if len(cotangents) == 1 else cotangents
+    return Function(
+        "", f"{name}_backward", [primals, parameter], ["residuals", "cotangent"],
+        body.statements, syntax.tuple_of(found),
+    )  # fmt: skip

@@ -1,0 +1,296 @@
+"""Expressions that stand for several equations: `jnp.mean(x, axis=-1)`, `jax.nn.softmax(x)`.
+
+Each row belongs to the primitive of the last equation and proposes calls. A proposed call is traced
+and found in the body like a pattern's template; what it covers has no use outside of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from invert._private.jax import core
+from invert.emission.expressions import indexing
+from invert.emission.expressions.products import dot_options, relettered, subscripts
+from invert.emission.expressions.spelling import Writer, axis_of
+from invert.emission.python import syntax
+from invert.emission.python.nouns import NOUNS, PLAIN, PRODUCT
+from invert.emission.python.syntax import call, number
+from invert.ir.match import Match
+from invert.rewriting.pattern import Graph, is_var
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Equations that are written as one expression.
+
+    **Arguments:**
+
+    - `expression`: over the tokens of `leaves`.
+    - `covered`: ids of the equations but the last, which is where it is written.
+    """
+
+    expression: ast.expr
+    leaves: tuple[Any, ...]
+    covered: frozenset[int]
+    hint: str = PLAIN
+    flows: bool | str = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """An expression over operands named by position, and what stands for them in the body.
+
+    **Arguments:**
+
+    - `operands`: atoms of the body.
+    """
+
+    expression: ast.expr
+    operands: tuple[Any, ...]
+    hint: str = PLAIN
+    flows: bool | str = False
+
+
+Row = Callable[[Any, Graph, Writer], Iterator[Proposal]]
+
+
+def _x(i: int = 0) -> ast.expr:
+    return ast.Name(f"${'abc'[i]}", ast.Load())
+
+
+def _producer(graph: Graph, atom: Any, *names: str) -> Any | None:
+    """The equation that gives an atom, where it is one of these primitives."""
+    eqn = None if isinstance(atom, core.Literal) else graph.producers.get(atom)
+    return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
+
+
+def _axis(axes: Any, x: Any) -> dict[str, ast.expr]:
+    axis = axis_of(axes, len(x.aval.shape))
+    return {} if axis is None else {"axis": axis}
+
+
+_KEPT = {
+    "reduce_sum": "jnp.sum", "reduce_max": "jnp.max", "reduce_min": "jnp.min",
+    "reduce_prod": "jnp.prod", "reduce_and": "jnp.all", "reduce_or": "jnp.any",
+}  # fmt: skip
+
+
+def _keepdims(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """A reduction whose axes are put back."""
+    inner = _producer(graph, eqn.invars[0], *_KEPT)
+    if inner is not None and "axes" in inner.params:
+        x = inner.invars[0]
+        if is_var(x) and len(eqn.params["shape"]) == len(x.aval.shape):
+            name = _KEPT[inner.primitive.name]
+            keywords = _axis(inner.params["axes"], x)
+            expression = call(name, _x(), **keywords, keepdims=number(True))
+            yield Proposal(expression, (x,), NOUNS.get(inner.primitive.name, PLAIN))
+
+
+def _reduced(eqn: Any, graph: Graph) -> tuple[Any, Any] | None:
+    """The sum that an equation divides, and whether its axes are put back."""
+    inner = _producer(graph, eqn.invars[0], "reduce_sum", "broadcast_in_dim")
+    if inner is None:
+        return None
+    if inner.primitive.name == "reduce_sum":
+        return inner, False
+    deeper = _producer(graph, inner.invars[0], "reduce_sum")
+    return None if deeper is None else (deeper, True)
+
+
+def _division(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """A softmax or a mean."""
+    exponential = _producer(graph, eqn.invars[0], "exp")
+    if exponential is not None:
+        centered = _producer(graph, exponential.invars[0], "sub")
+        if centered is not None and is_var(centered.invars[0]):
+            x = centered.invars[0]
+            rank = len(x.aval.shape)
+            for axis in range(-1, -rank - 1, -1):
+                keywords = {} if axis == -1 else {"axis": number(axis)}
+                yield Proposal(call("jax.nn.softmax", _x(), **keywords), (x,), "softmax")
+    if not is_var(eqn.invars[1]) and (found := _reduced(eqn, graph)) is not None:
+        total, kept = found
+        x = total.invars[0]
+        if is_var(x) and "axes" in total.params:
+            keywords = _axis(total.params["axes"], x)
+            if kept:
+                keywords["keepdims"] = number(True)
+            yield Proposal(call("jnp.mean", _x(), **keywords), (x,), "mean")
+
+
+def _gelu(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`x * (0.5 * (1 + tanh(...)))` in the forms that JAX has had."""
+    names = set()
+    pending, steps = list(eqn.invars), 0
+    while pending and steps < 16:
+        steps += 1
+        inner = _producer(graph, pending.pop())
+        if inner is not None:
+            names.add(inner.primitive.name)
+            if len(names) < 8:
+                pending.extend(inner.invars)
+    factors = [_producer(graph, a, "mul") for a in eqn.invars]
+    operands = [*eqn.invars, *(a for f in factors if f is not None for a in f.invars)]
+    for x in dict.fromkeys(a for a in operands if is_var(a)):
+        if "tanh" in names:
+            yield Proposal(call("jax.nn.gelu", _x()), (x,), "gelu", True)
+        if names & {"erf", "erfc"}:
+            keywords = {"approximate": number(False)}
+            yield Proposal(call("jax.nn.gelu", _x(), **keywords), (x,), "gelu", True)
+
+
+def _einsum(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """A product whose axes are in another order than `dot_general` gives."""
+    inner = _producer(graph, eqn.invars[0], "dot_general")
+    if inner is None or not all(map(is_var, inner.invars)) or inner.invars[0] is inner.invars[1]:
+        return
+    if sum(len(a.aval.shape) for a in inner.invars) > 20:
+        return
+    left, right, out = subscripts(inner)
+    moved = "".join(out[i] for i in eqn.params["permutation"])
+    keywords = dot_options(inner)
+    for text, atoms in (
+        (f"{right},{left}->{moved}", inner.invars[::-1]),
+        (f"{left},{right}->{moved}", inner.invars),
+    ):
+        expression = call("jnp.einsum", number(relettered(text)), _x(0), _x(1), **keywords)
+        yield Proposal(expression, tuple(atoms), PRODUCT)
+
+
+def _item(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`x[:, 0]`: a slice of one, and its axis taken away."""
+    inner = _producer(graph, eqn.invars[0], "slice")
+    if inner is None or not is_var(inner.invars[0]):
+        return
+    parts = indexing.slice_parts(inner, writer.program)
+    for axis in eqn.params["dimensions"]:
+        part = parts[axis]
+        if not isinstance(part, ast.Slice):
+            return
+        parts[axis] = part.lower if part.lower is not None else number(0)
+    parts = indexing.shortened(parts)
+    index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
+    yield Proposal(syntax.item(_x(), index), (inner.invars[0],), PLAIN)
+
+
+def _broadcast_of(graph: Graph, atom: Any) -> Any | None:
+    """The variable that an atom is a broadcast of."""
+    eqn = _producer(graph, atom, "broadcast_in_dim")
+    return eqn.invars[0] if eqn is not None and is_var(eqn.invars[0]) else None
+
+
+def _broadcasting(sign: str) -> Row:
+    """`x + b` where one side is broadcast first."""
+
+    def row(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+        inner = [_broadcast_of(graph, a) for a in eqn.invars]
+        for choice in ((0, 1), (1,), (0,)):
+            if any(inner[i] is None for i in choice):
+                continue
+            atoms = [inner[i] if i in choice else a for i, a in enumerate(eqn.invars)]
+            if not all(map(is_var, atoms)):
+                continue
+            yield Proposal(syntax.infix(_x(0), sign, _x(1)), tuple(atoms), PLAIN, True)
+
+    return row
+
+
+ROWS: Mapping[str, tuple[Row, ...]] = {
+    "broadcast_in_dim": (_keepdims,),
+    "div": (_division, _broadcasting("/")),
+    "mul": (_gelu, _broadcasting("*")),
+    "add": (_broadcasting("+"),),
+    "sub": (_broadcasting("-"),),
+    "squeeze": (_item,),
+    "transpose": (_einsum,),
+}
+
+
+def find(graph: Graph, writer: Writer) -> dict[int, Group]:
+    """The groups of a body, by the id of their last equation.
+
+    The last equations are looked at first, so that a group is not taken apart by a smaller one.
+    """
+    found: dict[int, Group] = {}
+    taken: set[int] = set()
+    for eqn in reversed(graph.eqns):
+        if id(eqn) in taken:
+            continue
+        for row in ROWS.get(eqn.primitive.name, ()):
+            group = _first(row(eqn, graph, writer), eqn, graph, writer, taken)
+            if group is not None:
+                found[id(eqn)] = group
+                taken |= group.covered | {id(eqn)}
+                break
+    return found
+
+
+def _first(
+    proposals: Iterator[Proposal], eqn: Any, graph: Graph, writer: Writer, taken: set[int]
+) -> Group | None:
+    for proposal in proposals:
+        if (group := _try(proposal, eqn, graph, writer, taken)) is not None:
+            return group
+    return None
+
+
+def _try(
+    proposal: Proposal, eqn: Any, graph: Graph, writer: Writer, taken: set[int]
+) -> Group | None:
+    variables = proposal.operands
+    tokens = [f"${c}" for c in "abc"[: len(variables)]]
+    matched: list[Any] | None = None
+    covered: frozenset[int] = frozenset()
+    for wide in writer.prover.settings:
+        template = writer.prover.trace(
+            proposal.expression, tokens, [v.aval for v in variables], wide
+        )
+        if template is None:
+            return None
+        body = writer.prover.graph(template)
+        result = body.jaxpr.outvars
+        if len(result) != 1 or not is_var(result[0]) or result[0] not in body.producers:
+            return None
+        match = Match(body, graph)
+        if not match.seed(body.producers[result[0]], eqn) or len(match.eqns) != len(body.eqns):
+            return None
+        if match.outputs() is None or match.inputs() != list(variables):
+            return None
+        covered = frozenset(id(e) for e in match.eqns.values())
+        if covered & taken or len(covered) < 2 or _shared(match, graph, eqn):
+            return None
+        if _is_weak(result[0].aval) != _is_weak(eqn.outvars[0].aval):
+            return None
+        matched = match.inputs()
+    if matched is None:
+        return None
+    names = {
+        t: ast.Name(writer.token(v), ast.Load()) for t, v in zip(tokens, variables, strict=True)
+    }
+    return Group(
+        syntax.substitute(proposal.expression, names),
+        tuple(variables),
+        covered - {id(eqn)},
+        proposal.hint,
+        proposal.flows,
+    )
+
+
+def _shared(match: Match, graph: Graph, root: Any) -> bool:
+    """Whether a result inside is used outside; a template's constants may be shared elsewhere."""
+    inside = {id(e) for e in match.eqns.values()}
+    for eqn in match.eqns.values():
+        if eqn is root:
+            continue
+        for v in eqn.outvars:
+            if v in graph.results or any(id(u) not in inside for u in graph.users.get(v, ())):
+                return True
+    return False
+
+
+def _is_weak(aval: Any) -> bool:
+    return bool(getattr(aval, "weak_type", False))

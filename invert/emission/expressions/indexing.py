@@ -1,0 +1,256 @@
+"""How equations that move elements are written: shapes, slices, indices."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert.emission.expressions import literals
+from invert.emission.python import syntax
+from invert.emission.python.syntax import call, item, method, number
+from invert.emission.sizes.merge import Program
+from invert.rewriting.pattern import is_var
+
+Expressions = Iterator[ast.expr]
+_ALL = syntax.slice_of
+
+
+def _index(parts: Sequence[ast.expr]) -> ast.expr:
+    return parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
+
+
+def broadcast(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    shape = tuple(eqn.params["shape"])
+    dims = tuple(eqn.params["broadcast_dimensions"])
+    operand = eqn.invars[0]
+    rank = len(operand.aval.shape)
+    if rank == 0:
+        dtype = literals.dtype(operand.aval.dtype)
+        if not is_var(operand):
+            value = operand.val
+            if id(operand) not in program.literals and value == 0:
+                yield call("jnp.zeros", literals.shape(shape), dtype)
+            if id(operand) not in program.literals and value == 1:
+                yield call("jnp.ones", literals.shape(shape), dtype)
+            yield call("jnp.full", literals.shape(shape), args[0], dtype)
+        yield call("jnp.full", literals.shape(shape), args[0])
+        yield call("lax.full", literals.shape(shape), args[0])
+    inserted = [i for i in range(len(shape)) if i not in dims]
+    if rank and all(shape[i] == 1 for i in inserted) and len(inserted) <= 2:
+        parts = [_ALL() if i in dims else number(None) for i in range(len(shape))]
+        first = len(parts)
+        while first and isinstance(parts[first - 1], ast.Slice):
+            first -= 1
+        leading = parts[:first]
+        if len(inserted) < len(leading) and isinstance(leading[-1], ast.Constant):
+            # `x[..., None]` rather than `x[:, :, None]`
+            last = len(leading) - 1
+            while last and isinstance(leading[last - 1], ast.Constant):
+                last -= 1
+            if all(isinstance(p, ast.Slice) for p in leading[:last]) and last > 1:
+                yield item(args[0], _index([ast.Constant(...), *leading[last:]]))
+        yield item(args[0], _index(leading))
+    yield call("jnp.broadcast_to", args[0], literals.shape(shape))
+    yield call(
+        "lax.broadcast_in_dim", args[0], literals.shape(shape), syntax.tuple_of(map(number, dims))
+    )
+
+
+def reshape(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    sizes = eqn.params["new_sizes"]
+    if is_var(eqn.invars[0]):
+        if len(sizes) == 1:
+            yield method(args[0], "reshape", number(-1))
+        ones = sum(n == 1 for n in sizes)
+        if len(sizes) > 1 and ones == len(sizes) - 1:
+            # What a layer does to its bias, whatever the size of that is.
+            parts = [number(1) if n == 1 else number(-1) for n in sizes]
+            yield method(args[0], "reshape", *parts)
+        if sizes:
+            yield method(args[0], "reshape", *(literals.size(n) for n in sizes))
+    yield call("jnp.reshape", args[0], literals.shape(sizes))
+    yield call("lax.reshape", args[0], literals.shape(sizes))
+
+
+def convolution(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    """`lax.conv_general_dilated` with layouts as letters and without what says nothing."""
+    params = eqn.params
+    spatial = len(params["window_strides"])
+    keywords: dict[str, ast.expr] = {}
+    for name in ("lhs_dilation", "rhs_dilation"):
+        if any(n != 1 for n in params[name]):
+            keywords[name] = literals.shape(params[name])
+    numbers = params["dimension_numbers"]
+    features, kernel = "NC" + "DHW"[3 - spatial :], "OI" + "DHW"[3 - spatial :]
+    if spatial <= 3:
+        layout = [
+            "".join(letters[i] for i in _inverse(spec))
+            for letters, spec in zip((features, kernel, features), numbers, strict=True)
+        ]
+        if layout != [features, kernel, features]:
+            keywords["dimension_numbers"] = syntax.tuple_of(map(number, layout))
+    else:
+        keywords["dimension_numbers"] = literals.value(numbers)
+    for name in ("feature_group_count", "batch_group_count"):
+        if params[name] != 1:
+            keywords[name] = literals.size(params[name])
+    if params["precision"] is not None:
+        precision = params["precision"]
+        same = isinstance(precision, tuple) and precision[0] == precision[1]
+        keywords["precision"] = literals.value(precision[0] if same else precision)
+    strides = literals.shape(params["window_strides"])
+    wanted = params["preferred_element_type"]
+    kinds = [{}] if wanted is None else [{}, {"preferred_element_type": literals.dtype(wanted)}]
+    for kind in kinds:
+        for padding in (_same_padding(eqn, program), literals.value(tuple(params["padding"]))):
+            if padding is not None:
+                yield call("lax.conv_general_dilated", *args, strides, padding, **keywords, **kind)
+
+
+def _inverse(spec: Sequence[int]) -> list[int]:
+    return [list(spec).index(i) for i in range(len(spec))]
+
+
+def _same_padding(eqn: Any, program: Program) -> ast.expr | None:
+    """`"SAME"` or `"VALID"`, where the padding may be that; what it is, tracing shows."""
+    padding = eqn.params["padding"]
+    if all(tuple(p) == (0, 0) for p in padding):
+        return number("VALID")
+    near = all(0 <= low <= high <= low + 1 for low, high in padding)
+    return number("SAME") if near else None
+
+
+def pooling(name: str, init: str) -> Any:
+    """`lax.reduce_window` with the function of a monoid."""
+
+    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+        params = eqn.params
+        aval = eqn.invars[0].aval
+        start = syntax.template(init)
+        if aval.dtype == np.bool_ and name != "add":
+            start = literals.typed(np.asarray(name == "min"))
+        elif not jnp.issubdtype(aval.dtype, jnp.inexact) and name != "add":
+            limit = np.iinfo(aval.dtype)
+            start = literals.typed(
+                np.asarray(limit.min if name == "max" else limit.max, aval.dtype)
+            )
+        keywords = {
+            k: literals.shape(params[k])
+            for k in ("base_dilation", "window_dilation")
+            if any(n != 1 for n in params[k])
+        }
+        sizes = [literals.shape(params[k]) for k in ("window_dimensions", "window_strides")]
+        for padding in (_same_padding(eqn, program), literals.value(tuple(params["padding"]))):
+            if padding is not None:
+                function = syntax.name(f"lax.{name}")
+                yield call(
+                    "lax.reduce_window", args[0], start, function, *sizes, padding, **keywords
+                )
+
+    return row
+
+
+def squeeze(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    dims = eqn.params["dimensions"]
+    axis = number(int(dims[0])) if len(dims) == 1 else syntax.tuple_of(number(int(d)) for d in dims)
+    yield call("jnp.squeeze", args[0], axis=axis)
+    yield call("lax.squeeze", args[0], syntax.tuple_of(number(int(d)) for d in dims))
+
+
+def transpose(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    order = tuple(eqn.params["permutation"])
+    if order == (1, 0):
+        yield syntax.field(args[0], "T")
+    moved = [i for i, axis in enumerate(order) if i != axis]
+    if len(moved) == 2:
+        yield call("jnp.swapaxes", args[0], number(moved[0]), number(moved[1]))
+    yield call("jnp.transpose", args[0], syntax.tuple_of(map(number, order)))
+
+
+def reverse(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    dims = eqn.params["dimensions"]
+    axis = number(int(dims[0])) if len(dims) == 1 else syntax.tuple_of(map(number, dims))
+    yield call("jnp.flip", args[0], axis=axis)
+
+
+def slice_parts(eqn: Any, program: Program) -> list[ast.expr]:
+    """The index of a `slice` equation, a part for each axis."""
+    params = eqn.params
+    shape = program.shape(eqn.invars[0])
+    strides = params["strides"] or (1,) * len(shape)
+    parts = []
+    for start, limit, step, size in zip(
+        params["start_indices"], params["limit_indices"], strides, shape, strict=True
+    ):
+        parts.append(
+            syntax.slice_of(
+                None if start == 0 else literals.size(start),
+                None if limit == size else literals.size(limit),
+                None if step == 1 else number(int(step)),
+            )
+        )
+    return parts
+
+
+def shortened(parts: list[ast.expr]) -> list[ast.expr]:
+    """The index without the full slices at its end."""
+    whole = [isinstance(p, ast.Slice) and not (p.lower or p.upper or p.step) for p in parts]
+    end = len(parts)
+    while end > 1 and whole[end - 1]:
+        end -= 1
+    start = 0
+    while start < end - 1 and whole[start]:
+        start += 1
+    if start > 2 and end == len(parts):
+        return [ast.Constant(...), *parts[start:end]]
+    return parts[:end]
+
+
+def slices(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    if is_var(eqn.invars[0]):
+        yield item(args[0], _index(shortened(slice_parts(eqn, program))))
+    params = eqn.params
+    bounds = [literals.shape(params[n]) for n in ("start_indices", "limit_indices")]
+    strides = [] if params["strides"] is None else [literals.shape(params["strides"])]
+    yield call("lax.slice", args[0], *bounds, *strides)
+
+
+def dynamic_slice(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    sizes = literals.shape(eqn.params["slice_sizes"])
+    yield call("lax.dynamic_slice", args[0], syntax.tuple_of(args[1:]), sizes)
+
+
+def gather(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    params = eqn.params
+    keywords = {}
+    for name, default in (("unique_indices", False), ("indices_are_sorted", False)):
+        if params[name] is not default:
+            keywords[name] = number(params[name])
+    mode = params["mode"]
+    if mode is not None:
+        names = {
+            lax.GatherScatterMode.CLIP: "clip",
+            lax.GatherScatterMode.FILL_OR_DROP: "fill",
+            lax.GatherScatterMode.PROMISE_IN_BOUNDS: "promise_in_bounds",
+        }
+        keywords["mode"] = number(names[mode]) if mode in names else literals.value(mode)
+    if params["fill_value"] is not None:
+        keywords["fill_value"] = literals.value(params["fill_value"])
+    numbers = params["dimension_numbers"]
+    fields = {f: getattr(numbers, f) for f in numbers._fields if getattr(numbers, f)}
+    dims = call(
+        "lax.GatherDimensionNumbers",
+        **{
+            f: literals.value(getattr(numbers, f))
+            for f in numbers._fields
+            if f in fields or "batching" not in f
+        },
+    )
+    yield call(
+        "lax.gather", *args, dims, slice_sizes=literals.shape(params["slice_sizes"]), **keywords
+    )

@@ -1,0 +1,74 @@
+"""Functions of JAX that trace to one call: which to try for a call of a given name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg
+import jax.scipy.special
+
+from invert.emission.expressions import literals
+from invert.emission.python.naming import snake
+from invert.emission.python.syntax import call, number
+
+# Where a call of some name may come from, in order.
+_MODULES: tuple[tuple[str, Any], ...] = (
+    ("jax.nn", jax.nn),
+    ("jnp", jnp),
+    ("jnp.linalg", jnp.linalg),
+    ("jax.scipy.special", jax.scipy.special),
+    ("jax.scipy.linalg", jax.scipy.linalg),
+    ("jax.random", jax.random),
+)
+
+# Calls whose function has another name.
+_RENAMED = {"expn": "exp1", "_where": "where", "_pinv": "pinv", "_var": "var", "_take": "take"}
+
+_AXES = frozenset({"log_softmax", "softmax", "logsumexp", "glu"})
+
+
+def candidates(name: str, eqn: Any, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """Expressions that may be the call `name`."""
+    if name == "_bernoulli":
+        shape = literals.shape(eqn.outvars[0].aval.shape)
+        yield call("jax.random.bernoulli", *args, shape)
+        return
+    if name == "_randint":
+        shape = literals.shape(eqn.outvars[0].aval.shape)
+        kind = literals.dtype(eqn.outvars[0].aval.dtype)
+        yield call("jax.random.randint", args[0], shape, *args[1:])
+        yield call("jax.random.randint", args[0], shape, *args[1:], kind)
+        return
+    if name in _RANDOM:
+        shape = literals.shape(eqn.outvars[0].aval.shape)
+        dtype = eqn.outvars[0].aval.dtype
+        kind = literals.dtype(dtype)
+        function = f"jax.random.{name.lstrip('_')}"
+        yield call(function, args[0], shape, kind)
+        keywords = dict(zip(("minval", "maxval"), args[1:], strict=False))
+        yield call(function, args[0], shape, kind, **keywords)
+        return
+    for plain in dict.fromkeys((name, _RENAMED.get(name, name), name.strip("_"))):
+        for where, module in _MODULES:
+            if callable(getattr(module, plain, None)) and not plain.startswith("_"):
+                function = f"{where}.{plain}"
+                yield call(function, *args)
+                if plain in _AXES:
+                    for axis in range(len(eqn.invars[0].aval.shape) - 1):
+                        yield call(function, *args, axis=number(axis))
+                break
+
+
+_RANDOM = frozenset({"_uniform", "_normal", "_normal_real", "_gumbel", "_exponential"})
+
+_NOUNS = {"where": "y", "clip": "y"}
+
+
+def noun(name: str) -> str:
+    """A name for the result of a call."""
+    plain = snake(name, "y").strip("_")
+    return _NOUNS.get(plain, plain or "y")

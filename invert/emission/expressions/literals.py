@@ -1,0 +1,235 @@
+"""Values that stand in a program, as Python expressions."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive, primitives
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from invert._errors import EmissionError
+from invert.emission.python import syntax
+from invert.emission.sizes.size import Size
+
+# How the sizes of open dimensions are written: a value by its token or name.
+DimNames = Mapping[str, str]
+
+
+def dtype(value: Any) -> ast.expr:
+    """`jnp.float32`."""
+    if jax.dtypes.issubdtype(value, jax.dtypes.prng_key):
+        raise EmissionError(f"the dtype {value} has no spelling of its own")
+    text = np.dtype(value).name
+    text = "bool_" if text == "bool" else text
+    if not hasattr(jnp, text):
+        raise EmissionError(f"jax.numpy has no dtype {text}")
+    return syntax.name(f"jnp.{text}")
+
+
+def _float(value: float) -> ast.expr:
+    if math.isnan(value):
+        return syntax.name("jnp.nan")
+    if math.isinf(value):
+        inf = syntax.name("jnp.inf")
+        return inf if value > 0 else syntax.prefix("-", inf)
+    return syntax.number(value)
+
+
+def _shortest(value: Any) -> float:
+    """The float whose digits are those that tell the number from its neighbours in its type."""
+    kind = np.asarray(value).dtype
+    if kind in (np.float64, np.dtype("complex128")):
+        return float(value)
+    if kind == np.float32 or kind == np.float16:
+        return float(np.format_float_scientific(value, unique=True, trim="0"))
+    wide = float(value)
+    if not math.isfinite(wide):
+        return wide
+    for digits in range(1, 9):
+        found = float(f"{wide:.{digits}g}")
+        if np.asarray(found, kind).tobytes() == np.asarray(value, kind).tobytes():
+            return found
+    return wide
+
+
+def bare(value: Any) -> ast.expr:
+    """A scalar as a Python number: `0.5`. Its type is that of what it meets."""
+    value = np.asarray(value)[()]
+    kind = np.asarray(value).dtype
+    if kind == np.bool_:
+        return syntax.number(bool(value))
+    if jnp.issubdtype(kind, jnp.integer):
+        return syntax.number(int(value))
+    if jnp.issubdtype(kind, jnp.complexfloating):
+        return _complex(value)
+    return _float(_shortest(value))
+
+
+def _complex(value: Any) -> ast.expr:
+    part = np.float32 if np.asarray(value).dtype == np.complex64 else np.float64
+    real, imaginary = part(value.real), part(value.imag)
+    args = [_float(_shortest(real)), _float(_shortest(imaginary))]
+    return syntax.call("complex", *args)
+
+
+def typed(value: Any) -> ast.expr:
+    """A scalar with its type: `np.float32(0.5)`."""
+    kind = np.asarray(value).dtype
+    if hasattr(np, kind.name):
+        return syntax.call(f"np.{'bool_' if kind == np.bool_ else kind.name}", bare(value))
+    return syntax.call("np.asarray", bare(value), dtype(kind))
+
+
+def of_literal(atom: Any, *, plain: bool) -> ast.expr:
+    """A literal of a jaxpr, in the type that the jaxpr gives it."""
+    number = np.asarray(atom.val, atom.aval.dtype)
+    if number.ndim:
+        return array(number)
+    return bare(number) if plain else typed(number)
+
+
+def array(value: Any) -> ast.expr:
+    """A small array: `np.array([1, 2], np.int32)`."""
+    value = np.asarray(value)
+    if not value.shape:
+        return typed(value)
+    if value.size and (value.reshape(-1).view(np.uint8) == 0).all() and not value.dtype.hasobject:
+        return syntax.call("np.zeros", shape(value.shape), dtype(value.dtype))
+
+    def nested(part: np.ndarray) -> ast.expr:
+        if part.ndim == 0:
+            return bare(part)
+        return syntax.list_of(nested(p) for p in part)
+
+    if value.size == 0:
+        return syntax.call("np.zeros", shape(value.shape), dtype(value.dtype))
+    return syntax.call("np.array", nested(value), dtype(value.dtype))
+
+
+def size(value: int) -> ast.expr:
+    """A size, with the names of open dimensions as tokens."""
+    return value.expression() if isinstance(value, Size) else syntax.number(int(value))
+
+
+def shape(value: Any) -> ast.expr:
+    return syntax.tuple_of(size(n) for n in value)
+
+
+def _tolerance(value: lax.Tolerance) -> ast.expr:
+    fields = {n: getattr(value, n) for n in ("atol", "rtol", "ulps")}
+    return syntax.call("lax.Tolerance", **{n: syntax.number(v) for n, v in fields.items() if v})
+
+
+def _sharding(value: NamedSharding) -> ast.expr:
+    """A sharding over the axes of a mesh: which devices there are is for the caller to say."""
+    mesh = value.mesh
+    if mesh.empty:
+        return syntax.number(None)
+    if not isinstance(mesh, AbstractMesh):
+        raise EmissionError("a sharding over devices of this process has no spelling")
+    axes = syntax.call(
+        "jax.sharding.AbstractMesh",
+        syntax.tuple_of(map(syntax.number, mesh.axis_sizes)),
+        syntax.tuple_of(map(syntax.number, mesh.axis_names)),
+        axis_types=syntax.tuple_of(
+            syntax.name(f"jax.sharding.AxisType.{t.name}") for t in mesh.axis_types
+        ),
+    )
+    spec = syntax.call("jax.sharding.PartitionSpec", *map(_partition, value.spec))
+    return syntax.call("jax.sharding.NamedSharding", axes, spec)
+
+
+def _partition(entry: Any) -> ast.expr:
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return syntax.name("jax.sharding.PartitionSpec.UNCONSTRAINED")
+    if isinstance(entry, tuple):
+        return syntax.tuple_of(map(syntax.number, entry))
+    return syntax.number(entry)
+
+
+_LEAVES: tuple[tuple[type, Callable[[Any], ast.expr]], ...] = (
+    (bool, syntax.number),
+    (np.bool_, lambda v: syntax.number(bool(v))),
+    (int, size),
+    (np.integer, lambda v: syntax.number(int(v))),
+    (float, _float),
+    (str, syntax.number),
+    (bytes, syntax.number),
+    (type(None), syntax.number),
+    (np.floating, typed),
+    (np.complexfloating, typed),
+    (np.ndarray, array),
+    (np.dtype, dtype),
+    (lax.Tolerance, _tolerance),
+    (NamedSharding, _sharding),
+)
+
+
+def value(v: Any) -> ast.expr:
+    """A parameter of an equation.
+
+    **Raises:** `EmissionError` where the value has no spelling.
+    """
+    if isinstance(v, enum.Enum) and (where := _public_name(type(v))):  # some are numbers too
+        return syntax.name(f"{where}.{v.name}")
+    for kind, spell in _LEAVES:
+        if isinstance(v, kind):
+            return spell(v)
+    if getattr(getattr(v, "mesh", None), "empty", False):
+        return syntax.number(None)  # a sharding over no devices
+    if isinstance(v, Primitive):
+        where = public_primitives().get(v.name)
+        if where is None:
+            raise EmissionError(f"the primitive {v.name} has no public name")
+        return syntax.name(where)
+    names: Any = getattr(v, "_fields", None)
+    if isinstance(v, tuple) and names is not None:
+        return syntax.call(_public(type(v)), **{f: value(getattr(v, f)) for f in names})
+    if isinstance(v, tuple):
+        return syntax.tuple_of(map(value, v))
+    if isinstance(v, list):
+        return syntax.list_of(map(value, v))
+    if isinstance(v, dict):
+        return ast.Dict([value(k) for k in v], [value(x) for x in v.values()])
+    if dataclasses.is_dataclass(v) and not isinstance(v, type):
+        fields = {f.name: value(getattr(v, f.name)) for f in dataclasses.fields(v)}
+        return syntax.call(_public(type(v)), **fields)
+    if isinstance(v, type) and issubclass(v, np.generic):
+        return dtype(v)
+    raise EmissionError(f"a value of type {type(v).__name__} has no spelling")
+
+
+@functools.lru_cache(maxsize=1)
+def public_primitives() -> dict[str, str]:
+    """Where primitives are found under a public name."""
+    found: dict[str, str] = {}
+    for module, where in ((primitives, "jax.extend.core.primitives"), (lax, "lax")):
+        for attribute in dir(module):
+            primitive = getattr(module, attribute)
+            if isinstance(primitive, Primitive):
+                found[primitive.name] = f"{where}.{attribute}"
+    return found
+
+
+def _public(cls: type) -> str:
+    """The public name of a class of `lax`."""
+    if where := _public_name(cls):
+        return where
+    raise EmissionError(f"the class {cls.__name__} has no public name in jax.lax")
+
+
+def _public_name(cls: type) -> str | None:
+    for module, where in ((lax, "lax"), (lax.linalg, "lax.linalg"), (jax.sharding, "jax.sharding")):
+        if getattr(module, cls.__name__, None) is cls:
+            return f"{where}.{cls.__name__}"
+    return None

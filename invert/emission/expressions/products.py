@@ -1,0 +1,66 @@
+"""How products of arrays are written: `x @ w`, `jnp.tensordot`, `jnp.einsum`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from invert.emission.expressions import literals
+from invert.emission.python.syntax import call, infix, number
+from invert.emission.sizes.merge import Program
+
+
+def product(eqn: Any, args: Sequence[ast.expr], program: Program) -> Iterator[ast.expr]:
+    left, right = args
+    yield infix(left, "@", right)
+    ((contract_l, contract_r), (batch_l, _)) = eqn.params["dimension_numbers"]
+    ranks = [len(a.aval.shape) for a in eqn.invars]
+    keywords = dot_options(eqn)
+    if not batch_l and (list(contract_l), list(contract_r)) == ([ranks[0] - 1], [0]):
+        # What `x @ w` means where `w` has more axes than a matrix.
+        yield call("jnp.tensordot", left, right, axes=number(1), **keywords)
+    if sum(ranks) <= 20:
+        text = relettered("{},{}->{}".format(*subscripts(eqn)))
+        yield call("jnp.einsum", number(text), left, right, **keywords)
+
+
+def subscripts(eqn: Any) -> tuple[str, str, str]:
+    """The operands and the result of a `dot_general` in the letters of `jnp.einsum`."""
+    ((contract_l, contract_r), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
+    ranks = [len(a.aval.shape) for a in eqn.invars]
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    names: list[dict[int, str]] = [{}, {}]
+    for a, b in (*zip(batch_l, batch_r, strict=True), *zip(contract_l, contract_r, strict=True)):
+        names[0][a] = names[1][b] = next(letters)
+    for side, rank in enumerate(ranks):
+        for axis in range(rank):
+            if axis not in names[side]:
+                names[side][axis] = next(letters)
+    sides = ["".join(names[s][i] for i in range(rank)) for s, rank in enumerate(ranks)]
+    out = "".join(names[0][i] for i in batch_l)
+    for side, skipped in ((0, (*batch_l, *contract_l)), (1, (*batch_r, *contract_r))):
+        out += "".join(names[side][i] for i in range(ranks[side]) if i not in skipped)
+    return sides[0], sides[1], out
+
+
+def relettered(text: str) -> str:
+    """The same subscripts with letters in order of appearance."""
+    order = {
+        c: "abcdefghijklmnopqrstuvwxyz"[i]
+        for i, c in enumerate(dict.fromkeys(c for c in text if c.isalpha()))
+    }
+    return "".join(order.get(c, c) for c in text)
+
+
+def dot_options(eqn: Any) -> dict[str, ast.expr]:
+    found = {}
+    precision = eqn.params["precision"]
+    if precision is not None:
+        if isinstance(precision, tuple) and precision[0] == precision[1]:
+            precision = precision[0]
+        found["precision"] = literals.value(precision)
+    preferred = eqn.params["preferred_element_type"]
+    if preferred is not None and preferred != eqn.invars[0].aval.dtype:
+        found["preferred_element_type"] = literals.dtype(preferred)
+    return found

@@ -1,0 +1,152 @@
+"""Whether an expression traces to the equations that it is to stand for."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._errors import EmissionError
+from invert._private.jax import close_like, consts_of, core, open_jaxpr, rename, trace_closed
+from invert.emission.python import load, syntax
+from invert.emission.sizes.size import dimension_token
+from invert.ir import traced_form
+from invert.rewriting.pattern import Graph, is_var
+
+# What emitted text may name.
+NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}
+
+# What JAX raises where a call does not fit its arguments.
+REFUSALS = (
+    ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError,
+    NotImplementedError, OverflowError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Prover:
+    """Traces expressions, each once.
+
+    **Arguments:**
+
+    - `settings`: the values of `jax_enable_x64` under which the text will run.
+    - `dimensions`: the open dimensions and their sizes in the program.
+    - `chosen`: for equations that were spelled, by their signature, which form it was.
+    """
+
+    settings: tuple[bool, ...] = (False, True)
+    dimensions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    chosen: dict[Any, int] = dataclasses.field(default_factory=dict)
+    _traced: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    _graphs: dict[int, tuple[Any, Graph]] = dataclasses.field(default_factory=dict)
+
+    def graph(self, traced: Any) -> Graph:
+        """The use-def maps of a traced expression, made once."""
+        if id(traced) not in self._graphs:
+            self._graphs[id(traced)] = traced, Graph(traced, consts_of(traced))
+        return self._graphs[id(traced)][1]
+
+    def trace(
+        self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Any], wide: bool
+    ) -> Any | None:
+        """The expression as a closed jaxpr; `None` where JAX refuses it."""
+        names = [f"a{i}" for i in range(len(tokens))]
+        values: dict[str, ast.expr] = {
+            t: ast.Name(n, ast.Load()) for t, n in zip(tokens, names, strict=True)
+        }
+        for dimension, size in self.dimensions.items():
+            values[dimension_token(dimension)] = ast.Constant(size)
+        closed = syntax.substitute(expression, values)
+        key = (syntax.text_of(closed), tuple(map(_type_key, avals)), wide)
+        if key not in self._traced:
+            self._traced[key] = _trace(load.function_of(names, closed, NAMESPACE), avals, wide)
+        return self._traced[key]
+
+    def holds(
+        self, expression: ast.expr, operands: Mapping[str, Any], eqns: Sequence[Any], outs: Any
+    ) -> bool:
+        """Whether the expression of `operands` (variables by token) traces to `eqns`."""
+        tokens = [t for t in syntax.tokens_in(expression) if t in operands]
+        variables = [operands[t] for t in tokens]
+        target = None
+        for wide in self.settings:
+            traced = self.trace(expression, tokens, [v.aval for v in variables], wide)
+            if traced is None or not _same_types(traced, outs):
+                return False
+            if target is None:
+                needed = set(variables)
+                missing = [v for e in eqns for v in e.invars if is_var(v) and v not in needed]
+                made = {v for e in eqns for v in e.outvars}
+                if any(v not in made for v in missing):
+                    return False
+                base = open_jaxpr(traced)
+                target = base.replace(
+                    constvars=[], invars=variables, outvars=list(outs), eqns=list(eqns)
+                )
+            try:
+                if traced_form.difference(traced, target) is not None:
+                    return False
+            except EmissionError:  # a rule that cannot be compared
+                return False
+        return True
+
+
+def _same_types(traced: Any, outs: Sequence[Any]) -> bool:
+    """A result that is weakly typed would change what is computed from it."""
+    found: list[Any] = list(open_jaxpr(traced).outvars)
+    return len(found) == len(outs) and all(
+        a.aval.dtype == b.aval.dtype
+        and tuple(a.aval.shape) == tuple(b.aval.shape)
+        and (isinstance(a, core.Literal) or _is_weak(a) == _is_weak(b))
+        for a, b in zip(found, outs, strict=True)
+    )
+
+
+def _is_weak(v: Any) -> bool:
+    return bool(getattr(v.aval, "weak_type", False))
+
+
+def _type_key(aval: Any) -> Any:
+    return getattr(aval, "shape", None), getattr(aval, "dtype", None), _weak(aval)
+
+
+def _weak(aval: Any) -> bool:
+    return bool(getattr(aval, "weak_type", False))
+
+
+def _trace(function: Any, avals: Sequence[Any], wide: bool) -> Any | None:
+    def values(*args: Any) -> Any:
+        found = function(*args)
+        if isinstance(found, (list, tuple)) and len(found) == 1:
+            raise TypeError("a sequence of one result, where the result itself is wanted")
+        return found
+
+    with jax.enable_x64(wide), warnings.catch_warnings():
+        # A type of 64 bits asked for without them: one of two ways that are tried.
+        warnings.simplefilter("ignore")
+        try:
+            return _without_copies(trace_closed(values, *avals))
+        except REFUSALS:
+            return None
+
+
+def _without_copies(closed: Any) -> Any:
+    """The program without copies, of which lowering leaves nothing."""
+    jaxpr = open_jaxpr(closed)
+    names: dict[Any, Any] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "copy":
+            (x,), (y,) = eqn.invars, eqn.outvars
+            names[y] = names.get(x, x) if isinstance(x, core.Var) else x
+    if not names:
+        return closed
+    kept = jaxpr.replace(eqns=[e for e in jaxpr.eqns if e.primitive.name != "copy"])
+    return close_like(closed, rename(kept, names))

@@ -1,0 +1,71 @@
+"""How a run of layers is written: `lax.scan` over a module with stacked arrays."""
+
+from __future__ import annotations
+
+import ast
+
+from invert.emission.expressions import control_flow
+from invert.emission.expressions.body import Body, Placed
+from invert.emission.expressions.statements import Function, Parameter, Statement
+from invert.emission.layers.stack import Pick, Run
+from invert.emission.python import syntax
+from invert.emission.python.naming import snake
+from invert.emission.python.syntax import call, number
+
+
+def run(body: Body, eqn: Run, field: str) -> Placed:
+    """The layers one after the other, as Equinox scans over layers: the arrays are sliced by the
+    scan, and what is none is put beside them again."""
+    layer = eqn.layer
+    outs = [syntax.new_token() for _ in layer.outputs]
+    arguments = {i: syntax.new_token() for i, _ in eqn.carried}
+    given: list[ast.expr] = []
+    for i, v in enumerate(layer.inputs):
+        token = body.token(v)
+        if i in arguments:
+            given.append(_use(arguments[i]))
+        else:
+            given.append(body.given.get(token, _use(token)))
+    dynamic, static, one = (syntax.new_token() for _ in range(3))
+    modules = syntax.field(ast.Name("self", ast.Load()), field)
+    parts = call("eqx.partition", modules, syntax.name("eqx.is_array"))
+    body.before(Statement([dynamic, static], parts, ["dynamic", "static"]), eqn.invars)
+    applied = syntax.call(call("eqx.combine", _use(one), _use(static)), *given)
+    carried = [j for _, j in eqn.carried]
+    statements: list[Statement] = []
+    if len(outs) == 1 and not eqn.collected:
+        carry: ast.expr = applied
+        rows: ast.expr = number(None)
+    else:
+        noun = snake(layer.name, "y").rstrip("_0123456789") or "y"
+        hints = ["x" if j in carried else noun for j in range(len(outs))]
+        statements.append(Statement(outs, applied, hints))
+        carry = control_flow.packed([_use(outs[j]) for j in carried])
+        rows = control_flow.packed([_use(outs[j]) for j in eqn.collected])
+    tokens = [arguments[i] for i, _ in eqn.carried]
+    first: Parameter = tokens[0] if len(tokens) == 1 else tuple(tokens)
+    function = Function(
+        syntax.new_token(), "step", [first, one], ["x" if len(tokens) == 1 else "carry", "layer"],
+        statements, syntax.tuple_of([carry, rows]),
+        types={t: body.type_of(layer.inputs[i]) for i, t in arguments.items()},
+    )  # fmt: skip
+    start = control_flow.packed([body.operand(layer.inputs[i]) for i, _ in eqn.carried])
+    expression = call("lax.scan", _use(function.token), start, _use(dynamic))
+    count = len(carried)
+    pattern = (
+        control_flow.unpacking(range(count)),
+        control_flow.unpacking(range(count, len(eqn.outvars))),
+    )
+    noun = snake(field, "ys")
+    hints = ["x"] * count + [noun] * (len(eqn.outvars) - count)
+    return Placed(expression, False, [function], hints, flows=False, pattern=pattern)
+
+
+def pick(body: Body, eqn: Pick) -> Placed:
+    """One of the values that a run has stacked."""
+    value = syntax.item(body.operand(eqn.invars[0]), number(eqn.index))
+    return Placed(value, hints=[snake(eqn.name, "y")], flows=False)
+
+
+def _use(token: str) -> ast.expr:
+    return ast.Name(token, ast.Load())

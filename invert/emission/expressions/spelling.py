@@ -1,0 +1,464 @@
+"""How single equations are written: the names people use, where they trace to the same equation.
+
+Each row gives expressions to try, best first. What is tried is proved by tracing; so a row may
+guess. Behind the table stand the function of `lax` of that name and the primitive itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax import lax
+
+from invert._errors import EmissionError
+from invert._private.jax import core
+from invert.emission.expressions import indexing, literals, products
+from invert.emission.expressions.proof import Prover
+from invert.emission.python import syntax
+from invert.emission.python.syntax import call, infix, method, number
+from invert.emission.sizes.merge import Program
+from invert.emission.sizes.size import Size
+from invert.rewriting.pattern import is_var
+
+
+class Writer(Protocol):
+    """What spelling asks of the file."""
+
+    program: Program
+    prover: Prover
+    plain: bool
+
+    def token(self, v: Any) -> str:
+        """The token of a variable."""
+        ...
+
+
+Expressions = Iterator[ast.expr]
+Row = Callable[[Any, Sequence[ast.expr], Program], Expressions]
+
+
+def _infix(sign: str, *others: str) -> Row:
+    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+        yield infix(args[0], sign, args[1])
+        for other in others:
+            yield call(other, *args)
+
+    return row
+
+
+def _named(*names: str) -> Row:
+    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+        for name in names:
+            yield call(name, *args)
+
+    return row
+
+
+def _prefix(sign: str) -> Row:
+    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+        yield syntax.prefix(sign, args[0])
+
+    return row
+
+
+def axis_of(axes: Sequence[int], rank: int) -> ast.expr | None:
+    """An `axis` argument; the last axis is -1, and all of them are left out."""
+    axes = tuple(int(a) for a in axes)
+    if len(axes) == rank:
+        return None
+    if len(axes) == 1:
+        return one_axis(axes[0], rank)
+    return syntax.tuple_of(map(number, axes))
+
+
+def one_axis(axis: int, rank: int) -> ast.expr:
+    """An axis as people count it: the last one is -1."""
+    return number(-1 if axis == rank - 1 and rank > 1 else axis)
+
+
+def _reduction(name: str) -> Row:
+    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+        axis = axis_of(eqn.params["axes"], len(eqn.invars[0].aval.shape))
+        keywords = {} if axis is None else {"axis": axis}
+        yield call(f"jnp.{name}", args[0], **keywords)
+
+    return row
+
+
+def _extremum(name: str) -> Row:
+    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+        axis = axis_of(eqn.params["axes"], len(eqn.invars[0].aval.shape))
+        keywords = {} if axis is None else {"axis": axis}
+        yield call(f"jnp.{name}", args[0], **keywords)
+        dtype = literals.dtype(eqn.params["index_dtype"])
+        axis = number(int(eqn.params["axes"][0]))
+        yield call(f"lax.{name}", args[0], axis, dtype)
+
+    return row
+
+
+def _cumulative(name: str) -> Row:
+    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+        axis = eqn.params["axis"]
+        if not eqn.params["reverse"] and name in ("sum", "prod"):
+            yield call(f"jnp.cum{name}", args[0], axis=number(axis))
+        keywords = {"reverse": number(True)} if eqn.params["reverse"] else {}
+        yield call(f"lax.cum{name}", args[0], axis=number(axis), **keywords)
+
+    return row
+
+
+def _power(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    yield infix(args[0], "**", number(eqn.params["y"]))
+
+
+def _convert(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    dtype = eqn.params["new_dtype"]
+    if isinstance(eqn.invars[0], core.Literal):
+        yield call("jnp.asarray", args[0], literals.dtype(dtype))
+    else:
+        yield method(args[0], "astype", literals.dtype(dtype))
+    yield call("lax.convert_element_type", args[0], literals.dtype(dtype))
+
+
+def _select(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    if len(args) == 3:
+        yield call("jnp.where", args[0], args[2], args[1])
+        yield call("lax.select", args[0], args[2], args[1])
+    yield call("lax.select_n", *args)
+
+
+def _clamp(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    yield call("lax.clamp", *args)
+
+
+def _concatenate(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    axis = eqn.params["dimension"]
+    keywords = {} if axis == 0 else {"axis": one_axis(axis, len(eqn.invars[0].aval.shape))}
+    yield call("jnp.concatenate", syntax.list_of(args), **keywords)
+
+
+def _iota(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    params = eqn.params
+    dtype = literals.dtype(params["dtype"])
+    if len(params["shape"]) == 1:
+        yield call("jnp.arange", literals.size(params["shape"][0]), dtype=dtype)
+    dimension = number(params["dimension"])
+    yield call("lax.broadcasted_iota", dtype, literals.shape(params["shape"]), dimension)
+
+
+def _sort(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    axis = eqn.params["dimension"]
+    if len(args) == 1:
+        last = axis == len(eqn.invars[0].aval.shape) - 1
+        yield call("jnp.sort", args[0], **({} if last else {"axis": number(axis)}))
+    operand = args[0] if len(args) == 1 else syntax.tuple_of(args)
+    keywords = {"dimension": number(axis)}
+    if not eqn.params["is_stable"]:
+        keywords["is_stable"] = number(False)
+    keys = {} if eqn.params["num_keys"] == 1 else {"num_keys": number(eqn.params["num_keys"])}
+    yield call("lax.sort", operand, **keywords, **keys)
+
+
+def _split(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    sizes, axis = eqn.params["sizes"], eqn.params["axis"]
+    where = {} if axis == 0 else {"axis": one_axis(axis, len(eqn.invars[0].aval.shape))}
+    if len(set(sizes)) == 1:
+        yield call("jnp.split", args[0], number(len(sizes)), **where)
+    yield call("lax.split", args[0], literals.shape(sizes), **where)
+
+
+def _pad(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    yield call("lax.pad", *args, literals.value(tuple(map(tuple, eqn.params["padding_config"]))))
+
+
+def _key(function: str, *params: str) -> Row:
+    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+        yield call(
+            f"jax.random.{function}", *args, *(literals.value(eqn.params[p]) for p in params)
+        )
+
+    return row
+
+
+def _wrap(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    name = getattr(eqn.params["impl"], "name", "")
+    yield call("jax.random.wrap_key_data", args[0])
+    yield call("jax.random.wrap_key_data", args[0], impl=number(name))
+
+
+def _seed(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    yield call("jax.random.key", args[0])
+    name = getattr(eqn.params["impl"], "name", "")
+    yield call("jax.random.key", args[0], impl=number(name))
+
+
+def _constraint(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    yield call("lax.with_sharding_constraint", args[0], literals.value(eqn.params["sharding"]))
+
+
+def _split_key(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    shape = eqn.params["shape"]
+    yield call("jax.random.split", args[0])
+    if len(shape) == 1:
+        yield call("jax.random.split", args[0], literals.size(shape[0]))
+    yield call("jax.random.split", args[0], literals.shape(shape))
+
+
+def _bits(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    shape = literals.shape(eqn.params["shape"])
+    width = eqn.params["bit_width"]
+    yield call("jax.random.bits", args[0], shape, syntax.name(f"jnp.uint{width}"))
+
+
+_BITWISE = {"and": "&", "or": "|", "xor": "^"}
+
+ROWS: dict[str, tuple[Row, ...]] = {
+    "add": (_infix("+"),),
+    "sub": (_infix("-"),),
+    "mul": (_infix("*"),),
+    "div": (_infix("/", "lax.div"),),
+    "rem": (_named("lax.rem"),),
+    "pow": (_infix("**"),),
+    "max": (_named("jnp.maximum"),),
+    "min": (_named("jnp.minimum"),),
+    **{name: (_infix(sign),) for name, sign in _BITWISE.items()},
+    "shift_left": (_infix("<<"),),
+    "shift_right_arithmetic": (_infix(">>"),),
+    "shift_right_logical": (_infix(">>", "lax.shift_right_logical"),),
+    "eq": (_infix("=="),),
+    "ne": (_infix("!="),),
+    "lt": (_infix("<"),),
+    "le": (_infix("<="),),
+    "gt": (_infix(">"),),
+    "ge": (_infix(">="),),
+    "neg": (_prefix("-"),),
+    "not": (_prefix("~"),),
+    "logistic": (_named("jax.nn.sigmoid"),),
+    "erf": (_named("jax.scipy.special.erf"),),
+    "is_finite": (_named("jnp.isfinite"),),
+    "integer_pow": (_power,),
+    "reduce_sum": (_reduction("sum"),),
+    "reduce_prod": (_reduction("prod"),),
+    "reduce_max": (_reduction("max"),),
+    "reduce_min": (_reduction("min"),),
+    "reduce_and": (_reduction("all"),),
+    "reduce_or": (_reduction("any"),),
+    "argmax": (_extremum("argmax"),),
+    "argmin": (_extremum("argmin"),),
+    **{f"cum{n}": (_cumulative(n),) for n in ("sum", "prod", "max", "min", "logsumexp")},
+    "dot_general": (products.product,),
+    "convert_element_type": (_convert,),
+    "select_n": (_select,),
+    "clamp": (_clamp,),
+    "concatenate": (_concatenate,),
+    "iota": (_iota,),
+    "sort": (_sort,),
+    "split": (_split,),
+    "pad": (_pad,),
+    "broadcast_in_dim": (indexing.broadcast,),
+    "reshape": (indexing.reshape,),
+    "squeeze": (indexing.squeeze,),
+    "transpose": (indexing.transpose,),
+    "rev": (indexing.reverse,),
+    "slice": (indexing.slices,),
+    "dynamic_slice": (indexing.dynamic_slice,),
+    "gather": (indexing.gather,),
+    "conv_general_dilated": (indexing.convolution,),
+    "reduce_window_max": (indexing.pooling("max", "-jnp.inf"),),
+    "reduce_window_min": (indexing.pooling("min", "jnp.inf"),),
+    "reduce_window_sum": (indexing.pooling("add", "0.0"),),
+    "sharding_constraint": (_constraint,),
+    "random_seed": (_seed,),
+    "random_wrap": (_wrap,),
+    "random_unwrap": (_key("key_data"),),
+    "random_clone": (_key("clone"),),
+    "random_fold_in": (_key("fold_in"),),
+    "random_split": (_split_key,),
+    "random_bits": (_bits,),
+}  # fmt: skip
+
+# Whether a result takes over the name of an operand that is not needed any more: of one of its own
+# type, or of any where it is the same array in another form.
+FLOWS: dict[str, bool | str] = {
+    **dict.fromkeys(("reshape", "transpose", "squeeze", "rev", "convert_element_type"), "any"),
+    **dict.fromkeys(("reduce_sum", "reduce_max", "exp", "iota", "random_bits", "rsqrt"), False),
+}
+
+
+def operands(eqn: Any, writer: Writer, bare: bool) -> list[ast.expr]:
+    """The operands of an equation as expressions: literals as plain numbers, or with types."""
+    found: list[ast.expr] = []
+    for atom in eqn.invars:
+        if is_var(atom):
+            found.append(ast.Name(writer.token(atom), ast.Load()))
+            continue
+        size = writer.program.literals.get(id(atom))
+        if size is not None:
+            node = size.expression()
+            dtype = literals.dtype(atom.aval.dtype)
+            found.append(node if bare else call("np.asarray", node, dtype))
+        else:
+            found.append(literals.of_literal(atom, plain=bare))
+    return found
+
+
+def spell(eqn: Any, writer: Writer) -> ast.expr:
+    """The best expression that traces to an equation.
+
+    **Raises:** `EmissionError` where nothing does, which only an equation can bring about that
+        holds what has no text, such as a sharding of this machine's devices.
+    """
+    forms = _forms(eqn, writer)
+    key = _signature(eqn, writer.program)
+    known = writer.prover.chosen.get(key) if key is not None else None
+    if known is not None:
+        # The same equation on other operands: what was proved for one holds for all.
+        return next(itertools.islice(forms, known, None))
+    variables = {writer.token(v): v for v in eqn.invars if is_var(v)}
+    for i, form in enumerate(forms):
+        if writer.prover.holds(form, variables, [eqn], eqn.outvars):
+            if key is not None:
+                writer.prover.chosen[key] = i
+            return form
+    raise EmissionError(
+        f"no expression gives the equation {eqn.primitive.name} back, with the parameters "
+        f"{ {k: v for k, v in eqn.params.items() if v is not None} }"
+    )
+
+
+def _forms(eqn: Any, writer: Writer) -> Expressions:
+    """All expressions to try."""
+    alone = eqn.primitive.multiple_results and len(eqn.outvars) == 1
+    for candidate in _candidates(eqn, writer, any(not is_var(a) for a in eqn.invars)):
+        yield candidate
+        if alone:
+            yield syntax.item(candidate, number(0))
+
+
+def _signature(eqn: Any, program: Program) -> Any | None:
+    """All that an equation is but for which variables it is on; `None` where that has no hash."""
+    try:
+        params = _frozen(tuple(eqn.params.items()))
+        hash(params)
+    except TypeError:
+        return None
+    order: dict[Any, int] = {}
+    operands = []
+    for atom in eqn.invars:
+        if is_var(atom):
+            shape = _frozen(program.shape(atom)) if hasattr(atom.aval, "shape") else ()
+            number = order.setdefault(atom, len(order))
+            operands.append((number, shape, getattr(atom.aval, "dtype", None)))
+        else:
+            size = program.literals.get(id(atom))
+            value = np.asarray(atom.val)
+            operands.append((value.dtype, value.tobytes(), value.shape, _frozen(size)))
+    outs = tuple(_frozen(program.shape(v)) for v in eqn.outvars if hasattr(v.aval, "shape"))
+    return eqn.primitive.name, params, tuple(operands), outs
+
+
+def _frozen(value: Any) -> Any:
+    """A value with a hash that tells apart sizes which are equal by chance."""
+    if isinstance(value, Size):
+        return int(value), tuple(sorted(value.terms.items()))
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, tuple(_frozen(v) for v in value)
+    if isinstance(value, (bool, float)):
+        return type(value).__name__, repr(value)
+    return value
+
+
+def _candidates(eqn: Any, writer: Writer, has_literals: bool) -> Expressions:
+    name = eqn.primitive.name
+    both = [operands(eqn, writer, bare) for bare in ((True, False) if has_literals else (True,))]
+    if not writer.plain:
+        for row in ROWS.get(name, ()):
+            for args in both:
+                yield from row(eqn, args, writer.program)
+        if name not in ROWS:
+            for module in ("jnp", "jax.scipy.special"):
+                if _lookup(module, name) and not _written(eqn):
+                    for args in both:
+                        yield call(f"{module}.{name}", *args)
+    for args in reversed(both):
+        yield from _of_lax(eqn, args)
+    yield from _bound(eqn, both[-1])
+    if writer.plain:  # what `lax` has no function for
+        for row in ROWS.get(name, ()):
+            yield from row(eqn, both[-1], writer.program)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lookup(module: str, name: str) -> Callable[..., Any] | None:
+    """The public function of a module."""
+    roots = {"jax": jax, "lax": lax, "jnp": jax.numpy}
+    first, *rest = module.split(".")
+    found: Any = roots[first]
+    for part in rest:
+        found = getattr(found, part)
+    function = getattr(found, name, None)
+    return function if callable(function) else None
+
+
+# Defaults of parameters that most primitives have.
+_UNSET = {"accuracy", "out_dtype", "sharding", "out_sharding"}
+
+
+def _written(eqn: Any) -> dict[str, Any]:
+    """Parameters that say something."""
+    return {k: v for k, v in eqn.params.items() if not (k in _UNSET and v is None)}
+
+
+# Primitives whose function of `lax` has another name.
+_RENAMED = {
+    "scatter-add": "scatter_add", "scatter-sub": "scatter_sub", "scatter-mul": "scatter_mul",
+    "scatter-min": "scatter_min", "scatter-max": "scatter_max", "add_any": "add_any",
+}  # fmt: skip
+
+
+def _of_lax(eqn: Any, args: Sequence[ast.expr]) -> Expressions:
+    """`lax.name(*operands, **params)`, with the parameters that the function has."""
+    name = _RENAMED.get(eqn.primitive.name, eqn.primitive.name)
+    for module in ("lax", "lax.linalg"):
+        function = _lookup(module, name)
+        if function is None:
+            continue
+        try:
+            signature = inspect.signature(function).parameters
+            full = {
+                k: literals.value(v)
+                for k, v in eqn.params.items()
+                if k in signature and not _is_default(v, signature[k].default)
+            }
+        except (EmissionError, ValueError):
+            continue
+        yield call(f"{module}.{name}", *args, **full)
+        if len(args) > 1:
+            yield call(f"{module}.{name}", syntax.tuple_of(args), **full)
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    try:
+        return value is default or bool(value == default)
+    except ValueError:
+        return False
+
+
+def _bound(eqn: Any, args: Sequence[ast.expr]) -> Expressions:
+    """`lax.name_p.bind(*operands, **params)`: always right where the parameters have a text."""
+    where = literals.public_primitives().get(eqn.primitive.name)
+    if where is None:
+        return
+    try:
+        params = {k: literals.value(v) for k, v in eqn.params.items()}
+    except EmissionError:
+        return
+    yield method(syntax.name(where), "bind", *args, **params)

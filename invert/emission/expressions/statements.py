@@ -1,0 +1,223 @@
+"""Functions as lists of statements over tokens, and how tokens get names.
+
+A name is taken again where the value it stood for is not needed any more, as in `x = x + 1`. That
+is decided when the whole function is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from invert.emission.python import syntax
+from invert.emission.python.naming import Names
+from invert.emission.sizes.size import dimension_of
+
+# A parameter of a function: a token, or a tuple of tokens that is taken apart in the first line.
+Parameter = str | tuple[str, ...]
+
+
+@dataclasses.dataclass
+class Statement:
+    """`targets = value`, after the definitions of local functions that the value names.
+
+    **Arguments:**
+
+    - `targets`: a token for each result, `None` for one that is not used.
+    - `hints`: names wanted for the targets.
+    - `types`: what the targets are; one takes the name of an operand that is not needed any more
+        where the types are equal.
+    - `flows`: whether it takes over such a name at all; `"any"` where the type does not matter.
+    - `heirs`: tokens whose names it may take over.
+    - `pattern`: how the results are nested: numbers of targets in tuples, `None` for no result.
+    """
+
+    targets: Sequence[str | None]
+    value: ast.expr
+    hints: Sequence[str] = ()
+    types: Sequence[Any] = ()
+    flows: bool | str = False
+    functions: Sequence[Function] = ()
+    pattern: Any = None
+    heirs: Sequence[str] = ()
+
+
+@dataclasses.dataclass
+class Function:
+    """A function definition over tokens.
+
+    **Arguments:**
+
+    - `token`: what refers to it.
+    - `hint`: the name wanted.
+    - `hints`: names wanted for the parameters.
+    - `first`: whether `self` is the first parameter.
+    - `parts`: names wanted for values of a parameter that is a tuple.
+    """
+
+    token: str
+    hint: str
+    parameters: Sequence[Parameter]
+    hints: Sequence[str]
+    body: Sequence[Statement]
+    result: ast.expr
+    decorators: Sequence[ast.expr] = ()
+    first: Sequence[str] = ()
+    doc: str = ""
+    annotations: Mapping[str, ast.expr] = dataclasses.field(default_factory=dict)
+    keyword_only: int = 0
+    positional_only: bool = False
+    returns: ast.expr | None = None
+    types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def tokens(self) -> Iterator[str]:
+        """Tokens it reads, own ones included."""
+        for statement in self.body:
+            yield from _read(statement)
+        yield from syntax.tokens_in(self.result)
+        for decorator in self.decorators:
+            yield from syntax.tokens_in(decorator)
+
+    def own(self) -> set[str]:
+        """Tokens it defines."""
+        found = {t for p in self.parameters for t in ((p,) if isinstance(p, str) else p)}
+        for statement in self.body:
+            found.update(t for t in statement.targets if t is not None)
+            found.update(f.token for f in statement.functions)
+        return found
+
+    def free(self) -> list[str]:
+        """Tokens it takes from outside."""
+        own = self.own()
+        return [t for t in dict.fromkeys(self.tokens()) if t not in own]
+
+    def free_dimensions(self) -> list[str]:
+        """Open dimensions of which it uses the sizes."""
+        return [d for t in self.free() if (d := dimension_of(t)) is not None]
+
+
+def _read(statement: Statement) -> Iterator[str]:
+    yield from syntax.tokens_in(statement.value)
+    for function in statement.functions:
+        yield from function.free()
+
+
+def render(
+    function: Function, name: str, outer: Mapping[str, str], taken: set[str]
+) -> ast.FunctionDef:
+    """The definition, with names.
+
+    **Arguments:**
+
+    - `outer`: names of the tokens from outside.
+    - `taken`: names that no value may have: those of the file.
+    """
+    captured = {t: outer[t] for t in function.free() if t in outer}
+    names = Names(taken | set(captured.values()) | set(function.first))
+    given = dict(captured)
+    types = dict(function.types)
+    last = _last_uses(function)
+    arguments: list[ast.arg] = []
+    body: list[ast.stmt] = []
+    if function.doc:
+        body.append(syntax.docstring(function.doc))
+    for parameter, hint in zip(function.parameters, function.hints, strict=True):
+        if isinstance(parameter, str):
+            unused = parameter not in last and not function.annotations
+            given[parameter] = names.new(f"_{hint}" if unused else hint)
+            arguments.append(syntax.argument(given[parameter], function.annotations.get(parameter)))
+            continue
+        if not parameter:
+            arguments.append(syntax.argument(names.new(f"_{hint}")))
+            continue
+        whole = names.new(hint)
+        arguments.append(syntax.argument(whole))
+        targets = []
+        for i, token in enumerate(parameter):
+            if token in last:
+                given[token] = names.new(function.parts.get(token) or f"{hint}_{i}")
+            targets.append(ast.Name(given.get(token, "_"), ast.Load()))
+        body.append(syntax.assign(syntax.tuple_of(targets), ast.Name(whole, ast.Load())))
+        names.free(whole)
+    for i, statement in enumerate(function.body):
+        for inner in statement.functions:
+            given[inner.token] = names.new(inner.hint)
+            body.append(render(inner, given[inner.token], given, taken))
+        read = [t for t in dict.fromkeys(_read(statement)) if t in given]
+        # The name of a function stays its own, or checkers see it declared twice.
+        kept = {*captured, *(f.token for f in statement.functions)}
+        dying = [t for t in read if last.get(t) == i and t not in kept]
+        value = syntax.renamed(statement.value, given)
+        for token in dying:
+            names.free(given[token])
+        targets = []
+        for k, token in enumerate(statement.targets):
+            if token is None or token not in last:
+                targets.append(ast.Name("_", ast.Load()))
+                continue
+            own = statement.types[k] if k < len(statement.types) else None
+            types[token] = own
+            wanted = _taken_over(statement, own, dying, types, given, names)
+            given[token] = names.new(wanted or statement.hints[k])
+            targets.append(ast.Name(given[token], ast.Load()))
+        if statement.pattern is not None:
+            target = _nested(statement.pattern, targets)
+        else:
+            target = targets[0] if len(targets) == 1 else syntax.tuple_of(targets)
+        body.append(syntax.assign(target, value))
+    body.append(ast.Return(syntax.renamed(function.result, given)))
+    split = len(arguments) - function.keyword_only
+    return syntax.function(
+        name,
+        [syntax.argument(n) for n in function.first] + arguments[:split],
+        body,
+        keyword_only=arguments[split:],
+        positional_only=function.positional_only,
+        decorators=[syntax.renamed(d, given) for d in function.decorators],
+        returns=function.returns,
+    )
+
+
+def _nested(pattern: Any, targets: Sequence[ast.Name]) -> ast.expr:
+    """Targets in nested tuples; one name for a tuple of which nothing is used."""
+    if pattern is None:
+        return ast.Name("_", ast.Load())
+    if isinstance(pattern, int):
+        return targets[pattern]
+    items = [_nested(p, targets) for p in pattern]
+    if all(isinstance(i, ast.Name) and i.id == "_" for i in items):
+        return ast.Name("_", ast.Load())
+    return syntax.tuple_of(items)
+
+
+def _last_uses(function: Function) -> dict[str, int]:
+    """The last statement that reads each token; the result counts as one more."""
+    found: dict[str, int] = {}
+    for i, statement in enumerate(function.body):
+        for token in _read(statement):
+            found[token] = i
+    for token in syntax.tokens_in(function.result):
+        found[token] = len(function.body)
+    return found
+
+
+def _taken_over(
+    statement: Statement,
+    own: Any,
+    dying: Sequence[str],
+    types: Mapping[str, Any],
+    given: Mapping[str, str],
+    names: Names,
+) -> str | None:
+    """The name of an operand that the target continues."""
+    if not statement.flows or len(statement.targets) != 1:
+        return None
+    for token in statement.heirs:
+        if token not in dying or given[token] in names.taken or token not in types:
+            continue
+        if statement.flows == "any" or types[token] == own:
+            return given[token]
+    return None

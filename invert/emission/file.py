@@ -1,0 +1,328 @@
+"""The file that is written: its functions, each once, its imports, its text."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from invert._errors import EmissionError
+from invert._private.jax import is_jaxpr, open_jaxpr
+from invert.emission.expressions import control_flow, literals
+from invert.emission.expressions.body import Body, Placed
+from invert.emission.expressions.proof import Prover
+from invert.emission.expressions.statements import Function, Statement, render
+from invert.emission.python import syntax
+from invert.emission.python.format import fitted, formatted
+from invert.emission.python.naming import Names, comment, snake
+from invert.emission.sizes.merge import Program
+from invert.emission.sizes.size import Size, dimension_token
+from invert.ir.composite import composite
+from invert.ir.traced_form import difference
+
+# Dimensions in strings are no names of Python.
+_HEADER = "# ruff: noqa: F722, F821\n"
+LINE_LENGTH = 100
+
+
+class File:
+    """Writes programs into one Python file.
+
+    **Arguments:**
+
+    - `plain`: uses functions of `lax` throughout, where a nicer spelling has failed.
+    """
+
+    def __init__(self, program: Program, prover: Prover, *, plain: bool = False):
+        self.program, self.prover, self.plain = program, prover, plain
+        self.names = Names()
+        self.definitions: list[ast.stmt] = []
+        self._tokens: dict[Any, str] = {}
+        self._functions: dict[int, tuple[Any, str]] = {}
+        self._missing: dict[int, list[str]] = {}
+        self._texts: dict[tuple[str, str], str] = {}
+        self._rules: list[tuple[Any, Any, str]] = []
+        self._mark = ""
+        self.layer: Callable[[Body, Any], Placed | None] = lambda body, eqn: None
+
+    def token(self, v: Any) -> str:
+        if v not in self._tokens:
+            self._tokens[v] = syntax.new_token()
+        return self._tokens[v]
+
+    def structured(self, body: Body, eqn: Any) -> Placed | None:
+        found = self.layer(body, eqn)
+        return found if found is not None else control_flow.structured(self, body, eqn)
+
+    def function(
+        self,
+        closed: Any,
+        hint: str,
+        decorators: Sequence[ast.expr] = (),
+        missing: list[str] | None = None,
+    ) -> Function:
+        """A called program as a function of the file; `missing` as for `with_dimensions`."""
+        jaxpr = open_jaxpr(closed)
+        body = Body(self, jaxpr, control_flow.constants_of(closed))
+        value = control_flow.results_of(body.run())
+        tokens = [self.token(v) for v in jaxpr.invars]
+        function = Function(
+            "", hint, tokens, control_flow.parameter_hints(len(tokens)), body.statements, value,
+            decorators,
+            types={self.token(v): body.type_of(v) for v in jaxpr.invars},
+        )  # fmt: skip
+        return self.with_dimensions(function, jaxpr.invars, missing=missing)
+
+    def with_dimensions(
+        self,
+        function: Function,
+        arguments: Sequence[Any],
+        given: Mapping[Any, ast.expr] | None = None,
+        missing: list[str] | None = None,
+    ) -> Function:
+        """Defines the sizes of open dimensions that a function uses, from its arguments.
+
+        **Arguments:**
+
+        - `given`: how those are read that are a part of an argument.
+        - `missing`: takes the dimensions that no argument has.
+
+        **Raises:** `EmissionError` where no argument has such a dimension, and `missing` is `None`.
+        """
+        wanted = dict.fromkeys(function.free_dimensions())
+        if not wanted:
+            return function
+        found: dict[str, Statement] = {}
+        for v in arguments:
+            for axis, size in enumerate(self.program.shape(v)):
+                name = size.dimension if isinstance(size, Size) else None
+                if name in wanted and name not in found:
+                    part = (given or {}).get(v)
+                    value = part or ast.Name(self.token(v), ast.Load())
+                    shape = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                    found[name] = Statement([dimension_token(name)], shape, [snake(name, "size")])
+        nowhere = [d for d in wanted if d not in found]
+        if missing is not None:
+            missing += nowhere
+        elif nowhere:
+            raise EmissionError(
+                f"{function.hint} depends on the open size {nowhere[0]}, which none of its "
+                "arguments has as a dimension"
+            )
+        function.body = [*found.values(), *function.body]
+        return function
+
+    def define(self, function: Function, hint: str) -> tuple[str, bool]:
+        """Adds a function, once for each text; returns its name and whether it is new."""
+        node = render(function, "function", {}, self.names.taken)
+        key = (hint, syntax.text_of(node))
+        if key in self._texts:
+            return self._texts[key], False
+        node.name = self._texts[key] = self.names.new(hint)
+        self.definitions.append(node)
+        return node.name, True
+
+    def jitted(self, closed: Any, name: str, args: Sequence[ast.expr]) -> ast.expr:
+        jaxpr = open_jaxpr(closed)
+        if id(jaxpr) not in self._functions:
+            hint = snake(name, "function").strip("_") or "function"
+            missing: list[str] = []
+            function = self.function(closed, hint, [syntax.name("jax.jit")], missing)
+            if missing:
+                # Its arguments do not have these sizes, as those of random numbers: they are given.
+                first = len(function.parameters)
+                places = [syntax.number(first + i) for i in range(len(missing))]
+                function.parameters = [*function.parameters, *map(dimension_token, missing)]
+                function.hints = [*function.hints, *(snake(d, "size") for d in missing)]
+                jit = syntax.name("jax.jit")
+                static = syntax.tuple_of(places)
+                function.decorators = [syntax.call("functools.partial", jit, static_argnums=static)]
+            # The jaxpr is kept, so that no other takes its id.
+            self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
+            self._missing[id(jaxpr)] = missing
+        sizes = [ast.Name(dimension_token(d), ast.Load()) for d in self._missing[id(jaxpr)]]
+        return syntax.call(self._functions[id(jaxpr)][1], *args, *sizes)
+
+    def differentiated(self, eqn: Any, name: str) -> str:
+        closed, kind = eqn.params["call_jaxpr"], eqn.primitive.name
+        jaxpr = open_jaxpr(closed)
+        if id(jaxpr) in self._functions:
+            return self._functions[id(jaxpr)][1]
+        hint = snake(name, "function").strip("_") or "function"
+        rule = self.program.rule(eqn)
+        # A rule may call the function itself, which is another object each time it is traced.
+        for known, other, found in self._rules:
+            if difference(known, closed) is None and _same_rule(other, rule):
+                self._functions[id(jaxpr)] = jaxpr, found
+                return found
+        decorator = "jax.custom_jvp" if kind == "custom_jvp_call" else "jax.custom_vjp"
+        function = self.function(closed, hint, [syntax.name(decorator)])
+        node = render(function, "function", {}, self.names.taken)
+        node.name = self.names.new(hint)
+        self.definitions.append(node)
+        self._functions[id(jaxpr)] = jaxpr, node.name
+        self._rules.append((closed, rule, node.name))
+        count = len(eqn.invars)
+        if isinstance(rule, str):
+            self.definitions.append(control_flow.forbidden(node.name, rule))
+            return node.name
+        arguments = open_jaxpr(rule).invars[:count]
+        if kind == "custom_jvp_call":
+            self._rule(control_flow.jvp_function(self, eqn, rule, node.name), arguments)
+            return node.name
+        forward = self.names.new(f"{node.name}_forward")
+        backward = self._rule(control_flow.vjp_function(self, eqn, rule, node.name), arguments)
+        args = ast.Name("args", ast.Load())
+        result = syntax.call(node.name, ast.Starred(args, ast.Load()))
+        definition = syntax.function(forward, [], [ast.Return(syntax.tuple_of([result, args]))])
+        definition.args.vararg = ast.arg("args")
+        self.definitions.append(definition)
+        defined = syntax.call(f"{node.name}.defvjp", syntax.name(forward), syntax.name(backward))
+        self.definitions.append(ast.Expr(defined))
+        return node.name
+
+    def composed(self, eqn: Any) -> str:
+        params = eqn.params
+        (closed,) = filter(is_jaxpr, params.values())  # `jaxpr`, in jax 0.12 `call_jaxpr`
+        jaxpr = open_jaxpr(closed)
+        if id(jaxpr) not in self._functions:
+            if not self._mark:
+                (definition,) = ast.parse(textwrap.dedent(inspect.getsource(composite))).body
+                self._mark = self.names.new(composite.__name__)
+                assert isinstance(definition, ast.FunctionDef)
+                definition.name = self._mark
+                self.definitions.append(definition)
+            keywords: dict[str, ast.expr] = {}
+            if params["version"]:
+                keywords["version"] = syntax.number(params["version"])
+            if params["attributes"]:
+                # JAX holds arrays in a box that has a hash.
+                attributes = {
+                    n: tree.unflatten([getattr(leaf, "val", leaf) for leaf in leaves])
+                    for n, leaves, tree in params["attributes"]
+                }
+                keywords["attributes"] = literals.value(attributes)
+            mark = syntax.call(self._mark, syntax.number(params["name"]), **keywords)
+            hint = snake(params["name"], "function").strip("_") or "function"
+            function = self.function(closed, hint, [mark])
+            self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
+        return self._functions[id(jaxpr)][1]
+
+    def _rule(self, function: Function, arguments: Sequence[Any]) -> str:
+        function = self.with_dimensions(function, arguments)
+        name = self.names.new(function.hint)
+        self.definitions.append(render(function, name, {}, self.names.taken))
+        return name
+
+    def text(self) -> str:
+        """What the file holds below its first lines, laid out."""
+        body = _bare_tuples(syntax.text_of(ast.Module(self.definitions, [])))
+        return f"{_imports(self.definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
+
+
+def headed(text: str, doc: Sequence[str]) -> str:
+    """A file with its first lines."""
+    lines = [comment(line) for line in doc]
+    head = '"""' + "\n".join(lines).rstrip() + '\n"""\n' if len(lines) > 1 else ""
+    if len(lines) == 1:
+        head = f'"""{lines[0]}"""\n'
+    return f"{_HEADER}{head}\n{text}"
+
+
+def _same_rule(a: Any, b: Any) -> bool:
+    if isinstance(a, str) or isinstance(b, str):
+        return isinstance(a, str) and isinstance(b, str) and a == b
+    return difference(a, b) is None
+
+
+def _bare_tuples(text: str) -> str:
+    """`return x, state` rather than `return (x, state)`, which `ast.unparse` writes."""
+    return re.sub(r"^( +return )(\(.*\))$", _without_brackets, text, flags=re.MULTILINE)
+
+
+def _without_brackets(found: re.Match[str]) -> str:
+    start, value = found.groups()
+    node = ast.parse(value, mode="eval").body
+    bare = isinstance(node, ast.Tuple) and len(node.elts) > 1
+    return start + (value[1:-1] if bare else value)
+
+
+def check_types(definitions: Sequence[ast.stmt]) -> None:
+    """Has methods check what they are given and what they give back, while they are traced.
+
+    A method that only hands on what it is given, which may be no array of JAX yet, does not.
+    """
+    for definition in definitions:
+        if not isinstance(definition, ast.ClassDef):
+            continue
+        for method in definition.body:
+            if isinstance(method, ast.FunctionDef) and not isinstance(method.body[-1], ast.With):
+                checked = syntax.call("jaxtyped", typechecker=syntax.name("beartype"))
+                method.decorator_list.append(checked)
+
+
+def _imports(definitions: Sequence[ast.stmt]) -> str:
+    """The imports that the definitions need, in the order that formatters put them."""
+    roots: set[str] = set()
+    dotted: set[str] = set()
+    for definition in definitions:
+        for node in ast.walk(definition):
+            if isinstance(node, ast.Name):
+                roots.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                dotted.add(_path(node))
+
+    def within(module: str) -> bool:
+        return any(p.startswith(module + ".") for p in dotted)
+
+    def some(module: str, *names: str) -> str:
+        used = [n for n in names if n in roots]
+        line = f"from {module} import {', '.join(used)}" if used else ""
+        return "\n".join(fitted(line, LINE_LENGTH))
+
+    standard = [
+        "import dataclasses" if within("dataclasses") else "",
+        "import functools" if within("functools") else "",
+        "import json" if within("json") else "",
+        some("collections.abc", "Callable", "Iterator"),
+        some("pathlib", "Path"),
+        some("typing", "Any", "TypedDict", "get_args", "get_origin"),
+    ]
+    checked = "jaxtyped" in roots
+    installed = [
+        "import equinox as eqx" if "eqx" in roots else "",
+        "import jax" if "jax" in roots else "",
+        "import jax.custom_batching" if within("jax.custom_batching") else "",
+        "import jax.extend.core" if within("jax.extend") else "",
+        "import jax.numpy as jnp" if "jnp" in roots else "",
+        *(f"import {m}" for m in ("jax.scipy.linalg", "jax.scipy.special") if within(m)),
+        "import numpy as np" if "np" in roots else "",
+        "from beartype import beartype" if checked else "",
+        some("invert._opaque", "custom_call"),
+        some("jax", "lax"),
+        some("jax.experimental", "checkify"),
+        some("jaxtyping", *JAXTYPING, "jaxtyped"),
+        some("safetensors", "SafetensorError", "safe_open"),
+    ]
+    sections = ["\n".join(filter(None, lines)) for lines in (standard, installed)]
+    return "\n\n".join(filter(None, sections))
+
+
+JAXTYPING = (
+    *"Array BFloat16 Bool Complex Complex64 Complex128 Float Float16 Float32 Float64".split(),
+    *"Int Int8 Int16 Int32 Int64 Key PRNGKeyArray PyTree Shaped".split(),
+    *"UInt UInt8 UInt16 UInt32 UInt64".split(),
+)
+
+
+def _path(node: ast.Attribute) -> str:
+    parts = [node.attr]
+    value = node.value
+    while isinstance(value, ast.Attribute):
+        parts.append(value.attr)
+        value = value.value
+    parts.append(value.id if isinstance(value, ast.Name) else "")
+    return ".".join(reversed(parts))

@@ -1,0 +1,1 @@
+"""A program cut into layers, and what these share."""

@@ -1,0 +1,447 @@
+"""Layers: a program cut along its name scopes.
+
+Frameworks run each layer under a scope of its name. A scope becomes a layer where it owns
+parameters: those that nothing outside of it uses. The equations of a layer have to be one step of
+the layer above: no value may leave it and come back. What lies on the way is taken in, and scopes
+that are entangled with each other are dissolved.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from invert._private.jax import names_of
+from invert.emission.python.naming import stem
+from invert.rewriting.pattern import is_var
+
+Path = tuple[str, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class Layer:
+    """A part of the program that owns parameters.
+
+    **Arguments:**
+
+    - `path`: name scopes; only the last one names it.
+    - `steps`: its equations in order; calls of layers inside are `LayerCall`.
+    - `parameters`: variables of the parameters that are its own.
+    - `inputs`, `outputs`: variables.
+    - `field`: what its field is to be called, where that is not its own name.
+    - `count`: how many layers it stands for, where it stands for more.
+    - `native`: the layer of `equinox.nn` that it is, if any; `arrays` are the fields of that.
+    """
+
+    path: Path
+    steps: list[Any] = dataclasses.field(default_factory=list)
+    parameters: list[Any] = dataclasses.field(default_factory=list)
+    children: dict[str, Layer] = dataclasses.field(default_factory=dict)
+    inputs: list[Any] = dataclasses.field(default_factory=list)
+    outputs: list[Any] = dataclasses.field(default_factory=list)
+    field: str = ""
+    count: int = 0
+    native: Any = None
+    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.path[-1] if self.path else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Primitive:
+    """Stands where an equation has its primitive."""
+
+    name: str
+    multiple_results: bool = False
+
+
+_LAYER, _SET = Primitive("layer", multiple_results=True), Primitive("state_set")
+
+
+@dataclasses.dataclass(eq=False)
+class LayerCall:
+    """A call of a layer, in the place of an equation."""
+
+    layer: Layer
+    invars: list[Any]
+    outvars: list[Any]
+    source_info: Any
+    primitive: Any = _LAYER
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(eq=False)
+class Assign:
+    """`state = state.set(self.variable, value)`, in the place of an equation.
+
+    **Arguments:**
+
+    - `variable`: the variable of the parameter.
+    - `invars`: the new value; before it the state, once that goes through the steps.
+    - `place`: where the index of the variable is, from `self`.
+    """
+
+    variable: Any
+    invars: list[Any]
+    place: Path = ()
+    outvars: list[Any] = dataclasses.field(default_factory=list)
+    source_info: Any = None
+    primitive: Any = _SET
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def cut(
+    jaxpr: Any,
+    parameters: Mapping[Any, Path],
+    messages: list[str],
+    assigned: Sequence[Any] = (),
+    *,
+    alone: bool = True,
+) -> Layer:
+    """The program as a tree of layers.
+
+    **Arguments:**
+
+    - `parameters`: the variables of parameters and what they are called.
+    - `messages`: gets a line for each scope that is no layer though it has parameters.
+    - `assigned`: variables of the parameters whose new values are the last results.
+    - `alone`: whether a program that is one layer may be that layer, where no other program has it
+        beside others.
+    """
+    eqns = list(jaxpr.eqns)
+    count = len(jaxpr.outvars) - len(assigned)
+    outputs, values = jaxpr.outvars[:count], jaxpr.outvars[count:]
+    scopes = [_scope(eqn) for eqn in eqns]
+    users = _users(eqns)
+    producers = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
+    arguments = {v for v in jaxpr.invars if v not in parameters}
+    results = {v for v in outputs if is_var(v)}
+    _place_floating(eqns, scopes, users, producers, arguments, results)
+    owners = {
+        v: _owner(path, [scopes[i] for i in users.get(v, ())]) for v, path in parameters.items()
+    }
+    for v in (*results, *(a for a in values if is_var(a))):
+        if v in owners:
+            owners[v] = ()  # what is given back as it is belongs to the outermost layer
+    for v, value in zip(assigned, values, strict=True):
+        made = producers.get(value) if is_var(value) else None
+        eqns.append(Assign(v, [value]))
+        scopes.append(() if made is None else _common([owners[v], scopes[made]]))
+        if made is not None:
+            users[value].append(len(eqns) - 1)
+    layers = {path[:n] for path in owners.values() for n in range(1, len(path) + 1)}
+    places = [_within(scope, layers) for scope in scopes]
+    root = _Cutter(eqns, places, users, producers, messages).layer((), range(len(eqns)))
+    root.inputs = [v for v in jaxpr.invars if v not in parameters]
+    root.outputs = list(outputs)
+    _connect(root, eqns, set(parameters))
+    _own(root, owners, parameters)
+    return _collapsed(root, alone)
+
+
+def _scope(eqn: Any) -> Path:
+    """Name scopes without a name that is repeated at once."""
+    found: list[str] = []
+    for part in names_of(eqn):
+        if not found or found[-1] != part:
+            found.append(part)
+    return tuple(found)
+
+
+def _users(eqns: Sequence[Any]) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = collections.defaultdict(list)
+    for i, eqn in enumerate(eqns):
+        for atom in dict.fromkeys(a for a in eqn.invars if is_var(a)):
+            found[atom].append(i)
+    return found
+
+
+def _common(paths: Iterable[Path]) -> Path:
+    """The longest path that all begin with."""
+    result: Path | None = None
+    for path in paths:
+        if result is None:
+            result = path
+            continue
+        n = 0
+        while n < min(len(result), len(path)) and result[n] == path[n]:
+            n += 1
+        result = result[:n]
+    return result or ()
+
+
+def _place_floating(
+    eqns: Sequence[Any],
+    scopes: list[Path],
+    users: Mapping[Any, Sequence[int]],
+    producers: Mapping[Any, int],
+    arguments: set[Any],
+    results: set[Any],
+) -> None:
+    """Places what has no scope of its own, or none that counts.
+
+    An equation without a scope stands where all those around it do; arguments and results stand in
+    the outermost scope. A constant that several layers use is computed once, above them.
+    """
+    scoped = [scope for scope in scopes if scope]
+    # One scope around all is the model itself; few scopes are those of single layers.
+    base = _common(scoped) if 2 * len(scoped) >= len(scopes) else ()
+    floating = [not scope for scope in scopes]
+    constant = [False] * len(eqns)
+    ahead: list[Path | None] = [None] * len(eqns)
+    for i, eqn in enumerate(eqns):
+        inputs = [a for a in eqn.invars if is_var(a)]
+        constant[i] = all(a in producers and constant[producers[a]] for a in inputs)
+        found: list[Path] = []
+        for atom in inputs:
+            if atom in arguments:
+                found.append(base)
+            elif atom in producers and (scope := ahead[producers[atom]]) is not None:
+                found.append(scope)
+        ahead[i] = (scopes[i] or (_common(found) if found else None)) if not constant[i] else None
+    for i in reversed(range(len(eqns))):
+        if not floating[i] and not constant[i]:
+            continue
+        around: list[Path] = []
+        for v in eqns[i].outvars:
+            around += [scopes[j] for j in users.get(v, ())]
+            if v in results:
+                around.append(base)
+        before = [scope for scope in (ahead[i],) if scope is not None]
+        own = [scopes[i]] if constant[i] and scopes[i] and not around else []
+        scopes[i] = _common([*around, *before, *own])
+
+
+def _owner(path: Path, scopes: Sequence[Path]) -> Path:
+    """The scope that a parameter belongs to.
+
+    Where a scope has a name that occurs in the name of the parameter, it is that one: scopes below
+    it, such as that of an `einsum`, are no layers.
+    """
+    common = _common(scopes)
+    stems = set(map(stem, path[:-1]))
+    for names, known in ((common, set(path[:-1])), (tuple(map(stem, common)), stems)):
+        for n in range(len(common), 0, -1):
+            if names[n - 1] in known:
+                return common[:n]
+    while common and not re.fullmatch(r"[A-Za-z_][\w.\-]*", common[-1]):
+        common = common[:-1]
+    return common
+
+
+def _within(scope: Path, layers: set[Path]) -> Path:
+    """The innermost layer that a scope lies in."""
+    while scope and scope not in layers:
+        scope = scope[:-1]
+    return scope
+
+
+class _Cutter:
+    def __init__(
+        self,
+        eqns: Sequence[Any],
+        places: Sequence[Path],
+        users: Mapping[Any, Sequence[int]],
+        producers: Mapping[Any, int],
+        messages: list[str],
+    ):
+        self.eqns, self.places = eqns, places
+        self.users, self.producers = users, producers
+        self.messages = messages
+
+    def layer(self, path: Path, members: Sequence[int]) -> Layer:
+        """The layer of some equations, with the layers inside as single steps."""
+        depth = len(path)
+        group: dict[int, Any] = {}
+        for i in members:
+            place = self.places[i]
+            inside = place[:depth] == path and len(place) > depth
+            group[i] = place[depth] if inside else i
+        parts = self._strong(members, group)
+        layer = Layer(path)
+        nodes: list[tuple[int, str | None, list[int]]] = []
+        for part in parts:
+            names = {group[i] for i in part if isinstance(group[i], str)}
+            if len(names) == 1:
+                nodes.append((min(part), names.pop(), sorted(part)))
+            else:
+                if names:
+                    self.messages.append(
+                        f"the scopes {' and '.join(sorted(names))} need each other's results"
+                    )
+                nodes += [(i, None, [i]) for i in part]
+        for name, inner in self._ordered(nodes):
+            if name is None:
+                layer.steps.append(self.eqns[inner[0]])
+                continue
+            child = self.layer((*path, name), inner)
+            layer.children[name] = child
+            first = self.eqns[inner[0]]
+            layer.steps.append(LayerCall(child, [], [], first.source_info))
+        return layer
+
+    def _strong(self, members: Sequence[int], group: Mapping[int, Any]) -> list[list[int]]:
+        """Groups of equations such that none needs another that needs it: the strongly connected
+        components of the graph whose nodes are groups (Tarjan)."""
+        held: dict[Any, list[int]] = collections.defaultdict(list)
+        for i in members:
+            held[group[i]].append(i)
+        following = {
+            node: list(
+                dict.fromkeys(
+                    group[j]
+                    for i in inner
+                    for v in self.eqns[i].outvars
+                    for j in self.users.get(v, ())
+                    if j in group and group[j] != node
+                )
+            )
+            for node, inner in held.items()
+        }
+        number: dict[Any, int] = {}
+        low: dict[Any, int] = {}
+        stack: list[Any] = []
+        on_stack: set[Any] = set()
+        found: list[list[int]] = []
+        for start in held:
+            if start in number:
+                continue
+            work = [(start, iter(following[start]))]
+            number[start] = low[start] = len(number)
+            stack.append(start)
+            on_stack.add(start)
+            while work:
+                node, rest = work[-1]
+                step = next((n for n in rest if n not in number or n in on_stack), None)
+                if step is None:
+                    work.pop()
+                    if work:
+                        low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                    if low[node] == number[node]:
+                        part: list[int] = []
+                        while True:
+                            last = stack.pop()
+                            on_stack.discard(last)
+                            part += held[last]
+                            if last == node:
+                                break
+                        found.append(part)
+                elif step not in number:
+                    number[step] = low[step] = len(number)
+                    stack.append(step)
+                    on_stack.add(step)
+                    work.append((step, iter(following[step])))
+                else:
+                    low[node] = min(low[node], number[step])
+        return found
+
+    def _ordered(
+        self, nodes: Sequence[tuple[int, str | None, list[int]]]
+    ) -> list[tuple[str | None, list[int]]]:
+        """The nodes so that each comes after what it needs, else in the order of the program."""
+        where = {i: k for k, (_, _, inner) in enumerate(nodes) for i in inner}
+        needed: list[int] = [0] * len(nodes)
+        following: list[set[int]] = [set() for _ in nodes]
+        for k, (_, _, inner) in enumerate(nodes):
+            for i in inner:
+                for atom in self.eqns[i].invars:
+                    j = self.producers.get(atom) if is_var(atom) else None
+                    before = where.get(j) if j is not None else None
+                    if before is not None and before != k and k not in following[before]:
+                        following[before].add(k)
+                        needed[k] += 1
+        ready = [(first, k) for k, (first, _, _) in enumerate(nodes) if not needed[k]]
+        heapq.heapify(ready)
+        result: list[tuple[str | None, list[int]]] = []
+        while ready:
+            _, k = heapq.heappop(ready)
+            result.append(nodes[k][1:])
+            for n in following[k]:
+                needed[n] -= 1
+                if not needed[n]:
+                    heapq.heappush(ready, (nodes[n][0], n))
+        return result
+
+
+def _connect(root: Layer, eqns: Sequence[Any], parameters: set[Any]) -> None:
+    """Finds what each layer takes and gives, from the innermost outwards."""
+    count: collections.Counter[Any] = collections.Counter()
+    for eqn in eqns:
+        count.update(a for a in eqn.invars if is_var(a))
+    results = {v for v in root.outputs if is_var(v)}
+
+    def visit(layer: Layer) -> collections.Counter[Any]:
+        """Counts the uses inside of the layer."""
+        used: collections.Counter[Any] = collections.Counter()
+        order: dict[Any, None] = {}
+        made: list[Any] = []
+        for step in layer.steps:
+            if isinstance(step, LayerCall):
+                used.update(visit(step.layer))
+                step.invars, step.outvars = step.layer.inputs, step.layer.outputs
+            else:
+                used.update(a for a in step.invars if is_var(a))
+            order.update(dict.fromkeys(a for a in step.invars if is_var(a)))
+            made += step.outvars
+        own = set(made)
+        if layer is not root:
+            layer.inputs = [a for a in order if a not in own and a not in parameters]
+            layer.outputs = [v for v in made if v in results or used[v] < count[v]]
+        return used
+
+    visit(root)
+
+
+def _own(root: Layer, owners: Mapping[Any, Path], parameters: Mapping[Any, Path]) -> None:
+    """Gives each parameter to the innermost layer that holds all its uses."""
+    for v, owner in owners.items():
+        layer = root
+        for name in owner:
+            child = layer.children.get(name)
+            if child is None:
+                break
+            layer = child
+        layer.parameters.append(v)
+    # A layer that was dissolved, or that shares a parameter, passes it on as an argument.
+    _pass_down(root, set(parameters))
+
+
+def _pass_down(layer: Layer, parameters: set[Any]) -> set[Any]:
+    """Makes arguments of parameters that a layer uses and does not own."""
+    needed: dict[Any, None] = {}
+    for step in layer.steps:
+        if isinstance(step, LayerCall):
+            needed.update(dict.fromkeys(_pass_down(step.layer, parameters)))
+            step.invars = step.layer.inputs
+        else:
+            needed.update(dict.fromkeys(a for a in step.invars if is_var(a) and a in parameters))
+    foreign = [v for v in needed if v not in set(layer.parameters)]
+    if layer.path:
+        layer.inputs = [*layer.inputs, *foreign]
+    return set(foreign)
+
+
+def _collapsed(root: Layer, whole: bool = True) -> Layer:
+    """Without layers that do nothing but call one other: of those the outer name stays. `root` is
+    one of them where `whole`."""
+    for name, child in list(root.children.items()):
+        root.children[name] = _collapsed(child)
+    for step in root.steps:
+        if isinstance(step, LayerCall):
+            step.layer = root.children.get(step.layer.name, step.layer)
+    if whole and len(root.children) == 1 and len(root.steps) == 1 and not root.parameters:
+        (child,) = root.children.values()
+        # The results of the program may be in another order than those of its only layer.
+        same = not root.path and all(map(is_var, root.outputs))
+        if child.outputs == root.outputs or (same and set(child.outputs) == set(root.outputs)):
+            child.outputs = root.outputs
+            child.path = root.path or child.path
+            child.inputs = root.inputs or child.inputs
+            return child
+    return root

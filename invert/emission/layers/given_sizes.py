@@ -1,0 +1,71 @@
+"""Open sizes that a layer makes: it is given an array that has them.
+
+A table of positions is spread over the batch by a layer that reads no batch. Its source, too, took
+an array only for its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from invert.emission.layers.cut import Layer, LayerCall
+from invert.emission.sizes.size import Size
+
+Shape = Callable[[Any], Sequence[int]]
+
+
+def give_sizes(root: Layer, shape: Shape) -> None:
+    """Adds inputs to layers whose results have an open size that none of their inputs has.
+
+    **Arguments:**
+
+    - `shape`: the shape of a variable, open sizes as `Size`.
+    """
+    missing: dict[Layer, tuple[str, ...]] = {}
+    _find(root, shape, missing)
+    if any(missing.values()):
+        _give(root, _having(root.inputs, shape), shape, missing, {})
+
+
+def _having(variables: Sequence[Any], shape: Shape) -> dict[str, Any]:
+    """For each open size, the first variable that has it as a dimension."""
+    found: dict[str, Any] = {}
+    for v in variables:
+        for size in shape(v):
+            if isinstance(size, Size) and size.dimension is not None:
+                found.setdefault(size.dimension, v)
+    return found
+
+
+def _find(layer: Layer, shape: Shape, missing: dict[Layer, tuple[str, ...]]) -> Sequence[str]:
+    """What a layer or those inside of it need from above, layer by layer."""
+    if layer not in missing:
+        wanted = [
+            d for v in layer.outputs for s in shape(v) if isinstance(s, Size) for d in s.dimensions
+        ]
+        for step in layer.steps:
+            if isinstance(step, LayerCall):
+                wanted += _find(step.layer, shape, missing)
+        there = _having(layer.inputs, shape)
+        missing[layer] = tuple(sorted({d for d in wanted if d not in there}))
+    return missing[layer]
+
+
+def _give(
+    layer: Layer,
+    sources: Mapping[str, Any],
+    shape: Shape,
+    missing: Mapping[Layer, Sequence[str]],
+    done: dict[Layer, Mapping[str, Any]],
+) -> None:
+    for step in layer.steps:
+        if not isinstance(step, LayerCall):
+            continue
+        inner = step.layer
+        arrays = list(dict.fromkeys(sources[d] for d in missing[inner] if d in sources))
+        step.invars = [*step.invars, *arrays]
+        if inner not in done:
+            inner.inputs = [*inner.inputs, *arrays]
+            done[inner] = _having(inner.inputs, shape)
+            _give(inner, done[inner], shape, missing, done)

@@ -1,0 +1,211 @@
+"""What layers have in common: one text for those that differ in sizes which their arrays tell."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from invert.emission.python import syntax
+from invert.emission.sizes.size import Size
+
+# Numbers that may be a stride or an axis are a size only where several layers agree on that.
+_SMALL, _FEW = 5, 3
+# Heads, groups, and the factor of hidden layers.
+_LARGEST_FACTOR = 64
+
+
+@dataclasses.dataclass(eq=False)
+class Draft:
+    """A node as a class of its own.
+
+    **Arguments:**
+
+    - `node`: the node.
+    - `children`: the nodes among its fields, with the place for the name of their class.
+    - `fields`: declarations of its fields.
+    - `methods`: its methods.
+    - `texts`: their texts, without numbers.
+    - `annotations`: the array types in fields and methods, without sizes.
+    - `arrays`: what these are.
+    - `sources`: for each of them how a method reads the array; `None` for results.
+    - `init`: its `__init__`, where it has one.
+    """
+
+    node: Any
+    children: list[tuple[ast.Name, Any]] = dataclasses.field(default_factory=list)
+    fields: list[ast.stmt] = dataclasses.field(default_factory=list)
+    methods: list[ast.FunctionDef] = dataclasses.field(default_factory=list)
+    texts: list[str] = dataclasses.field(default_factory=list)
+    annotations: list[ast.expr] = dataclasses.field(default_factory=list)
+    arrays: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
+    sources: list[ast.expr | None] = dataclasses.field(default_factory=list)
+    init: ast.FunctionDef | None = None
+
+    def constants(self) -> list[ast.Constant]:
+        """The integers in the bodies of its methods."""
+        return [c for m in self.methods for s in m.body for c in _integers(s)]
+
+
+def _value(constant: ast.Constant) -> int:
+    assert isinstance(constant.value, int)
+    return constant.value
+
+
+def _integers(tree: ast.AST) -> Iterable[ast.Constant]:
+    return (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) is int)
+
+
+def bare(method: ast.FunctionDef) -> ast.FunctionDef:
+    """A method without its annotations."""
+    args = [syntax.argument(a.arg) for a in method.args.args]
+    return syntax.function(method.name, args, method.body)
+
+
+def text_of(method: ast.FunctionDef) -> str:
+    """The text of a method without its annotations, and with one sign for all integers."""
+    tree = bare(method)
+    integers = list(_integers(tree))
+    values = [c.value for c in integers]
+    for constant in integers:
+        constant.value = 0
+    try:
+        return syntax.text_of(tree)
+    finally:
+        for constant, value in zip(integers, values, strict=True):
+            constant.value = value
+
+
+def groups(drafts: Sequence[Draft], key: Callable[[Draft], Hashable]) -> list[list[Draft]]:
+    """Those that can share one text.
+
+    **Arguments:**
+
+    - `key`: what they have to agree in besides numbers.
+    """
+    alike: dict[Hashable, list[Draft]] = {}
+    for draft in drafts:
+        alike.setdefault(key(draft), []).append(draft)
+    return [part for group in alike.values() for part in _parts(group)]
+
+
+def _parts(group: list[Draft]) -> list[list[Draft]]:
+    if len(group) == 1:
+        return [group]
+    columns = _columns(group)
+    told = _told(group) if len(group[0].methods) == 1 else {}
+    unknown = [i for i, c in enumerate(columns) if len(set(c)) > 1 and _size(c, told) is None]
+    if not unknown:
+        return [group]
+    split: dict[Any, list[Draft]] = {}
+    for i, draft in enumerate(group):
+        split.setdefault(tuple(columns[j][i] for j in unknown), []).append(draft)
+    return [part for some in split.values() for part in _parts(some)]
+
+
+def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
+    """For each integer in the text, its values in all drafts."""
+    rows = [[_value(c) for c in d.constants()] for d in group]
+    return list(zip(*rows, strict=True))
+
+
+def _size(
+    values: tuple[int, ...], told: Mapping[tuple[int, ...], Any]
+) -> tuple[tuple[int, ...], str, int] | None:
+    """The size that some numbers are in all drafts, or are a multiple or a part of."""
+    if min(values) < _SMALL and len(set(values)) < _FEW:
+        return None
+    if values in told:
+        return values, "", 1
+    for k in range(2, _LARGEST_FACTOR + 1):
+        whole = tuple(v * k for v in values)
+        if whole in told:
+            return whole, "//", k
+        part = tuple(v // k for v in values)
+        if part in told and all(v % k == 0 for v in values):
+            return part, "*", k
+    return None
+
+
+def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
+    """Sizes that some array has, by their values in all drafts; arguments before fields."""
+    found: dict[tuple[int, ...], ast.expr] = {}
+    order = sorted(
+        range(len(group[0].sources)),
+        key=lambda i: not isinstance(group[0].sources[i], ast.Name),
+    )
+    for i in order:
+        source = group[0].sources[i]
+        shapes = [d.arrays[i][1] for d in group]
+        if source is None or len({len(s) for s in shapes}) > 1:
+            continue
+        axes = list(enumerate(zip(*shapes, strict=True)))
+        for axis, sizes in axes[-1:] + axes[:-1]:  # the last one has the features
+            if any(isinstance(s, Size) and s.dimensions for s in sizes):
+                continue
+            place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
+            size = syntax.item(syntax.field(source, "shape"), syntax.number(place))
+            found.setdefault(tuple(map(int, sizes)), size)
+    return found
+
+
+def generalize(
+    group: Sequence[Draft], names: Mapping[tuple[str, ...], str], taken: Iterable[str]
+) -> None:
+    """Puts sizes of arrays where the first of some drafts has numbers that the others have not.
+
+    **Arguments:**
+
+    - `names`: names of sizes in the annotations, by their values in all drafts.
+    - `taken`: names of the file.
+    """
+    columns = _columns(group)
+    if all(len(set(c)) == 1 for c in columns):
+        return
+    (method,) = group[0].methods
+    told = _told(group)
+    used = {*taken, *(n.id for n in ast.walk(method) if isinstance(n, ast.Name))}
+    used |= {n.arg for n in ast.walk(method) if isinstance(n, ast.arg)}
+    local: dict[tuple[int, ...], str] = {}
+    replaced: dict[int, ast.expr] = {}
+    for constant, values in zip(group[0].constants(), columns, strict=True):
+        if len(set(values)) == 1:
+            continue
+        size = _size(values, told)
+        assert size is not None  # it is why they share the text
+        base, operator, factor = size
+        if base not in local:
+            wanted = name = names.get(tuple(map(str, base)), "n")
+            i = 2
+            while name in used:
+                name, i = f"{wanted}_{i}", i + 1
+            used.add(name)
+            local[base] = name
+        value = syntax.name(local[base])
+        if operator:
+            value = syntax.infix(value, operator, syntax.number(factor))
+        replaced[id(constant)] = value
+    _Replacer(replaced).visit(method)
+    sizes = [syntax.assign(syntax.name(n), told[base]) for base, n in local.items()]
+    start = 0
+    while start < len(method.body) and _is_reading_of_size(method.body[start]):
+        start += 1
+    method.body[start:start] = sizes
+
+
+def _is_reading_of_size(statement: ast.stmt) -> bool:
+    """Whether it is as `batch = x.shape[0]`."""
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    read = value.value if isinstance(value, ast.Subscript) else None
+    return isinstance(read, ast.Attribute) and read.attr == "shape"
+
+
+class _Replacer(ast.NodeTransformer):
+    """Puts expressions in the place of constants, given by their `id`."""
+
+    def __init__(self, values: Mapping[int, ast.expr]):
+        self._values = values
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return self._values.get(id(node), node)

@@ -1,0 +1,416 @@
+"""Runs of layers that compute the same, one after the other, as one layer with stacked parameters.
+
+The first layer of a run stands for all. Each of its parameters stands for the parameters that are
+in its place in the others; where they are is found by matching the programs of the layers.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert._errors import EmissionError
+from invert._private.jax import close_like, core, open_jaxpr, scan_layout
+from invert.emission.layers.cut import Assign, Layer, LayerCall
+from invert.emission.python.naming import snake
+from invert.emission.sizes.merge import Program
+from invert.ir import traced_form
+from invert.ir.match import Match
+from invert.rewriting.pattern import Graph, is_var
+
+# For a variable of the first layers of nested runs: the like of it in all layers of each run.
+Rows = Any
+
+
+@dataclasses.dataclass(eq=False)
+class Run(LayerCall):
+    """A run of layers, in the place of an equation.
+
+    `layer` is the first one. The operands are the values it goes on from and those that are the
+    same for all; the results are the last of the former and then the stacked ones.
+
+    **Arguments:**
+
+    - `count`: how many layers there are.
+    - `carried`: for each value that goes from layer to layer, its place among the inputs of the
+        layer and among its outputs.
+    - `collected`: the outputs that are stacked.
+    """
+
+    count: int = 0
+    carried: Sequence[tuple[int, int]] = ()
+    collected: Sequence[int] = ()
+
+
+@dataclasses.dataclass(eq=False)
+class Pick(LayerCall):
+    """One of the values that a run has stacked.
+
+    **Arguments:**
+
+    - `index`: which one.
+    - `name`: of the layer that gave it.
+    """
+
+    index: int = 0
+    name: str = ""
+
+
+@dataclasses.dataclass
+class _Members:
+    """The layers of a run, from the first.
+
+    **Arguments:**
+
+    - `calls`: as steps of the layer above.
+    - `maps`: for each, its variables by those of the first.
+    """
+
+    calls: list[LayerCall]
+    maps: list[Mapping[Any, Any]]
+    carried: tuple[tuple[int, int], ...] = ()
+
+
+class Stacker:
+    """Finds the runs of a tree of layers and puts each in the place of its layers.
+
+    **Arguments:**
+
+    - `marks`: what parameters have to have in common to be stacked: whether they are trained.
+    - `messages`: gets a line for each run.
+
+    **Attributes:**
+
+    - `rows`: for parameters of the first layer of a run, those that they stand for.
+    """
+
+    def __init__(self, jaxpr: Any, program: Program, marks: Mapping[Any, Any], messages: list[str]):
+        self.jaxpr, self.program = jaxpr, program
+        self.marks, self.messages = marks, messages
+        self.rows: dict[Any, Rows] = {}
+
+    def stack(self, root: Layer) -> None:
+        """Replaces the runs in a tree of layers."""
+        self._inside(root, {})
+        if not self.rows:
+            self.messages.append("no layer follows another that computes the same: none is stacked")
+
+    def _inside(self, layer: Layer, spread: Any) -> None:
+        runs = self._runs(layer)
+        member = {id(c): run for run in runs for c in run.calls}
+        steps: list[Any] = []
+        for step in layer.steps:
+            run = member.get(id(step))
+            if run is None:
+                steps.append(step)
+                if isinstance(step, LayerCall):
+                    self._inside(step.layer, spread)
+            elif run.calls[0] is step:
+                steps += self._replaced(layer, run)
+                self._inside(step.layer, _composed(spread, run.maps))
+        if spread:
+            for v in layer.parameters:
+                self.rows[v] = _applied(spread, v)
+        layer.steps = steps
+
+    def _runs(self, layer: Layer) -> list[_Members]:
+        calls = [s for s in layer.steps if isinstance(s, LayerCall)]
+        kinds = {id(c): _kind(c.layer) for c in calls}
+        alike = collections.Counter(k for k in kinds.values() if k is not None)
+        calls = [c for c in calls if alike[kinds[id(c)]] > 1]
+        makers = {v: c for c in calls for v in c.outvars}
+        programs: dict[int, tuple[list[Any], Graph]] = {}
+        runs: dict[int, _Members] = {}
+        for call in calls:
+            above = (makers[v] for v in call.invars if v in makers)
+            before = next((c for c in above if kinds[id(c)] == kinds[id(call)]), None)
+            if before is None:
+                continue
+            run = runs.get(id(before)) or _Members([before], [_Same()])
+            if run.calls[-1] is before and self._follows(run, call, programs):
+                runs[id(call)] = runs[id(before)] = run
+        return list({id(run): run for run in runs.values()}.values())
+
+    def _follows(self, run: _Members, call: LayerCall, programs: dict[int, Any]) -> bool:
+        """Whether a call continues a run; adds it where it does."""
+        first, last = run.calls[0], run.calls[-1]
+        found = self._matched(first.layer, call.layer, programs)
+        if found is None:
+            return False
+        carried: list[tuple[int, int]] = []
+        for i, v in enumerate(first.layer.inputs):
+            here, there = run.maps[-1][v], found[v]
+            if there in last.layer.outputs:
+                carried.append((i, last.layer.outputs.index(there)))
+            elif there is not here:
+                return False
+        same = not run.carried or run.carried == tuple(carried)
+        owned = set(_parameters(call.layer))
+        if not carried or not same or {found[v] for v in _parameters(first.layer)} != owned:
+            return False
+        run.calls.append(call)
+        run.maps.append(found)
+        run.carried = tuple(carried)
+        return True
+
+    def _matched(
+        self, a: Layer, b: Layer, programs: dict[int, tuple[list[Any], Graph]]
+    ) -> dict[Any, Any] | None:
+        """The inputs and parameters of `b` by those of `a`; `None` where they differ."""
+        for layer in (a, b):
+            if id(layer) not in programs:
+                programs[id(layer)] = self._program(layer)
+        (held, x), (other, y) = programs[id(a)], programs[id(b)]
+        if len(held) != len(other) or len(x.eqns) != len(y.eqns):
+            return None
+        match = Match(x, y)
+        if not match.run(list(zip(x.jaxpr.outvars, y.jaxpr.outvars, strict=True))):
+            return None
+        if len(match.eqns) != len(x.eqns):
+            return None
+        places: dict[Any, Any] = dict(zip(y.jaxpr.invars, other, strict=True))
+        found = {
+            v: places.get(match.atoms.get(w)) for v, w in zip(held, x.jaxpr.invars, strict=True)
+        }
+        shape = self.program.shape
+        if len(set(found.values())) != len(held) or any(
+            w is None or shape(v) != shape(w) or self.marks.get(v) != self.marks.get(w)
+            for v, w in found.items()
+        ):
+            return None
+        return found
+
+    def _program(self, layer: Layer) -> tuple[list[Any], Graph]:
+        """The variables that a layer takes, and what it computes of them."""
+        held = [*layer.inputs, *_parameters(layer)]
+        jaxpr = self.jaxpr.replace(
+            constvars=[], invars=held, outvars=layer.outputs, eqns=equations(layer)
+        )
+        return held, Graph(traced_form.normal(jaxpr))
+
+    def _replaced(self, layer: Layer, run: _Members) -> list[Any]:
+        """The steps in the place of a run."""
+        first, last = run.calls[0], run.calls[-1]
+        inside = {id(c) for c in run.calls}
+        outside = {v for v in layer.outputs if is_var(v)}
+        for step in layer.steps:
+            if id(step) not in inside:
+                outside.update(a for a in step.invars if is_var(a))
+        carried = {j for _, j in run.carried}
+        collected = [
+            j
+            for j in range(len(first.outvars))
+            if any(c.outvars[j] in outside and not (c is last and j in carried) for c in run.calls)
+        ]
+        count = len(run.calls)
+        stacked = [self._stacked(first.outvars[j], count) for j in collected]
+        picks = [
+            Pick(first.layer, [ys], [c.outvars[j]], first.source_info, index=k, name=c.layer.name)
+            for ys, j in zip(stacked, collected, strict=True)
+            for k, c in enumerate(run.calls)
+            if c.outvars[j] in outside and not (c is last and j in carried)
+        ]
+        outvars = [*(last.outvars[j] for _, j in run.carried), *stacked]
+        invars = list(first.layer.inputs)
+        call = Run(
+            first.layer, invars, outvars, first.source_info,
+            count=count, carried=run.carried, collected=collected,
+        )  # fmt: skip
+        first.layer.field, first.layer.count = _plural(first.layer.name), count
+        self.messages.append(
+            f"{count} layers from {first.layer.name} to {last.layer.name} are one stack, which "
+            "lax.scan runs; unrolled, it is the recovered program"
+        )
+        return [call, *picks]
+
+    def _stacked(self, v: Any, count: int) -> Any:
+        aval = core.ShapedArray((count, *v.aval.shape), v.aval.dtype)
+        made = core.Var(aval)
+        if v in self.program.shapes:
+            self.program.shapes[made] = (count, *self.program.shapes[v])
+        return made
+
+
+class _Same(dict[Any, Any]):
+    """Each variable by itself."""
+
+    def __missing__(self, key: Any) -> Any:
+        return key
+
+
+def equations(layer: Layer) -> list[Any]:
+    """The equations of a layer and of those inside."""
+    found: list[Any] = []
+    for step in layer.steps:
+        found += equations(step.layer) if isinstance(step, LayerCall) else [step]
+    return found
+
+
+def _parameters(layer: Layer) -> list[Any]:
+    """The parameters of a layer and of those inside."""
+    found = list(layer.parameters)
+    for step in layer.steps:
+        if isinstance(step, LayerCall):
+            found += _parameters(step.layer)
+    return found
+
+
+def _kind(layer: Layer) -> Any:
+    """What is equal for layers that compute the same, and soon compared; `None` for a layer with
+    a state of its own, which is not stacked."""
+    if any(isinstance(e, Assign) for e in equations(layer)):
+        return None
+    names = ((e.primitive.name, *(v.aval.shape for v in e.outvars)) for e in equations(layer))
+    return hash((*names, len(layer.inputs), len(layer.outputs)))
+
+
+def _composed(spread: Any, maps: Sequence[Mapping[Any, Any]]) -> Any:
+    """The maps of a run inside of the first layer of another."""
+    if isinstance(spread, list):
+        return [_composed(s, maps) for s in spread]
+    if not spread:
+        return list(maps)
+    return [
+        spread if isinstance(m, _Same) else {v: spread[w] for v, w in m.items() if w in spread}
+        for m in maps
+    ]
+
+
+def _applied(spread: Any, v: Any) -> Rows:
+    return [_applied(s, v) for s in spread] if isinstance(spread, list) else spread[v]
+
+
+def _plural(name: str) -> str:
+    """The field of a run of layers called `block_0`, `block_1`: `blocks`."""
+    stem = re.sub(r"[\W\d_]+$", "", snake(name, "layer"))
+    if not stem:
+        return "layers"
+    return stem if stem.endswith("s") else f"{stem}s"
+
+
+def stacked(rows: Rows, values: Mapping[Any, Any]) -> Any:
+    """The values of some variables as one array."""
+    if not isinstance(rows, (list, tuple)):
+        return values[rows]
+    parts = [stacked(r, values) for r in rows]
+    if all(isinstance(p, np.ndarray) for p in parts):
+        return np.stack(parts)
+    return jnp.stack(parts)
+
+
+def stacked_type(v: Any, rows: Rows) -> jax.ShapeDtypeStruct:
+    """The type of the array that `stacked` makes."""
+    shape = tuple(v.aval.shape)
+    sizes: list[int] = []
+    while isinstance(rows, (list, tuple)):
+        sizes.append(len(rows))
+        rows = rows[0]
+    return jax.ShapeDtypeStruct((*sizes, *shape), v.aval.dtype)
+
+
+def leaves_of(rows: Rows) -> list[Any]:
+    """The variables or names in their order."""
+    if not isinstance(rows, (list, tuple)):
+        return [rows]
+    return [leaf for r in rows for leaf in leaves_of(r)]
+
+
+def renamed(rows: Rows, names: Mapping[Any, Any]) -> Rows:
+    """The same nesting of something else, as tuples."""
+    if not isinstance(rows, (list, tuple)):
+        return names[rows]
+    return tuple(renamed(r, names) for r in rows)
+
+
+def unrolled(
+    closed: Any,
+    held: Sequence[Any],
+    leaves: Sequence[Rows],
+    shapes: Mapping[Any, tuple[int, ...]],
+) -> Any:
+    """The program in which each scan over stacked parameters is the calls of its body.
+
+    **Arguments:**
+
+    - `held`: variables for which the result has its leading arguments, in this order.
+    - `leaves`: for the leading arguments of `closed`, which of these they are.
+    - `shapes`: the shapes of those of `held` that have another in the text.
+
+    **Raises:** `EmissionError` where stacked values are used by something else.
+    """
+    jaxpr = open_jaxpr(closed)
+    fresh = {v: core.Var(core.ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
+    env: dict[Any, Any] = {
+        v: _listed(renamed(rows, fresh)) for v, rows in zip(jaxpr.invars, leaves, strict=False)
+    }
+    eqns: list[Any] = []
+    _walk(jaxpr.eqns, env, eqns)
+    outvars = [_read(env, a) for a in jaxpr.outvars]
+    if any(isinstance(a, list) for a in outvars):
+        raise EmissionError("a stack of values is a result")
+    invars = [*fresh.values(), *jaxpr.invars[len(leaves) :]]
+    return close_like(closed, jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars))
+
+
+def _listed(rows: Rows) -> Rows:
+    return [_listed(r) for r in rows] if isinstance(rows, (list, tuple)) else rows
+
+
+def _read(env: Mapping[Any, Any], atom: Any) -> Any:
+    return env.get(atom, atom) if is_var(atom) else atom
+
+
+def _walk(body: Sequence[Any], env: dict[Any, Any], eqns: list[Any]) -> None:
+    """Appends the equations of a body to `eqns`."""
+    for eqn in body:
+        operands = [_read(env, a) for a in eqn.invars]
+        if not any(isinstance(a, list) for a in operands):
+            outvars = [core.Var(v.aval) for v in eqn.outvars]
+            eqns.append(eqn.replace(invars=operands, outvars=outvars))
+            env.update(zip(eqn.outvars, outvars, strict=True))
+        elif eqn.primitive.name == "scan":
+            env.update(zip(eqn.outvars, _calls(eqn, operands, eqns), strict=True))
+        else:
+            env[eqn.outvars[0]] = _part(eqn, operands[0])
+
+
+def _calls(eqn: Any, operands: Sequence[Any], eqns: list[Any]) -> list[Any]:
+    """The results of a scan, of which the steps are written out."""
+    inner = open_jaxpr(eqn.params["jaxpr"])
+    consts, count = scan_layout(eqn.params)
+    held, carry = list(operands[:consts]), list(operands[consts : consts + count])
+    xs = operands[consts + count :]
+    if eqn.params["reverse"] or not all(isinstance(x, list) for x in xs) or inner.constvars:
+        raise EmissionError("a scan over other than stacked parameters alone")
+    collected: list[list[Any]] = [[] for _ in inner.outvars[count:]]
+    for k in range(eqn.params["length"]):
+        env = dict(zip(inner.invars, [*held, *carry, *(x[k] for x in xs)], strict=True))
+        _walk(inner.eqns, env, eqns)
+        results = [_read(env, a) for a in inner.outvars]
+        carry = results[:count]
+        for found, value in zip(collected, results[count:], strict=True):
+            found.append(value)
+    return [*carry, *collected]
+
+
+def _part(eqn: Any, rows: Any) -> Any:
+    """One of some stacked values."""
+    params = eqn.params
+    if eqn.primitive.name == "slice" and isinstance(rows, list):
+        start, limit = params["start_indices"][0], params["limit_indices"][0]
+        shape = eqn.invars[0].aval.shape
+        whole = all(a == 0 for a in params["start_indices"][1:]) and tuple(
+            params["limit_indices"][1:]
+        ) == tuple(shape[1:])
+        if whole and not params["strides"]:
+            return rows[start:limit]
+    if eqn.primitive.name == "squeeze" and tuple(params["dimensions"]) == (0,) and len(rows) == 1:
+        return rows[0]
+    raise EmissionError(f"stacked values are used by {eqn.primitive.name}")

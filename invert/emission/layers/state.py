@@ -1,0 +1,106 @@
+"""State: variables that a program assigns, read and written as Equinox does it.
+
+An assignment is a step of the layer that holds both the variable and the new value. Once the
+layers are known, the state goes through their steps in order, as one more value of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from invert.emission.layers.cut import Assign, Layer, LayerCall, Path, Primitive
+from invert.rewriting.pattern import is_var
+
+
+@dataclasses.dataclass(frozen=True)
+class _StateType:
+    """Stands where a variable has the type of an array."""
+
+    shape: tuple[int, ...] = ()
+    dtype: Any = None
+
+
+@dataclasses.dataclass(eq=False)
+class StateVar:
+    """The state between two steps, in the place of a variable."""
+
+    aval: Any = dataclasses.field(default_factory=_StateType)
+
+
+_GET = Primitive("state_get")
+
+
+@dataclasses.dataclass(eq=False)
+class Read:
+    """`variable = state.get(self.variable)`, in the place of an equation; see `Assign`."""
+
+    variable: Any
+    invars: list[Any]
+    outvars: list[Any]
+    place: Path = ()
+    source_info: Any = None
+    primitive: Any = _GET
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def thread(root: Layer, held: set[Any]) -> tuple[StateVar, StateVar]:
+    """Leads the state through the steps of a program.
+
+    Layers that read or assign variables take it as their last argument; those that assign give it
+    back as their last result.
+
+    **Arguments:**
+
+    - `held`: variables of the parameters that are in the state.
+
+    **Returns:** the state that the program begins with, and the one it ends with.
+    """
+    return _thread(root, held, outermost=True)
+
+
+def _thread(layer: Layer, held: set[Any], *, outermost: bool) -> tuple[StateVar, StateVar]:
+    before = state = StateVar()
+    steps: list[Any] = []
+    used = {a for step in layer.steps for a in step.invars if is_var(a)}
+    used |= {a for a in layer.outputs if is_var(a)}
+    for v in layer.parameters:
+        if v in held and v in used:
+            steps.append(Read(v, [state], [v]))
+    for step in layer.steps:
+        if isinstance(step, Assign):
+            after = StateVar()
+            step.invars, step.outvars = [state, *step.invars], [after]
+            state = after
+        elif isinstance(step, LayerCall):
+            inner = step.layer
+            given = list(inner.inputs)
+            entered, left = _thread(inner, held, outermost=False)
+            if any(a is entered for a in inner.inputs):
+                step.invars = [*given, state]
+            if left is not entered:
+                state = StateVar()
+                step.outvars = [*inner.outputs[:-1], state]
+        steps.append(step)
+    layer.steps = steps
+    if not outermost:
+        if any(a is before for step in steps for a in step.invars):
+            layer.inputs = [*layer.inputs, before]
+        if state is not before:
+            layer.outputs = [*layer.outputs, state]
+    return before, state
+
+
+def locate(layer: Layer, at: Mapping[Layer, Path], places: Mapping[Any, Path]) -> None:
+    """Tells the steps that read or assign a variable where its index is.
+
+    **Arguments:**
+
+    - `at`, `places`: where layers and parameters are, from the outermost module.
+    """
+    for step in layer.steps:
+        if isinstance(step, LayerCall):
+            locate(step.layer, at, places)
+        elif isinstance(step, (Assign, Read)):
+            step.place = places[step.variable][len(at[layer]) :]

@@ -1,0 +1,369 @@
+"""The outermost class: the signature of the original, and the function that reads the weights."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._entry import ArgSpec, EntryPoint
+from invert._errors import EmissionError
+from invert.emission import reader
+from invert.emission.classes import Classes, dimensions_of, is_key, kind_of
+from invert.emission.expressions.body import Body
+from invert.emission.expressions.statements import Function, render
+from invert.emission.layers.cut import Layer
+from invert.emission.layers.state import StateVar
+from invert.emission.layers.tree import METHODS, Node
+from invert.emission.outer_method import around
+from invert.emission.python import pytrees, syntax
+from invert.emission.python.naming import Names, camel, comment, identifier, snake
+from invert.emission.python.nouns import PLAIN, says
+from invert.emission.sizes.size import Size
+from invert.rewriting.pattern import is_var
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One program as a method of the outermost class.
+
+    **Arguments:**
+
+    - `name`: the name of the method.
+    - `layer`: the program.
+    - `arguments`: variables of the flat arguments, and of the key.
+    - `states`: the state that it begins and ends with; `None` where it takes none.
+    - `wide`: whether it holds values of 64 bits.
+    - `checkify`: whether its assertions are those of checkify.
+    - `fixed`: why it is for one size of its open dimensions only; `""` where it is not.
+    """
+
+    name: str
+    entry: EntryPoint
+    layer: Layer
+    arguments: Sequence[Any]
+    states: tuple[Any, Any] | None
+    wide: bool
+    checkify: bool = False
+    fixed: str = ""
+
+
+CALL = "__call__"
+
+
+class Main:
+    """Writes the outermost class.
+
+    **Arguments:**
+
+    - `stacked`: whether some layers are stacked.
+    """
+
+    def __init__(self, classes: Classes, methods: Sequence[Method], *, stacked: bool = False):
+        self.classes, self.methods, self.stacked = classes, methods, stacked
+        self.file = classes.file
+        self.messages: list[str] = []
+        self.name = ""
+        # Whether a method was given limits since its class was added.
+        self.limited = False
+        # What is compiled of each method: itself, or the method inside of it.
+        self.compiled: dict[str, str] = {}
+        self._dictionaries: dict[str, str] = {}
+
+    def add(self, node: Node, trained: Set[Any]) -> str:
+        """Adds the class and the reader of its weights; returns the name of the class.
+
+        **Arguments:**
+
+        - `trained`: the variables of the parameters that the container calls trainable.
+        """
+        self.classes.add(node)
+        name = self.name = self.file.names.new(node.name)
+        body: list[ast.stmt] = []
+        for field, value in node.fields.items():
+            inner = isinstance(value, Node)
+            kind = syntax.name(self.classes.of[value].token) if inner else self._array(value)
+            if not inner and value in self.classes.held:
+                kind = syntax.item(syntax.name("eqx.nn.StateIndex"), kind)
+            body.append(syntax.declare(field, kind))
+        init = self.classes.initializer(node)
+        body += [] if init is None else [init]
+        names = Names({*node.fields, *METHODS, *(m.name for m in self.methods)})
+        for method in self.methods:
+            body += self._methods(method, names)
+        self.file.definitions.append(syntax.class_of(name, [syntax.name("eqx.Module")], body))
+        held = self.classes.held
+        places = [((*path, "init") if v in held else path, v) for path, v in node.leaves()]
+        trained = trained - held
+        self.file.definitions += reader.reader(
+            name,
+            wide=any(m.wide for m in self.methods),
+            stateful=bool(held),
+            stacked=self.stacked,
+            keyed=init is not None,
+        )
+        self.file.definitions += reader.trainable(
+            name,
+            [path for path, v in places if v not in trained],
+            [path for path, v in places if v in trained],
+        )
+        return name
+
+    def limit(self, name: str, limits: Mapping[str, int]) -> None:
+        """Has a method refuse sizes that are larger than those its text holds for."""
+        if not limits:
+            return
+        self.limited = True
+        (method,) = (m for m in self.methods if m.name == name)
+        for definition in self.file.definitions:
+            if isinstance(definition, ast.ClassDef) and definition.name == self.name:
+                for node in definition.body:
+                    if isinstance(node, ast.FunctionDef) and node.name == self.compiled[name]:
+                        _guard(node, self._limits(method, node, limits))
+
+    def _limits(
+        self, method: Method, node: ast.FunctionDef, limits: Mapping[str, int]
+    ) -> list[ast.stmt]:
+        guards: list[ast.stmt] = []
+        left = dict(limits)
+        for value, _, v in _open_arguments(method, node):
+            for axis, size in enumerate(self.file.program.shape(v)):
+                dimension = size.dimension if isinstance(size, Size) else None
+                if dimension is None or dimension not in left:
+                    continue
+                most = left.pop(dimension)
+                found = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                said = f"{dimension} is {{}}, but this text is for {dimension} up to {most}"
+                words = syntax.method(ast.Constant(said), "format", found)
+                refuse = ast.Raise(syntax.call("ValueError", words))
+                test = ast.Compare(found, [ast.Gt()], [syntax.number(most)])
+                guards.append(ast.If(test, [refuse], []))
+        if left:
+            raise EmissionError(f"no argument has the size {next(iter(left))} that is limited")
+        return guards
+
+    def _array(self, v: Any) -> ast.expr:
+        if is_key(v):
+            return syntax.name("PRNGKeyArray")
+        text = ast.Constant(dimensions_of(self.file.program.shape(v)))
+        kind = kind_of(v.aval.dtype)
+        return syntax.item(syntax.name(kind), syntax.tuple_of([syntax.name("Array"), text]))
+
+    def _methods(self, method: Method, names: Names) -> list[ast.stmt]:
+        function = self._function(method)
+        taken = self.file.names.taken
+        jitted = syntax.name("eqx.filter_jit")
+        checks = method.entry.checks
+        self.compiled[method.name] = method.name
+        if not method.wide and not checks:
+            function.decorators = [jitted]
+            return [_guarded(method, render(function, method.name, {}, taken))]
+        function.doc = ""
+        stem = method.name.strip("_")
+        run = names.new("_run" if method.name == CALL else f"_run_{stem}")
+        inner = _guarded(method, render(function, run, {}, taken))
+        inner.decorator_list = [jitted]
+        self.compiled[method.name] = run
+        doc = _doc(method.entry)
+        outer = around(
+            inner, method.name, doc, wide=method.wide, checks=checks, checkify=method.checkify
+        )
+        return [outer, inner]
+
+    def _function(self, method: Method) -> Function:
+        entry, arguments = method.entry, list(method.arguments)
+        names, state, key = parameters(entry)
+        trees: list[Any] = [*entry.args]
+        hints = [names[n] for n in entry.arg_names]
+        if method.states is not None:
+            trees.append(method.states[0])
+            hints.append(state)
+        trees += entry.kwargs.values()
+        hints += [names[n] for n in entry.kwargs]
+        if entry.draws:
+            trees.append(ArgSpec(key, (), arguments[-1].aval.dtype))
+            hints.append(key)
+        flat = iter(_leaves_in_order(entry, arguments))
+        given: dict[Any, ast.expr] = {}
+        tokens: list[str] = []
+        annotations: dict[str, ast.expr] = {}
+        types: dict[str, Any] = {}
+        called: dict[Any, str] = {}
+        shapes = self.file.program.shape
+        for tree, hint in zip(trees, hints, strict=True):
+            if isinstance(tree, StateVar):
+                token = self.file.token(tree)
+                annotations[token] = syntax.name("eqx.nn.State")
+                types[token] = shapes(tree), None
+            elif isinstance(tree, ArgSpec):
+                v = next(flat)
+                called[v] = hint
+                token = self.file.token(v)
+                annotations[token] = self._array(v)
+                if v.aval.dtype == np.bool_ and not v.aval.shape:
+                    # A switch that Python knows is one that the compiler knows.
+                    annotations[token] = syntax.infix(syntax.name("bool"), "|", self._array(v))
+                types[token] = shapes(v), v.aval.dtype
+            else:
+                token = syntax.new_token()
+                # The variables stand in the tree in the order in which it is flattened.
+                leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
+                variables = [next(flat) for _ in leaves]
+                kinds = structure.unflatten([self._array(v) for v in variables])
+                annotations[token] = self._typed(kinds, hint)
+                for (path, _), v in zip(leaves, variables, strict=True):
+                    given[v] = pytrees.access(ast.Name(token, ast.Load()), path)
+                    called[v] = _last_key(path)
+            tokens.append(token)
+        layer = method.layer
+        outputs = list(layer.outputs)
+        returns_state = bool(entry.assigned)
+        if returns_state and method.states is not None:
+            outputs.append(method.states[1])
+        jaxpr = self.file.program.jaxpr.replace(
+            constvars=[], invars=arguments, outvars=outputs, eqns=layer.steps
+        )
+        named = layer.outputs[: len(layer.outputs) - len(entry.checks)]
+        wanted = {**_keys(entry, named), **self.classes.wanted(layer)}
+        own = self.classes.own(layer)
+        body = Body(self.file, jaxpr, {**own, **given}, called, wanted, layer.path)
+        results = body.run()
+        stem = "" if method.name == CALL else method.name
+        count = len(layer.outputs) - len(entry.checks)
+        value, returns = self._result(
+            entry, results[:count], layer.outputs[:count], f"{stem}_outputs"
+        )
+        if returns_state:
+            value = syntax.tuple_of([value, results[-1]])
+            kinds = syntax.tuple_of([returns, syntax.name("eqx.nn.State")])
+            returns = syntax.item(syntax.name("tuple"), kinds)
+        if entry.checks:
+            flags = results[count : len(layer.outputs)]
+            value = syntax.tuple_of([value, *flags])
+        ordinary = all(n.isidentifier() for n in entry.arg_names)
+        function = Function(
+            "", method.name, tokens, hints, body.statements, value,
+            first=["self"], doc=_doc(entry), annotations=annotations, returns=returns,
+            keyword_only=len(entry.kwargs) + entry.draws, positional_only=not ordinary, types=types,
+        )  # fmt: skip
+        return self.file.with_dimensions(function, arguments, given)
+
+    def _result(
+        self, entry: EntryPoint, results: Sequence[ast.expr], outputs: Sequence[Any], hint: str
+    ) -> tuple[ast.expr, ast.expr]:
+        """The results in the structure of the original, and its annotation."""
+        tree = jax.tree_util.tree_unflatten(entry.out_tree, list(results))
+        kinds = jax.tree_util.tree_unflatten(entry.out_tree, [self._array(v) for v in outputs])
+        value = pytrees.nested(tree)
+        if value is None:
+            self.messages.append("the results are a tuple: their classes are not known to the text")
+            return syntax.tuple_of(results), syntax.name("PyTree")
+        return value, self._typed(kinds, hint)
+
+    def _typed(self, kinds: Any, hint: str) -> ast.expr:
+        """The annotation of a pytree of annotations."""
+
+        def define(types: dict[str, ast.expr]) -> ast.expr:
+            body: list[ast.stmt] = [syntax.declare(k, t) for k, t in types.items()]
+            key = syntax.text_of(ast.Module(body, []))
+            if key not in self._dictionaries:
+                name = self.file.names.new(camel(hint, "Dictionary"))
+                bases = [syntax.name("TypedDict")]
+                self.file.definitions.append(syntax.class_of(name, bases, body))
+                self._dictionaries[key] = name
+            return syntax.name(self._dictionaries[key])
+
+        return pytrees.typed(kinds, define)
+
+
+def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
+    """Identifiers for the arguments of an entry point, by name, and for a state and a key."""
+    names = Names()
+    found = {n: names.new(identifier(n, f"x_{i}")) for i, n in enumerate(entry.arg_names)}
+    found |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}
+    return found, names.new("state"), names.new("key")
+
+
+def _doc(entry: EntryPoint) -> str:
+    return f"Recovered {comment(source_of(entry))}." if entry.source else "Recovered."
+
+
+def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
+    """The method, which refuses other sizes where its text is for fixed ones."""
+    guards: list[ast.stmt] = []
+    for value, shape, _ in _open_arguments(method, node) if method.fixed else ():
+        found = syntax.field(value, "shape")
+        want = syntax.tuple_of([syntax.number(n) for n in shape])
+        said = f"{syntax.text_of(value)} has the shape {{}}, but this text is for {shape} only: "
+        words = syntax.method(ast.Constant(said + _braced(method.fixed)), "format", found)
+        refuse = ast.Raise(syntax.call("ValueError", words))
+        guards.append(ast.If(ast.Compare(found, [ast.NotEq()], [want]), [refuse], []))
+    _guard(node, guards)
+    return node
+
+
+def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
+    """Puts statements at the beginning of a function, behind its docstring."""
+    first = 1 if ast.get_docstring(node) is not None else 0
+    node.body[first:first] = guards
+
+
+def _open_arguments(
+    method: Method, node: ast.FunctionDef
+) -> Iterator[tuple[ast.expr, tuple[int, ...], Any]]:
+    """The arrays among the arguments that have open sizes: how they are read, shape, variable."""
+    given = node.args
+    arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]
+    trees: list[Any] = list(method.entry.args)
+    pairs = [*zip(trees, arguments, strict=False)]
+    pairs += zip(method.entry.kwargs.values(), (a.arg for a in given.kwonlyargs), strict=False)
+    flat = iter(_leaves_in_order(method.entry, list(method.arguments)))
+    for tree, name in pairs:
+        for path, spec in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)[0]:
+            v = next(flat)
+            if not all(isinstance(n, int) for n in spec.shape):
+                yield pytrees.access(ast.Name(name, ast.Load()), path), v.aval.shape, v
+
+
+def _braced(text: str) -> str:
+    """The text as a part of a format."""
+    return comment(text).replace("{", "{{").replace("}", "}}")
+
+
+def _leaves_in_order(entry: EntryPoint, arguments: Sequence[Any]) -> list[Any]:
+    """The variables in the order of the signature; JAX sorts keyword arguments by name."""
+    structure = jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)), is_leaf=_is_spec)
+    count = structure.num_leaves
+    args, kwargs = jax.tree_util.tree_unflatten(structure, arguments[:count])
+    ordered = [*args, *(kwargs[k] for k in entry.kwargs)]
+    leaves = [v for tree in ordered for v in jax.tree_util.tree_leaves(tree)]
+    return [*leaves, *arguments[count:]]  # a key comes last
+
+
+def source_of(entry: EntryPoint) -> str:
+    """Where a program comes from, as in `from a SavedModel`."""
+    source = entry.source
+    return source if not source or source.startswith("from ") else f"from {source}"
+
+
+def _last_key(path: Sequence[Any]) -> str:
+    """The name in a path that is nearest to its end; nothing where there are numbers only."""
+    names = [k.key for k in path if isinstance(getattr(k, "key", None), str)]
+    return snake(names[-1], PLAIN) if names else PLAIN
+
+
+def _keys(entry: EntryPoint, outputs: Sequence[Any]) -> dict[Any, str]:
+    """What results are called: the keys of the dictionaries that they are given back in."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(
+        jax.tree_util.tree_unflatten(entry.out_tree, range(len(outputs)))
+    )
+    found = {outputs[i]: _last_key(path) for path, i in paths if is_var(outputs[i])}
+    return {v: name for v, name in found.items() if says(name)}
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, ArgSpec)

@@ -1,0 +1,91 @@
+"""The page that is saved beside a module: what it is, where it comes from, how to use it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from invert._entry import EntryPoint
+from invert.emission.layers.stack import leaves_of
+from invert.emission.python.naming import comment, wrapped_comment
+
+
+def page_of(
+    entries: Mapping[str, tuple[EntryPoint, str]],
+    title: str,
+    source: str,
+    cls: str,
+    names: Mapping[str, Any],
+    messages: Sequence[str],
+) -> str:
+    """The text of `README.md`.
+
+    **Arguments:**
+
+    - `entries`: for each method, where it comes from, and the certificate of its recovery.
+    - `title`: the name of the whole.
+    - `source`: the text of the module; `cls`: its outermost class.
+    - `names`: for each array, its name in the container.
+    """
+    entry = next(iter(entries.values()))[0]
+    origin = entry.source if entry.source.startswith("from ") else f"from {entry.source}"
+    use = ["import model", "", f'{cls.lower()} = model.load("weights.safetensors")']
+    if "eqx.nn.StateIndex" in source:
+        use[:1] = ["import equinox as eqx", "", "import model"]
+        use.append(f"state = eqx.nn.State({cls.lower()})")
+    lines = [
+        f"# {cls}",
+        "",
+        f"`{comment(title)}`, recovered by `invert` {comment(origin)}.",
+        "",
+        "```python",
+        *use,
+        "```",
+        "",
+        "`model.py` needs jax, equinox, jaxtyping and safetensors.",
+        "",
+        "## Signature",
+        "",
+        "```python",
+        *(_signature(source, cls, method) for method in entries),
+        "```",
+        "",
+        "## How sure it is",
+        "",
+    ]
+    for method, (_, certificate) in entries.items():
+        of = "" if len(entries) == 1 else f" of `{method}`"
+        lines += wrapped_comment(f"Certificate of the recovery{of}: {certificate or 'none'}.")
+    lines += ["", "The text of `model.py` was traced and compared with the recovered program: "]
+    lines[-1] += "they are equal."
+    lines.append("")
+    lines += [f"- {comment(message)}" for message in messages]
+    if messages:
+        lines.append("")
+    words = {True: "yes", False: "no"}
+    trained = {
+        p.name: words[p.trainable] if p.stated else "not stated"
+        for entry, _ in entries.values()
+        for p in entry.params
+    }
+    lines += ["## Weights", "", "| here | there | trained |", "|---|---|---|"]
+    for here, there in names.items():
+        several = leaves_of(there)
+        flags = {trained.get(n, "a constant") for n in several}
+        flag = flags.pop() if len(flags) == 1 else "some"
+        first, last = (f"`{comment(n).replace('|', ' ')}`" for n in (several[0], several[-1]))
+        said = first if len(several) == 1 else f"{first} to {last}, {len(several)} in all"
+        lines.append(f"| `{here}` | {said} | {flag} |")
+    return "\n".join(lines) + "\n"
+
+
+def _signature(source: str, cls: str, method: str) -> str:
+    """`def __call__(...)` of the outermost class."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == cls:
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name == method:
+                    returns = f" -> {ast.unparse(part.returns)}" if part.returns else ""
+                    return f"def {method}({ast.unparse(part.args)}){returns}"
+    raise AssertionError(f"the text has no {cls}.{method}")

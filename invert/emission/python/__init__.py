@@ -1,0 +1,1 @@
+"""Python as text: syntax trees, names, formatting."""

@@ -1,0 +1,52 @@
+"""The one place where emitted text becomes code.
+
+Only syntax trees built by this package are compiled. Names that come from files are identifiers
+by then, or strings inside of literals (see `naming.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import linecache
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_numbers = itertools.count()
+
+
+def function_of(arguments: list[str], expression: ast.expr, namespace: Mapping[str, Any]) -> Any:
+    """The function `lambda arguments: expression`."""
+    node = ast.Lambda(
+        ast.arguments(
+            posonlyargs=[],
+            args=[ast.arg(a) for a in arguments],
+            kwonlyargs=[],
+            kw_defaults=[],
+            defaults=[],
+        ),
+        expression,
+    )
+    code = compile(ast.fix_missing_locations(ast.Expression(node)), "<emission>", "eval")
+    make: Callable[..., Any] = types.FunctionType(code, dict(namespace))
+    return make()
+
+
+def module_of(source: str, name: str) -> types.ModuleType:
+    """The module that the text is, importable under its name, with its lines in tracebacks.
+
+    Where there is a module called `name` already, it gets a number.
+    """
+    number = next(_numbers)
+    filename = f"<invert {name} {number}>"
+    name = f"{name}_{number}" if name in sys.modules else name
+    lines = source.splitlines(keepends=True)
+    # Without a time of change, `linecache.checkcache` keeps the entry.
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    module = types.ModuleType(name)
+    module.__file__ = filename
+    sys.modules[name] = module
+    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    return module

@@ -1,0 +1,105 @@
+"""What values are called: after the layer, the function or the argument that they come from.
+
+Nothing is invented. A value that is the same array in another form keeps its name; a product is
+called after its factors, a call after its function, other arithmetic after what it changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from invert._private.jax import names_of
+from invert.emission.python.naming import snake
+from invert.rewriting.pattern import is_var
+
+# Names that say nothing: what they are given to is looked for elsewhere.
+_BLANK = frozenset("a b c d e f g h x y z carry chosen state".split())
+_BLANKS = re.compile(r"(x|y|z|carry|state|arg)_?\d+")
+
+PLAIN = "y"
+# Longer names hide the expression they are for.
+_LONGEST = 24
+# For a product: it is called after its factors.
+PRODUCT = "*"
+
+# Nouns for what primitives compute.
+NOUNS = {
+    "exp": "exp", "log": "log", "reduce_sum": "total", "reduce_max": "largest",
+    "reduce_min": "smallest", "iota": "positions", "gather": "rows",
+    "sort": "ordered", "argmax": "index", "argmin": "index",
+    "random_split": "keys", "random_bits": "bits", "random_seed": "key", "random_wrap": "key",
+    "cholesky": "factor", "lu": "lu", "eigh": "vectors", "scan": "carry", "while": "state",
+    "cond": "chosen", "top_k": "top", "sqrt": "sqrt", "rsqrt": "rsqrt",
+    "sign": "sign", "dynamic_slice": "part", "concatenate": "joined",
+    "logistic": "sigmoid", "conv_general_dilated": "conv",
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "is_finite", "and", "or", "not"), "mask"),
+    **{n: n for n in "tanh sin cos tan sinh cosh erf erf_inv erfc atan2 cumsum cumprod".split()},
+}  # fmt: skip
+
+# The same array in another form.
+FORMS = frozenset(
+    "reshape transpose squeeze rev convert_element_type broadcast_in_dim slice copy expand_dims "
+    "stop_gradient reduce_precision optimization_barrier".split()
+)
+_LONGEST = 28
+
+
+def says(name: str | None) -> bool:
+    """Whether a name says something."""
+    return bool(name) and name not in _BLANK and not _BLANKS.fullmatch(name or "")
+
+
+def of_layer(name: str) -> str:
+    """What the result of a layer is called: of a long name, the words at its end."""
+    words = snake(name, PLAIN).rstrip("_0123456789").split("_")
+    while len("_".join(words)) > _LONGEST and len(words) > 1:
+        words = words[1:]
+    while words and words[0].isdigit():
+        words = words[1:]
+    return "_".join(words) or PLAIN
+
+
+def noun(
+    eqn: Any,
+    atoms: Sequence[Any],
+    names: Mapping[Any, str],
+    path: Sequence[str],
+    *,
+    product: bool = False,
+) -> str:
+    """A name for the result of an equation.
+
+    **Arguments:**
+
+    - `atoms`: its operands; those of the group that it stands for.
+    - `names`: what values are called so far.
+    - `path`: name scopes that go without saying.
+    """
+    primitive = eqn.primitive.name
+    known = [(a, names[a]) for a in atoms if is_var(a) and says(names.get(a))]
+    if product or primitive == "dot_general":
+        both = "_".join(dict.fromkeys(name for _, name in known))
+        return both if len(known) == 2 and len(both) <= _LONGEST else _of_scope(eqn, path)
+    if primitive in NOUNS:
+        return NOUNS[primitive]
+    if primitive in FORMS:
+        return known[0][1] if known else _of_scope(eqn, path)
+    out = _type(eqn.outvars[0])
+    alike = [name for a, name in known if _type(a) == out]
+    return alike[0] if alike else _of_scope(eqn, path)
+
+
+def _type(v: Any) -> Any:
+    return getattr(v.aval, "shape", None), getattr(v.aval, "dtype", None)
+
+
+def _of_scope(eqn: Any, path: Sequence[str]) -> str:
+    """The innermost name scope, where there is one beside those of the layer."""
+    if getattr(eqn, "source_info", None) is None or not hasattr(eqn, "ctx"):
+        return PLAIN
+    scopes = names_of(eqn)
+    if not scopes or scopes[-1] in path or not re.fullmatch(r"[A-Za-z]\w*", scopes[-1]):
+        return PLAIN
+    return of_layer(scopes[-1])

@@ -1,0 +1,97 @@
+"""Pytrees of the signature: how their parts are reached, made and typed."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from invert._errors import EmissionError
+from invert.emission.python import syntax
+from invert.emission.python.naming import RESERVED
+
+
+def access(value: ast.expr, path: Sequence[Any]) -> ast.expr:
+    """`inputs["a"][0]` for a path into a pytree.
+
+    **Raises:** `EmissionError` where the path goes through a class that has no such access.
+    """
+    for key in path:
+        if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, (str, int)):
+            value = syntax.item(value, ast.Constant(key.key))
+        elif isinstance(key, jax.tree_util.SequenceKey):
+            value = syntax.item(value, ast.Constant(key.idx))
+        elif isinstance(key, jax.tree_util.GetAttrKey) and key.name.isidentifier():
+            value = ast.Attribute(value, key.name, ast.Load())
+        else:
+            raise EmissionError(f"an argument is a pytree whose part {key} has no spelling")
+    return value
+
+
+def nested(tree: Any) -> ast.expr | None:
+    """A pytree of expressions as one; `None` where it holds a class."""
+    if tree is None:
+        return ast.Constant(None)
+    if isinstance(tree, ast.expr):
+        return tree
+    if type(tree) in (tuple, list):
+        items = [nested(t) for t in tree]
+        if any(i is None for i in items):
+            return None
+        found = [i for i in items if i is not None]
+        return syntax.tuple_of(found) if isinstance(tree, tuple) else syntax.list_of(found)
+    if type(tree) is dict and all(isinstance(k, (str, int)) for k in tree):
+        values = [nested(v) for v in tree.values()]
+        if any(v is None for v in values):
+            return None
+        return ast.Dict([ast.Constant(k) for k in tree], [v for v in values if v is not None])
+    return None
+
+
+def typed(tree: Any, define: Callable[[dict[str, ast.expr]], ast.expr]) -> ast.expr:
+    """The type of a pytree of types.
+
+    Tuples and lists are typed by their parts, and so are dictionaries whose keys are identifiers.
+    What holds a class that the text does not know is a `PyTree`.
+
+    **Arguments:**
+
+    - `define`: gives the name of a `TypedDict` with these keys, which it adds to the file.
+    """
+    if tree is None:
+        return ast.Constant(None)
+    if isinstance(tree, ast.expr):
+        return tree
+    if type(tree) is tuple:
+        parts = syntax.tuple_of([typed(t, define) for t in tree])
+        return syntax.item(syntax.name("tuple"), parts)
+    if type(tree) is list:
+        return syntax.item(syntax.name("list"), _any_of([typed(t, define) for t in tree]))
+    if type(tree) is dict and tree and all(isinstance(k, str) for k in tree):
+        types = {k: typed(t, define) for k, t in tree.items()}
+        if all(map(_is_field, types)):
+            return define(types)
+        parts = syntax.tuple_of([syntax.name("str"), _any_of(list(types.values()))])
+        return syntax.item(syntax.name("dict"), parts)
+    return syntax.name("PyTree")
+
+
+def _is_field(key: str) -> bool:
+    """Whether a key may be declared in a `TypedDict`, and hides no type in it."""
+    ordinary = key.isascii() and key.isidentifier() and not keyword.iskeyword(key)
+    return ordinary and (key not in RESERVED or key in dir(builtins)) and not key.startswith("__")
+
+
+def _any_of(types: Sequence[ast.expr]) -> ast.expr:
+    """`A | B`, each once."""
+    each = {syntax.text_of(t): t for t in types}
+    if not each:
+        return syntax.name("Any")
+    first, *rest = each.values()
+    for other in rest:
+        first = syntax.infix(first, "|", other)
+    return first

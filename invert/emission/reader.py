@@ -1,0 +1,188 @@
+"""The end of an emitted file: the functions that read its weights and say which are trained."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from invert.emission.python import syntax
+
+# Names of tensors are the places of the fields. Arrays of types that the format does not know are
+# bytes, with their type in the metadata. The files are mapped, and one array is read at a time.
+_LOADER = '''
+def load(path: str | Path) -> Model:
+    """The module with the weights of a safetensors file, or of the shards that its index names.
+
+    **Raises:** `ValueError` where a file is damaged, or holds other arrays than the module has.
+    """
+    path = Path(path)
+    index = path.with_name(path.name + ".index.json")
+    arrays: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    try:
+        places = dict(json.loads(index.read_text())["weight_map"]) if index.exists() else {}
+        for shard in set(places.values()) or {path.name}:
+            file = safe_open(path.with_name(shard), framework="numpy")
+            types |= file.metadata() or {}
+            for name in [*file.keys()]:
+                array = file.get_tensor(name)
+                if name in types:
+                    array = array.view(types[name])[..., 0]
+                arrays[name] = jnp.asarray(array)
+    except (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+        raise ValueError(f"cannot read the weights {path}: {error}") from error
+    kinds = dict(_kinds(Model))
+    wrong = [f"{name} is missing" for name in kinds if name not in arrays]
+    for name, array in arrays.items():
+        if name not in kinds:
+            wrong.append(f"{name} is not in the module")
+        elif not (name in types or _fits(array, kinds[name])):
+            wrong.append(f"{name} is {array.dtype}{array.shape}, not {kinds[name]}")
+    if wrong:
+        raise ValueError(f"{path} does not fit the module: " + "; ".join(wrong))
+    return _read(Model, arrays)
+
+
+def _fits(array: Any, kind: Any) -> bool:
+    """Whether an array is of a type, in which names stand for sizes."""
+    sizes, dims = array.shape, kind.dim_str.split()
+    if array.dtype.name not in kind.dtypes or len(sizes) != len(dims):
+        return False
+    named = dict(zip(dims, sizes))
+    return all(n == (int(d) if d.isdigit() else named[d]) for d, n in zip(dims, sizes))
+
+
+def _kinds(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The names of the arrays of `cls`, with their types."""
+    for field in dataclasses.fields(cls):
+        name = prefix + field.name
+        if dataclasses.is_dataclass(field.type):
+            yield from _kinds(field.type, name + ".")
+        else:
+            yield name, field.type
+
+
+def _read(cls: Any, arrays: dict[str, Any], prefix: str = "") -> Any:
+    """An instance of `cls` with the arrays whose names begin with `prefix`."""
+    fields = {}
+    for field in dataclasses.fields(cls):
+        name = prefix + field.name
+        inner = dataclasses.is_dataclass(field.type)
+        value = _read(field.type, arrays, name + ".") if inner else arrays[name]
+        fields[field.name] = value
+    return cls(**fields)
+'''
+
+_TRAINABLE = '''
+def trainable(model: Model) -> Model:
+    """A filter for `eqx.partition`: true for the arrays that the original trains."""
+    fixed = FIXED
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: not jax.tree_util.keystr(path).endswith(fixed), model
+    )
+'''
+
+# What is in a state has the array with which it begins in the module.
+_STATE = (
+    (
+        """            yield name, field.type
+""",
+        """            is_state = get_origin(field.type) is eqx.nn.StateIndex
+            yield name, get_args(field.type)[0] if is_state else field.type
+""",
+    ),
+    (
+        """        fields[field.name] = value
+""",
+        """        is_state = get_origin(field.type) is eqx.nn.StateIndex
+        fields[field.name] = eqx.nn.StateIndex(value) if is_state else value
+""",
+    ),
+)
+
+# Where layers are stacked, their arrays have further axes in front.
+_STACKED = (
+    (
+        """an array is of a type, in which""",
+        """an array, or each one of a stack of them, is of a type, in which""",
+    ),
+    (
+        """    sizes, dims = array.shape, kind.dim_str.split()
+""",
+        """    dims = kind.dim_str.split()
+    sizes = array.shape[array.ndim - len(dims) :]
+""",
+    ),
+)
+
+# Where the classes are made with a key: the arrays of a model of types alone.
+_KEYED = (
+    (
+        "    kinds = dict(_kinds(Model))\n",
+        """    like = eqx.filter_eval_shape(Model, key=jax.random.key(0))
+    leaves = jax.tree_util.tree_leaves_with_path(like)
+    kinds = {jax.tree_util.keystr(path).removeprefix("."): kind for path, kind in leaves}
+""",
+    ),
+    (
+        "not (name in types or _fits(array, kinds[name]))",
+        "array.shape != kinds[name].shape",
+    ),
+    (
+        "    return _read(Model, arrays)\n",
+        """    return jax.tree_util.tree_unflatten(
+        jax.tree_util.tree_structure(like), [arrays[name] for name in kinds]
+    )
+""",
+    ),
+)
+
+
+def reader(
+    cls: str, *, wide: bool, stateful: bool = False, stacked: bool = False, keyed: bool = False
+) -> list[ast.stmt]:
+    """`load`, for the outermost class `cls`; `keyed` where that is made with a key."""
+    text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
+    changes = [*(_STATE if stateful else ()), *(_STACKED if stacked else ())]
+    for old, new in _KEYED if keyed else changes:
+        text = text.replace(old, new)
+    tree = ast.parse(text)
+    load = tree.body[0]
+    assert isinstance(load, ast.FunctionDef)
+    if wide:
+        doc, *body = load.body
+        x64 = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
+        load.body = [doc, ast.With([x64], body, lineno=0)]
+    syntax.rename(tree, {"Model": cls})
+    return tree.body
+
+
+def trainable(
+    cls: str, fixed: Sequence[Sequence[str]], trained: Sequence[Sequence[str]]
+) -> list[ast.stmt]:
+    """The function `trainable`; nothing where everything is trained, or nothing.
+
+    **Arguments:**
+
+    - `fixed`, `trained`: the places of the arrays that the original does not train, and of those
+        that it does.
+    """
+    if not fixed or not trained:
+        return []
+    tree = ast.parse(_TRAINABLE)
+    syntax.rename(tree, {"Model": cls})
+    endings = syntax.tuple_of([ast.Constant(e) for e in _endings(fixed, trained)])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            node.value = endings
+    return tree.body
+
+
+def _endings(fixed: Sequence[Sequence[str]], trained: Iterable[Sequence[str]]) -> list[str]:
+    """The shortest endings of places that all of `fixed` have and none of `trained`."""
+    others = {"".join(f".{n}" for n in path[i:]) for path in trained for i in range(len(path))}
+    found: dict[str, None] = {}
+    for path in fixed:
+        endings = ["".join(f".{n}" for n in path[i:]) for i in range(len(path))]
+        found.setdefault(next((e for e in reversed(endings) if e not in others), endings[0]))
+    return list(found)

@@ -1,0 +1,1 @@
+"""One text for all sizes: programs at several sizes, merged."""

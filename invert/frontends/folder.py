@@ -1,0 +1,107 @@
+"""The files of a SavedModel, in the folder where TensorFlow gets to see them.
+
+TensorFlow is not pointed to the folder of a model: links there may lead out of it, and other files
+may be there than those that were checked. It gets a new folder with the graph, the variables and
+the assets that the graph names, each a link to the very file that was checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from invert._errors import Problem
+
+_REMEDY = (
+    "If you trust the model, copy it with the files that its links lead to (`cp -rL`), and the "
+    "assets into its folder."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The files of a model.
+
+    **Attributes:**
+
+    - `found`: the files by their places in the folder, with where they really are.
+    - `problems`: those that the model must not have.
+    """
+
+    found: dict[PurePosixPath, Path]
+    problems: list[Problem]
+
+
+def files_of(directory: Path, assets: Sequence[str]) -> Files:
+    """The graph, the variables and the assets of a model.
+
+    **Arguments:**
+
+    - `directory`: the folder of the model.
+    - `assets`: paths of its assets, as the graph has them.
+    """
+    found: dict[PurePosixPath, Path] = {}
+    problems: list[Problem] = []
+    roots = _roots(directory)
+    variables = directory / "variables"
+    names = sorted(os.listdir(variables)) if variables.is_dir() else []
+    places = [PurePosixPath("saved_model.pb"), *(PurePosixPath("variables", n) for n in names)]
+    for name in dict.fromkeys(assets):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "://" in name or "\0" in name:
+            reason = "is not a file in the folder `assets` of the model"
+            problems.append(Problem(f"asset {name!r}", reason, f"{directory}", _REMEDY))
+        else:
+            places.append("assets" / path)
+    for place in places:
+        # What is missing is for TensorFlow to miss, if it needs it.
+        file = Path(os.path.realpath(directory / place))
+        if not file.exists():
+            continue
+        reason = ""
+        if not any(file.is_relative_to(root) for root in roots):
+            reason = f"leads out of the folder of the model, to {file}"
+        elif place.parts[0] == "assets" and not file.is_file():
+            reason = "is not a file"
+        if reason:
+            problems.append(Problem(f"file {str(place)!r}", reason, f"{directory}", _REMEDY))
+        # TensorFlow would wait for ever for what a pipe holds.
+        elif stat.S_ISREG(file.stat().st_mode):
+            found[place] = file
+    return Files(found, problems)
+
+
+def _roots(directory: Path) -> list[Path]:
+    """The folders in which the files of a model may be."""
+    real = Path(os.path.realpath(directory))
+    roots = [real]
+    # Hugging Face's cache keeps files in `blobs`, and links to them in `snapshots/<revision>`.
+    for place in (Path(os.path.abspath(directory)), real):
+        parts = place.parts
+        if "snapshots" in parts[:-1]:
+            last = len(parts) - 1 - parts[::-1].index("snapshots")
+            # The folder itself: where it is a link, nothing is in it.
+            roots.append(Path(os.path.realpath(Path(*parts[:last])), "blobs"))
+    return roots
+
+
+def stand_in(files: Files, graph: bytes | None) -> tempfile.TemporaryDirectory[str]:
+    """A new folder with the files of a model.
+
+    **Arguments:**
+
+    - `graph`: what `saved_model.pb` holds there, where it is not the file of the model.
+    """
+    made = tempfile.TemporaryDirectory(prefix="invert-")
+    for place, file in files.found.items():
+        target = Path(made.name, place)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if graph is not None and place.name == "saved_model.pb" and len(place.parts) == 1:
+            target.write_bytes(graph)
+        else:
+            target.symlink_to(file)
+    return made

@@ -1,0 +1,163 @@
+"""An entry point of a graph: its state, its arguments and its results around one run of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._entry import ArgSpec, EntryPoint, Param
+from invert._errors import Problem, SignatureError, UnsupportedOpError
+from invert.frontends.signature import Signature
+from invert.primitives.tf.control_flow import check_resource
+from invert.primitives.tf.variables import variable_name
+from invert.tf.interpreter import Graph
+from invert.tf.ops.node import Node, import_tensorflow
+from invert.tf.ops.state import KEY, Resource
+from invert.tf.values.constants import array
+
+
+def graph_entry(
+    program: Graph,
+    signature: Signature,
+    results: tuple[Sequence[int], Any, Sequence[np.dtype]],
+    feeds: Sequence[Any],
+    params: Sequence[Param],
+    *,
+    name: str,
+    source: str,
+    problems: Sequence[Problem] = (),
+) -> EntryPoint:
+    """The entry point of a graph.
+
+    **Arguments:**
+
+    - `signature`: the arguments; `signature.order` gives the inputs of the graph they feed.
+    - `results`: which outputs the results are, their structure, and the types of the outputs.
+    - `feeds`: what feeds the other inputs: handles of `params`, or constants.
+    - `params`: the variables that are captured. Those the graph makes itself are found here.
+    - `problems`: what cannot be raised.
+    """
+    out_order, out_tree, out_dtypes = results
+    count = len(signature.order)
+    handles = [Resource("variable", p.name) for p in params]
+    taken = {p.name for p in params}
+    stored = _stored(program, taken)
+    params = [*params, *stored.values()]
+    handles += stored
+    written = program.writes()
+    changed = {f for i, f in enumerate(feeds, count) if isinstance(f, Resource) and i in written}
+    changed |= {h for h in stored if h.name in written}
+    assigned = [i for i, h in enumerate(handles) if h in changed]
+    draws = program.draws()
+    checks = {check_resource(node): node for node in program.checks()}
+    leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
+
+    def fn(param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
+        if problems:
+            raise UnsupportedOpError(problems)
+        state: dict[Resource, Any] = dict(zip(handles, param_values, strict=True))
+        state.update(dict.fromkeys(checks, np.zeros((), bool)))
+        if draws:
+            flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
+        _check_arguments(name, leaves, flat_args, strict=program.config.strict_shapes)
+        values: list[Any] = [None] * count
+        for position, value in zip(signature.order, flat_args, strict=True):
+            values[position] = value
+        found = program.run(program.main, [*values, *feeds], state)
+        out = [array(program.value(found[i], state), out_dtypes[i]) for i in out_order]
+        out += [array(state[check]) for check in checks]
+        return out + [array(state[handles[i]]) for i in assigned]
+
+    return EntryPoint(
+        name=name,
+        fn=fn,
+        args=signature.args,
+        kwargs=signature.kwargs,
+        arg_names=signature.arg_names,
+        out_tree=out_tree,
+        params=tuple(params),
+        source=source,
+        assigned=tuple(assigned),
+        draws=draws,
+        notes=lambda: tuple(program.notes),
+        problems=tuple(problems),
+        ops=program.ops,
+        checks=tuple(
+            f"tf.{node.op} ({node.location}) failed: {node.message}".rstrip(": ")
+            for node in checks.values()
+        ),
+    )
+
+
+def _stored(program: Graph, taken: set[str]) -> dict[Resource, Param]:
+    """The variables that nodes of the graph stand for, with the values this process holds."""
+    found: dict[Resource, Param] = {}
+    for node in program.reachable():
+        if node.op not in ("VarHandleOp", "VariableV2", "Variable"):
+            continue
+        kind = "variable" if node.op == "VarHandleOp" else "reference"
+        handle = Resource(kind, variable_name(node), node.attr("dtype"), node.attr("shape"))
+        value = program.stored(handle)
+        if value is None:
+            value = _held(node)
+        if handle not in found and value is not None:
+            # Loading a model puts a number behind the names of its variables.
+            name = unique(re.sub(r"_load_\d+$", "", handle.name), taken)
+            found[handle] = Param(name, value)
+    return found
+
+
+def _held(node: Node) -> np.ndarray | None:
+    """The value that TensorFlow holds in this process under the name of a variable."""
+    tf = import_tensorflow()
+    where = {"container": node.attr("container", ""), "shared_name": variable_name(node)}
+    dtype, shape = node.attrs["dtype"].type, node.attr("shape")
+
+    def read() -> Any:
+        if node.op == "VarHandleOp":
+            handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, **where)
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return tf.identity(tf.raw_ops.VariableV2(dtype=dtype, shape=shape, **where))
+
+    try:
+        return np.asarray(tf.compat.v1.wrap_function(read, [])().numpy())
+    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
+        return None
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """`name`, with a number behind it where it is in `taken`; adds it to that."""
+    candidate = name
+    if name in taken:
+        # Layers of one kind have one name: numbers below a free one are taken, and not tried.
+        low, high = 0, 1
+        while f"{name}_{high}" in taken:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if f"{name}_{middle}" in taken else (low, middle)
+        candidate = f"{name}_{high}"
+    taken.add(candidate)
+    return candidate
+
+
+def _check_arguments(
+    name: str, specs: Sequence[ArgSpec], values: Sequence[Any], *, strict: bool
+) -> None:
+    if len(specs) != len(values):
+        raise SignatureError(f"{name} takes {len(specs)} arrays, got {len(values)}")
+    for spec, value in zip(specs, values, strict=True):
+        shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value))
+        fits = len(shape) == len(spec.shape) and all(
+            not (strict and isinstance(want, int) and isinstance(have, int)) or want == have
+            for want, have in zip(spec.shape, shape, strict=True)
+        )
+        if not fits or dtype != jax.dtypes.canonicalize_dtype(spec.dtype):
+            raise SignatureError(
+                f"{name}: argument {spec.name!r} must be {spec.dtype.name}{spec.shape}, "
+                f"got {dtype.name}{shape}"
+            )

@@ -1,0 +1,126 @@
+"""Reads bare graphs: `GraphDef` protos with the names of their inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._config import Config
+from invert._entry import ArgSpec, EntryPoint
+from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError, nested_too_deep
+from invert.frontends.graph_entry import graph_entry
+from invert.frontends.signature import Signature
+from invert.frontends.tf_function import op_def_lookup
+from invert.tf.interpreter import Graph
+from invert.tf.ops.node import decode_attr, decode_shape, import_tensorflow
+
+
+@nested_too_deep("the graph")
+def entry_point(
+    graph_def: Any,
+    inputs: Sequence[str] | Mapping[str, str],
+    outputs: Sequence[str] | Mapping[str, str],
+    *,
+    variables: Mapping[str, np.ndarray] | None = None,
+    config: Config,
+    strict: bool = True,
+) -> EntryPoint:
+    """The entry point of a graph; see `invert.convert_graphdef`.
+
+    `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
+
+    **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
+        `MissingDependencyError`.
+    """
+    tf = import_tensorflow()
+    graph_def = read(graph_def)
+    named = dict(inputs) if isinstance(inputs, Mapping) else {n: n for n in inputs}
+    nodes = {n.name: n for n in graph_def.node}
+    specs: dict[str, ArgSpec] = {}
+    for name, tensor in named.items():
+        node = nodes.get(tensor.partition(":")[0])
+        if node is None:
+            raise SignatureError(f"the graph has no node {tensor!r}")
+        plain = name.partition(":")[0].replace("/", "_")
+        specs[plain] = _spec(plain, node)
+    graph = tf.Graph()
+    program = Graph(
+        graph_def,
+        [full(t) for t in named.values()],
+        [full(t) for t in (outputs.values() if isinstance(outputs, Mapping) else outputs)],
+        config=config,
+        op_def=op_def_lookup(graph),
+        variables=variables,
+    )
+    if (problems := program.problems([False] * len(specs))) and strict:
+        raise UnsupportedOpError(problems)
+    keys = list(outputs) if isinstance(outputs, Mapping) else None
+    order = sorted(range(len(outputs)), key=lambda i: keys[i]) if keys else range(len(outputs))
+    structure: Any = dict.fromkeys(keys, 0) if keys is not None else (0,) * len(outputs)
+    if keys is None and len(outputs) == 1:
+        structure = 0
+    count = len(specs)
+    signature = Signature(tuple(specs.values()), {}, tuple(specs), tuple(range(count)))
+    return graph_entry(
+        program,
+        signature,
+        (
+            tuple(order),
+            jax.tree_util.tree_structure(structure),
+            [np.dtype(np.int32)] * len(outputs),
+        ),
+        [],
+        [],
+        name="graph",
+        source="GraphDef",
+        problems=problems,
+    )
+
+
+def ends(graph_def: Any) -> tuple[list[str], list[str]]:
+    """The placeholders of a graph, and the nodes that no other uses: its ends, as it seems.
+
+    **Raises:** `MalformedModelError` where the bytes are no graph.
+    """
+    nodes = read(graph_def).node
+    used = {i.lstrip("^").partition(":")[0] for n in nodes for i in n.input}
+    inputs = [n.name for n in nodes if n.op == "Placeholder"]
+    outputs = [n.name for n in nodes if n.name not in used and n.op not in ("Placeholder", "NoOp")]
+    return [full(n) for n in inputs], [full(n) for n in outputs]
+
+
+def full(tensor: str) -> str:
+    """`x:0` for `x`."""
+    return tensor if ":" in tensor else f"{tensor}:0"
+
+
+def read(graph_def: Any) -> Any:
+    """The proto itself; from its bytes where these are given."""
+    if not isinstance(graph_def, bytes | bytearray):
+        return graph_def
+    from google.protobuf.message import DecodeError
+
+    proto = import_tensorflow().compat.v1.GraphDef()
+    try:
+        proto.ParseFromString(bytes(graph_def))
+    except DecodeError as error:
+        raise MalformedModelError(f"the bytes are no GraphDef: {error}") from error
+    return proto
+
+
+def _spec(name: str, node: Any) -> ArgSpec:
+    key = "dtype" if "dtype" in node.attr else "T"
+    if key not in node.attr:
+        raise SignatureError(f"the type of input {name!r} is not known; feed a Placeholder")
+    dtype = decode_attr(node.attr[key])
+    if not isinstance(dtype, np.dtype) or dtype.kind == "O":
+        raise SignatureError(f"input {name!r} is not an array of numbers")
+    shapes = [node.attr["shape"].shape] if "shape" in node.attr else []
+    shapes += node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else []
+    shape = decode_shape(shapes[0]) if shapes else None
+    if shape is None:
+        raise SignatureError(f"input {name!r} has no fixed rank; give its Placeholder a shape")
+    return ArgSpec(name, shape, dtype)

@@ -1,0 +1,530 @@
+"""Whether TensorFlow may load a SavedModel: whatever its loader runs must be known to do no harm.
+
+`tf.saved_model.load` runs parts of a model (TensorFlow 2.21):
+
+- tensorflow/python/saved_model/load.py calls the functions that make, fill and remove tables, and
+  those by which an object saves and restores itself.
+- tensorflow/python/saved_model/load_v1_in_v2.py runs the restore op and the init op of version 1,
+  or, where there is no init op, the initializers of tables and local variables.
+- Both put graphs together, and whoever does that infers shapes: constants that decide about a
+  shape are computed, by any op that is not stateful (ShapeRefiner in
+  tensorflow/core/common_runtime).
+
+What runs may consist of ops that are listed here and of those that a conversion may compute
+anyway. Everything else is refused before TensorFlow sees the model. Files may be read through the
+assets of the model only.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from invert._errors import Problem
+from invert._private.jax import tf_proto, tf_restored_class
+from invert.tf.fallback.eager import op_def
+from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
+from invert.tf.fallback.xla_bridge_ops import BRIDGED
+from invert.tf.ops.node import import_tensorflow
+from invert.tf.ops.registry import REGISTRY
+
+# Children of restored objects that the loader calls.
+_CALLED = frozenset(("_create_resource", "_initialize", "_destroy_resource"))
+# What the loader calls on an optimizer, which other objects do not have.
+_OF_OPTIMIZERS = frozenset(("add_slot", "_create_or_restore_slot_variable"))
+# Classes by whose names TensorFlow itself registers what it saves.
+_REGISTERED = frozenset(("", "tf.StaticHashTable", "tf.TrackableConstant"))
+_LISTS = frozenset(("trackable_list_wrapper", "trackable_tuple_wrapper"))
+_CONTAINERS = _LISTS | {"trackable_dict_wrapper", "signature_map"}
+_INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
+_INIT_SIGNATURE = "__saved_model_init_op"
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_ASSETS_COLLECTION = "saved_model_assets"
+# Run where a model of version 1 has no init op.
+_DEFAULT_COLLECTIONS = ("table_initializer", "local_resources", "resources")
+
+# Ops that read a file, and the input that names it.
+_READS = {
+    "InitializeTableFromTextFile": 1,
+    "InitializeTableFromTextFileV2": 1,
+    "Restore": 0,
+    "RestoreSlice": 0,
+    "RestoreV2": 0,
+}
+_CALLS = frozenset(
+    ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf")
+)
+# Ops that keep a state of their own or act on tables and variables, and nothing else.
+_HARMLESS = frozenset(
+    """
+    AnonymousHashTable AnonymousMutableDenseHashTable AnonymousMutableHashTable
+    AnonymousMutableHashTableOfTensors Assert Assign AssignAddVariableOp AssignSubVariableOp
+    AssignVariableOp DestroyResourceOp HashTable HashTableV2 InitializeTable InitializeTableV2
+    IsVariableInitialized LookupTableExport LookupTableExportV2 LookupTableFind LookupTableFindV2
+    LookupTableImport LookupTableImportV2 LookupTableInsert LookupTableInsertV2 LookupTableRemoveV2
+    LookupTableSize LookupTableSizeV2 Merge MutableDenseHashTable MutableDenseHashTableV2
+    MutableHashTable MutableHashTableOfTensors MutableHashTableOfTensorsV2 MutableHashTableV2
+    Placeholder PlaceholderV2 RandomStandardNormal RandomUniform RandomUniformInt ReadVariableOp
+    Switch TruncatedNormal VarHandleOp VarIsInitializedOp Variable VariableV2 VariableShape _Arg
+    _Retval
+    """.split()
+)
+# Ops with a rule that write what passes through them where an attribute says so.
+_DEBUGGING = frozenset(("Copy", "CopyHost", "DebugGradientIdentity", "DebugIdentity"))
+# Ops that end a constant part of a graph. Iterators over datasets are stateful.
+_FLOW = frozenset(
+    """
+    Enter Exit LoopCond Merge NextIteration Placeholder PlaceholderV2 PlaceholderWithDefault
+    RefEnter RefExit RefMerge RefNextIteration RefSwitch Switch
+    """.split()
+)
+# No model needs more to fill its tables; calls that double at each level do.
+_MOST_NODES = 10_000_000
+# What a file may declare without holding it: elements of a constant, digits of the items of a list.
+_MOST_ELEMENTS = 1 << 28
+_MOST_DIGITS = 7
+
+_REMEDY = "Export the model without it."
+
+
+def load_problems(proto: Any) -> list[Problem]:
+    """What TensorFlow's loader would do for a `SavedModel` that is not known to be harmless."""
+    found: dict[Problem, None] = {}
+    # Where there are several graphs, the loader takes none of their objects.
+    alone = len(proto.meta_graphs) == 1
+    for meta in proto.meta_graphs:
+        check = _Check(meta, objects=alone and meta.HasField("object_graph_def"))
+        found.update(dict.fromkeys(check.problems()))
+        found.update(dict.fromkeys(_import_problems(meta.graph_def)))
+    return list(found)
+
+
+def checkpoint_problems(prefix: str) -> list[Problem]:
+    """What TensorFlow would call to restore the variables of a model from the files at `prefix`."""
+    tf = import_tensorflow()
+    try:
+        text = tf.train.load_checkpoint(prefix).get_tensor(_OBJECT_GRAPH)
+    except (LookupError, TypeError, ValueError, RuntimeError, tf.errors.OpError):
+        return []  # none of version 2, or damaged, as the loader will say
+    graph = _parsed("core.protobuf.trackable_object_graph_pb2", "TrackableObjectGraph", text)
+    return [
+        Problem(
+            "object",
+            f"is restored by {node.registered_saver.name!r}, which is Python code",
+            f"object {number} of the variables",
+            _REMEDY,
+        )
+        for number, node in enumerate(graph.nodes)
+        if node.registered_saver.name
+    ]
+
+
+def asset_names(proto: Any) -> list[str]:
+    """The files of a `SavedModel` in its folder `assets`, by the paths that it gives them."""
+    return [a.filename for meta in proto.meta_graphs for a in _assets(meta)]
+
+
+def sever(proto: Any) -> bool:
+    """Keeps TensorFlow from running unknown ops of a `SavedModel` while it infers shapes.
+
+    A placeholder goes before each of those whose inputs are constants; it passes them on when the
+    graph is run, and is not looked through before.
+
+    **Returns:** whether there were any.
+    """
+    changed = False
+    for meta in proto.meta_graphs:
+        for nodes, output, _, found in _computed(meta.graph_def):
+            for node in found:
+                definition = op_def(node.op)
+                # A node without inputs was refused.
+                if definition is None or not definition.input_arg or not node.input:
+                    continue
+                arg = definition.input_arg[0]
+                given = node.attr[arg.type_list_attr or arg.type_attr]
+                first = given.list.type[0] if given.list.type else given.type
+                taken = {n.name for n in nodes}
+                name = next(n for i in itertools.count() if (n := f"given_{i}") not in taken)
+                placeholder = nodes.add(name=name, op="PlaceholderWithDefault")
+                placeholder.input.append(node.input[0])
+                placeholder.attr["dtype"].type = arg.type or first
+                placeholder.attr["shape"].shape.unknown_rank = True
+                node.input[0] = name + output
+                changed = True
+    return changed
+
+
+def _import_problems(graph: Any) -> Iterator[Problem]:
+    """What TensorFlow would run while it puts a `GraphDef` together, and `sever` cannot prevent."""
+    for _, _, where, found in _computed(graph):
+        for node in found:
+            if not [text for text in node.input if not text.startswith("^")]:
+                yield _problem(node, where, _reason(node.op))
+
+
+def _computed(graph: Any) -> Iterator[tuple[Any, str, str, list[Any]]]:
+    """The bodies of a graph with the unknown ops in them that TensorFlow would run for shapes.
+
+    **Returns:** the nodes, how an output is written after the name of its node, the name of the
+        body, and those ops.
+    """
+    functions = {f.signature.name for f in graph.library.function}
+    bodies = [(graph.node, "", "the graph")]
+    bodies += [
+        (f.node_def, ":output:0", f"function {f.signature.name!r}") for f in graph.library.function
+    ]
+    for nodes, output, where in bodies:
+        unknown = [n for n in nodes if not _settles(n.op) and n.op not in functions]
+        if not unknown:
+            continue
+        inner = {n.name: n for n in nodes}
+        used = {_source(text) for n in nodes for text in n.input if not text.startswith("^")}
+        yield (
+            nodes,
+            output,
+            where,
+            [n for n in unknown if n.name in used and _is_constant(n, inner)],
+        )
+
+
+class _Check:
+    """What is run of one `MetaGraphDef`.
+
+    **Arguments:**
+
+    - `objects`: whether the loader goes by its objects, or by the collections of version 1.
+    """
+
+    def __init__(self, meta: Any, *, objects: bool):
+        self.meta = meta
+        self.objects = objects
+        self.functions = {f.signature.name: f for f in meta.graph_def.library.function}
+        # TensorFlow may run another function in the place of one that claims to do the same.
+        self.same: dict[bytes, list[str]] = {}
+        for name, function in self.functions.items():
+            if key := _implements(function):
+                self.same.setdefault(key, []).append(name)
+
+    def problems(self) -> Iterator[Problem]:
+        calls: list[_Call] = []
+        if self.objects:
+            found, calls = self._called()
+            yield from found
+        else:
+            nodes = {n.name: n for n in self.meta.graph_def.node}
+            assets = frozenset(_tensor(a.tensor_info.name) for a in _assets(self.meta))
+            saver = self.meta.saver_def
+            prefix = frozenset((_tensor(saver.filename_tensor_name),))
+            for roots, files, where in (
+                (self._init_nodes(), assets, "the init op"),
+                ([saver.restore_op_name], prefix, "the restore op"),
+            ):
+                for node in _ancestors(nodes, roots, files):
+                    yield from self._problems(node, nodes, files, where)
+                    calls += self._calls(node, nodes, files)
+        seen: set[_Call] = set()
+        for name, arguments in (pending := list(calls)):
+            if (name, arguments) in seen or name not in self.functions:
+                continue
+            seen.add((name, arguments))
+            function = self.functions[name]
+            inner = {n.name: n for n in function.node_def}
+            inputs = function.signature.input_arg
+            files = frozenset(a.name for i, a in enumerate(inputs) if i in arguments)
+            for node in function.node_def:
+                yield from self._problems(node, inner, files, f"function {name!r}")
+                # The list that is gone through grows.
+                pending += self._calls(node, inner, files)
+        yield from self._too_much({name for name, _ in seen})
+
+    def _called(self) -> tuple[list[Problem], list[_Call]]:
+        """What is not as TensorFlow saves objects, and the functions that it calls on them."""
+        graph = self.meta.object_graph_def
+        nodes = {n.name: n for n in self.meta.graph_def.node}
+        found: list[Problem] = []
+        calls: list[_Call] = []
+
+        def refuse(reason: str, place: str) -> None:
+            found.append(Problem("object", reason, place, _REMEDY))
+
+        def call(index: int, place: str) -> None:
+            names = []
+            if 0 <= index < len(graph.nodes):
+                called = graph.nodes[index]
+                names = [
+                    *called.function.concrete_functions,
+                    called.bare_concrete_function.concrete_function_name,
+                ]
+            if not any(names):
+                refuse("is called while TensorFlow loads the model, and is not a function", place)
+            calls.extend((name, self._asset_arguments(name)) for name in names if name)
+
+        for number, node in enumerate(graph.nodes):
+            place = f"object {number} of the SavedModel"
+            if node.registered_name not in _REGISTERED:
+                refuse(f"is of class {node.registered_name!r}, not of TensorFlow's own", place)
+            for name, saver in sorted(node.saveable_objects.items()):
+                call(saver.save_function, f"save function {name!r} of {place}")
+                call(saver.restore_function, f"restore function {name!r} of {place}")
+            if node.constant.operation in nodes:
+                tensor = nodes[node.constant.operation].attr["value"].tensor
+                if math.prod(d.size for d in tensor.tensor_shape.dim) > _MOST_ELEMENTS:
+                    refuse(f"is a constant of more than {_MOST_ELEMENTS} elements", place)
+            is_container = _is_container(node.user_object)
+            reserved = _reserved(node.WhichOneof("kind") or "user_object")
+            for child in (*node.children, *node.dependencies):
+                name = child.local_name
+                if is_container:
+                    # A list is made as long as the number of its last item says.
+                    if node.user_object.identifier in _LISTS and len(name) > _MOST_DIGITS:
+                        refuse(f"is item {name} of a list", f"child of {place}")
+                elif name in _CALLED:
+                    call(child.node_id, f"{name!r} of {place}")
+                elif name in reserved:
+                    refuse(f"hides {name!r}, which TensorFlow itself calls", f"child of {place}")
+        return found, calls
+
+    def _asset_arguments(self, name: str) -> frozenset[int]:
+        """The arguments of a function that are bound to assets; bound ones come last."""
+        graph = self.meta.object_graph_def
+        if name not in self.functions or name not in graph.concrete_functions:
+            return frozenset()
+        bound = graph.concrete_functions[name].bound_inputs
+        first = len(self.functions[name].signature.input_arg) - len(bound)
+        return frozenset(
+            first + i
+            for i, node in enumerate(bound)
+            if 0 <= node < len(graph.nodes) and graph.nodes[node].WhichOneof("kind") == "asset"
+        )
+
+    def _init_nodes(self) -> list[str]:
+        meta = self.meta
+        names = []
+        for key in (*_INIT_COLLECTIONS, *_DEFAULT_COLLECTIONS):
+            if key in meta.collection_def:
+                names += meta.collection_def[key].node_list.value
+        if _INIT_SIGNATURE in meta.signature_def:
+            names += [t.name for t in meta.signature_def[_INIT_SIGNATURE].outputs.values()]
+        if "local_variables" in meta.collection_def:
+            for data in meta.collection_def["local_variables"].bytes_list.value:
+                variable = _parsed("core.framework.variable_pb2", "VariableDef", data)
+                names.append(variable.initializer_name)
+        return names
+
+    def _calls(self, node: Any, nodes: Mapping[str, Any], files: frozenset[str]) -> list[_Call]:
+        """The functions that a node refers to, with what a plain call hands on to them."""
+        given: frozenset[int] = frozenset()
+        if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
+            data = [text for text in node.input if not text.startswith("^")]
+            given = frozenset(i for i, text in enumerate(data) if _is_given(text, nodes, files))
+        return [(name, given) for name in self._names(node)]
+
+    def _names(self, node: Any) -> list[str]:
+        # A node may have a function for its op.
+        names = [*_functions_of(node), node.op]
+        for name in tuple(names):
+            if name in self.functions:
+                names += self.same.get(_implements(self.functions[name]), [])
+        return names
+
+    def _problems(
+        self, node: Any, nodes: Mapping[str, Any], files: frozenset[str], where: str
+    ) -> Iterator[Problem]:
+        if node.op in _READS:
+            data = [text for text in node.input if not text.startswith("^")]
+            place = _READS[node.op]
+            if place >= len(data) or not _is_given(data[place], nodes, files):
+                yield _problem(node, where, "reads a file that is not one of the model")
+        elif node.op not in self.functions and not _may_run(node.op):
+            yield _problem(node, where, _reason(node.op))
+
+    def _too_much(self, reached: Iterable[str]) -> Iterator[Problem]:
+        """Functions that call themselves, or that would run for ever."""
+        costs: dict[str, int] = {}
+        entered: set[str] = set()
+        for root in reached:
+            pending = [root]
+            while pending:
+                name = pending[-1]
+                if name in costs:
+                    pending.pop()
+                    continue
+                inner = [
+                    called
+                    for node in self.functions[name].node_def
+                    for called in self._names(node)
+                    if called in self.functions
+                ]
+                waiting = [called for called in inner if called not in costs]
+                if name in entered and waiting:
+                    costs[name] = 0
+                    reason = "calls itself while TensorFlow loads the model"
+                    yield Problem("function", reason, f"function {name!r}", _REMEDY)
+                elif waiting:
+                    entered.add(name)
+                    pending += waiting
+                else:
+                    cost = len(self.functions[name].node_def) + sum(costs[n] for n in inner)
+                    # One report for all that contain it.
+                    costs[name] = min(cost, _MOST_NODES)
+                    if cost > _MOST_NODES > max([costs[n] for n in inner], default=0):
+                        reason = f"would run more than {_MOST_NODES} ops while the model is loaded"
+                        yield Problem("function", reason, f"function {name!r}", _REMEDY)
+
+
+# A function, and which of its arguments are files of the model.
+_Call = tuple[str, frozenset[int]]
+
+
+def _is_container(user_object: Any) -> bool:
+    """Whether an object keeps its children apart from its own attributes."""
+    version = user_object.version
+    # Of another version, TensorFlow makes a plain object.
+    usual = (version.producer, version.min_consumer, *version.bad_consumers) == (1, 1)
+    return usual and user_object.identifier in _CONTAINERS
+
+
+def _problem(node: Any, where: str, reason: str) -> Problem:
+    return Problem(
+        f"tf.{node.op}",
+        f"would run while TensorFlow loads the model, and {reason}",
+        f"node {node.name!r} of {where}",
+        _REMEDY,
+    )
+
+
+def _reason(op: str) -> str:
+    if op in REFUSED:
+        return REFUSED[op].partition(",")[0]
+    definition = op_def(op)
+    if definition is not None and definition.is_stateful:
+        return "has an effect"
+    return "is not known to be free of effects"
+
+
+@functools.cache
+def _is_pure(op: str) -> bool:
+    """Whether a conversion may compute the op, and nothing but its result comes of that."""
+    if op in PURE or op in ON_TEXT:
+        return True
+    if op in _DEBUGGING or (op not in BRIDGED and REGISTRY.get(op) is None):
+        return False
+    definition = op_def(op)
+    return (
+        definition is not None
+        and not definition.is_stateful
+        and not any(a.type in ("func", "list(func)") for a in definition.attr)
+    )
+
+
+def _may_run(op: str) -> bool:
+    return op in _HARMLESS or op in _CALLS or _is_pure(op)
+
+
+@functools.cache
+def _settles(op: str) -> bool:
+    """Whether TensorFlow may compute the op while it infers shapes, or never does."""
+    if op in _FLOW or op in _CALLS or _is_pure(op):
+        return True
+    definition = op_def(op)
+    # Datasets are read by iterators, which are stateful.
+    is_dataset = op.rstrip("0123456789").removesuffix("V").endswith("Dataset")
+    return definition is None or definition.is_stateful or is_dataset
+
+
+def _is_constant(node: Any, nodes: Mapping[str, Any]) -> bool:
+    """Whether a node depends on constants alone, as far as TensorFlow computes them."""
+    pending, seen = [node], {node.name}
+    while pending:
+        current = pending.pop()
+        definition = op_def(current.op)
+        if definition is None or definition.is_stateful or current.op in _FLOW:
+            return False
+        for text in current.input:
+            if text.startswith("^"):
+                continue
+            name = _source(text)
+            if name not in nodes:
+                return False  # an argument
+            if name not in seen:
+                seen.add(name)
+                pending.append(nodes[name])
+    return True
+
+
+def _source(text: str) -> str:
+    return text.removeprefix("^").partition(":")[0]
+
+
+def _tensor(text: str) -> str:
+    """The name of a tensor of a graph, as its nodes have it for an input."""
+    return text.removesuffix(":0")
+
+
+def _ancestors(
+    nodes: Mapping[str, Any], roots: Sequence[str], fed: frozenset[str]
+) -> Iterator[Any]:
+    """The nodes that `roots` wait for, over data and control, and themselves."""
+    pending = list(roots)
+    seen: set[str] = set()
+    while pending:
+        text = pending.pop()
+        name = _source(text)
+        if _tensor(text) in fed or name in seen or name not in nodes:
+            continue
+        seen.add(name)
+        yield nodes[name]
+        pending += nodes[name].input
+
+
+def _functions_of(node: Any) -> list[str]:
+    names = []
+    for value in node.attr.values():
+        names += [value.func.name, *(f.name for f in value.list.func)]
+    return [name for name in names if name]
+
+
+def _implements(function: Any) -> bytes:
+    return function.attr["api_implements"].s if "api_implements" in function.attr else b""
+
+
+def _is_given(text: str, nodes: Mapping[str, Any], files: frozenset[str]) -> bool:
+    """Whether a value is the name of a file of the model, passed on by identities only."""
+    seen: set[str] = set()
+    while _tensor(text) not in files:
+        name = _source(text)
+        if name in seen or name not in nodes or nodes[name].op != "Identity":
+            return False
+        seen.add(name)
+        text = nodes[name].input[0] if nodes[name].input else ""
+    return True
+
+
+def _assets(meta: Any) -> Sequence[Any]:
+    """The `AssetFileDef`s of a graph; those of old models lie in a collection."""
+    if meta.asset_file_def or _ASSETS_COLLECTION not in meta.collection_def:
+        return meta.asset_file_def
+    values = meta.collection_def[_ASSETS_COLLECTION].any_list.value
+    return [_parsed("core.protobuf.meta_graph_pb2", "AssetFileDef", v.value) for v in values]
+
+
+def _parsed(module: str, message: str, data: bytes) -> Any:
+    """A message of which damaged bytes leave nothing; TensorFlow says so where it needs it."""
+    from google.protobuf.message import DecodeError
+
+    made = tf_proto(module, message)
+    try:
+        made.ParseFromString(data)
+    except DecodeError:
+        made.Clear()
+    return made
+
+
+@functools.cache
+def _reserved(kind: str) -> frozenset[str]:
+    """Names of attributes by which TensorFlow loads an object, and that a child would hide."""
+    names = {name for base in tf_restored_class(kind).__mro__ for name in vars(base)}
+    return frozenset(names - {"__call__"} | _OF_OPTIMIZERS)

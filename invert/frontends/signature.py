@@ -1,0 +1,392 @@
+"""Signatures of concrete functions as plain pytrees."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._entry import ArgSpec, EntryPoint, free_name
+from invert._errors import SignatureError
+from invert.tf.ops.node import import_tensorflow
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Arguments as pytrees of `ArgSpec`.
+
+    `order[i]` is the graph input that leaf `i` of `(args, kwargs)` feeds.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    arg_names: tuple[str, ...]
+    order: tuple[int, ...]
+
+
+class _Leaf:
+    """A tensor of a signature; an object that JAX takes for a leaf."""
+
+    def __init__(self, position: int, spec: Any):
+        self.position = position
+        self.spec = spec
+
+
+def _is_tensor(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _mark(structure: Any) -> Any:
+    """`structure` in plain containers, its tensors as `_Leaf` numbered as `tf.nest` orders them.
+
+    What is not a tensor stays as it is.
+    """
+    tf = import_tensorflow()
+    leaves = tf.nest.flatten(structure)
+    marked, position = [], 0
+    for leaf in leaves:
+        if _is_composite(leaf):
+            parts = components(leaf)
+            leaf = {k: _Leaf(position + i, v) for i, (k, v) in enumerate(parts.items())}
+            position += len(parts)
+        elif _is_tensor(leaf):
+            leaf = _Leaf(position, leaf)
+            position += 1
+        elif isinstance(leaf, tf.TypeSpec):
+            raise SignatureError(
+                f"the signature holds a {type(leaf).__name__}, which is no tensor and has no "
+                "components that are"
+            )
+        marked.append(leaf)
+    return plain(tf.nest.pack_sequence_as(structure, marked))
+
+
+def components(composite: Any) -> dict[str, Any]:
+    """The tensors, or their specifications, that a ragged or sparse tensor is made of, by name."""
+    tf = import_tensorflow()
+    parts = tf.nest.flatten(composite, expand_composites=True)
+    if isinstance(composite, tf.RaggedTensor | tf.RaggedTensorSpec):
+        names = ["flat_values", *(f"row_splits_{i}" for i in range(len(parts) - 1))]
+    elif isinstance(composite, tf.SparseTensor | tf.SparseTensorSpec):
+        names = ["indices", "values", "dense_shape"]
+    else:
+        names = ["values", "indices", "dense_shape"]
+    return dict(zip(names, parts, strict=False))
+
+
+def expanded(tree: Any) -> Any:
+    """`tree` with ragged and sparse tensors as dictionaries of their components."""
+    return jax.tree_util.tree_map(lambda x: components(x) if _is_composite(x) else x, tree)
+
+
+def arrays_of(
+    args: Sequence[Any], kwargs: Mapping[str, Any], entry: EntryPoint
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example arguments as the module of `entry` takes them: without those that are static."""
+    args = tuple(expanded(x) for x in args)
+    if len(args) + sum(n in entry.arg_names for n in kwargs) > len(entry.args):
+        args = tuple(x for x in args if any(map(_is_tensor, jax.tree_util.tree_leaves(x))))
+    names = {*entry.arg_names, *entry.kwargs}
+    return args, {n: expanded(x) for n, x in kwargs.items() if n in names}
+
+
+def is_open(tree: Any) -> bool:
+    """Whether a specification among `tree` leaves a size or the rank open."""
+    tf = import_tensorflow()
+    return any(
+        isinstance(leaf, tf.TypeSpec) and not leaf.shape.is_fully_defined()
+        for leaf in jax.tree_util.tree_leaves(tree)
+        if hasattr(leaf, "shape")
+    )
+
+
+def _is_composite(leaf: Any) -> bool:
+    tf = import_tensorflow()
+    return isinstance(
+        leaf,
+        tf.RaggedTensorSpec | tf.SparseTensorSpec | tf.IndexedSlicesSpec
+        | tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices,
+    )  # fmt: skip
+
+
+def plain(x: Any) -> Any:
+    """`x` with TensorFlow's own containers (`ListWrapper`, `_DictWrapper`) made plain ones."""
+    if isinstance(x, Mapping):
+        return {k: plain(v) for k, v in x.items()}
+    if isinstance(x, tuple):
+        kind = x.__class__  # the proxies of TensorFlow answer with the class they wrap
+        items = [plain(v) for v in x]
+        return kind(*items) if hasattr(kind, "_fields") else tuple(items)
+    if isinstance(x, list):
+        return [plain(v) for v in x]
+    return x
+
+
+def _without_static(x: Any) -> Any:
+    """Static Python values, bound when the function was traced, take no place in a pytree."""
+    return jax.tree_util.tree_map(lambda leaf: leaf if isinstance(leaf, _Leaf) else None, x)
+
+
+def _has_tensor(x: Any) -> bool:
+    return any(isinstance(leaf, _Leaf) for leaf in jax.tree_util.tree_leaves(x))
+
+
+def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+    """Marked arguments, marked keyword arguments, and the parameters of the arguments."""
+    structured = concrete.structured_input_signature
+    if structured is None:
+        raise SignatureError("the concrete function does not know the structure of its arguments")
+    args, kwargs = _mark(structured)
+    positional = [p for p in concrete.function_type.parameters.values() if p.kind in _POSITIONAL]
+    return tuple(args), kwargs, positional
+
+
+def _optional(parameter: Any, owner: Any) -> bool:
+    """Whether an argument that holds no tensor, such as `None`, may be left out of a call.
+
+    Concrete functions forget the defaults, the function that owns them does not. Without it,
+    only what came in through `*args`, as all arguments of jax2tf do, is known to have none.
+    """
+    if owner is None:
+        return parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+    own = owner.function_type.parameters.get(parameter.name)
+    return own is not None and own.optional
+
+
+def read_signature(
+    concrete: Any, original: inspect.Signature | None = None, owner: Any = None
+) -> Signature:
+    """The signature of a concrete function.
+
+    **Arguments:**
+
+    - `concrete`: the `ConcreteFunction`.
+    - `original`: the signature of the function that was wrapped, where that is known; it
+        names the arguments.
+    - `owner`: the `tf.function` of which `concrete` is one; knows which arguments are optional.
+
+    **Raises:**
+
+    - `SignatureError`: an argument is no dense tensor.
+    """
+    args, kwargs, parameters = _structured(concrete)
+    tf_names = _argument_names(len(args), parameters)
+    names = tf_names if original is None else positional_names(original, len(args))
+    last = max((i for i, x in enumerate(args) if _has_tensor(x)), default=-1)
+    kept = [
+        i
+        for i, x in enumerate(args)
+        if _has_tensor(x)
+        or (not _is_static(x) and (i < last or not _optional(parameters[i], owner)))
+    ]
+    trees = tuple(_without_static(args[i]) for i in kept)
+    keywords = {
+        p.name: _without_static(kwargs[p.name])
+        for p in concrete.function_type.parameters.values()
+        if p.name in kwargs
+        and (_has_tensor(kwargs[p.name]) or not (_is_static(kwargs[p.name]) or _optional(p, owner)))
+    }
+    leaves = [
+        leaf for leaf in jax.tree_util.tree_leaves((trees, keywords)) if isinstance(leaf, _Leaf)
+    ]
+    spec_args = tuple(
+        _specs(tree, names[i], tf_names[i]) for i, tree in zip(kept, trees, strict=True)
+    )
+    spec_kwargs = {k: _specs(v, k, k) for k, v in keywords.items()}
+    return Signature(
+        spec_args,
+        spec_kwargs,
+        tuple(names[i] for i in kept),
+        tuple(leaf.position for leaf in leaves),
+    )
+
+
+def _is_static(x: Any) -> bool:
+    """Whether an argument is a Python value; an empty container or None is a pytree instead."""
+    leaves = jax.tree_util.tree_leaves(x)
+    return bool(leaves) and not _has_tensor(x)
+
+
+def _argument_names(count: int, parameters: Sequence[Any]) -> list[str]:
+    names = [p.name for p in parameters[:count]]
+    return names + [f"args_{i}" for i in range(len(names), count)]
+
+
+def positional_names(signature: inspect.Signature, count: int) -> list[str]:
+    """Names of the first `count` positional arguments of a Python signature."""
+    names = [p.name for p in signature.parameters.values() if p.kind in _POSITIONAL][:count]
+    rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL]
+    base = rest[0] if rest else "args"
+    return names + [free_name(f"{base}_{i}", names) for i in range(count - len(names))]
+
+
+def _specs(tree: Any, name: str, tf_name: str) -> Any:
+    paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    specs = [_arg_spec(leaf.spec, _path_name(name, p), _path_name(tf_name, p)) for p, leaf in paths]
+    return jax.tree_util.tree_unflatten(treedef, specs)
+
+
+def _path_name(name: str, path: Sequence[Any]) -> str:
+    return ".".join([name, *(jax.tree_util.keystr((k,), simple=True) for k in path)])
+
+
+def _arg_spec(spec: Any, name: str, tf_path: str) -> ArgSpec:
+    """`name` unless the user gave the `TensorSpec` a name of its own."""
+    given = getattr(spec, "name", None)
+    generated = tf_path.replace(".", "_")
+    if given and given not in (generated, tf_path) and not given.startswith("args_"):
+        name = given
+    shape = spec.shape
+    if shape.rank is None:
+        raise SignatureError(f"argument {name!r} has no fixed rank; give it one when exporting")
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if dtype.kind == "O":
+        raise SignatureError(
+            f"argument {name!r} is of type {spec.dtype.name}, which is not numeric"
+        )
+    return ArgSpec(name, tuple(shape.as_list()), dtype)
+
+
+def flat_specs(in_tree: Any, specs: Sequence[Any], original: inspect.Signature) -> Signature:
+    """The signature of a function that takes its leaves one by one, for pytrees of any kind.
+
+    Those that are not types are static, and no arguments of the signature.
+    """
+    tf = import_tensorflow()
+    count = itertools.count()
+    marked = [_Leaf(next(count), s) if isinstance(s, tf.TypeSpec) else s for s in specs]
+    args, kwargs = jax.tree_util.tree_unflatten(in_tree, marked)
+    named = [
+        (name, _without_static(x))
+        for name, x in zip(positional_names(original, len(args)), args, strict=True)
+        if not _is_static(x)
+    ]
+    spec_args = tuple(_specs(x, n, n) for n, x in named)
+    spec_kwargs = {
+        k: _specs(_without_static(v), k, k) for k, v in kwargs.items() if not _is_static(v)
+    }
+    order = tuple(range(next(count)))
+    return Signature(spec_args, spec_kwargs, tuple(n for n, _ in named), order)
+
+
+def read_outputs(concrete: Any) -> tuple[tuple[int, ...], Any]:
+    """Which graph output each leaf of the result is, and the structure of the result."""
+    marked = _mark(concrete.structured_outputs)
+    leaves, treedef = jax.tree_util.tree_flatten(marked)
+    if not all(isinstance(leaf, _Leaf) for leaf in leaves):
+        strange = next(x for x in leaves if not isinstance(x, _Leaf))
+        raise SignatureError(f"the function returns a {type(strange).__name__}, not an array")
+    return tuple(leaf.position for leaf in leaves), treedef
+
+
+def tensor_spec(x: Any, *, scalars: bool) -> Any:
+    """The `tf.TensorSpec` of an example argument; a Python scalar only if `scalars`."""
+    tf = import_tensorflow()
+    if isinstance(x, tf.TypeSpec):
+        return x
+    if _is_composite(x):
+        return tf.type_spec_from_value(x)
+    if _is_tensor(x):
+        shape = [d if isinstance(d, int) else None for d in x.shape]
+        return tf.TensorSpec(shape, tf.as_dtype(x.dtype))
+    if isinstance(x, bool | int | float | complex):
+        if not scalars:
+            return x
+        return tf.TensorSpec((), tf.as_dtype(jax.dtypes.canonicalize_dtype(type(x))))
+    if not scalars:
+        return x
+    raise SignatureError(f"expected an array or a TensorSpec, got a {type(x).__name__}")
+
+
+def matches(
+    concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, exact: bool = False
+) -> bool:
+    """Whether `concrete` can be called with the arguments; `exact`: at the very same shapes."""
+    want_args, want_kwargs, parameters = _structured(concrete)
+    names = _argument_names(len(want_args), parameters)
+    want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
+    if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
+        return False
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return all(
+        _fits(tree, given[key], exact) if key in given else not _has_tensor(tree)
+        for key, tree in want.items()
+    )
+
+
+def _fits(want: Any, given: Any, exact: bool) -> bool:
+    want_leaves, want_tree = jax.tree_util.tree_flatten(want)
+    leaves, tree = jax.tree_util.tree_flatten(expanded(plain(given)))
+    return want_tree == tree and all(
+        _leaf_fits(w, g, exact) for w, g in zip(want_leaves, leaves, strict=True)
+    )
+
+
+def _leaf_fits(want: Any, given: Any, exact: bool) -> bool:
+    if not isinstance(want, _Leaf):
+        return not _is_tensor(given) and bool(want == given)
+    if isinstance(given, str | bytes):
+        return False
+    spec = tensor_spec(given, scalars=True)
+    want_dtype = np.dtype(want.spec.dtype.as_numpy_dtype)
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if want_dtype != dtype and (
+        exact
+        or "O" in (want_dtype.kind, dtype.kind)
+        or jax.dtypes.canonicalize_dtype(want_dtype) != jax.dtypes.canonicalize_dtype(dtype)
+    ):
+        return False
+    shape = want.spec.shape
+    if exact or shape.rank is None or spec.shape.rank is None:
+        return (shape.rank is None and not exact) or shape.as_list() == spec.shape.as_list()
+    return shape.rank == spec.shape.rank and all(
+        w is None or w == g for w, g in zip(shape.as_list(), spec.shape.as_list(), strict=True)
+    )
+
+
+def describe(concrete: Any) -> str:
+    """One line that shows the arguments of a concrete function."""
+    args, kwargs = concrete.structured_input_signature
+    parts = [_describe(plain(a)) for a in args]
+    parts += [f"{k}={_describe(plain(v))}" for k, v in kwargs.items()]
+    return f"({', '.join(parts)})"
+
+
+def _describe(x: Any) -> str:
+    if _is_tensor(x):
+        return f"{x.dtype.name}{tuple(x.shape) if x.shape.rank is not None else '(...)'}"
+    if isinstance(x, dict):
+        return "{" + ", ".join(f"{k}: {_describe(v)}" for k, v in x.items()) + "}"
+    if isinstance(x, tuple | list):
+        return "(" + ", ".join(_describe(v) for v in x) + ")"
+    return repr(x)
+
+
+def distinct(concretes: Sequence[Any]) -> list[Any]:
+    """One for each signature: saving a function traces it once more for each that it has."""
+    found: list[Any] = []
+    for concrete in concretes:
+        if not any(same_signature(concrete, other) for other in found):
+            found.append(concrete)
+    return found
+
+
+def same_signature(one: Any, other: Any) -> bool:
+    """Whether two concrete functions take the same arguments, whatever their tensors are called."""
+    trees = [jax.tree_util.tree_flatten(_structured(c)[:2]) for c in (one, other)]
+    return trees[0][1] == trees[1][1] and all(
+        (a.spec.shape, a.spec.dtype) == (b.spec.shape, b.spec.dtype)
+        if isinstance(a, _Leaf) and isinstance(b, _Leaf)
+        else type(a) is type(b) and a == b
+        for a, b in zip(trees[0][0], trees[1][0], strict=True)
+    )

@@ -1,0 +1,227 @@
+"""What is known of gradients, so that gradients of one kind are compared and rewritten once.
+
+Layers of a model have the same gradients at other places, often at other shapes. Comparing one with
+automatic differentiation means to compile both, which costs more than all the rest; so verdicts are
+kept, and asked for by equality of programs.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from invert._private.jax import consts_of, evaluate, inline_calls, open_jaxpr, trace_closed
+from invert.gradients.rules import Region
+from invert.ir.jaxprs import canonicalize, equations, map_jaxprs, split_constants
+from invert.ir.match import equivalent
+from invert.rewriting.driver import Replacement, replace
+from invert.rewriting.pattern import Graph
+
+RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
+
+# Programs that are alike and differ in their constants are looked through up to this number.
+_MAX_ALIKE = 8
+
+
+def without_rules(closed: Any) -> Any:
+    """The forward program alone: rules are functions, which no two traces share."""
+    if not _has_rules(closed):
+        return closed
+
+    def visit(jaxpr: Any) -> Any:
+        graph = Graph(jaxpr)
+        found = [
+            Replacement(
+                eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({id(eqn)}), eqn
+            )
+            for eqn in graph.eqns
+            if eqn.primitive.name in RULES
+        ]
+        return replace(graph, found) if found else jaxpr
+
+    return map_jaxprs(closed, visit)
+
+
+def _has_rules(closed: Any) -> bool:
+    return any(e.primitive.name in RULES for e in equations(open_jaxpr(closed)))
+
+
+def inlined(closed: Any) -> Any:
+    """The program with all calls inlined: JAX splits them when it differentiates."""
+    while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
+        closed = inline_calls(closed)
+    return canonicalize(closed)
+
+
+@dataclasses.dataclass
+class _Known:
+    """A program over its constants as leading arguments, and what was found out about it."""
+
+    programs: tuple[Any, ...]
+    constants: Sequence[np.ndarray]
+    found: Any
+
+
+class _Table:
+    """Values by programs, which are equal up to names and order of equations."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, list[_Known]] = {}
+
+    def find(
+        self,
+        programs: Sequence[Any],
+        make: Callable[[], Any],
+        holds_for_all: Callable[[Any], bool] = lambda found: False,
+        under: Hashable = None,
+    ) -> Any:
+        """The value for closed jaxprs; `make` gives one that is not known.
+
+        `holds_for_all` says of a value whether it is right for any constants. Values are kept
+        apart by `under`.
+        """
+        split = [split_constants(p) for p in programs]
+        constants = [c for _, held in split for c in held]
+        jaxprs = tuple(jaxpr for jaxpr, _ in split)
+        key = under, tuple(e.primitive.name for jaxpr in jaxprs for e in jaxpr.eqns)
+        alike = self._known.setdefault(key, [])
+        for known in alike:
+            if (holds_for_all(known.found) or _same(known.constants, constants)) and all(
+                map(equivalent, known.programs, jaxprs)
+            ):
+                return known.found
+        found = make()
+        if len(alike) < _MAX_ALIKE:
+            alike.append(_Known(jaxprs, constants, found))
+        return found
+
+
+def _same(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> bool:
+    return len(one) == len(two) and all(
+        a is b or np.array_equal(a, b) for a, b in zip(one, two, strict=True)
+    )
+
+
+_Region = TypeVar("_Region", bound=Region)
+
+
+class Verdicts:
+    """How gradients compared, and what became of those that are kept."""
+
+    def __init__(self) -> None:
+        self._proved = _Table()
+        self._said = _Table()
+        self._linear = _Table()
+        self._rewritten = _Table()
+
+    def is_proved(self, region: _Region, raw: Any, prove: Callable[[_Region, Any], bool]) -> bool:
+        """What `prove` says of a region and its raw gradient."""
+        if _has_rules(region.forward):
+            return prove(region, raw)
+        return self._proved.find((region.forward, raw), lambda: prove(region, raw))
+
+    def difference(self, region: _Region, raw: Any, compare: Callable[[_Region, Any], str]) -> str:
+        """What `compare` says of a region and its raw gradient: `""` where it is autodiff's.
+
+        A gradient that differs is kept, which is right for any constants; one that agrees may
+        differ where the constants or the rules of library functions do.
+        """
+        # The values of a gradient do not depend on rules; those of its autodiff do.
+        raw = without_rules(raw)
+        if not _has_rules(region.forward):
+            region, raw = at_one_shape(region, raw) or (region, raw)
+            return self._said.find((region.forward, raw), lambda: compare(region, raw), bool)
+        said: list[str] = []
+
+        def make() -> str:
+            said.append(compare(region, raw))
+            return said[0]
+
+        found = self._said.find((without_rules(region.forward), raw), make, bool)
+        # What agrees with the rules of another program need not agree with these.
+        return found or (said[0] if said else compare(region, raw))
+
+    def is_linear(self, region: Region, raw: Any, find: Callable[[], bool]) -> bool:
+        """What `find` says of a raw gradient: whether it is linear in the cotangents."""
+        return self._linear.find((without_rules(raw),), find, under=len(region.numbers))
+
+    def rewritten(self, raw: Any, make: Callable[[], Any]) -> Any:
+        """What `make` makes of a raw gradient, once for gradients that are the same program."""
+        return make() if _has_rules(raw) else self._rewritten.find((raw,), make)
+
+
+# Each element of the results depends on the elements at its place alone.
+_ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
+    clz complex conj convert_element_type copy cos cosh digamma div eq erf erf_inv erfc exp exp2
+    expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max
+    min mul ne neg nextafter not or population_count pow real reduce_precision rem round rsqrt
+    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh xor
+    """.split()
+)
+_SIZE = 256
+
+
+def at_one_shape(region: _Region, raw: Any) -> tuple[_Region, Any] | None:
+    """An elementwise region of arrays of one shape, at a shape that stands for all others.
+
+    Whether its gradient is that of autodiff does not depend on the shape then. `None` where the
+    programs do more, or hold arrays as constants.
+    """
+    if region.constants:
+        return None
+    forward, backward = inlined(region.forward), inlined(raw)
+    programs = (forward, backward)
+    if any(np.ndim(c) for p in programs for c in consts_of(p)):
+        return None
+    jaxprs = [open_jaxpr(p) for p in programs]
+    shapes = {s for j in jaxprs for s in _shapes(j)} - {()}
+    if len(shapes) != 1 or not all(_is_elementwise(e) for j in jaxprs for e in j.eqns):
+        return None
+    (shape,) = shapes
+    if not all(isinstance(d, int) and d > 0 for d in shape):
+        return None
+    other = copy.copy(region)
+    other.forward, raw = (_at_size(p) for p in programs)
+    other.avals = [_at(a) for a in region.avals]
+    return other, raw
+
+
+def _shapes(jaxpr: Any) -> Iterator[tuple[int, ...]]:
+    for v in (*jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)):
+        yield v.aval.shape
+
+
+def _is_elementwise(eqn: Any) -> bool:
+    if eqn.primitive.name == "broadcast_in_dim":
+        return len(eqn.invars) == 1 and eqn.invars[0].aval.shape == ()
+    return eqn.primitive.name in _ELEMENTWISE
+
+
+def _at(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((_SIZE,) if aval.shape else (), aval.dtype)
+
+
+def _at_size(closed: Any) -> Any:
+    jaxpr: Any = open_jaxpr(closed)
+    eqns = [
+        eqn.replace(params={**eqn.params, "shape": (_SIZE,), "broadcast_dimensions": ()})
+        if eqn.primitive.name == "broadcast_in_dim" and eqn.outvars[0].aval.shape
+        else eqn
+        for eqn in jaxpr.eqns
+    ]
+
+    def run(*values: Any) -> list[Any]:
+        atoms = [*jaxpr.constvars, *jaxpr.invars]
+        env = dict(zip(atoms, [*consts_of(closed), *values], strict=True))
+        read = evaluate(eqns, env)
+        return [read(v) for v in jaxpr.outvars]
+
+    return trace_closed(run, *(_at(v.aval) for v in jaxpr.invars))

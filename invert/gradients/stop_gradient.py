@@ -1,0 +1,220 @@
+"""Finds where an author stopped gradients, by trying where that gives the container's gradient.
+
+`stop_gradient` leaves nothing in a module. Where the gradient that the container holds differs from
+automatic differentiation, each use of a value in the recovered program is a place where it may have
+stood. All places are tried at once on numbers; what fits there is proved by lowering afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert._private.jax import core, eval_closed, evaluate, open_jaxpr, trace_closed
+from invert.gradients.rules import FAILURES, beyond_rounding, samples
+from invert.ir.gradient_marker import is_differentiable
+
+# Each place is one more copy of the gradient in a batch.
+_MAX_PLACES = 192
+# Places with the same numbers, such as either factor of a square, are told apart by proof.
+_MAX_VARIANTS = 8
+_MAX_ROUNDS = 32
+# For each mask over the places and each result, whether all points give what is wanted.
+Fits = Callable[[np.ndarray], np.ndarray]
+# A use of a value: index of the equation, or -1 for the results, and position among its operands.
+Use = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Places:
+    """The places of a program: sets of uses that are stopped together.
+
+    The first of them are all uses of one of the `values`, in order.
+    """
+
+    jaxpr: Any
+    values: tuple[Any, ...]
+    sets: tuple[frozenset[Use], ...]
+
+    @classmethod
+    def of(cls, jaxpr: Any, inputs: Sequence[Any]) -> _Places:
+        """Uses of what depends on `inputs`: all of a value, one by one, and all alike.
+
+        Alike are uses by the same operand of the same primitive, of results of the same primitive:
+        what an author wrote as one function and called in many places.
+        """
+        moving = {v for v in inputs if is_differentiable(v.aval)}
+        uses: dict[Any, list[Use]] = {}
+        for i, atoms in _operands(jaxpr):
+            for k, atom in enumerate(atoms):
+                if not isinstance(atom, core.Literal) and atom in moving:
+                    uses.setdefault(atom, []).append((i, k))
+            if i >= 0 and any(a in moving for a in atoms if not isinstance(a, core.Literal)):
+                moving.update(v for v in jaxpr.eqns[i].outvars if is_differentiable(v.aval))
+        sets = [frozenset(found) for found in uses.values()]
+        sets += [frozenset([use]) for found in uses.values() if len(found) > 1 for use in found]
+        producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        alike: dict[Any, set[Use]] = {}
+        for value, found in uses.items():
+            for i, k in found:
+                if i >= 0 and value in producers:
+                    key = (_kind(jaxpr.eqns[i]), k, _kind(producers[value]))
+                    alike.setdefault(key, set()).add((i, k))
+        sets += [frozenset(found) for found in alike.values() if len(found) > 1]
+        return cls(jaxpr, tuple(uses), tuple(sets))
+
+    def all_of(self, value: Any) -> set[int]:
+        """The place that is all uses of a value."""
+        return {i for i, v in enumerate(self.values) if v is value}
+
+    def latest_first(self, chosen: list[int]) -> list[int]:
+        """Places in order: what is stopped is a value as it is used, rather than what it is of."""
+        end = len(self.jaxpr.eqns)
+        return sorted(chosen, key=lambda i: -min(end if e < 0 else e for e, _ in self.sets[i]))
+
+    def program(self, gate: Callable[[Use, Any], Any]) -> Callable[..., list[Any]]:
+        """The program with `gate(use, value)` in the place of each value that is used."""
+
+        def run(*values: Any) -> list[Any]:
+            env = dict(zip(self.jaxpr.invars, values, strict=True))
+            found: list[Any] = []
+            for i, atoms in _operands(self.jaxpr):
+                operands = [
+                    a.val if isinstance(a, core.Literal) else gate((i, k), env[a])
+                    for k, a in enumerate(atoms)
+                ]
+                if i < 0:
+                    found = operands
+                    continue
+                keys = [object() for _ in operands]
+                eqn = self.jaxpr.eqns[i].replace(invars=keys)
+                local = dict(zip(keys, operands, strict=True))
+                read = evaluate((eqn,), local)
+                env.update((v, read(v)) for v in eqn.outvars)
+            return found
+
+        return run
+
+    def stopped(self, chosen: set[int]) -> Any:
+        """The program as a closed jaxpr, with `stop_gradient` at the chosen places."""
+        uses = frozenset[Use]().union(*(self.sets[i] for i in chosen))
+        kept: dict[int, Any] = {}  # one `stop_gradient` for all uses of a value
+
+        def gate(use: Use, value: Any) -> Any:
+            if use not in uses:
+                return value
+            if id(value) not in kept:
+                kept[id(value)] = jax.lax.stop_gradient(value)
+            return kept[id(value)]
+
+        return trace_closed(self.program(gate), *(v.aval for v in self.jaxpr.invars))
+
+
+def _kind(eqn: Any) -> tuple[str, Any]:
+    return eqn.primitive.name, eqn.params.get("name")
+
+
+def _operands(jaxpr: Any) -> Iterator[tuple[int, Sequence[Any]]]:
+    for i, eqn in enumerate(jaxpr.eqns):
+        yield i, eqn.invars
+    yield -1, jaxpr.outvars
+
+
+def with_stops(region: Any, raw: Any, wide: bool) -> Iterator[Any]:
+    """Variants of `region` with stopped values, for which autodiff gives `raw` on numbers.
+
+    Places are taken one after the other, each the one that makes most of the results right, since
+    a place next to the results changes everything before it.
+    """
+    inner = open_jaxpr(region.forward)
+    places = _Places.of(inner, [inner.invars[-len(region.inputs) :][i] for i in region.wanted])
+    if not places.sets or len(places.sets) > _MAX_PLACES:
+        return
+    try:
+        with jax.enable_x64(wide):
+            found = _search(places, region, raw)
+    except FAILURES:
+        return
+    for chosen in found[:_MAX_VARIANTS]:
+        other = copy.copy(region)
+        other.forward = places.stopped(chosen)
+        yield other
+
+
+def _search(places: _Places, region: Any, raw: Any) -> list[set[int]]:
+    """Sets of places to stop at, each of which gives the numbers."""
+    count = len(places.sets)
+    members: dict[Use, list[int]] = {}
+    for i, uses in enumerate(places.sets):
+        for use in uses:
+            members.setdefault(use, []).append(i)
+
+    def gradients(mask: Any, values: Sequence[Any]) -> list[Any]:
+        def gate(use: Use, value: Any) -> Any:
+            if use not in members:
+                return value
+            stop = mask[np.asarray(members[use])].any()
+            return jnp.where(stop, jax.lax.stop_gradient(value), value)
+
+        return region.autodiff_of(places.program(gate), values)
+
+    tried = jax.jit(jax.vmap(gradients, in_axes=(0, None)))
+    wanted = jax.jit(lambda *xs: eval_closed(raw, xs))
+    points = samples(region.avals, len(region.numbers))[::3]
+    targets = [[np.asarray(x) for x in wanted(*values)] for values in points]
+
+    def fits(masks: np.ndarray) -> np.ndarray:
+        right = np.ones((len(masks), len(targets[0])), bool)
+        for values, target in zip(points, targets, strict=True):
+            for k, found in enumerate(tried(masks, values)):
+                right[:, k] &= [beyond_rounding(target[k], np.asarray(x)) == 0 for x in found]
+        return right
+
+    before = fits(np.zeros((1, count), bool))[0]
+    # Where an argument that has no gradient at all enters; else one place would have to be found
+    # for each parameter that is not trained.
+    entered: set[int] = set()
+    for k, i in enumerate(region.wanted):
+        if not before[k] and not any(np.any(target[k]) for target in targets):
+            entered |= places.all_of(places.jaxpr.invars[i - len(region.inputs)])
+    for chosen in (set[int](), entered) if entered else (set[int](),):
+        if found := _grow(chosen, count, fits, places.latest_first):
+            return found
+    return []
+
+
+def _grow(
+    chosen: set[int], count: int, fits: Fits, order: Callable[[list[int]], list[int]]
+) -> list[set[int]]:
+    """`chosen` with the places added that make all results right, in variants; or nothing."""
+    before = -1
+    for _ in range(_MAX_ROUNDS):
+        masks = np.eye(count, dtype=bool)
+        masks[:, sorted(chosen)] = True
+        right = fits(masks)
+        scores = right.sum(axis=1)
+        best = int(scores.argmax())
+        if right[best].all():
+            ends = [int(i) for i in np.flatnonzero(right.all(axis=1))]
+            return [_needed(chosen | {i}, count, fits) for i in order(ends)[:_MAX_VARIANTS]]
+        if scores[best] <= before:
+            return []
+        chosen = chosen | {best}
+        before = int(scores[best])
+    return []
+
+
+def _needed(chosen: set[int], count: int, fits: Fits) -> set[int]:
+    """`chosen` without the places that another one makes needless."""
+    for i in sorted(chosen):
+        mask = np.zeros((1, count), bool)
+        mask[0, sorted(chosen - {i})] = True
+        if fits(mask).all():
+            chosen = chosen - {i}
+    return chosen

@@ -1,0 +1,1 @@
+"""Programs as data: jaxprs, graphs, and whether two of them are equal."""

@@ -1,0 +1,400 @@
+"""Jaxprs as data: canonical form, dead code, counts."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._opaque import custom_call_p
+from invert._private.jax import (
+    close_like,
+    constants_as_arguments,
+    consts_of,
+    dce,
+    eval_jaxpr,
+    evaluate,
+    holds_jaxprs,
+    is_jaxpr,
+    live_part,
+    names_of,
+    open_jaxpr,
+    rename,
+    trace_closed,
+    with_names,
+)
+
+# The last name scope of a raised equation is what its location calls the primitive, behind this
+# sign. Patterns may look at it to choose among programs that lower to the same ops.
+HINT = "="
+
+
+def canonicalize(closed: Any) -> Any:
+    """Removes dead equations, in inner jaxprs too, and constants that are equal to others.
+
+    A shared inner jaxpr stays shared.
+    """
+    closed = _merge_constants(map_jaxprs(closed, _live))
+    while any(e.primitive.name == "while" for e in equations(open_jaxpr(closed))):
+        # What a body outside does not use may be what a loop inside is for.
+        size = _size(closed)
+        closed = map_jaxprs(closed, _live)
+        if _size(closed) == size:
+            break
+    return closed
+
+
+def _merge_constants(closed: Any) -> Any:
+    """Holds equal constants once, as lowering does for what loops and calls are given."""
+    constants = [np.asarray(c) for c in consts_of(closed)]
+    firsts: dict[Any, np.ndarray] = {}
+    kinds = collections.Counter((c.dtype, c.shape) for c in constants)
+    merged = [
+        firsts.setdefault(_value(c), c) if kinds[c.dtype, c.shape] > 1 else c for c in constants
+    ]
+    if all(a is b for a, b in zip(merged, constants, strict=True)):
+        return closed
+    jaxpr = constants_as_arguments(open_jaxpr(closed))
+
+    def run(*values: Any) -> list[Any]:
+        return eval_jaxpr(jaxpr, [*merged, *values])
+
+    return trace_closed(run, *(v.aval for v in jaxpr.invars[len(merged) :]))
+
+
+def _size(closed: Any) -> int:
+    return sum(1 + len(e.invars) for e in equations(open_jaxpr(closed)))
+
+
+def _live(jaxpr: Any) -> Any:
+    """Without dead equations, and loops without what they carry for nothing.
+
+    JAX has no rule for the latter, and every other way to write the program drops them.
+    """
+    while True:
+        jaxpr = dce(jaxpr)
+        used = {v for v in jaxpr.outvars if not hasattr(v, "val")}
+        eqns = []
+        for eqn in reversed(jaxpr.eqns):
+            if eqn.primitive.name == "while" and not eqn.effects:
+                eqn = _live_loop(eqn, used)
+            used |= {v for v in eqn.invars if not hasattr(v, "val")}
+            eqns.append(eqn)
+        eqns.reverse()
+        if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+            return jaxpr
+        jaxpr = jaxpr.replace(eqns=eqns)
+
+
+def _live_loop(eqn: Any, used: Set[Any]) -> Any:
+    """A `while` that carries only what it goes on by and what is used after it."""
+    params = eqn.params
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body = (open_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    _, tested = live_part(test, [True])
+    live = [v in used or t for v, t in zip(eqn.outvars, tested[n_cond:], strict=True)]
+    while True:
+        _, needed = live_part(body, live)
+        more = [a or b for a, b in zip(live, needed[n_body:], strict=True)]
+        if more == live:
+            break
+        live = more
+    kept_test, kept_body = [*tested[:n_cond], *live], [*needed[:n_body], *live]
+    kept = [*tested[:n_cond], *kept_body]
+    if all(kept):
+        return eqn
+    # A carry that the test or the body does not look at stays an argument of both.
+    test, _ = live_part(test, [True], kept_test)
+    body, _ = live_part(body, live, kept_body)
+    return eqn.replace(
+        invars=_kept(eqn.invars, kept),
+        outvars=_kept(eqn.outvars, live),
+        params={
+            **params,
+            "cond_jaxpr": close_like(params["cond_jaxpr"], test),
+            "body_jaxpr": close_like(params["body_jaxpr"], body),
+            "cond_nconsts": sum(tested[:n_cond]),
+            "body_nconsts": sum(needed[:n_body]),
+        },
+    )
+
+
+def _kept(values: Sequence[Any], keep: Sequence[bool]) -> list[Any]:
+    return [v for v, k in zip(values, keep, strict=True) if k]
+
+
+# Behind the sign, the number of a broadcast that is written once and used by several equations.
+WRITTEN_BROADCAST = "broadcast_in_dim#"
+
+
+def merge_broadcasts(closed: Any) -> Any:
+    """Makes one of the broadcasts that spelling has put in front of each user of one."""
+    sign = HINT + WRITTEN_BROADCAST
+
+    def merge(jaxpr: Any) -> Any:
+        kept: dict[Any, Any] = {}
+        renamed: dict[Any, Any] = {}
+        eqns = []
+        for eqn in jaxpr.eqns:
+            names = names_of(eqn)
+            if names and names[-1].startswith(sign):
+                (out,) = eqn.outvars
+                (x,) = eqn.invars
+                value = np.asarray(x.val).tobytes() if hasattr(x, "val") else x
+                first = kept.setdefault((names[-1], out.aval, value), out)
+                if first is not out:
+                    renamed[out] = first
+                    continue
+            eqns.append(eqn)
+        return rename(jaxpr.replace(eqns=eqns), renamed) if renamed else jaxpr
+
+    return map_jaxprs(closed, merge)
+
+
+# Behind the sign: a constant array of one number, which raising has made a broadcast.
+WRITTEN_ARRAY = "constant"
+_LARGEST_ARRAY = 4096
+
+
+def restore_arrays(closed: Any) -> Any:
+    """Makes constants again of the small arrays of one number that the program holds.
+
+    While patterns are matched they are broadcasts, so that their numbers are scalars. Inside of
+    inner jaxprs, and where they are large, they stay so.
+    """
+    jaxpr = open_jaxpr(closed)
+    arrays: dict[int, np.ndarray] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "broadcast_in_dim":
+            continue
+        number: Any = eqn.invars[0]
+        aval: Any = eqn.outvars[0].aval
+        written = names_of(eqn)[-1:] == (HINT + WRITTEN_ARRAY,)
+        if written and aval.size <= _LARGEST_ARRAY and hasattr(number, "val"):
+            arrays[id(eqn)] = np.full(aval.shape, number.val, aval.dtype)
+    if not arrays:
+        return closed
+
+    def run(*values: Any) -> list[Any]:
+        held = [*jaxpr.constvars, *jaxpr.invars]
+        env = dict(zip(held, [*consts_of(closed), *values], strict=True))
+        env.update((e.outvars[0], arrays[id(e)]) for e in jaxpr.eqns if id(e) in arrays)
+        read = evaluate([e for e in jaxpr.eqns if id(e) not in arrays], env)
+        return [read(v) for v in jaxpr.outvars]
+
+    return trace_closed(run, *(v.aval for v in jaxpr.invars))
+
+
+def is_named(closed: Any) -> bool:
+    """Whether a location of the program names a primitive."""
+    return any(
+        names[-1].startswith(HINT)
+        for eqn in equations(open_jaxpr(closed))
+        if (names := names_of(eqn))
+    )
+
+
+# The hint of an equation that is the program's only if a comparator of the file orders; no name of
+# a file holds the sign.
+ASSUMED_ORDER = "#order"
+
+
+def assumes_order(jaxpr: Any) -> bool:
+    """Whether some sort is by a comparator that is not known to be a strict weak order."""
+    return any(names_of(e)[-1:] == (HINT + ASSUMED_ORDER,) for e in equations(jaxpr))
+
+
+def without_hints(closed: Any) -> Any:
+    """Takes the hints out of the name scopes."""
+
+    def strip(jaxpr: Any) -> Any:
+        eqns = []
+        for eqn in jaxpr.eqns:
+            names = names_of(eqn)
+            if names and names[-1].startswith(HINT):
+                eqn = with_names(eqn, names[:-1])
+            eqns.append(eqn)
+        return jaxpr.replace(eqns=eqns)
+
+    return map_jaxprs(closed, strip)
+
+
+def tuple_like(original: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
+    """`values` as a tuple of the type of `original`: `custom_linear_solve` names its jaxprs."""
+    make = getattr(original, "_make", tuple)
+    return make(values)
+
+
+def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
+    """Applies `function` to each open jaxpr, the inner ones first; shared ones stay shared."""
+    done: dict[int, tuple[Any, Any]] = {}
+
+    def visit(closed: Any) -> Any:
+        if id(closed) not in done:
+            jaxpr = open_jaxpr(closed)
+            eqns = []
+            for eqn in jaxpr.eqns:
+                if not holds_jaxprs(eqn):
+                    eqns.append(eqn)
+                    continue
+                params = {
+                    name: new
+                    for name, value in eqn.params.items()
+                    if (new := param(value)) is not value
+                }
+                eqns.append(eqn.replace(params={**eqn.params, **params}) if params else eqn)
+            result = close_like(closed, function(jaxpr.replace(eqns=eqns)))
+            done[id(closed)] = (closed, result)  # holding `closed` keeps its id from being reused
+        return done[id(closed)][1]
+
+    def param(value: Any) -> Any:
+        if is_jaxpr(value):
+            return visit(value)
+        if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
+            return tuple_like(value, (param(v) for v in value))
+        return value
+
+    return visit(closed)
+
+
+def split_constants(closed: Any) -> tuple[Any, tuple[np.ndarray, ...]]:
+    """Makes the constants leading arguments; returns the open jaxpr and their values."""
+    constants = tuple(np.asarray(c) for c in consts_of(closed))
+    return constants_as_arguments(open_jaxpr(closed)), constants
+
+
+def narrow_constants(
+    jaxpr: Any, constants: Sequence[np.ndarray], dtypes: Collection[str]
+) -> tuple[Any, tuple[np.ndarray, ...], list[str]]:
+    """The program over its arrays of `dtypes` in bfloat16, these, and a line that says so."""
+    narrow = [c.dtype.name in dtypes and c.ndim > 0 for c in constants]
+    if not any(narrow):
+        return jaxpr, tuple(constants), []
+
+    def run(*values: Any) -> list[Any]:
+        given = list(values)
+        for i, (c, small) in enumerate(zip(constants, narrow, strict=True)):
+            given[i] = lax.convert_element_type(values[i], c.dtype) if small else values[i]
+        return eval_jaxpr(jaxpr, given)
+
+    pairs = zip(constants, narrow, strict=True)
+    kept = tuple(c.astype(jnp.bfloat16) if small else c for c, small in pairs)
+    avals = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in kept]
+    traced = trace_closed(run, *avals, *(v.aval for v in jaxpr.invars[len(kept) :]))
+    note = f"{sum(narrow)} arrays of the program are rounded to bfloat16"
+    return open_jaxpr(traced), kept, [note]
+
+
+def over_constants(closed: Any, constants: Sequence[np.ndarray]) -> Any:
+    """The program over these constants as leading arguments, whether it uses all of them or not.
+
+    Constants that are not among them, which a derivative rule may bring, stay constants.
+    """
+    held = [np.asarray(c) for c in consts_of(closed)]
+    places = _places(held, constants)
+    jaxpr = open_jaxpr(closed)
+    if places == list(range(len(constants))):
+        return constants_as_arguments(jaxpr)
+
+    def run(*values: Any) -> list[Any]:
+        pairs = zip(held, places, strict=True)
+        found = [constant if i is None else values[i] for constant, i in pairs]
+        args = [*found, *values[len(constants) :]]
+        return eval_jaxpr(constants_as_arguments(jaxpr), args)
+
+    return trace_closed(run, *constants, *(v.aval for v in jaxpr.invars))
+
+
+def _places(held: Sequence[np.ndarray], constants: Sequence[np.ndarray]) -> list[int | None]:
+    """Which of the constants each array is, if any. Bytes are read where one is not itself."""
+    by_identity = {id(c): i for i, c in reversed(list(enumerate(constants)))}
+    places = [by_identity.get(id(h)) for h in held]
+    if None in places:
+        by_value = {_value(c): i for i, c in reversed(list(enumerate(constants)))}
+        places = [
+            by_value.get(_value(h)) if i is None else i for h, i in zip(held, places, strict=True)
+        ]
+    return places
+
+
+def _value(x: np.ndarray) -> tuple[Any, ...]:
+    """Equal for arrays that are equal bit for bit. Of large ones a digest, not a second copy."""
+    if x.nbytes <= _DIGEST:
+        return x.dtype, x.shape, x.tobytes()
+    data = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return x.dtype, x.shape, hashlib.blake2b(data.data).digest()
+
+
+_DIGEST = 1 << 16
+
+
+def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The open jaxprs among the parameters of an equation."""
+    if not holds_jaxprs(eqn):
+        return
+    for value in eqn.params.values():
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        for v in values:
+            if is_jaxpr(v):
+                yield open_jaxpr(v)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations; a jaxpr that stands in several places is visited once."""
+    pending, seen = [jaxpr], set()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for eqn in current.eqns:
+            yield eqn
+            pending.extend(sub_jaxprs(eqn))
+
+
+def primitive_counts(jaxpr: Any) -> Mapping[str, int]:
+    """Number of equations per primitive."""
+    counts = collections.Counter(eqn.primitive.name for eqn in equations(jaxpr))
+    return dict(sorted(counts.items()))
+
+
+def call_counts(jaxpr: Any) -> Mapping[str, int]:
+    """Number of calls per name of the function that is called."""
+    found = (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "jit")
+    return dict(collections.Counter(eqn.params["name"] for eqn in found))
+
+
+def opaque_targets(jaxpr: Any) -> Mapping[str, int]:
+    """Number of opaque equations per custom-call target."""
+    found = (eqn for eqn in equations(jaxpr) if eqn.primitive is custom_call_p)
+    return dict(sorted(collections.Counter(eqn.params["target"] for eqn in found).items()))
+
+
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
+def is_wide_dtype(dtype: Any) -> bool:
+    """Whether a dtype has 64 bits (128 for complex)."""
+    return dtype in _WIDE
+
+
+def is_wide(atom: Any) -> bool:
+    """Whether a value has such a dtype."""
+    return is_wide_dtype(getattr(atom.aval, "dtype", None))
+
+
+def wide_types(jaxpr: Any) -> set[np.dtype]:
+    """The dtypes of 64 bits (128 for complex) that occur."""
+    pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in equations(jaxpr))]
+    return {v.aval.dtype for atoms in pending for v in atoms if is_wide(v)}
+
+
+def has_wide_types(jaxpr: Any) -> bool:
+    """Whether a value of 64 bits (128 for complex) occurs."""
+    return bool(wide_types(jaxpr))

@@ -1,0 +1,319 @@
+"""Matching: whether a template is a part of a program, and whether two programs are the same."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from invert._private.jax import by_jaxpr, consts_of, core, is_jaxpr, names_of, plain_params
+from invert.ir.jaxprs import HINT
+from invert.rewriting.pattern import Graph, is_var
+
+
+class Match:
+    """One attempt to find a template in a graph."""
+
+    def __init__(self, template: Graph, graph: Graph):
+        self.template, self.graph = template, graph
+        self.atoms: dict[Any, Any] = {}
+        self.eqns: dict[int, Any] = {}
+        self.taken: set[int] = set()
+        self._trail: list[tuple[str, Any]] = []
+        self._last: tuple[Any, Any] | None = None
+
+    def seed(self, eqn: Any, target: Any) -> bool:
+        """Matches an equation with all it is computed from."""
+        mark = len(self._trail)
+        pending: list[tuple[Any, Any]] = []
+        if self._pair(eqn, target, pending) and self.run(pending):
+            return True
+        self._undo(mark)
+        return False
+
+    def run(self, pending: list[tuple[Any, Any]]) -> bool:
+        template, graph = self.template, self.graph
+        while pending:
+            atom, found = pending.pop()
+            self._last = atom, found
+            if isinstance(atom, core.Literal):
+                if not isinstance(found, core.Literal) or not same_value(atom.val, found.val):
+                    return False
+                continue
+            known = self.atoms.get(atom)
+            if known is not None:
+                if not (_same_atom(known, found) or self._same_constant(atom, found)):
+                    return False
+                continue
+            eqn = template.producers.get(atom)
+            if eqn is None:
+                if not self.bind_input(atom, found):
+                    return False
+                continue
+            target = None if isinstance(found, core.Literal) else graph.producers.get(found)
+            if target is None or not self._pair(eqn, target, pending):
+                return False
+            if not _same_atom(self.atoms.get(atom), found):
+                return False
+        return True
+
+    @property
+    def failure(self) -> str:
+        """Where the last attempt ended: what the template has and what the program has."""
+        if self._last is None:
+            return "nothing was compared"
+        atom, found = self._last
+        literal = isinstance(atom, core.Literal) or isinstance(found, core.Literal)
+        eqn = None if literal else self.template.producers.get(atom)
+        target = None if literal else self.graph.producers.get(found)
+        if eqn is not None and target is not None and eqn.primitive is target.primitive:
+            found_params = plain_params(target.params)
+            for name, value in plain_params(eqn.params).items():
+                other = found_params.get(name)
+                if is_jaxpr(value) and is_jaxpr(other):
+                    if (inner := difference(value, other)) is not None:
+                        return f"in {eqn.primitive.name}: {inner}"
+                elif name not in _FREE_PARAMS and not _same_param(value, other):
+                    return f"{eqn.primitive.name}[{name}={value}] against {name}={other}"
+        return f"{_said(self.template, atom)} against {_said(self.graph, found)}"
+
+    def bind_input(self, atom: Any, found: Any) -> bool:
+        if atom.aval.shape != found.aval.shape or atom.aval.dtype != found.aval.dtype:
+            return False
+        if atom in self.template.consts and not self._same_constant(atom, found):
+            return False
+        self._set_atom(atom, found)
+        return True
+
+    def _same_constant(self, atom: Any, found: Any) -> bool:
+        """Whether a constant of the template is one of the program with this value."""
+        if atom not in self.template.consts:
+            return False
+        if isinstance(found, core.Literal):
+            return same_value(self.template.consts[atom], found.val)
+        consts = self.graph.consts
+        return found in consts and same_value(self.template.consts[atom], consts[found])
+
+    def _pair(self, eqn: Any, target: Any, pending: list[tuple[Any, Any]]) -> bool:
+        known = self.eqns.get(id(eqn))
+        if known is not None:
+            return known is target
+        if (
+            eqn.primitive is not target.primitive
+            or id(target) in self.taken
+            or len(eqn.invars) != len(target.invars)
+            or len(eqn.outvars) != len(target.outvars)
+        ):
+            return False
+        for a, b in zip(eqn.outvars, target.outvars, strict=True):
+            if a.aval.shape != b.aval.shape or a.aval.dtype != b.aval.dtype:
+                return False
+        if not same_params(eqn.params, target.params):
+            return False
+        self.eqns[id(eqn)] = target
+        self.taken.add(id(target))
+        self._trail.append(("eqn", (id(eqn), id(target))))
+        for a, b in zip(eqn.outvars, target.outvars, strict=True):
+            self._set_atom(a, b)
+        pending.extend(zip(eqn.invars, target.invars, strict=True))
+        return True
+
+    def _set_atom(self, atom: Any, found: Any) -> None:
+        self.atoms[atom] = found
+        self._trail.append(("atom", atom))
+
+    def _undo(self, mark: int) -> None:
+        while len(self._trail) > mark:
+            kind, item = self._trail.pop()
+            if kind == "eqn":
+                del self.eqns[item[0]]
+                self.taken.discard(item[1])
+            else:
+                del self.atoms[item]
+
+    def extend(self) -> None:
+        """Matches, from operands to users, what the seed is not computed from.
+
+        An equation for which nothing is found serves a result that the program does not use.
+        Those that give results go first: what leads to a result that is not used would else take
+        the like of it that leads to another.
+        """
+        template = self.template
+        ends = [template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)]
+        for eqn in (*filter(None, ends), *template.eqns):
+            if id(eqn) in self.eqns:
+                continue
+            known = [
+                self.atoms[a]
+                for a in eqn.invars
+                if not isinstance(a, core.Literal) and a in self.atoms
+            ]
+            known = [a for a in known if not isinstance(a, core.Literal)]
+            if not known:
+                continue
+            for target in min((self.graph.users.get(a, []) for a in known), key=len):
+                if target.primitive is eqn.primitive and self.seed(eqn, target):
+                    break
+
+    def outputs(self) -> list[Any] | None:
+        """The program's variables for the template's results; `None` for one that is not used.
+
+        **Returns:** `None` where the match is no replacement: nothing is produced, an equation of
+        a result that was found is missing, or an interior value is used outside.
+        """
+        results = self.template.jaxpr.outvars
+        found = [None if isinstance(v, core.Literal) else self.atoms.get(v) for v in results]
+        if all(v is None for v in found):
+            return None
+        produced = {v for v in found if v is not None and not isinstance(v, core.Literal)}
+        for target in self.eqns.values():
+            for v in target.outvars:
+                if v in produced or _is_constant(target):
+                    continue
+                if v in self.graph.results:
+                    return None
+                if any(id(u) not in self.taken for u in self.graph.users.get(v, ())):
+                    return None
+        return found
+
+    def removed(self) -> frozenset[int]:
+        """The equations that the match replaces. Constants stay, as others may share them."""
+        return frozenset(id(e) for e in self.eqns.values() if not _is_constant(e))
+
+    def inputs(self) -> list[Any] | None:
+        """The program's atoms for the template's arguments; `None` where one was not met."""
+        found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
+        return None if any(v is None for v in found) else found
+
+    def needs_itself(self) -> bool:
+        """Whether an argument of the match is computed from one of its results.
+
+        Equations stand in order, so nothing before the first of the match has to be looked at.
+        """
+        graph, removed = self.graph, self.removed()
+        first = min((graph.index[i] for i in removed), default=len(graph.eqns))
+        found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
+        pending = [graph.producers.get(v) for v in found if is_var(v)]
+        seen: set[int] = set()
+        while pending:
+            eqn = pending.pop()
+            if eqn is None or id(eqn) in seen or graph.index[id(eqn)] < first:
+                continue
+            if id(eqn) in removed:
+                return True
+            seen.add(id(eqn))
+            pending.extend(graph.producers.get(a) for a in eqn.invars if is_var(a))
+        return False
+
+
+def _is_constant(eqn: Any) -> bool:
+    """Whether the equation is a broadcast literal or an iota: modules hold equal ones once."""
+    return eqn.primitive.name in ("broadcast_in_dim", "iota") and not any(map(is_var, eqn.invars))
+
+
+def _said(graph: Graph, atom: Any) -> str:
+    """An atom in words: its value, or the equation it comes from and the place of that."""
+    if isinstance(atom, core.Literal):
+        return f"the number {atom.val}"
+    eqn = graph.producers.get(atom)
+    if eqn is None:
+        return f"an argument of type {atom.aval}"
+    names = "/".join(n for n in names_of(eqn) if not n.startswith(HINT))
+    return f"{eqn.primitive.name}:{atom.aval}" + (f" in {names}" if names else "")
+
+
+def _same_atom(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    literals = isinstance(a, core.Literal) and isinstance(b, core.Literal)
+    return literals and same_value(a.val, b.val)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two constants are equal bit for bit."""
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return a is b or a.tobytes() == b.tobytes()
+
+
+# Parameters that name or place a computation without changing it.
+_FREE_PARAMS = frozenset(
+    "name computation donated_invars in_shardings out_shardings in_layouts out_layouts "
+    "keep_unused inline ctx_mesh compiler_options_kvs debug_info".split()
+)
+
+
+def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two equations of one primitive have the same parameters, inner jaxprs included."""
+    a, b = plain_params(a), plain_params(b)
+    return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
+
+
+@by_jaxpr
+def _comparisons(jaxpr: Any) -> weakref.WeakKeyDictionary[Any, bool]:
+    """Which others it was compared with: functions that call each other often are compared once."""
+    return weakref.WeakKeyDictionary()
+
+
+def _same_param(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if is_jaxpr(a):
+        if not is_jaxpr(b):
+            return False
+        known = _comparisons(a)
+        if b not in known:
+            known[b] = equivalent(a, b)
+        return known[b]
+    if isinstance(a, (tuple, list)):
+        return (
+            isinstance(b, (tuple, list))
+            and len(a) == len(b)
+            and all(_same_param(x, y) for x, y in zip(a, b, strict=True))
+        )
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return same_value(a, b)
+    if isinstance(a, lax.Tolerance) and isinstance(b, lax.Tolerance):  # which has no `==`
+        return vars(a) == vars(b)
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError):
+        return False
+
+
+def equivalent(a: Any, b: Any, constants: Sequence[Any] = ()) -> bool:
+    """Whether two jaxprs are the same program: equal up to names and order of equations.
+
+    `constants` are the values of the leading arguments, as `difference` takes them.
+    """
+    return difference(a, b, constants) is None
+
+
+def difference(a: Any, b: Any, constants: Sequence[Any] = ()) -> str | None:
+    """`None` where two jaxprs are the same program, else what differs, as far as it can be said.
+
+    `constants` are the values of the leading arguments, as far as they are known. These need not
+    be the same arguments then, but the same values.
+    """
+    x, y = Graph(a, consts_of(a)), Graph(b, consts_of(b))
+    for what, values in (
+        ("arguments", (x.jaxpr.invars, y.jaxpr.invars)),
+        ("results", (x.jaxpr.outvars, y.jaxpr.outvars)),
+    ):
+        if len(values[0]) != len(values[1]):
+            return f"{len(values[0])} {what} against {len(values[1])}"
+    for graph in (x, y):
+        graph.consts.update(zip(graph.jaxpr.invars, constants, strict=False))
+    match = Match(x, y)
+    for v, w in list(zip(x.jaxpr.invars, y.jaxpr.invars, strict=True))[len(constants) :]:
+        if not match.bind_input(v, w):
+            return f"an argument of type {v.aval} against {w.aval}"
+    if not match.run(list(zip(x.jaxpr.outvars, y.jaxpr.outvars, strict=True))):
+        return match.failure
+    if len(match.eqns) != len(x.eqns) or len(x.eqns) != len(y.eqns):
+        return f"{len(x.eqns)} equations against {len(y.eqns)}"
+    return None

@@ -1,0 +1,118 @@
+"""A normal form in which programs are compared that say the same thing once or twice."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from invert._opaque import custom_call_p
+from invert._private.jax import (
+    close_like,
+    consts_of,
+    core,
+    holds_jaxprs,
+    inline_calls,
+    open_jaxpr,
+    rename,
+)
+from invert.ir import jaxprs
+
+
+def normal_form(closed: Any) -> Any:
+    """The program with calls inlined, equal equations merged and equal counters of loops merged.
+
+    Which of its equations are a function of their own says nothing about a graph. A `scan` reads
+    an array once that the graph reads twice in a step, and counts for itself where its body counts
+    too. Custom calls stay as they are.
+    """
+    closed = jaxprs.map_jaxprs(closed, _opened)
+    return jaxprs.canonicalize(jaxprs.map_jaxprs(closed, _merged))
+
+
+def _opened(jaxpr: Any) -> Any:
+    if jaxpr.constvars or not any(e.primitive.name == "jit" for e in jaxpr.eqns):
+        return jaxpr
+    inlined = inline_calls(jaxpr)
+    # Arrays that the calls hold would be constants of a level that has none.
+    return jaxpr if consts_of(inlined) else open_jaxpr(inlined)
+
+
+def _merged(jaxpr: Any) -> Any:
+    """One level: each equation keeps its place, and later ones that are equal to it go."""
+    known: dict[Any, Any] = {}
+    names: dict[Any, Any] = {}
+
+    def renamed(atom: Any) -> Any:
+        return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        eqn = eqn.replace(invars=[renamed(a) for a in eqn.invars])
+        if eqn.primitive.name == "while":
+            eqn = _with_one_counter(eqn, names)
+        first = known.setdefault(_key(eqn), eqn)
+        if first is eqn:
+            eqns.append(eqn)
+        else:
+            names.update(zip(eqn.outvars, first.outvars, strict=True))
+    return jaxpr.replace(eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars])
+
+
+def _key(eqn: Any) -> Hashable:
+    """Equal for equations that are equal; of one that may not be merged, its own."""
+    if eqn.effects or eqn.primitive is custom_call_p or holds_jaxprs(eqn):
+        return id(eqn)
+    params = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+    try:
+        hash(params)
+    except TypeError:
+        return id(eqn)
+    # Parameters that are equal may still be of other types, as 1 and True are.
+    kinds = tuple(type(value) for _, value in params)
+    return eqn.primitive, params, kinds, tuple(map(_atom_key, eqn.invars))
+
+
+def _atom_key(atom: Any) -> Hashable:
+    if not isinstance(atom, core.Literal):
+        return atom
+    value = np.asarray(atom.val)
+    return value.dtype, value.shape, value.tobytes()
+
+
+def _with_one_counter(eqn: Any, names: dict[Any, Any]) -> Any:
+    """A `while` in which variables that count alike are read as the first of them.
+
+    The others are then carried for nothing, which the canonical form leaves out. Their results
+    after the loop go into `names`.
+    """
+    params = eqn.params
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body = (open_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    tested, carried = test.invars[n_cond:], body.invars[n_body:]
+    init = eqn.invars[n_cond + n_body :]
+    producers = {v: e for e in body.eqns for v in e.outvars}
+    firsts: dict[Any, int] = {}
+    others: dict[int, int] = {}
+    for i, (variable, out) in enumerate(zip(carried, body.outvars, strict=True)):
+        step: Any = None if isinstance(out, core.Literal) else producers.get(out)
+        if step is not None and step.primitive.name == "add" and step.invars[0] is variable:
+            by = step.invars[1]
+            first = firsts.setdefault((_atom_key(init[i]), _atom_key(by)), i)
+            if first != i and isinstance(by, core.Literal):
+                others[i] = first
+    if not others:
+        return eqn
+    names.update((eqn.outvars[i], eqn.outvars[k]) for i, k in others.items())
+    renamed = {
+        name: close_like(
+            params[name],
+            rename(jaxpr, {variables[i]: variables[k] for i, k in others.items()}),
+        )
+        for name, jaxpr, variables in (
+            ("cond_jaxpr", test, tested),
+            ("body_jaxpr", body, carried),
+        )
+    }
+    return eqn.replace(params={**params, **renamed})

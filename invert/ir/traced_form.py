@@ -1,0 +1,378 @@
+"""Two jaxprs in the form in which programs that mean the same are equal.
+
+Tracing orders what a loop or a branch takes from outside by first use, and keeps the rules of
+custom derivatives as functions. Both are made comparable here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from invert._errors import EmissionError
+from invert._private.jax import (
+    close_like,
+    consts_of,
+    core,
+    evaluate,
+    is_tracer,
+    open_jaxpr,
+    plain_params,
+    rename,
+    scan_layout,
+    trace_closed,
+)
+from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
+from invert.ir.match import difference as _difference
+from invert.rewriting.pattern import Graph
+
+# How deep rules inside of rules are compared.
+_DEPTH = 2
+
+
+def difference(a: Any, b: Any) -> str | None:
+    """`None` where two programs are the same, else what differs."""
+    return _difference(normal(a), normal(b))
+
+
+def normal(closed: Any, depth: int = 0) -> Any:
+    """The normal form of a jaxpr: dead code removed, operands of loops and branches in order."""
+
+    def one(jaxpr: Any) -> Any:
+        eqns = []
+        for eqn in jaxpr.eqns:
+            eqn = _plain(eqn)
+            if eqn.primitive.name in _NORMAL:
+                eqn = _NORMAL[eqn.primitive.name](eqn, depth)
+            eqns.append(eqn)
+        return jaxpr.replace(eqns=eqns)
+
+    return map_jaxprs(strong(closed), one)
+
+
+def strong(closed: Any) -> Any:
+    """The program without dead code and without weak types, which lowering knows nothing of.
+
+    A conversion to the type that there is goes with them, and so does a copy.
+    """
+    return map_jaxprs(canonicalize(closed), _strengthened)
+
+
+def _strengthened(jaxpr: Any) -> Any:
+    made = [v for e in jaxpr.eqns for v in e.outvars]
+    weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
+    if not weak and not any(map(_is_identity, jaxpr.eqns)):
+        return jaxpr.replace(
+            eqns=[_typed_operands(e) for e in jaxpr.eqns],
+            outvars=[_typed(a) for a in jaxpr.outvars],
+        )
+    held = [*jaxpr.constvars, *jaxpr.invars]
+
+    def run(*values: Any) -> list[Any]:
+        env = dict(zip(held, values, strict=True))
+
+        def read(atom: Any) -> Any:
+            return _typed(atom).val if isinstance(atom, core.Literal) else env[atom]
+
+        for eqn in map(_typed_operands, jaxpr.eqns):
+            if _is_identity(eqn):
+                env[eqn.outvars[0]] = read(eqn.invars[0])
+            else:
+                evaluate([eqn], env)
+        return [read(a) for a in jaxpr.outvars]
+
+    # What it is made of has types of 64 bits where the program has.
+    with jax.enable_x64(True):
+        traced = trace_closed(run, *(_strong_type(v) for v in held))
+    inner = open_jaxpr(traced)
+    count = len(jaxpr.constvars)
+    return inner.replace(constvars=inner.invars[:count], invars=inner.invars[count:])
+
+
+def _is_identity(eqn: Any) -> bool:
+    """Whether an equation converts to the type that there is, or copies."""
+    if eqn.primitive.name == "copy":
+        return True
+    convert = eqn.primitive.name == "convert_element_type"
+    return convert and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+
+
+def is_weak(v: Any) -> bool:
+    """Whether the type of a value gives way to that of others."""
+    return bool(getattr(v.aval, "weak_type", False))
+
+
+def _strong_type(v: Any) -> Any:
+    return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) if hasattr(v.aval, "shape") else v.aval
+
+
+def _typed_operands(eqn: Any) -> Any:
+    invars = [_typed(a) for a in eqn.invars]
+    changed = any(a is not b for a, b in zip(invars, eqn.invars, strict=True))
+    eqn = eqn.replace(invars=invars) if changed else eqn
+    if eqn.primitive.name == "slice" and set(eqn.params["strides"] or ()) == {1}:
+        # Steps of one are what is meant where none are given.
+        eqn = eqn.replace(params={**eqn.params, "strides": None})
+    fill = eqn.params.get("fill_value")
+    if isinstance(fill, float) and fill != fill:
+        # One NaN for all, since parameters are compared and no NaN equals another.
+        eqn = eqn.replace(params={**eqn.params, "fill_value": math.nan})
+    return eqn
+
+
+def _plain(eqn: Any) -> Any:
+    """An equation without what says nothing: a sharding over no devices, the caller's mesh."""
+    if "context_mesh" in eqn.params:
+        eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
+    sharding = eqn.params.get("sharding")
+    if sharding is not None and getattr(getattr(sharding, "mesh", None), "empty", False):
+        eqn = eqn.replace(params={**eqn.params, "sharding": None})
+    return eqn
+
+
+def _typed(atom: Any) -> Any:
+    if not isinstance(atom, core.Literal):
+        return atom
+    aval = cast(Any, atom.aval)
+    # Python numbers, which JAX gives a dtype of its own in a subclass, are not what they say.
+    is_array = isinstance(atom.val, (np.ndarray, np.generic)) and atom.val.dtype == aval.dtype
+    if (is_array and not is_weak(atom)) or not hasattr(aval, "dtype"):
+        return atom
+    return core.Literal(np.asarray(atom.val, aval.dtype), core.ShapedArray((), aval.dtype))
+
+
+def order_of_use(jaxpr: Any, variables: Sequence[Any]) -> list[int]:
+    """Positions of `variables` in the order in which the results need them.
+
+    It depends on what is computed and not on the order of the equations.
+    """
+    graph = Graph(jaxpr)
+    wanted = {v: i for i, v in enumerate(variables)}
+    found: dict[int, None] = {}
+    seen: set[Any] = set()
+    pending = collections.deque(jaxpr.outvars)
+    while pending:
+        atom = pending.popleft()
+        if isinstance(atom, core.Literal) or atom in seen:
+            continue
+        seen.add(atom)
+        if atom in wanted:
+            found.setdefault(wanted[atom])
+        elif (eqn := graph.producers.get(atom)) is not None:
+            pending.extendleft(reversed(eqn.invars))
+    return list(found)
+
+
+def _reorder(
+    jaxprs: Sequence[Any], operands: Sequence[Any], count: int
+) -> tuple[list[Any], list[Any]]:
+    """The first `count` operands of some jaxprs without repetition, in order of their use.
+
+    Numbers among them go into the jaxprs.
+    """
+    opened = [open_jaxpr(j) for j in jaxprs]
+    order: dict[int, None] = {}
+    for jaxpr in opened:
+        for i in order_of_use(jaxpr, jaxpr.invars[:count]):
+            order.setdefault(i)
+    first: dict[Any, int] = {}
+    kept: list[int] = []
+    same: dict[int, int] = {}
+    numbers: dict[int, Any] = {}
+    for i in order:
+        atom = operands[i]
+        if isinstance(atom, core.Literal):
+            numbers[i] = _typed(atom)  # a text has it where it is used
+            continue
+        same[i] = first.setdefault(atom, i)
+        if same[i] == i:
+            kept.append(i)
+    changed = []
+    for closed, jaxpr in zip(jaxprs, opened, strict=True):
+        names = {jaxpr.invars[i]: jaxpr.invars[j] for i, j in same.items() if i != j}
+        names.update((jaxpr.invars[i], number) for i, number in numbers.items())
+        jaxpr = rename(jaxpr, names) if names else jaxpr
+        invars = [jaxpr.invars[i] for i in kept] + list(jaxpr.invars[count:])
+        changed.append(close_like(closed, jaxpr.replace(invars=invars)))
+    return changed, [operands[i] for i in kept] + list(operands[count:])
+
+
+def _scan(eqn: Any, depth: int) -> Any:
+    count, _ = scan_layout(eqn.params)
+    (jaxpr,), operands = _reorder([eqn.params["jaxpr"]], eqn.invars, count)
+    params = {**plain_params(eqn.params), "jaxpr": jaxpr}
+    for name in ("num_consts", "linear"):
+        params.pop(name, None)
+    return eqn.replace(params=params, invars=operands)
+
+
+def _while(eqn: Any, depth: int) -> Any:
+    params = eqn.params
+    n, m = params["cond_nconsts"], params["body_nconsts"]
+    (cond,), first = _reorder([params["cond_jaxpr"]], [*eqn.invars[:n], *eqn.invars[n + m :]], n)
+    (body,), second = _reorder([params["body_jaxpr"]], eqn.invars[n:], m)
+    carried = len(eqn.invars) - n - m
+    held = first[: len(first) - carried]
+    params = {
+        **params,
+        "cond_jaxpr": cond,
+        "body_jaxpr": body,
+        "cond_nconsts": len(held),
+        "body_nconsts": len(second) - carried,
+    }
+    return eqn.replace(params=params, invars=[*held, *second])
+
+
+def _cond(eqn: Any, depth: int) -> Any:
+    count = len(eqn.invars) - 1
+    branches, operands = _reorder(eqn.params["branches"], eqn.invars[1:], count)
+    params = {**eqn.params, "branches": tuple(branches)}
+    return eqn.replace(params=params, invars=[eqn.invars[0], *operands])
+
+
+def _custom_call(eqn: Any, depth: int) -> Any:
+    """A function with a rule, with the rule as a jaxpr."""
+    inner = eqn.params["call_jaxpr"]
+    rule = None
+    if depth < _DEPTH:
+        rule = rule_of(eqn)
+        rule = rule if isinstance(rule, str) else normal(rule, depth + 1)
+    return eqn.replace(params={"call_jaxpr": inner, "rule": rule})
+
+
+def _custom_vmap(eqn: Any, depth: int) -> Any:
+    """A function with a batching rule, with what the rule makes of two of everything."""
+    batched = None
+    if depth < _DEPTH and eqn.invars:
+        avals = [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in eqn.invars]
+        with _setting_of(eqn):
+            batched = normal(trace_closed(jax.vmap(_alone(eqn)), *avals), depth + 1)
+    return eqn.replace(params={"call": eqn.params["call"], "rule": batched})
+
+
+def _linear_solve(eqn: Any, depth: int) -> Any:
+    """A linear solve whose functions take what they use from outside in order of use.
+
+    Without `vecmat`, which JAX makes by transposing `matvec`, in as many steps as that was traced.
+    """
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    symmetric = jaxprs.vecmat is not None and jaxprs.vecmat is jaxprs.matvec
+    operands: list[Any] = []
+    functions: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    start = 0
+    for name, length, closed in zip(lengths._fields, lengths, jaxprs, strict=True):
+        held = eqn.invars[start : start + length]
+        start += length
+        if closed is not None and name != "vecmat":
+            (functions[name],), held = _reorder([closed], held, length)
+            counts[name] = len(held)
+            operands += held
+    params = {"symmetric": symmetric, "counts": tuple(counts.items())}
+    return eqn.replace(params={**params, **functions}, invars=[*operands, *eqn.invars[start:]])
+
+
+def rule_of(eqn: Any) -> Any:
+    """The derivative of a `custom_jvp_call` or `custom_vjp_call` as a closed jaxpr.
+
+    For `custom_jvp` it takes primals and tangents and gives results and tangents; for `custom_vjp`
+    it takes primals and cotangents and gives the cotangents of the primals. Integers have none.
+    Where the function forbids its derivative, the result is the message of the `LookupError`.
+
+    **Raises:** `EmissionError` where the rule is a closure over a value of an outer trace.
+    """
+    with _setting_of(eqn):
+        try:
+            rule = _traced_rule(eqn)
+        except LookupError as error:
+            if type(error) is not LookupError:
+                raise
+            return str(error.args[0])
+    if any(map(is_tracer, consts_of(rule))):
+        raise EmissionError(
+            f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} uses a value "
+            "from outside of the function, which has no name in a text"
+        )
+    return rule
+
+
+def _setting_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+    """The setting that the functions of an equation were traced under: rules are traced later."""
+    wide = any(map(is_wide, (*eqn.invars, *eqn.outvars)))
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+def _alone(eqn: Any) -> Callable[..., list[Any]]:
+    """An equation as a function of its operands.
+
+    They become variables of its own: an operand may be a literal, or one variable several times.
+    """
+    places = [core.Var(v.aval) for v in eqn.invars]
+    call = eqn.replace(invars=places)
+
+    def run(*values: Any) -> list[Any]:
+        read = evaluate([call], dict(zip(places, values, strict=True)))
+        return [read(v) for v in eqn.outvars]
+
+    return run
+
+
+def _traced_rule(eqn: Any) -> Any:
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    smooth = [i for i, a in enumerate(avals) if is_smooth(a)]
+    outs = [v.aval for v in eqn.outvars]
+    run = _alone(eqn)
+
+    def at(primals: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        full = list(primals)
+        for i, x in zip(smooth, values, strict=True):
+            full[i] = x
+        return run(*full)
+
+    if eqn.primitive.name == "custom_jvp_call":
+
+        def jvp(*values: Any) -> list[Any]:
+            primals, tangents = values[: len(avals)], values[len(avals) :]
+            chosen = tuple(primals[i] for i in smooth)
+            results, moved = jax.jvp(lambda *xs: at(primals, xs), chosen, tuple(tangents))
+            kept = [t for t, o in zip(moved, outs, strict=True) if is_smooth(o)]
+            return [*results, *kept]
+
+        return trace_closed(jvp, *avals, *(avals[i] for i in smooth))
+
+    places = [i for i, o in enumerate(outs) if is_smooth(o)]
+
+    def vjp(*values: Any) -> list[Any]:
+        primals, cotangents = values[: len(avals)], values[len(avals) :]
+
+        def function(*xs: Any) -> list[Any]:
+            results = at(primals, xs)
+            return [results[i] for i in places]
+
+        _, pull = jax.vjp(function, *(primals[i] for i in smooth))
+        return list(pull(list(cotangents)))
+
+    types = [jax.ShapeDtypeStruct(outs[i].shape, outs[i].dtype) for i in places]
+    return trace_closed(vjp, *avals, *types)
+
+
+def is_smooth(aval: Any) -> bool:
+    """Whether values of a type have tangents."""
+    return jax.dtypes.issubdtype(aval.dtype, np.inexact)
+
+
+_NORMAL = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_jvp_call": _custom_call,
+    "custom_vjp_call": _custom_call,
+    "custom_vmap_call": _custom_vmap,
+    "custom_linear_solve": _linear_solve,
+}

@@ -1,0 +1,169 @@
+"""A module with one method for each function of a container, all on the same parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import keyword
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jax import Array
+
+from invert._errors import InvertError
+from invert._report import Report
+from invert.emission import Emission, constant_name, emission_of
+from invert.modules.module import (
+    Function,
+    class_of,
+    leaf_of,
+    lookup,
+    method,
+    nest,
+    param_paths,
+    styles_of,
+)
+
+
+class Methods(eqx.Module):
+    """The functions of a container as methods.
+
+    **Attributes:**
+
+    - `params`: as in `Module`, of all functions together. A variable that one of them assigns is in
+        the state for all.
+    - `constants`: the arrays that each program holds itself, by name of the function.
+    - `failed`: errors of the functions that could not be converted, by name. Their methods raise
+        these errors.
+    """
+
+    params: dict[str, Any]
+    constants: dict[str, tuple[Array | np.ndarray, ...]]
+    _functions: tuple[tuple[str, Function], ...] = eqx.field(static=True, repr=False)
+    _failed: tuple[tuple[str, InvertError], ...] = eqx.field(static=True, repr=False)
+
+    @property
+    def failed(self) -> Mapping[str, InvertError]:
+        return dict(self._failed)
+
+    @property
+    def reports(self) -> Mapping[str, Report]:
+        """What the conversion did, for the functions whose shapes are known."""
+        found = {name: f.shown for name, f in self._functions}
+        return {name: stage.report for name, stage in found.items() if stage is not None}
+
+    def named_params(self) -> dict[str, Any]:
+        """Leaves of `params` by the names of the variables."""
+        names = list(dict.fromkeys(p.name for _, f in self._functions for p in f.entry.params))
+        paths = param_paths(names)
+        return {n: lookup(self.params, p) for n, p in zip(names, paths, strict=True)}
+
+    @property
+    def source(self) -> str:
+        """The functions as the text of a Python file: one class with a method for each.
+
+        **Raises:** as `Module.source`.
+        """
+        return self._emission().source
+
+    @property
+    def model(self) -> eqx.Module:
+        """The module that `source` defines, with the parameters of this one.
+
+        **Raises:** as `source`.
+        """
+        return self.emit().model
+
+    def emit(self, *, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+        """As `Module.emit`; functions that could not be converted are left out.
+
+        **Raises:** as `source`; `ValueError` where `layers` is something else.
+        """
+        found = self._emission(layers, typecheck)
+        values = dict(self.named_params())
+        for name, held in self.constants.items():
+            method = self._names()[name]
+            values |= {constant_name(method, i): c for i, c in enumerate(held)}
+        return dataclasses.replace(found, model=found.with_values(values))
+
+    def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+        styles = styles_of(layers, typecheck)
+        emissions = self._functions[0][1].emissions_together
+        if styles not in emissions:
+            functions = {self._names()[name]: function for name, function in self._functions}
+            entries = [f.entry for f in functions.values()]
+            held = frozenset(e.params[i].name for e in entries for i in e.assigned)
+            notes = [f"{name} is left out: {error}" for name, error in self._failed]
+            title = type(self).__name__
+            emissions[styles] = emission_of(functions, title, styles, held, notes)
+        return emissions[styles]
+
+    def _names(self) -> dict[str, str]:
+        return method_names([name for name, _ in (*self._functions, *self._failed)])
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _method(name: str, function: Function, attribute: str) -> Any:
+    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+        function = dict(self._functions)[name]
+        named = self.named_params()
+        leaves = [named[p.name] for p in function.entry.params]
+        return function(self.constants[name], leaves, args, kwargs)
+
+    return method(function, attribute, run)
+
+
+def _failing(name: str) -> Any:
+    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+        raise self.failed[name]
+
+    return run
+
+
+def method_names(names: Iterable[str]) -> dict[str, str]:
+    """An identifier for the name of each function: `encoder.__call__` is `encoder___call__`.
+
+    No two are equal, and none is a keyword or what the class has already.
+    """
+    taken = {*dir(Methods), *(f.name for f in dataclasses.fields(Methods))} - {"__call__"}
+    found: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+        plain = plain if plain.isidentifier() else f"_{plain}"
+        while plain in taken or keyword.iskeyword(plain):
+            plain += "_"
+        taken.add(plain)
+        found[name] = plain
+    return found
+
+
+def _class_name(name: str) -> str:
+    (found,) = method_names([name]).values()
+    return found
+
+
+def build_methods(
+    name: str, functions: Mapping[str, Function], failed: Mapping[str, InvertError]
+) -> Methods:
+    """The module of several functions."""
+    body: dict[str, Any] = {}
+    names = method_names([*functions, *failed])
+    for key, function in functions.items():
+        body[names[key]] = _method(key, function, names[key])
+    for key in failed:
+        body[names[key]] = _failing(key)
+    params = {p.name: p for f in functions.values() for p in f.entry.params}
+    assigned = {f.entry.params[i].name for f in functions.values() for i in f.entry.assigned}
+    leaves = [leaf_of(p, assigned) for p in params.values()]
+    constants: dict[str, tuple[Any, ...]] = {}
+    for key, function in functions.items():
+        constants[key] = function.home.constants if function.home else ()
+    # The methods run what has their name in the container.
+    cls = class_of(_class_name(name), Methods, f"Recovered from {name}.", body, of=tuple(names))
+    return cls(
+        nest(list(params), leaves), constants, tuple(functions.items()), tuple(failed.items())
+    )

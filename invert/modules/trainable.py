@@ -1,0 +1,45 @@
+"""Which leaves of a module its container calls trainable."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from invert.modules.methods import Methods
+from invert.modules.module import Module, nest
+
+
+def trainable(module: Module | Methods | eqx.Module) -> Any:
+    """A filter specification: true for the parameters that are trainable in the container.
+
+    ```python
+    train, rest = eqx.partition(module, invert.trainable(module))
+    ```
+
+    Variables that the program assigns itself are in its state and so not among them; neither are
+    the constants it holds. Of a module's `model`, and of what `load` reads from a directory that
+    `save` has written, the same arrays are trainable; where the container trained none of them, or
+    all, those of floating-point numbers are.
+
+    **Returns:** a pytree of the structure of `module` with a `bool` for each leaf.
+    """
+    if not isinstance(module, (Module, Methods)):
+        own = getattr(sys.modules.get(type(module).__module__), "trainable", None)
+        return jax.tree_util.tree_map(eqx.is_inexact_array, module) if own is None else own(module)
+    single = isinstance(module, Module)
+    functions = [module._function] if single else [f for _, f in module._functions]
+    flags = {p.name: p.trainable for f in functions for p in f.entry.params}
+    named = module.named_params()
+    leaves = [
+        jax.tree_util.tree_map(lambda _: False, leaf) if _is_index(leaf) else flags[name]
+        for name, leaf in named.items()
+    ]
+    spec = jax.tree_util.tree_map(lambda _: False, module)
+    return eqx.tree_at(lambda m: m.params, spec, nest(list(named), leaves))
+
+
+def _is_index(leaf: Any) -> bool:
+    return isinstance(leaf, eqx.nn.StateIndex)

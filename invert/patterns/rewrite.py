@@ -1,0 +1,74 @@
+"""`invert.rewrite`: patterns on any JAX function, a user's own included."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import jax
+
+from invert._private.jax import eval_closed, trace_closed
+from invert.ir import jaxprs
+from invert.patterns import STAGES
+from invert.rewriting.driver import Rewriter
+from invert.rewriting.pattern import Call, Pattern, Stage, Structural
+from invert.rewriting.templates import raise_call
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def rewrite(
+    fn: _F,
+    patterns: Sequence[Pattern | Structural] | None = None,
+    *,
+    platform: str = "cpu",
+) -> _F:
+    """A function that computes what `fn` does, after patterns have been applied to its equations.
+
+    **Arguments:**
+
+    - `fn`: any JAX function of arrays in pytrees.
+    - `patterns`: the patterns to apply, in this order, each to a fixpoint; all of `invert`'s own by
+        default.
+    - `platform`: the platform for which preimage patterns lower what they propose.
+
+    **Returns:** a function with the signature of `fn`. It is traced at every call, so wrap it in
+        `jax.jit`. What `jax.make_jaxpr` shows of it is the rewritten program.
+
+    ??? example
+
+        ```python
+        def slow(x):
+            return jax.lax.reduce_window(x, 0.0, jax.lax.add, (5,), (1,), ((4, 0),))
+
+        jax.make_jaxpr(invert.rewrite(slow))(jnp.ones(5))  # ... cumsum[axis=0 reverse=False] ...
+        ```
+    """
+    stages = STAGES if patterns is None else tuple(Stage((p,)) for p in patterns)
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        flat, in_tree = jax.tree_util.tree_flatten((args, kwargs))
+        out_tree: list[Any] = []
+
+        def run(*values: Any) -> list[Any]:
+            inner_args, inner_kwargs = jax.tree_util.tree_unflatten(in_tree, values)
+            results, tree = jax.tree_util.tree_flatten(fn(*inner_args, **inner_kwargs))
+            out_tree.append(tree)
+            return results
+
+        closed = jaxprs.canonicalize(trace_closed(run, *flat))
+        rewriter = Rewriter(stages, template, platform)
+        results = eval_closed(rewriter.run(closed), flat)
+        return jax.tree_util.tree_unflatten(out_tree[-1], results)
+
+    return cast(_F, wrapper)
+
+
+def template(call: Call, platform: str) -> Any | None:
+    """What a call looks like in a program: as its author wrote it where that is given."""
+    if call.before is None:
+        return raise_call(call, platform)
+    with jax.enable_x64(call.wide):
+        return jaxprs.canonicalize(trace_closed(call.before, *call.avals))

@@ -1,0 +1,435 @@
+"""What ops do with arrays whose number of rows depends on data; see `tf.values.bounded`.
+
+Most ops take their usual rule on the whole arrays: what they compute in a row depends on that row
+alone. Updates leave the rows too many out, reductions see neutral elements there. An op without an
+entry here is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._errors import UnsupportedOpError
+from invert.primitives.tf.bounded_reductions import SUMS
+from invert.primitives.tf.bounded_slices import SLICES, RowRule
+from invert.primitives.tf.elementwise import BINARY, UNARY
+from invert.primitives.tf.nn import ACTIVATIONS, GRADIENTS
+from invert.tf.ops.node import Node, attr_functions
+from invert.tf.ops.registry import Context, Rule
+from invert.tf.values.bounded import (
+    Count,
+    Rows,
+    common_count,
+    holds_count,
+    refused,
+    refused_rows,
+    resized,
+    stretched,
+)
+from invert.tf.values.constants import array, broadcast_to, ints, static
+
+ELEMENTWISE = {
+    *UNARY, *BINARY, *ACTIVATIONS, *GRADIENTS, "AddN", "Cast", "ClipByValue",
+    "Equal", "LeakyRelu", "LeakyReluGrad", "NotEqual", "Pow", "SelectV2",
+    "SoftmaxCrossEntropyWithLogits",
+} - {"ToBool"}  # fmt: skip
+# Same values in the same places.
+_UNCHANGED = frozenset(
+    "CheckNumerics CheckNumericsV2 Identity PreventGradient Snapshot StopGradient".split()
+)
+# Each row of the results comes from the same row of the operands, but for those of the numbers
+# given, which go with all rows.
+_ROWWISE: dict[str, tuple[int, ...]] = {
+    "BiasAdd": (1,), "LogSoftmax": (), "Softmax": (), "SparseSoftmaxCrossEntropyWithLogits": (),
+}  # fmt: skip
+# Arithmetic of sizes, which their rules fold.
+_SIZES = frozenset(
+    "Add AddV2 Cast ConcatV2 ExpandDims FloorDiv Identity Mul Pack Prod Reshape Squeeze "
+    "StridedSlice Sub Unpack".split()
+)
+# Which operands are indices and which are updates.
+_UPDATES: dict[str, tuple[int, int]] = {
+    "ScatterNd": (0, 1),
+    "SparseToDense": (0, 2),
+    **{
+        f"{prefix}{nd}{kind}": (1, 2)
+        for prefix in ("ResourceScatter", "Scatter", "TensorScatter")
+        for nd in ("", "Nd")
+        for kind in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update")
+    },
+    "ScatterNdNonAliasingAdd": (1, 2),
+    **{f"UnsortedSegment{kind}": (1, 0) for kind in ("Max", "Min", "Prod", "Sum")},
+}
+
+
+def apply_to_rows(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> Sequence[Any]:
+    """The results of an op of whose operands some are `Rows`, or shapes that hold a `Count`.
+
+    **Raises:** `UnsupportedOpError` where the op is not known to leave the rows too many alone.
+    """
+    if attr_functions(node) and node.op != "XlaCallModule":
+        return rule(ctx, node, values)
+    rows = [v for v in values if isinstance(v, Rows)]
+    own = _RULES.get(node.op)
+    if rows:
+        if own is None:
+            raise refused_rows(rows[0].origin, node.op, node.location)
+        return own(rule, ctx, node, values)
+    if own is not None and node.op in _MADE:
+        return own(rule, ctx, node, values)
+    if node.op in _SIZES and all(isinstance(v, np.ndarray) for v in values):
+        with contextlib.suppress(TypeError):  # not every operation on sizes gives one
+            return rule(ctx, node, values)
+    # The numbers themselves.
+    try:
+        return rule(ctx, node, [array(v) if holds_count(v) else v for v in values])
+    except UnsupportedOpError as error:
+        counts = [d for v in values if holds_count(v) for d in v.ravel() if isinstance(d, Count)]
+        if not counts:
+            raise
+        raise refused_rows(counts[0].origin, node.op, node.location) from error
+
+
+# -- row by row
+
+
+def _rank(value: Any) -> int:
+    return value.data.ndim if isinstance(value, Rows) else np.ndim(value)
+
+
+def _elementwise(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    rank = max(_rank(v) for v in values)
+    rows = [v for v in values if isinstance(v, Rows)]
+    if any(r.data.ndim < rank for r in rows):
+        raise refused(node, values)
+    others = [np.shape(v)[0] for v in values if not isinstance(v, Rows) and np.ndim(v) == rank]
+    fixed = [n for n in others if not (isinstance(n, int) and n == 1)]
+    if fixed:
+        # As many rows as the others have, or one row that is repeated.
+        ready = [stretched(v, fixed[0]) if isinstance(v, Rows) else v for v in values]
+        return list(rule(ctx, node, ready))
+    count, size = common_count(rows)
+
+    def fitting(v: Any) -> Any:
+        if not isinstance(v, Rows):
+            return v
+        same = v.count is count and len({id(r.count) for r in rows}) == 1
+        return resized(v.data, size) if same else stretched(v, size, count)
+
+    results = rule(ctx, node, [fitting(v) for v in values])
+    origin = rows[0].origin
+    marked = node.op == "Cast" and rows[0].marked and node.attr("DstT").kind == "i"
+    return [Rows(array(y), count, origin, marked) for y in results]
+
+
+def _unchanged(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x = values[0]
+    checked = node.op.startswith("CheckNumerics")
+    (y,) = rule(ctx, node, [x.filled(0) if checked else x.data])
+    return [x.with_data(x.data if checked else y, x.marked)]
+
+
+def _rowwise(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """Operands with as many rows as each other, which TensorFlow checks."""
+    paired = [v for k, v in enumerate(values) if k not in _ROWWISE[node.op]]
+    rows = [v for v in paired if isinstance(v, Rows)]
+    vectors = any(r.data.ndim < 2 for r in rows) and node.op in ("Softmax", "LogSoftmax")
+    if not rows or vectors or node.attr("data_format") == "NCHW":
+        raise refused(node, values)
+    size = min(v.data.shape[0] if isinstance(v, Rows) else np.shape(v)[0] for v in paired)
+    data = [resized(v.data, size) if isinstance(v, Rows) else v for v in values]
+    results = rule(ctx, node, data)
+    if len(rows) < len(paired):
+        return list(results)
+    return [Rows(y, rows[0].count, rows[0].origin) for y in results]
+
+
+# -- shapes
+
+
+def _dims(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Rows):
+        return (value.size, *value.data.shape[1:])
+    return tuple(np.shape(value))
+
+
+def _vector(dims: Sequence[Any]) -> np.ndarray:
+    out = np.empty(len(dims), object)
+    out[:] = dims
+    return out
+
+
+def _shape(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [_vector(_dims(v)) for v in values]
+
+
+def _size(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [_vector([math.prod(_dims(values[0])[1:]) * values[0].size]).reshape(())]
+
+
+def _expand_dims(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    (axis,) = ints(static(node, values, 1))
+    x = values[0]
+    if axis % (x.data.ndim + 1) == 0:
+        raise refused(node, values)
+    return [x.with_data(lax.expand_dims(x.data, (axis,)), x.marked)]
+
+
+def _squeeze(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x = values[0]
+    axes = [a % x.data.ndim for a in node.attr("squeeze_dims") or ()]
+    if not axes:  # depends on how many there are
+        raise refused(node, values)
+    if 0 in axes:
+        return [lax.squeeze(x.data[:1], axes)]
+    return [x.with_data(lax.squeeze(x.data, axes), x.marked)]
+
+
+def _reshape(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """Rows that are split or joined: those too many stay behind the others."""
+    x, shape = values[0], ints(static(node, values, 1))
+    if isinstance(x, np.ndarray) and not holds_count(values[1]):
+        return list(rule(ctx, node, values))
+    if not shape or any(isinstance(d, Count) or d == -1 for d in shape[1:]):
+        raise refused(node, values)
+    first, *rest = shape
+    if not isinstance(x, Rows):
+        data = lax.reshape(array(x), (np.size(x) // max(math.prod(rest), 1), *rest))
+        return [Rows(resized(data, first.most), first.value, first.origin)]
+    old, new = math.prod(x.data.shape[1:]), math.prod(rest)
+    if not isinstance(first, Count) and first != -1:
+        # As many as that, which TensorFlow checks.
+        rows = -(-first * new // old) if old else 0
+        return [lax.reshape(resized(x.data, rows), shape)]
+    if new == 0 or (old % new and new % old):
+        raise refused(node, values)
+    size = x.data.shape[0]
+    if new > old and (size * old) % new:
+        raise refused(node, values)
+    count = x.count if old == new else x.count * np.int32(old) // np.int32(new)
+    data = lax.reshape(x.data, (size * old // new, *rest))
+    return [Rows(data, count, x.origin, x.marked)]
+
+
+def _broadcast_axes(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    shapes = [ints(static(node, values, i)) for i in range(2)]
+    for one, two in zip(*(reversed(s) for s in shapes), strict=False):
+        if Count in (type(one), type(two)) and one != two and 1 not in (one, two):
+            raise refused(node, values)
+    return list(rule(ctx, node, values))
+
+
+def _larger_size(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """The larger or the smaller of a size and a number."""
+    counts = [v for v in values if holds_count(v)]
+    (number,) = [v for v in values if not holds_count(v)] or [None]
+    if any(isinstance(v, Rows) for v in values):
+        return _elementwise(rule, ctx, node, values)
+    if len(counts) != 1 or not isinstance(number, np.ndarray) or number.ndim or counts[0].ndim:
+        return list(rule(ctx, node, [array(v) for v in values]))
+    count, limit = counts[0].item(), int(number)
+    bounded = count.at_least(limit) if node.op == "Maximum" else count.at_most(limit)
+    return [_vector([bounded]).reshape(())]
+
+
+# -- what is made with a number of rows
+
+
+def _made(node: Node, values: list[Any], dims: Sequence[Any]) -> tuple[Count, tuple[Any, ...]]:
+    """The number of rows of a shape, and the shape with room for all of them."""
+    if not dims or any(isinstance(d, Count) for d in dims[1:]):
+        raise refused(node, values)
+    first = dims[0]
+    return first, (first.most, *dims[1:])
+
+
+def _fill(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    count, shape = _made(node, values, ints(static(node, values, 0)))
+    return [Rows(lax.broadcast(array(values[1]), shape), count.value, count.origin)]
+
+
+def _range(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    start, limit, delta = (ints(static(node, values, i))[0] for i in range(3))
+    if isinstance(start, Count) or delta != 1:
+        raise refused(node, values)
+    number = limit - start
+    steps = lax.iota(array(np.zeros((), node.attr("Tidx"))).dtype, number.most)
+    steps = lax.add(steps, lax.full_like(steps, start)) if start else steps
+    return [Rows(steps, lax.max(number.value, np.int32(0)), number.origin)]
+
+
+def _broadcast_to(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    shape = ints(static(node, values, 1))
+    count, room = _made(node, values, shape)
+    x = values[0]
+    if not isinstance(x, Rows):
+        if np.ndim(x) == len(room) and np.shape(x)[0] != 1:
+            raise refused(node, values)
+        return [Rows(broadcast_to(array(x), room), count.value, count.origin)]
+    if x.count is not count.value or x.data.ndim != len(room):
+        raise refused(node, values)
+    return [x.with_data(broadcast_to(x.data, (x.data.shape[0], *room[1:])))]
+
+
+def _tile(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    times = ints(static(node, values, 1))
+    x = values[0]
+    if isinstance(x, Rows):
+        if times[0] != 1:
+            raise refused(node, values)
+        return [x.with_data(jnp.tile(x.data, times))]
+    count, room = _made(node, values, times)
+    if np.shape(x)[0] != 1:
+        raise refused(node, values)
+    return [Rows(jnp.tile(array(x), room), count.value, count.origin)]
+
+
+# -- by index
+
+
+def _gather(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    axis = ints(static(node, values, 2))[0] if node.op == "GatherV2" else 0
+    x, which = values[0], values[1]
+    axis %= _rank(ctx.read(x)) if node.op == "GatherV2" else 1
+    if node.attr("batch_dims", 0):
+        raise refused(node, values)
+    if axis == 0:  # nothing leads to the rows too many of x
+        return _looked_up(rule, ctx, node, values)
+    (y,) = rule(ctx, node, [v.data if isinstance(v, Rows) else v for v in values])
+    if isinstance(which, Rows):
+        raise refused(node, values)
+    return [x.with_data(y)]
+
+
+def _gather_nd(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return _looked_up(rule, ctx, node, values)
+
+
+def _looked_up(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """Rows by their indices. Those too many are the first one, or ones where there is none.
+
+    What follows computes on them as well, and its derivative has to be finite where that of the
+    rows is: their cotangents are zero, but zero times infinity is not.
+    """
+    x, which, *rest = values
+    x = x.data if isinstance(x, Rows) else x
+    if not isinstance(which, Rows):
+        return list(rule(ctx, node, [x, which, *rest]))
+    there = which.there(which.data.ndim)
+    (y,) = rule(ctx, node, [x, jnp.where(there, which.data, which.data[:1]), *rest])
+    return [which.with_data(jnp.where(which.count > 0, y, lax.full_like(y, 1)))]
+
+
+def _update(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    at, of = _UPDATES[node.op]
+    which, what = values[at], values[of]
+    rest = [v for k, v in enumerate(values) if k not in (at, of)]
+    if any(isinstance(v, Rows) for v in rest):
+        raise refused(node, values)
+    rooms = [(v.data if isinstance(v, Rows) else v).shape[0] for v in (which, what) if _rank(v)]
+    size = min(rooms)
+    ready = list(values)
+    ready[at] = which.indices() if isinstance(which, Rows) else which
+    ready[of] = what.data if isinstance(what, Rows) else what
+    for k in (at, of):
+        if np.ndim(ready[k]):
+            ready[k] = resized(array(ready[k]), size)
+    if not isinstance(which, Rows):  # of as many updates
+        return list(rule(ctx, node, ready))
+    if node.op.startswith("UnsortedSegment") and holds_count(values[2]):
+        return _segments(rule, ctx, node, ready)
+    return list(rule(ctx, node, ready))
+
+
+def _segments(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """As many segments as a shape says."""
+    (count,) = ints(static(node, values, 2))
+    (y,) = rule(ctx, node, [*values[:2], np.asarray(count.most, np.int32)])
+    return [Rows(y, count.value, count.origin)]
+
+
+def _unsorted_segment(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    if any(isinstance(v, Rows) for v in values):
+        return _update(rule, ctx, node, values)
+    return _segments(rule, ctx, node, values)
+
+
+def _concat(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    *parts, axis = values
+    rows = [p for p in parts if isinstance(p, Rows)]
+    if ints(static(node, values, len(parts)))[0] % rows[0].data.ndim:
+        if len(rows) < len(parts) or any(r.count is not rows[0].count for r in rows):
+            raise refused(node, values)
+        _, size = common_count(rows)
+        (y,) = rule(ctx, node, [*(resized(r.data, size) for r in rows), axis])
+        return [rows[0].with_data(y)]
+    # Each part goes behind the rows that are there of those before it.
+    data = [p.data if isinstance(p, Rows) else array(p, rows[0].data.dtype) for p in parts]
+    (room,) = rule(ctx, node, [*data, axis])
+    start: Any = np.int32(0)
+    y = lax.full_like(room, 0)
+    for part, x in zip(parts, data, strict=True):
+        y = lax.dynamic_update_slice_in_dim(y, x, start, 0)
+        start = lax.add(start, part.count if isinstance(part, Rows) else np.int32(x.shape[0]))
+    return [Rows(y, start, rows[0].origin)]
+
+
+# -- as one
+
+
+def _where(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return list(rule(ctx, node, [values[0].filled(0)]))
+
+
+def _nothing(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return list(rule(ctx, node, values))
+
+
+def _number_of_axes(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [np.asarray(_rank(values[0]), np.int32)]
+
+
+def _whole(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [values[0].data]
+
+
+# Ops whose rules here take shapes that hold a `Count` as well.
+_MADE: dict[str, RowRule] = {
+    "BroadcastGradientArgs": _broadcast_axes,
+    "BroadcastTo": _broadcast_to,
+    "Fill": _fill,
+    "Maximum": _larger_size,
+    "Minimum": _larger_size,
+    "Range": _range,
+    "Reshape": _reshape,
+    "StridedSliceGrad": SLICES["StridedSliceGrad"],
+    "Tile": _tile,
+    **dict.fromkeys((op for op in _UPDATES if op.startswith("Unsorted")), _unsorted_segment),
+}
+_RULES: dict[str, RowRule] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_ROWWISE, _rowwise),
+    **dict.fromkeys(_UNCHANGED, _unchanged),
+    **dict.fromkeys(_UPDATES, _update),
+    **dict.fromkeys(("Gather", "GatherV2", "ResourceGather"), _gather),
+    **dict.fromkeys(("GatherNd", "ResourceGatherNd"), _gather_nd),
+    **dict.fromkeys(("Shape", "ShapeN"), _shape),
+    "Assert": _nothing,
+    "ConcatV2": _concat,
+    "ExpandDims": _expand_dims,
+    "Rank": _number_of_axes,
+    "Size": _size,
+    "Squeeze": _squeeze,
+    "Where": _where,
+    "XlaRemoveDynamicDimensionSize": _whole,
+    **SLICES,
+    **SUMS,
+    **_MADE,
+}

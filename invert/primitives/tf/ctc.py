@@ -1,0 +1,89 @@
+"""Connectionist temporal classification.
+
+The recursion is that of Graves et al. 2006, with the options of
+tensorflow/core/util/ctc/ctc_loss_calculator.h, TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, raises_tf
+from invert.tf.values.constants import array
+
+
+@raises_tf("CTCLoss", "CTCLossV2")
+def _ctc_loss(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    logits, indices, labels, lengths = (array(v) for v in values)
+    # The first version has its blank behind the labels, cuDNN's before them.
+    blank = 0 if node.op == "CTCLossV2" else logits.shape[2] - 1
+    batch, most = logits.shape[1], min(labels.shape[0], logits.shape[0])
+    dense = jnp.full((batch, most), blank, labels.dtype)
+    dense = dense.at[indices[:, 0], indices[:, 1]].set(labels, mode="drop")
+    counts = jnp.zeros((batch,), jnp.int32).at[indices[:, 0]].add(1)
+    if node.attr("preprocess_collapse_repeated", False):
+        dense, counts = _collapse(dense, counts, blank)
+    merge = bool(node.attr("ctc_merge_repeated", True))
+    skip = bool(node.attr("ignore_longer_outputs_than_inputs", False))
+
+    def losses(logits: Any) -> Any:
+        loss = _negative_log_likelihood(logits, dense, counts, lengths, blank, merge)
+        return jnp.where(counts > lengths, 0, loss) if skip else loss
+
+    loss, pullback = jax.vjp(losses, logits)
+    return [loss, *pullback(jnp.ones_like(loss))]
+
+
+def _collapse(labels: Any, counts: Any, blank: int) -> tuple[Any, Any]:
+    """Labels without those that repeat the one before."""
+    places = jnp.arange(labels.shape[1], dtype=jnp.int32)
+    used = places < counts[:, None]
+    kept = used & jnp.concatenate(
+        [jnp.ones_like(used[:, :1]), labels[:, 1:] != labels[:, :-1]], axis=1
+    )
+    target = jnp.where(kept, jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1, labels.shape[1])
+    rows = jnp.arange(labels.shape[0], dtype=jnp.int32)[:, None]
+    packed = jnp.full_like(labels, blank).at[rows, target].set(labels, mode="drop")
+    return packed, jnp.sum(kept, axis=1, dtype=counts.dtype)
+
+
+def _negative_log_likelihood(
+    logits: Any, labels: Any, counts: Any, lengths: Any, blank: int, merge: bool
+) -> Any:
+    """One loss for each entry of the batch; infinite where the labels do not fit.
+
+    The states are the labels with a blank before, between and after them.
+    """
+    batch, most = labels.shape
+    states = jnp.full((batch, 2 * most + 1), blank, labels.dtype).at[:, 1::2].set(labels)
+    log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), states[None], axis=2)
+    is_blank = jnp.arange(2 * most + 1, dtype=jnp.int32) % 2 == 0
+    before = jnp.pad(states, ((0, 0), (2, 0)), constant_values=blank)[:, :-2]
+    jumps = ~is_blank & ((states != before) if merge else True)
+    stays = jnp.ones_like(is_blank) if merge else is_blank
+    # Stands for minus infinity, whose differences have no derivative.
+    low = jnp.asarray(-1e30, log_p.dtype)
+
+    def shifted(alpha: Any, by: int) -> Any:
+        return jnp.pad(alpha, ((0, 0), (by, 0)), constant_values=low)[:, :-by]
+
+    def step(alpha: Any, item: tuple[Any, Any]) -> tuple[Any, None]:
+        at, log_p = item
+        new = jnp.logaddexp(jnp.where(stays, alpha, low), shifted(alpha, 1))
+        if most:
+            new = jnp.logaddexp(new, jnp.where(jumps, shifted(alpha, 2), low))
+        return jnp.where((at < lengths)[:, None], new + log_p, alpha), None
+
+    first = jnp.where(jnp.arange(2 * most + 1, dtype=jnp.int32) < 2, log_p[0], low)
+    places = jnp.arange(1, logits.shape[0], dtype=lengths.dtype)
+    alpha, _ = lax.scan(step, first, (places, log_p[1:]))
+    end = (2 * counts)[:, None]
+    last = jnp.take_along_axis(alpha, end, axis=1)[:, 0]
+    label = jnp.take_along_axis(alpha, jnp.maximum(end - 1, 0), axis=1)[:, 0]
+    total = jnp.where(counts > 0, jnp.logaddexp(last, label), last)
+    return jnp.where(total > low / 2, -total, jnp.inf)

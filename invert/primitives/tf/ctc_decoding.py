@@ -1,0 +1,151 @@
+"""Decoders of connectionist temporal classification: best path and beam search.
+
+Kernels: tensorflow/core/kernels/ctc_decoder_ops.cc and tensorflow/core/util/ctc/ctc_beam_search.h,
+TensorFlow 2.21. Their results are sparse matrices, here with a place for each step of time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert.primitives.tf.dynamic_size import padded
+from invert.primitives.tf.window import refuse
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, raises_tf
+from invert.tf.values.constants import array
+
+_INT64 = np.dtype(np.int64)
+
+
+def _packed(labels: Any, kept: Any) -> tuple[Any, Any]:
+    """The kept labels of each row at its front, with -1 behind; and how many there are."""
+    rows = jnp.arange(labels.shape[0], dtype=jnp.int32)[:, None]
+    target = jnp.where(kept, jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1, labels.shape[1])
+    packed = jnp.full_like(labels, -1).at[rows, target].set(labels, mode="drop")
+    return packed, jnp.sum(kept, axis=1, dtype=jnp.int32)
+
+
+def _sparse(labels: Any, counts: Any) -> tuple[Any, Any, Any]:
+    """Indices, values and shape of labels that are packed."""
+    batch, most = labels.shape
+    where = jnp.arange(most, dtype=_INT64) < counts[:, None]
+    rows = lax.broadcasted_iota(_INT64, (batch, most), 0)
+    places = lax.broadcasted_iota(_INT64, (batch, most), 1)
+    indices = jnp.where(where[..., None], jnp.stack([rows, places], -1), -1)
+    # Those that there are come first, row by row, as in TensorFlow.
+    order = jnp.argsort(~where.reshape(-1), stable=True)
+    longest = jnp.max(counts, initial=0).astype(_INT64)
+    shape = jnp.stack([jnp.asarray(batch, _INT64), longest])
+    values = jnp.where(where, labels, 0).reshape(-1)[order].astype(_INT64)
+    return indices.reshape(-1, 2)[order], values, shape
+
+
+def _note(ctx: Context, node: Node, x: Any) -> None:
+    if not all(isinstance(d, int) for d in x.shape):
+        raise refuse(node, "decodes a batch of open size", "Convert it at concrete sizes.")
+    padded(ctx, node, x.shape[0] * x.shape[1], "indices of labels")
+
+
+@raises_tf("CTCGreedyDecoder")
+def _greedy(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    logits, lengths = array(values[0]), array(values[1])
+    _note(ctx, node, logits)
+    blank = node.attr("blank_index", -1) % logits.shape[2]
+    used = jnp.arange(logits.shape[0], dtype=lengths.dtype) < lengths[:, None]
+    best = lax.argmax(logits, 2, np.int32).T
+    score = -jnp.sum(jnp.where(used, jnp.max(logits, 2).T, 0), 1, keepdims=True)
+    kept = used & (best != blank)
+    if node.attr("merge_repeated", False):
+        repeated = jnp.pad(best[:, 1:] == best[:, :-1], ((0, 0), (1, 0)))
+        kept = kept & ~repeated
+    return [*_sparse(*_packed(best, kept)), score]
+
+
+@raises_tf("CTCBeamSearchDecoder")
+def _beam_search(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    logits, lengths = array(values[0]), array(values[1])
+    _note(ctx, node, logits)
+    width, paths = node.attr("beam_width"), node.attr("top_paths")
+    if paths > width:
+        raise refuse(node, "asks for more paths than its beam is wide")
+    decode = jax.vmap(lambda x, n: _search(x, n, width), (1, 0))
+    labels, counts, score = decode(logits, lengths)
+    found = []
+    for path in range(paths):
+        line, count = labels[:, path], counts[:, path]
+        used = jnp.arange(line.shape[1], dtype=jnp.int32) < count[:, None]
+        if node.attr("merge_repeated", True):
+            used = used & ~jnp.pad(line[:, 1:] == line[:, :-1], ((0, 0), (1, 0)))
+        found.append(_sparse(*_packed(line, used)))
+    indices, labels_, shapes = zip(*found, strict=True)
+    return [*indices, *labels_, *shapes, score[:, :paths]]
+
+
+def _search(logits: Any, length: Any, width: int) -> tuple[Any, Any, Any]:
+    """The prefixes in the beam, best first: labels, their number, log probability.
+
+    A prefix is known by a number of its own, -1 where the beam has a free place.
+    """
+    steps, classes = logits.shape[0], logits.shape[1] - 1  # the last one is the blank
+    low = jnp.asarray(-jnp.inf, logits.dtype)
+    places = jnp.arange(width, dtype=jnp.int32)
+    first = places == 0
+    start = (
+        jnp.full((width, steps), -1, jnp.int32),
+        jnp.zeros((width,), jnp.int32),
+        jnp.where(first, jnp.asarray(0, logits.dtype), low),  # ends in a blank
+        jnp.full((width,), low),  # ends in its last label
+    )
+
+    def step(state: tuple[Any, ...], item: tuple[Any, Any]) -> tuple[tuple[Any, ...], None]:
+        labels, counts, blank, label = state
+        at, x = item
+        total = jnp.logaddexp(blank, label)
+        last = jnp.take_along_axis(labels, jnp.maximum(counts - 1, 0)[:, None], 1)[:, 0]
+        last = jnp.where(counts > 0, last, -1)
+        # What each prefix becomes: it goes on by itself, and its parent may reach it.
+        own = jnp.where(counts > 0, x[last], low)
+        cut = jnp.where(places_of(counts - 1), labels, -1)
+        parent = (counts[:, None] - 1 == counts) & jnp.all(cut[:, None] == labels, -1)
+        parent = parent & (counts[:, None] > 0) & (total > low)
+        through = jnp.where(last[:, None] == last, blank, total)
+        reached = jnp.max(jnp.where(parent, through, low), 1)
+        stay_label = jnp.logaddexp(label, reached) + own
+        stay_blank = total + x[-1]
+        # New prefixes, but for those that are in the beam already.
+        known = jnp.zeros((width, classes + 1), bool)
+        child = jnp.where(parent, last[:, None], classes)
+        known = known.at[jnp.broadcast_to(places, (width, width)), child].set(True)
+        repeats = last[:, None] == jnp.arange(classes, dtype=jnp.int32)
+        grown = jnp.where(repeats, blank[:, None], total[:, None])
+        grown = jnp.where(known[:, :classes], low, grown + x[:-1])
+        scores = jnp.concatenate([jnp.logaddexp(stay_blank, stay_label), grown.reshape(-1)])
+        best, chosen = lax.top_k(scores, width)
+        stays = chosen < width
+        source = jnp.where(stays, chosen, (chosen - width) // classes)
+        added = (chosen - width) % classes
+        number = counts[source]
+        new = labels[source]
+        here = jnp.arange(steps, dtype=jnp.int32) == number[:, None]
+        new = jnp.where(here & ~stays[:, None], added[:, None], new)
+        after = (
+            new,
+            number + ~stays,
+            jnp.where(stays, stay_blank[source], low),
+            jnp.where(stays, stay_label[source], best),
+        )
+        return jax.tree.map(lambda a, b: jnp.where(at < length, a, b), after, state), None
+
+    def places_of(counts: Any) -> Any:
+        return jnp.arange(steps, dtype=jnp.int32) < counts[:, None]
+
+    (labels, counts, blank, label), _ = lax.scan(
+        step, start, (jnp.arange(steps, dtype=length.dtype), jax.nn.log_softmax(logits))
+    )
+    score, order = lax.top_k(jnp.logaddexp(blank, label), width)
+    return labels[order], counts[order], score

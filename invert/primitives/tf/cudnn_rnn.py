@@ -1,0 +1,150 @@
+"""cuDNN's recurrent networks, whose weights come in one vector.
+
+The order of the weights is that of `cudnnGetRNNWeightParams`: for each layer and direction the
+matrices of the input, then those of the state, gate by gate; behind all of them the biases in the
+same order. Results and lengths are those of tensorflow/core/kernels/cudnn_rnn_ops.cc, TensorFlow
+2.21.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from invert.primitives.tf.window import refuse
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, raises_tf
+from invert.tf.values.constants import array
+
+Cell = Callable[[Any, Any, tuple[Any, ...]], tuple[Any, ...]]
+
+
+def _lstm(inputs: Any, state: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    i, f, g, o = jnp.split(inputs + state, 4, axis=-1)
+    cell = lax.logistic(f) * carry[1] + lax.logistic(i) * jnp.tanh(g)
+    return lax.logistic(o) * jnp.tanh(cell), cell
+
+
+def _gru(inputs: Any, state: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    (reset_x, update_x, new_x), (reset_h, update_h, new_h) = (
+        jnp.split(v, 3, axis=-1) for v in (inputs, state)
+    )
+    reset, update = lax.logistic(reset_x + reset_h), lax.logistic(update_x + update_h)
+    return ((1 - update) * jnp.tanh(new_x + reset * new_h) + update * carry[0],)
+
+
+# rnn_mode: (number of gates, the new state from the sums over input and state)
+CELLS: dict[str, tuple[int, Cell]] = {
+    "gru": (3, _gru),
+    "lstm": (4, _lstm),
+    "rnn_relu": (1, lambda x, h, carry: (jax.nn.relu(x + h),)),
+    "rnn_tanh": (1, lambda x, h, carry: (jnp.tanh(x + h),)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Matrices and biases of one layer in one direction."""
+
+    inputs: Any
+    state: Any
+    input_bias: Any
+    state_bias: Any
+
+
+def _unpack(params: Any, layers: int, directions: int, gates: int, units: int, size: int) -> Any:
+    """The vector `params` as a list of `Weights`, layer by layer."""
+    taken = 0
+
+    def take(*shape: int) -> Any:
+        nonlocal taken
+        piece = lax.slice(params, [taken], [taken + math.prod(shape)])
+        taken += math.prod(shape)
+        return lax.reshape(piece, shape)
+
+    rows = gates * units
+    sizes = [size, *[units * directions] * (layers - 1)]
+    matrices = [
+        (take(rows, sizes[layer]), take(rows, units))
+        for layer in range(layers)
+        for _ in range(directions)
+    ]
+    biases = [(take(rows), take(rows)) for _ in matrices]
+    return [Weights(*m, *b) for m, b in zip(matrices, biases, strict=True)]
+
+
+@raises_tf("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3")
+def _cudnn_rnn(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, h, c, params = (array(v) for v in values[:4])
+    lengths = array(values[4]) if node.op.endswith("V3") else None
+    # What cuDNN keeps for the gradient op; there is nothing to keep here.
+    kept = [jnp.zeros((0,), x.dtype), jnp.zeros((0,), jnp.int8)]
+    results = _network(node, lengths, x, h, c, params)
+    return [*results, *kept[: 1 if node.op == "CudnnRNN" else 2]]
+
+
+@raises_tf("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3")
+def _cudnn_rnn_backprop(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    operands = [array(v) for v in values[:4]]
+    lengths = array(values[4]) if node.op.endswith("V3") else None
+    # Behind the lengths come the results of the network, then their gradients.
+    start = 8 if lengths is not None else 7
+    slopes = tuple(array(v) for v in values[start : start + 3])
+    _, pullback = jax.vjp(functools.partial(_network, node, lengths), *operands)
+    return list(pullback(slopes))
+
+
+def _network(node: Node, lengths: Any, x: Any, h: Any, c: Any, params: Any) -> tuple[Any, ...]:
+    """The outputs of the last layer, and the final states of all layers."""
+    mode = node.attr("rnn_mode", "lstm")
+    if node.attr("dropout", 0.0) and node.attr("is_training", True):
+        raise refuse(node, "drops elements with random numbers of cuDNN's own", "Set dropout to 0.")
+    if node.attr("input_mode", "linear_input") == "skip_input" or node.attr("num_proj", 0):
+        raise refuse(node, "skips the product with the input, or projects its state")
+    batch_first = not node.attr("time_major", True)
+    if batch_first:
+        x, h, c = (jnp.swapaxes(v, 0, 1) for v in (x, h, c))
+    directions = 2 if node.attr("direction", "unidirectional") == "bidirectional" else 1
+    gates, cell = CELLS[mode]
+    layers = h.shape[0] // directions
+    unpacked = _unpack(params, layers, directions, gates, h.shape[2], x.shape[2])
+    finals: list[tuple[Any, ...]] = []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            start = (h[at], c[at]) if mode == "lstm" else (h[at],)
+            final, output = _layer(cell, unpacked[at], x, start, lengths, direction == 1)
+            finals.append(final)
+            outputs.append(output)
+        x = jnp.concatenate(outputs, axis=-1) if directions == 2 else outputs[0]
+    h = jnp.stack([f[0] for f in finals])
+    c = jnp.stack([f[1] for f in finals]) if mode == "lstm" else c
+    if batch_first:
+        x, h, c = (jnp.swapaxes(v, 0, 1) for v in (x, h, c))
+    return x, h, c
+
+
+def _layer(
+    cell: Cell, w: Weights, x: Any, start: tuple[Any, ...], lengths: Any, reverse: bool
+) -> tuple[Any, Any]:
+    """The final state and all outputs; rows that have ended keep their state and give zeros."""
+
+    def step(carry: tuple[Any, ...], item: tuple[Any, Any]) -> tuple[Any, Any]:
+        at, inputs = item
+        new = cell(inputs, carry[0] @ w.state.T + w.state_bias, carry)
+        if lengths is None:
+            return new, new[0]
+        going = (at < lengths)[:, None]
+        kept = tuple(jnp.where(going, a, b) for a, b in zip(new, carry, strict=True))
+        return kept, jnp.where(going, new[0], 0)
+
+    inputs = x @ w.inputs.T + w.input_bias
+    return lax.scan(step, start, (jnp.arange(x.shape[0], dtype=jnp.int32), inputs), reverse=reverse)

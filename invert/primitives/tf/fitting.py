@@ -1,0 +1,85 @@
+"""Isotonic regression, and which of several points are nearest.
+
+Kernels: tensorflow/core/kernels/isotonic_regression_op.cc and clustering_ops.cc, TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, raises_tf
+from invert.tf.values.constants import array, ints, static
+
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+
+
+def falling(x: Any) -> tuple[Any, Any]:
+    """The numbers closest to a vector that do not increase, and the block of equals of each."""
+    y, block = _pooled(lax.stop_gradient(x))
+    # Each block is the mean of its numbers, which is what is differentiated.
+    size = x.shape[0]
+    count = jax.ops.segment_sum(jnp.ones_like(x), block, size)
+    mean = jax.ops.segment_sum(x, block, size)[block] / count[block]
+    return y + (mean - lax.stop_gradient(mean)), block
+
+
+def _pooled(x: Any) -> tuple[Any, Any]:
+    """The numbers and blocks of `falling`.
+
+    Pools adjacent violators (Best and Chakravarti, Mathematical Programming 47, 1990), with sums in
+    the order of the kernel.
+    """
+    size = x.shape[0]
+    steps = lax.iota(_INT32, size)
+
+    def rises(last: Any, means: Any) -> Any:
+        return (last > 0) & (means[last] > means[last - 1])
+
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Joins the last two blocks where they rise, else begins one with the next number."""
+        used, last, sums, means, starts = state
+        joins = rises(last, means)
+        at = jnp.where(joins, last - 1, last + 1)
+        new = x[jnp.minimum(used, size - 1)]
+        total = jnp.where(joins, sums[at] + sums[last], new)
+        mean = jnp.where(joins, total / (used - starts[at]).astype(x.dtype), new)
+        starts = starts.at[last].set(jnp.where(joins, size, starts[last]))
+        starts = starts.at[at].set(jnp.where(joins, starts[at], used))
+        used = jnp.where(joins, used, used + 1)
+        return used, at, sums.at[at].set(total), means.at[at].set(mean), starts
+
+    start = (np.int32(1), np.int32(0), x, x, jnp.full_like(steps, size).at[0].set(0))
+    _, _, _, means, starts = lax.while_loop(
+        lambda s: (s[0] < size) | rises(s[1], s[3]), step, start
+    )
+    block = jnp.searchsorted(starts, steps, side="right").astype(_INT32) - 1
+    return means[block], block
+
+
+@raises_tf("IsotonicRegression")
+def _isotonic(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x = array(values[0])
+    dtype = jax.dtypes.canonicalize_dtype(node.attr("output_dtype", np.dtype(np.float32)))
+    if not math.prod(x.shape):
+        return [lax.full(x.shape, 0, dtype), lax.full(x.shape, 0, _INT32)]
+    if x.ndim == 1:
+        return list(falling(x.astype(dtype)))
+    rows = lax.reshape(x.astype(dtype), (math.prod(x.shape[:-1]), x.shape[-1]))
+    return [lax.reshape(y, x.shape) for y in lax.map(falling, rows)]
+
+
+@raises_tf("NearestNeighbors")
+def _nearest(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    points, centers = array(values[0]), array(values[1])
+    (k,) = ints(static(node, values, 2))
+    half = jnp.sum(lax.square(centers), 1) / 2 - jnp.matmul(points, centers.T)
+    nearest, which = lax.top_k(-half, min(k, centers.shape[0]))
+    distance = jnp.sum(lax.square(points), 1, keepdims=True) - 2 * nearest
+    return [which.astype(_INT64), distance]

@@ -1,0 +1,145 @@
+"""Pools over regions of random sizes that differ by one.
+
+Kernels: tensorflow/core/kernels/fractional_pool_common.cc, fractional_max_pool_op.cc and
+fractional_avg_pool_op.cc, TensorFlow 2.21. What has a seed and is deterministic has the regions of
+these kernels, which are constants; else they are drawn by the key of the call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert.primitives.tf.pooling import lowest
+from invert.primitives.tf.stateless_random import shuffled
+from invert.primitives.tf.window import refuse
+from invert.tf.numerics.philox import Stream, unit
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, raises_tf
+from invert.tf.values.constants import array, ints, static
+
+_I64, _U64 = np.dtype(np.int64), np.dtype(np.uint64)
+
+
+def _draws(node: Node) -> bool:
+    seeded = node.attr("seed", 0) or node.attr("seed2", 0)
+    return not (node.attr("deterministic", False) and seeded)
+
+
+@raises_tf("FractionalMaxPool", "FractionalAvgPool", draws=_draws)
+def _fractional_pool(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x = array(values[0])
+    if not all(isinstance(d, int) for d in x.shape[1:3]):
+        raise refuse(node, "divides an image of an open size", "Convert it at a fixed size.")
+    ratios = np.asarray(node.attr("pooling_ratio"), np.float32)
+    sizes = [int(np.float32(n) / r) for n, r in zip(x.shape[1:3], ratios[1:3], strict=True)]
+    if _draws(node):
+        stream = Stream(jax.random.bits(ctx.key(), (), _U64), np.uint64(0), np.uint64(0))
+        starts = _regions(node, stream, x.shape[1:3], sizes)
+    else:
+        seeds = (np.asarray(node.attr(s, 0), _I64).view(_U64)[()] for s in ("seed", "seed2"))
+        key, high = seeds
+        with jax.ensure_compile_time_eval():
+            stream = Stream(jnp.asarray(key), jnp.asarray(np.uint64(0)), jnp.asarray(high))
+            starts = [np.asarray(s) for s in _regions(node, stream, x.shape[1:3], sizes)]
+    return [_POOLS[node.op](x, *starts, node.attr("overlapping", False)), *starts]
+
+
+def _regions(node: Node, stream: Stream, lengths: Any, counts: Any) -> list[Any]:
+    """Where each region begins along both axes, and where the last one ends."""
+    found = []
+    for length, count in zip(lengths, counts, strict=True):
+        if node.attr("pseudo_random", False):
+            u = unit(stream.block_words(1)[:, :2], np.dtype(np.float64))[0, 0]
+            stream = stream.skip(1)
+            found.append(_pseudo_random(u, length, count))
+        else:
+            sizes = np.full(count, length // count, _I64)
+            sizes[: length % count] += 1
+            blocks = (count + 3) // 4
+            words = stream.block_words(blocks).reshape(-1)
+            stream = stream.skip(blocks)
+            mixed = shuffled(words, jnp.asarray(sizes))
+            found.append(jnp.concatenate([jnp.zeros(1, _I64), jnp.cumsum(mixed)]))
+    return found
+
+
+def _pseudo_random(u: Any, length: int, count: int) -> Any:
+    """`ceil(ratio * (i + u))`, for a `u` with which no region is too long."""
+    ratio, least = length / count, length // count
+    most = min((least + 2) / ratio - 1, (length + 1 - least) / ratio - (count - 1))
+    inner = jnp.ceil(ratio * (np.arange(1, count) + u * most)).astype(_I64)
+    return jnp.concatenate([jnp.zeros(1, _I64), inner - 1, jnp.full(1, length, _I64)])
+
+
+def _cells(x: Any, rows: Any, columns: Any, overlapping: bool) -> tuple[Any, Any]:
+    """The elements of each region along an axis of their own, and which of them are in it."""
+    place, inside = zip(
+        *(_span(s, n, overlapping) for s, n in ((rows, x.shape[1]), (columns, x.shape[2]))),
+        strict=True,
+    )
+    cells = x[:, place[0][:, None, :, None], place[1][None, :, None, :]]
+    mask = inside[0][:, None, :, None] & inside[1][None, :, None, :]
+    each = math.prod(cells.shape[3:5])
+    cells = lax.reshape(cells, (*cells.shape[:3], each, cells.shape[5]))
+    return cells, lax.reshape(mask, (*mask.shape[:2], each))
+
+
+def _span(starts: Any, length: int, overlapping: bool) -> tuple[Any, Any]:
+    """The places of each region, and whether they are in it: none is longer than the row."""
+    count = starts.shape[0] - 1
+    longest = length // count + 1 + overlapping
+    place = starts[:-1, None] + np.arange(longest)
+    end = jnp.minimum(starts[1:, None] + int(overlapping), length)
+    return jnp.minimum(place, length - 1), place < end
+
+
+def _first(x: Any, rows: Any, columns: Any, overlapping: bool) -> tuple[Any, Any]:
+    """The elements of each region, and which of them is the first that is the largest."""
+    cells, mask = _cells(x, rows, columns, overlapping)
+    cells = jnp.where(mask[..., None], cells, lowest(x.dtype))
+    return cells, lax.argmax(cells, 3, np.int32)[:, :, :, None]
+
+
+def _max(x: Any, rows: Any, columns: Any, overlapping: bool) -> Any:
+    return jnp.take_along_axis(*_first(x, rows, columns, overlapping), axis=3)[:, :, :, 0]
+
+
+def _mean(x: Any, rows: Any, columns: Any, overlapping: bool) -> Any:
+    cells, mask = _cells(x, rows, columns, overlapping)
+    total = jnp.sum(jnp.where(mask[..., None], cells, 0), axis=3, dtype=x.dtype)
+    count = jnp.sum(mask, axis=2, dtype=x.dtype)
+    return lax.div(total, jnp.broadcast_to(count[..., None], total.shape))
+
+
+_POOLS: dict[str, Callable[..., Any]] = {"FractionalMaxPool": _max, "FractionalAvgPool": _mean}
+
+
+@raises_tf("FractionalMaxPoolGrad")
+def _max_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, g, rows, columns = (array(values[i]) for i in (0, 2, 3, 4))
+    overlapping = node.attr("overlapping", False)
+    batch, height, width, channels = x.shape
+    _, first = _first(x, rows, columns, overlapping)
+    image = lax.reshape(lax.iota(np.int32, height * width), (1, height, width, 1))
+    places, _ = _cells(image, rows, columns, overlapping)
+    place = jnp.take_along_axis(places, first, axis=3)[:, :, :, 0]
+    entry, channel = (lax.broadcasted_iota(np.int32, g.shape, i) for i in (0, 3))
+    flat = jnp.zeros((batch, height * width, channels), g.dtype).at[entry, place, channel].add(g)
+    return [lax.reshape(flat, x.shape)]
+
+
+@raises_tf("FractionalAvgPoolGrad")
+def _mean_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    shape, (g, rows, columns) = ints(static(node, values, 0)), (array(v) for v in values[1:])
+    # In double precision, as the kernel does.
+    x, wide = jax.ShapeDtypeStruct(shape, np.float64), g.astype(np.float64)
+    overlapping = node.attr("overlapping", False)
+    spread = jax.linear_transpose(lambda x: _mean(x, rows, columns, overlapping), x)
+    return [spread(wide)[0].astype(g.dtype)]

@@ -1,0 +1,329 @@
+"""Colours, crops, boxes and projections of images.
+
+Kernels: tensorflow/core/kernels/image/, TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert.primitives.tf.window import is_half, refuse
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, raises_tf
+from invert.tf.values.constants import array, ints, static
+
+# -- colours
+
+
+@raises_tf("RGBToHSV")
+def _rgb_to_hsv(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [rgb_to_hsv(array(values[0]))]
+
+
+@raises_tf("HSVToRGB")
+def _hsv_to_rgb(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [hsv_to_rgb(array(values[0]))]
+
+
+def rgb_to_hsv(rgb: Any) -> Any:
+    red, green, blue = (rgb[..., i] for i in range(3))
+    # Of equal colours one has the derivative: the first for the largest, the last for the smallest.
+    value = jnp.where((red >= green) & (red >= blue), red, jnp.where(green >= blue, green, blue))
+    least = jnp.where((blue <= red) & (blue <= green), blue, jnp.where(green <= red, green, red))
+    spread = value - least
+    # TensorFlow takes 0 for the derivative of the saturation in a colour that is 0.
+    kept = value - jnp.where(least > 0, least, lax.stop_gradient(least))
+    saturation = jnp.where(value > 0, kept / jnp.where(value > 0, value, 1), 0)
+    sixth = 1 / (6 * jnp.where(spread > 0, spread, 1))
+    hue = jnp.where(
+        red == value,
+        sixth * (green - blue),
+        jnp.where(green == value, sixth * (blue - red) + 2 / 6, sixth * (red - green) + 4 / 6),
+    )
+    hue = jnp.where(spread > 0, hue, 0)
+    hue = jnp.where(hue < 0, hue + 1, hue)
+    return jnp.stack([hue, saturation, value], axis=-1)
+
+
+def hsv_to_rgb(hsv: Any) -> Any:
+    hue, saturation, value = (hsv[..., i : i + 1] for i in range(3))
+    sixths = hue * 6
+    red = jnp.clip(lax.abs(sixths - 3) - 1, 0, 1)
+    green = jnp.clip(2 - lax.abs(sixths - 2), 0, 1)
+    blue = jnp.clip(2 - lax.abs(sixths - 4), 0, 1)
+    return (1 - saturation + saturation * jnp.concatenate([red, green, blue], axis=-1)) * value
+
+
+@raises_tf("AdjustContrastv2")
+def _adjust_contrast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, factor = array(values[0]), array(values[1])
+    wide = x.astype(jnp.float32) if is_half(x.dtype) else x
+    mean = jnp.mean(wide, axis=(-3, -2), keepdims=True)
+    return [((wide - mean) * factor + mean).astype(x.dtype)]
+
+
+@raises_tf("AdjustSaturation")
+def _adjust_saturation(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, factor = array(values[0]), array(values[1])
+    hue, saturation, value = jnp.moveaxis(rgb_to_hsv(x.astype(jnp.float32)), -1, 0)
+    hsv = jnp.stack([hue, jnp.clip(saturation * factor, 0, 1), value], axis=-1)
+    return [hsv_to_rgb(hsv).astype(x.dtype)]
+
+
+@raises_tf("AdjustHue")
+def _adjust_hue(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, delta = array(values[0]), array(values[1])
+    hue, saturation, value = jnp.moveaxis(rgb_to_hsv(x.astype(jnp.float32)), -1, 0)
+    turned = hue + delta
+    hsv = jnp.stack([turned - lax.floor(turned), saturation, value], axis=-1)
+    return [hsv_to_rgb(hsv).astype(x.dtype)]
+
+
+# -- crops
+
+
+@raises_tf("CropAndResize")
+def _crop_and_resize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    image, boxes, which = (array(v) for v in values[:3])
+    places = _crop_places(boxes, image.shape, ints(static(node, values, 3)))
+    crop = _nearest_crop if node.attr("method", "bilinear") == "nearest" else _crop
+    fill = node.attr("extrapolation_value", 0.0)
+    return [crop(image.astype(jnp.float32), places, which, fill)]
+
+
+@raises_tf("CropAndResizeGradImage")
+def _crop_grad_image(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    g, boxes, which = (array(v) for v in values[:3])
+    image = jax.ShapeDtypeStruct(ints(static(node, values, 3)), g.dtype)
+    places = _crop_places(boxes, image.shape, g.shape[1:3])
+    nearest = node.attr("method", "bilinear") == "nearest"
+    spread = jax.linear_transpose(lambda x: _crop(x, places, which, nearest=nearest), image)
+    dtype = jax.dtypes.canonicalize_dtype(node.attr("T", np.dtype(np.float32)))
+    return [spread(g)[0].astype(dtype)]
+
+
+@raises_tf("CropAndResizeGradBoxes")
+def _crop_grad_boxes(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    g, image, boxes, which = (array(v) for v in values)
+    image = image.astype(jnp.float32)
+
+    def crop(boxes: Any) -> Any:
+        return _crop(image, _crop_places(boxes, image.shape, g.shape[1:3]), which)
+
+    return list(jax.vjp(crop, boxes)[1](g))
+
+
+Places = tuple[Any, Any]
+
+
+def _nearest_crop(image: Any, places: Places, which: Any, fill: float) -> Any:
+    """`_crop` at the nearest pixels. The derivative in places is that of the bilinear method."""
+
+    def crop_nearest(image: Any, places: Places, which: Any) -> Any:
+        return _crop(image, places, which, fill, nearest=True)
+
+    def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        image, places, which = primals
+        along_image = _crop(tangents[0], places, which, nearest=True)
+        _, along_places = jax.jvp(lambda p: _crop(image, p, which), (places,), (tangents[1],))
+        return rule(*primals), along_image + along_places
+
+    rule = jax.custom_jvp(crop_nearest)
+    rule.defjvp(jvp)
+    return rule(image, places, which)
+
+
+def _crop(
+    image: Any, places: Places, which: Any, fill: float = 0.0, *, nearest: bool = False
+) -> Any:
+    """The images `which` at rows and columns, one of each for each crop."""
+    y, x = places[0][:, :, None], places[1][:, None, :]
+
+    def pixels(row: Any, column: Any) -> Any:
+        index = which[:, None, None], row.astype(jnp.int32), column.astype(jnp.int32)
+        return image.at[index].get(mode="clip")
+
+    if nearest:
+        away = lax.RoundingMethod.AWAY_FROM_ZERO
+        crop = pixels(lax.round(y, away), lax.round(x, away))
+    else:
+        top, left = lax.floor(y), lax.floor(x)
+        bottom, right = lax.ceil(y), lax.ceil(x)
+        along_x, along_y = (x - left)[..., None], (y - top)[..., None]
+        upper, lower = (
+            low + (pixels(row, right) - low) * along_x
+            for row in (top, bottom)
+            for low in (pixels(row, left),)
+        )
+        crop = upper + (lower - upper) * along_y
+    inside = (y >= 0) & (y <= image.shape[1] - 1) & (x >= 0) & (x <= image.shape[2] - 1)
+    return jnp.where(inside[..., None], crop, jnp.asarray(fill, crop.dtype))
+
+
+def _crop_places(boxes: Any, shape: Sequence[Any], size: Sequence[Any]) -> Places:
+    """Rows and columns of the image at which each crop is sampled."""
+    return (
+        _sampled(boxes[:, 0], boxes[:, 2], shape[1], size[0]),
+        _sampled(boxes[:, 1], boxes[:, 3], shape[2], size[1]),
+    )
+
+
+def _sampled(start: Any, end: Any, size: Any, out: Any) -> Any:
+    """Places between two ends, which are in units of the length of the image.
+
+    In double precision, with each step rounded to single as in the kernel: XLA would add to a
+    product before it is rounded, which puts samples at the edge of an image on its other side.
+    """
+    last = jnp.asarray(size - 1, np.float64)
+    if isinstance(out, int) and out == 1:
+        places = 0.5 * (start + end)[:, None] * last
+    else:
+        step = _single(_single((end - start) * last) / jnp.asarray(out - 1, np.float64))
+        steps = jnp.arange(out, dtype=np.float64)
+        places = _single(start * last)[:, None] + _single(steps * step[:, None])
+    return places.astype(start.dtype)
+
+
+def _single(x: Any) -> Any:
+    return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=23)
+
+
+@raises_tf("ExtractGlimpse", "ExtractGlimpseV2")
+def _extract_glimpse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, offsets = array(values[0]), array(values[2])
+    size = ints(static(node, values, 1))
+    if node.attr("uniform_noise", True) or node.attr("noise", "uniform") != "zero":
+        reason = "fills what lies outside of the image with noise"
+        raise refuse(node, reason, 'Use noise="zero" and uniform_noise=False.')
+    rows, columns = (
+        _glimpse_places(node, offsets[:, i], x.shape[1 + i], size[i]) for i in range(2)
+    )
+    rows, columns = rows[:, :, None], columns[:, None, :]
+    batch = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None, None]
+    inside = (rows >= 0) & (rows < x.shape[1]) & (columns >= 0) & (columns < x.shape[2])
+    glimpse = x.at[batch, rows, columns].get(mode="clip")
+    return [jnp.where(inside[..., None], glimpse, 0)]
+
+
+def _glimpse_places(node: Node, offset: Any, size: Any, out: Any) -> Any:
+    """Rows or columns of a glimpse, by the conventions of either version of the op."""
+    normalized, centered = node.attr("normalized", True), node.attr("centered", True)
+    first = node.op == "ExtractGlimpse"
+    start = offset * size if normalized else offset
+    if centered:
+        # The second version halves, and takes the middle of the window, in fewer cases.
+        start = (start / 2 if first or normalized else start) + size / 2
+    if first or (centered and normalized):
+        start = start - out / 2
+    start = start.astype(jnp.int32)
+    return start[:, None] + jnp.arange(out, dtype=jnp.int32)
+
+
+# -- projections
+
+
+@raises_tf("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def _projective_transform(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    image, transforms = array(values[0]), array(values[1])
+    height, width = ints(static(node, values, 2))
+    fill = array(values[3]) if len(values) > 3 else np.float32(0)
+    t = transforms[:, :, None, None]
+    y = jnp.arange(height, dtype=jnp.float32)[:, None]
+    x = jnp.arange(width, dtype=jnp.float32)[None, :]
+    scale = t[:, 6] * x + t[:, 7] * y + 1
+    mode = node.attr("fill_mode", "CONSTANT")
+    places = [
+        _mapped(mode, (t[:, i] * x + t[:, i + 1] * y + t[:, i + 2]) / scale, size)
+        for i, size in ((3, image.shape[1]), (0, image.shape[2]))
+    ]
+    result = _read(image, places, fill, node.attr("interpolation"))
+    result = jnp.where((scale == 0)[..., None], fill, result)
+    return [result.astype(image.dtype)]
+
+
+def _mapped(mode: str, place: Any, size: Any) -> Any:
+    """Where a place outside of the image is taken from."""
+    if mode == "CONSTANT":
+        return place
+    if mode == "REFLECT":
+        period = 2 * size
+        before = place + jnp.where(place < period, period * jnp.trunc(-place / period), 0)
+        before = jnp.where(before < -size, before + period, -before - 1)
+        behind = place - period * jnp.trunc(place / period)
+        behind = jnp.where(behind >= size, period - behind - 1, behind)
+    elif mode == "WRAP":
+        before = place + size * (jnp.trunc(-place / max(size - 1, 1)) + 1)
+        behind = place - size * jnp.trunc(place / max(size - 1, 1))
+    else:
+        before = behind = place
+    moved = jnp.where(place < 0, before, jnp.where(place > size - 1, behind, place))
+    return jnp.clip(moved, 0, size - 1)
+
+
+def _read(image: Any, places: Sequence[Any], fill: Any, interpolation: str) -> Any:
+    y, x = places
+    shape = (image.shape[0], *y.shape[1:])
+    y, x = jnp.broadcast_to(y, shape), jnp.broadcast_to(x, shape)
+    batch = jnp.arange(image.shape[0], dtype=jnp.int32)[:, None, None]
+
+    def pixels(row: Any, column: Any) -> Any:
+        inside = (row >= 0) & (row < image.shape[1]) & (column >= 0) & (column < image.shape[2])
+        index = batch, row.astype(jnp.int32), column.astype(jnp.int32)
+        values = image.at[index].get(mode="clip")
+        wide = values.astype(jnp.promote_types(jnp.float32, image.dtype))
+        return jnp.where(inside[..., None], wide, fill)
+
+    if interpolation == "NEAREST":
+        away = lax.RoundingMethod.AWAY_FROM_ZERO
+        return pixels(lax.round(y, away), lax.round(x, away))
+    top, left = lax.floor(y), lax.floor(x)
+    along_x, along_y = (x - left)[..., None], (y - top)[..., None]
+    upper = pixels(top, left) * (1 - along_x) + pixels(top, left + 1) * along_x
+    lower = pixels(top + 1, left) * (1 - along_x) + pixels(top + 1, left + 1) * along_x
+    return upper * (1 - along_y) + lower * along_y
+
+
+# -- boxes
+
+# tensorflow/core/kernels/image/draw_bounding_box_op.cc
+_COLOURS = np.asarray(
+    [
+        [1, 1, 0, 1],
+        [0, 0, 1, 1],
+        [1, 0, 0, 1],
+        [0, 1, 0, 1],
+        [0.5, 0, 0.5, 1],
+        [0.5, 0.5, 0, 1],
+        [0.5, 0, 0, 1],
+        [0, 0, 0.5, 1],
+        [0, 1, 1, 1],
+        [1, 0, 1, 1],
+    ],
+    np.float32,
+)
+
+
+@raises_tf("DrawBoundingBoxes", "DrawBoundingBoxesV2")
+def _draw_bounding_boxes(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    image, boxes = array(values[0]), array(values[1])
+    height, width, depth = image.shape[1:]
+    colours = array(values[2]) if len(values) > 2 else ()
+    if len(colours) == 0:
+        colours = np.ones_like(_COLOURS) if depth == 1 else _COLOURS
+    scale = np.asarray([height - 1, width - 1] * 2, np.float32)
+    edges = (boxes.astype(jnp.float32) * scale).astype(jnp.int32)
+    rows = jnp.arange(height, dtype=jnp.int32)[:, None]
+    columns = jnp.arange(width, dtype=jnp.int32)[None, :]
+    for i in range(boxes.shape[1]):
+        top, left, bottom, right = (edges[:, i, k, None, None] for k in range(4))
+        inside = (rows >= top) & (rows <= bottom) & (columns >= left) & (columns <= right)
+        border = (rows == top) | (rows == bottom) | (columns == left) | (columns == right)
+        colour = jnp.asarray(colours[i % len(colours)][:depth], image.dtype)
+        image = jnp.where((inside & border)[..., None], colour, image)
+    return [image]

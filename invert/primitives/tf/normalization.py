@@ -1,0 +1,122 @@
+"""Normalization: over the batch and over neighbouring channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert.primitives.tf.window import Layout, layout
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, raises_tf
+from invert.tf.values.constants import array, arrays
+
+
+@raises_tf("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def _fused_batch_norm(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    results = batch_norm(node, values)
+    # The last reserved space is for cuDNN; elsewhere it is empty.
+    empty = jnp.zeros((0,), array(values[1]).dtype)
+    return [*results, empty] if node.op == "FusedBatchNormV3" else results
+
+
+def batch_norm(node: Node, values: list[Any]) -> list[Any]:
+    """The result, mean and variance for later use, and mean and variance for the gradient.
+
+    As in TensorFlow, only the result has a derivative in training; the statistics are not part of
+    it (tensorflow/python/ops/nn_fused_batch_norm_grad.py, TensorFlow 2.21).
+    """
+    x, scale, offset, mean, variance = arrays(values[:5])
+    where, epsilon = layout(node, x.ndim), node.attr("epsilon", 1e-4)
+    # Half precision is for the values alone: statistics and scales are in single precision.
+    wide = x.astype(scale.dtype)
+    if not node.attr("is_training", True):
+        y = normalize(wide, mean, variance, scale, offset, where, epsilon)
+        return [y.astype(x.dtype), mean, variance, mean, variance]
+    axes = [i for i in range(x.ndim) if i != where.channel]
+    batch_mean = jnp.mean(wide, axes)
+    centered = wide - where.along_channels(batch_mean, x.ndim)
+    batch_variance = jnp.mean(lax.square(centered), axes)
+    y = normalize(wide, batch_mean, batch_variance, scale, offset, where, epsilon)
+    saved = [lax.stop_gradient(batch_mean), lax.stop_gradient(batch_variance)]
+    running = [saved[0], saved[1] * _unbiased([x.shape[i] for i in axes])]
+    if (factor := node.attr("exponential_avg_factor", 1.0)) != 1.0:
+        olds = (mean, variance)
+        running = [
+            (1 - factor) * old + factor * new for old, new in zip(olds, running, strict=True)
+        ]
+    return [y.astype(x.dtype), *running, *saved]
+
+
+def _unbiased(sizes: list[Any]) -> Any:
+    """The factor that makes the variance of a sample one of the population: n / (n - 1)."""
+    count = math.prod(sizes)
+    if isinstance(count, int):
+        return count / max(count - 1, 1)
+    count = jnp.asarray(count, jnp.float32)
+    return count / jnp.maximum(count - 1, 1)
+
+
+def normalize(
+    x: Any, mean: Any, variance: Any, scale: Any, offset: Any, where: Layout, epsilon: float
+) -> Any:
+    mean, factor, offset = (
+        where.along_channels(v, x.ndim)
+        for v in (mean, scale * lax.rsqrt(variance + epsilon), offset)
+    )
+    return (x - mean) * factor + offset
+
+
+@raises_tf("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def _fused_batch_norm_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    g, x, scale, mean, variance = arrays(values[:5])
+    where, epsilon = layout(node, x.ndim), node.attr("epsilon", 1e-4)
+    axes = [i for i in range(x.ndim) if i != where.channel]
+    wide_g, wide_x = g.astype(scale.dtype), x.astype(scale.dtype)
+    inverse = where.along_channels(lax.rsqrt(variance + epsilon), x.ndim)
+    centered = wide_x - where.along_channels(mean, x.ndim)
+    scale_gradient, offset_gradient = (
+        jnp.sum(wide_g * centered * inverse, axes),
+        jnp.sum(wide_g, axes),
+    )
+    x_gradient = wide_g
+    if node.attr("is_training", True):
+        # The mean and the variance depend on x too.
+        along = centered * inverse * jnp.mean(wide_g * centered * inverse, axes, keepdims=True)
+        x_gradient = wide_g - jnp.mean(wide_g, axes, keepdims=True) - along
+    x_gradient = x_gradient * where.along_channels(scale, x.ndim) * inverse
+    empty = jnp.zeros((0,), scale.dtype)
+    return [x_gradient.astype(x.dtype), scale_gradient, offset_gradient, empty, empty]
+
+
+def _local_response_norm(node: Node, x: Any) -> Any:
+    radius = node.attr("depth_radius", 5)
+    bias, alpha, beta = (
+        node.attr(name, default) for name, default in (("bias", 1.0), ("alpha", 1.0), ("beta", 0.5))
+    )
+    squares = lax.square(x.astype(jnp.float32))
+    sums = lax.reduce_window(
+        squares,
+        np.zeros((), np.float32),
+        lax.add,
+        (1,) * (x.ndim - 1) + (2 * radius + 1,),
+        (1,) * x.ndim,
+        [(0, 0)] * (x.ndim - 1) + [(radius, radius)],
+    )
+    return (x.astype(jnp.float32) * (bias + alpha * sums) ** -beta).astype(x.dtype)
+
+
+@raises_tf("LRN")
+def _lrn(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [_local_response_norm(node, array(values[0]))]
+
+
+@raises_tf("LRNGrad")
+def _lrn_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    g, x = array(values[0]), array(values[1])
+    _, pullback = jax.vjp(lambda x: _local_response_norm(node, x), x)
+    return list(pullback(g))

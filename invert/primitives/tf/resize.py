@@ -1,0 +1,287 @@
+"""Resizing of images and the ops of its gradients.
+
+Kernels: tensorflow/core/kernels/image/resize_*_op.cc, scale_and_translate_op.cc and
+sampling_kernels.h, TensorFlow 2.21. Places are computed in single precision, as there, so that
+rounding picks the same pixels.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert.primitives.tf.window import refuse
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, raises_tf
+from invert.tf.values.constants import array, ints, static
+
+_F32 = np.dtype(np.float32)
+
+
+def _library(*sizes: Any) -> Any:
+    """NumPy where the sizes are known, so that places are constants; else `jax.numpy`."""
+    return np if all(isinstance(d, int) for d in sizes) else jnp
+
+
+def _float(xp: Any, x: Any) -> Any:
+    return xp.asarray(x, _F32)
+
+
+def _places(size: Any, out: Any, align: bool, shift: float, back: float) -> Any:
+    """Where in the input each output pixel is: `(i + shift) * scale - back`."""
+    xp = _library(size, out)
+    scale = _float(xp, size) / _float(xp, out)
+    if align and isinstance(out, int):
+        scale = _float(xp, size - 1) / _float(xp, out - 1) if out > 1 else scale
+    elif align:
+        inner = _float(xp, size - 1) / xp.maximum(_float(xp, out - 1), 1)
+        scale = xp.where(_float(xp, out) > 1, inner, scale)
+    return (xp.arange(out, dtype=_F32) + np.float32(shift)) * scale - np.float32(back)
+
+
+def _take(x: Any, index: Any, axis: int) -> Any:
+    return jnp.take(x, index, axis=axis, mode="clip")
+
+
+def _along(weight: Any, axis: int, rank: int) -> Any:
+    return weight.reshape([-1 if i == axis else 1 for i in range(rank)])
+
+
+def _linear(x: Any, axis: int, out: Any, align: bool, half: bool) -> Any:
+    size, xp = x.shape[axis], _library(x.shape[axis], out)
+    place = _places(size, out, align, 0.5 if half else 0.0, 0.5 if half else 0.0)
+    below = xp.floor(place)
+    first = xp.maximum(below, 0).astype(np.int32)
+    second = xp.minimum(xp.ceil(place).astype(np.int32), size - 1)
+    low, high = _take(x, first, axis), _take(x, second, axis)
+    return low + (high - low) * _along(place - below, axis, x.ndim)
+
+
+def _nearest(x: Any, axis: int, out: Any, align: bool, half: bool) -> Any:
+    size, xp = x.shape[axis], _library(x.shape[axis], out)
+    place = _places(size, out, align, 0.5 if half else 0.0, 0.0)
+    # Halves are rounded up: places are positive.
+    place = xp.floor(place + np.float32(0.5)) if align else xp.floor(place)
+    return _take(x, xp.minimum(place.astype(np.int32), size - 1), axis)
+
+
+# Resolution of TensorFlow's table of cubic weights.
+_TABLE = 1024
+
+
+def _cubic(x: Any, axis: int, out: Any, align: bool, half: bool) -> Any:
+    size, xp = x.shape[axis], _library(x.shape[axis], out)
+    place = _places(size, out, align, 0.5 if half else 0.0, 0.5 if half else 0.0)
+    below = xp.floor(place)
+    t = xp.round((place - below) * _TABLE) / np.float32(_TABLE)
+    a = np.float32(-0.5 if half else -0.75)
+    weights = [_cubic_weight(d, a) for d in (t + 1, t, 1 - t, 2 - t)]
+    first = below.astype(np.int32) - 1
+    indices = [xp.clip(first + i, 0, size - 1) for i in range(4)]
+    if half:
+        # Pixels outside of the image do not count; with corners, the outermost stands for them.
+        weights = [
+            xp.where(i == first + k, w, np.float32(0))
+            for k, (i, w) in enumerate(zip(indices, weights, strict=True))
+        ]
+        total = functools.reduce(xp.add, weights)
+        weights = [w / total for w in weights]
+    terms = [
+        _take(x, i, axis) * _along(w, axis, x.ndim) for i, w in zip(indices, weights, strict=True)
+    ]
+    return functools.reduce(lax.add, terms)
+
+
+def _cubic_weight(d: Any, a: Any) -> Any:
+    """The cubic convolution kernel of Keys at distance `d`, between zero and two."""
+    xp = np if isinstance(d, np.ndarray) else jnp
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return xp.where(d <= 1, near, far).astype(_F32)
+
+
+def resize_bilinear(x: Any, size: Sequence[Any], *, align: bool = False, half: bool = False) -> Any:
+    """Both spatial axes of `x` at new sizes, with straight lines between the pixels."""
+    return _linear(_linear(x, 2, size[1], align, half), 1, size[0], align, half)
+
+
+Resize = Callable[[Any, int, Any, bool, bool], Any]
+
+METHODS: dict[str, Resize] = {
+    "Bicubic": _cubic,
+    "Bilinear": _linear,
+    "NearestNeighbor": _nearest,
+}
+
+
+def _resize(node: Node, x: Any, size: Sequence[Any]) -> Any:
+    """Both spatial axes of `x` at new sizes: first along the rows, as TensorFlow does."""
+    name = node.op.removeprefix("Resize").removesuffix("Grad")
+    align, half = bool(node.attr("align_corners")), bool(node.attr("half_pixel_centers"))
+    along_rows = METHODS[name](x, 2, size[1], align, half)
+    return METHODS[name](along_rows, 1, size[0], align, half)
+
+
+@raises_tf("ResizeBilinear", "ResizeBicubic", "ResizeNearestNeighbor")
+def _resize_op(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, size = array(values[0]), ints(static(node, values, 1))
+    # What interpolates computes and answers in single precision, whatever the type of the image.
+    exact = node.op == "ResizeNearestNeighbor"
+    return [_resize(node, x if exact else x.astype(_F32), size)]
+
+
+@raises_tf("ResizeBilinearGrad", "ResizeBicubicGrad")
+def _resize_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    g, image = array(values[0]), values[1]
+    x = jax.ShapeDtypeStruct(np.shape(image), g.dtype)
+    size = g.shape[1:3]
+    (result,) = jax.linear_transpose(lambda x: _resize(node, x, size), x)(g)
+    return [result.astype(image.dtype)]
+
+
+@raises_tf("ResizeNearestNeighborGrad")
+def _resize_nearest_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    g, size = array(values[0]), ints(static(node, values, 1))
+    x = jax.ShapeDtypeStruct((g.shape[0], *size, g.shape[3]), g.dtype)
+    if jnp.issubdtype(g.dtype, jnp.integer):
+        raise refuse(node, f"takes the gradient of an image of {g.dtype.name}")
+    return list(jax.linear_transpose(lambda x: _resize(node, x, g.shape[1:3]), x)(g))
+
+
+@raises_tf("ResizeArea")
+def _resize_area(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, size = array(values[0]), ints(static(node, values, 1))
+    align = bool(node.attr("align_corners"))
+    weights = [_area(node, d, out, align) for d, out in zip(x.shape[1:3], size, strict=True)]
+    return [_weigh(ctx, x.astype(_F32), *weights)]
+
+
+def _area(node: Node, size: Any, out: Any, align: bool) -> np.ndarray:
+    """How much of each output pixel each input pixel covers."""
+    if not (isinstance(size, int) and isinstance(out, int)):
+        raise refuse(node, "resizes an image whose size is not known", "Fix the size of the image.")
+    scale = np.float32((size - 1) / (out - 1) if align and out > 1 else size / out)
+    start = np.arange(out, dtype=_F32) * scale
+    end = np.arange(1, out + 1, dtype=_F32) * scale
+    weights = np.zeros((out, size), _F32)
+    for i in range(out):
+        for j in range(math.floor(start[i]), math.ceil(end[i])):
+            covered = min(np.float32(j + 1), end[i]) - max(np.float32(j), start[i])
+            weights[i, min(max(j, 0), size - 1)] += covered / scale
+    return weights
+
+
+def _weigh(ctx: Context, x: Any, rows: Any, columns: Any) -> Any:
+    precision = ctx.config.resize_precision
+    return jnp.einsum("nhwc,yh,xw->nyxc", x, rows, columns, precision=precision)
+
+
+# -- scale and translate
+
+
+def _lanczos(radius: float) -> tuple[float, Callable[[Any], Any]]:
+    def kernel(d: Any) -> Any:
+        # The limit at zero is one.
+        near = d <= 1e-3
+        x = np.pi * jnp.where(near, 1.0, d)
+        value = radius * jnp.sin(x) * jnp.sin(x / radius) / (x * x)
+        return jnp.where(d > radius, 0.0, jnp.where(near, 1.0, value))
+
+    return radius, kernel
+
+
+def _gaussian(d: Any) -> Any:
+    # A radius of three standard deviations.
+    return jnp.where(d >= 1.5, 0.0, jnp.exp(-2.0 * d * d))
+
+
+def _box(d: Any) -> Any:
+    return jnp.where(d < 0.5, 1.0, jnp.where(d == 0.5, 0.5, 0.0))
+
+
+def _triangle(d: Any) -> Any:
+    return jnp.maximum(1.0 - d, 0.0)
+
+
+def _keys(d: Any) -> Any:
+    return jnp.where(d >= 2.0, 0.0, _cubic_weight(d, np.float32(-0.5)))
+
+
+def _mitchell(d: Any) -> Any:
+    far = (((-7 / 18) * d + 2) * d - 10 / 3) * d + 16 / 9
+    near = ((7 / 6) * d - 2) * d * d + 8 / 9
+    return jnp.where(d >= 2.0, 0.0, jnp.where(d >= 1.0, far, near))
+
+
+# kernel type: (radius, kernel as a function of the distance)
+KERNELS: dict[str, tuple[float, Callable[[Any], Any]]] = {
+    "box": (0.5, _box),
+    "gaussian": (1.5, _gaussian),
+    "keyscubic": (2.0, _keys),
+    "lanczos1": _lanczos(1.0),
+    "lanczos3": _lanczos(3.0),
+    "lanczos5": _lanczos(5.0),
+    "mitchellcubic": (2.0, _mitchell),
+    "triangle": (1.0, _triangle),
+}
+
+
+@raises_tf("ScaleAndTranslate")
+def _scale_and_translate(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, size = array(values[0]), ints(static(node, values, 1))
+    weights = _kernel_weights(node, x.shape[1:3], size, array(values[2]), array(values[3]))
+    return [_weigh(ctx, x.astype(_F32), *weights)]
+
+
+@raises_tf("ScaleAndTranslateGrad")
+def _scale_and_translate_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    g, shape = array(values[0]), np.shape(values[1])
+    rows, columns = _kernel_weights(
+        node, shape[1:3], g.shape[1:3], array(values[2]), array(values[3])
+    )
+    return [_weigh(ctx, g, rows.T, columns.T)]
+
+
+def _kernel_weights(
+    node: Node, sizes: Sequence[Any], outs: Sequence[Any], scale: Any, translation: Any
+) -> list[Any]:
+    radius, kernel = KERNELS[node.attr("kernel_type", "lanczos3")]
+    antialias = bool(node.attr("antialias", True))
+    return [
+        _sample(kernel, radius, size, out, scale[i], translation[i], antialias)
+        for i, (size, out) in enumerate(zip(sizes, outs, strict=True))
+    ]
+
+
+def _sample(
+    kernel: Callable[[Any], Any],
+    radius: float,
+    size: Any,
+    out: Any,
+    scale: Any,
+    translation: Any,
+    antialias: bool,
+) -> Any:
+    """The weight of each input pixel in each output pixel; the sum of an output pixel is one."""
+    inverse = 1 / scale
+    spread = jnp.maximum(inverse, 1) if antialias else jnp.ones_like(inverse)
+    place = (jnp.arange(out, dtype=_F32) + 0.5) * inverse - translation * inverse
+    first = lax.ceil(place - radius * spread - 0.5)
+    last = lax.floor(place + radius * spread - 0.5)
+    # What lies before the first pixel, or behind the last, does not count.
+    pixel = jnp.arange(size, dtype=_F32)
+    distance = lax.abs(pixel + 0.5 - place[:, None]) / spread
+    used = (pixel >= first[:, None]) & (pixel <= last[:, None])
+    weights = jnp.where(used, kernel(distance), 0)
+    total = jnp.sum(weights, axis=1, keepdims=True)
+    some = lax.abs(total) >= 1000 * np.finfo(_F32).tiny
+    weights = jnp.where(some, weights / jnp.where(some, total, 1), weights)
+    inside = (place >= 0) & (place <= size)
+    return jnp.where(inside[:, None], weights, 0).astype(_F32)

@@ -1,0 +1,320 @@
+"""Slices: `Slice`, `StridedSlice`, those of XLA, and what writes to one.
+
+Places that depend on data are clamped into the array, as XLA does. A slice between two such places
+has one length, and the axes where there are some are cut out first: what is left is a slice at
+fixed places. Where its length depends on data too, `tf.values.bounded_slice` takes the rows of the
+first axis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._errors import Problem, UnsupportedOpError
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, raises_tf
+from invert.tf.values.bounded import Count, Rows, refused_rows, resized
+from invert.tf.values.bounded_slice import Stretch, checked, put_rows, rows_of, slice_origin
+from invert.tf.values.constants import array, as_sizes, broadcast_to, ints, is_static, static
+from invert.tf.values.linear import distance, known
+
+
+@raises_tf("Slice")
+def _slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    shape = np.shape(values[0])
+    size = known(values[2])
+    size = ints(static(node, values, 2) if size is None else size)
+    if isinstance(values[1], np.ndarray):
+        begin = ints(values[1])
+        limit = [d if n == -1 else b + n for b, n, d in zip(begin, size, shape, strict=True)]
+        if is_static(values[0]):
+            where = tuple(slice(b, e) for b, e in zip(begin, limit, strict=True))
+            return [values[0][where]]
+        return [lax.slice(array(values[0]), begin, limit)]
+    if -1 in size:
+        return [_rest(ctx, node, array(values[0]), values[1], size)]
+    starts = [lax.index_in_dim(values[1], i, keepdims=False) for i in range(len(size))]
+    return [lax.dynamic_slice(array(values[0]), starts, size)]
+
+
+def _rest(ctx: Context, node: Node, x: Any, begin: Any, size: tuple[Any, ...]) -> Any:
+    """A slice with the rest of some axes."""
+    index: list[Any] = []
+    for i, n in enumerate(size):
+        start = _entry(begin, i)
+        if not _is_data(start):
+            index.append(slice(start, None if n == -1 else start + n))
+        elif n == -1:
+            index.append(Stretch(start, None, 1))
+        else:
+            index.append(_Window(start, n, slice(None)))
+    stretch = checked(ctx, node, index)
+    return take(x, index) if stretch is None else take_rows(node, x, stretch, index)
+
+
+def take_rows(node: Node, x: Any, stretch: Stretch, index: list[Any]) -> Rows:
+    """`x[index]` where the slice of the first axis is `stretch`; x: an array or rows."""
+    rows = rows_of(x, stretch, slice_origin(node))
+    return rows.with_data(take(rows.data, [slice(None), *index[1:]]))
+
+
+@raises_tf("StridedSlice")
+def _strided_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    index = index_of(ctx, node, values[1:4], np.ndim(values[0]))
+    if is_static(values[0]) and not any(map(_depends, index)):
+        return [as_sizes(values[0][(*index, ...)], node.attr("T"))]
+    stretch = checked(ctx, node, index)
+    if stretch is not None:
+        return [take_rows(node, array(values[0]), stretch, index)]
+    return [take(array(values[0]), index)]
+
+
+@raises_tf("StridedSliceGrad")
+def _strided_slice_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    shape = ints(static(node, values, 0))
+    index = index_of(ctx, node, values[1:4], len(shape))
+    dy = values[4] if isinstance(values[4], Rows) else array(values[4])
+    dtype = dy.data.dtype if isinstance(dy, Rows) else dy.dtype
+    return [put(ctx, node, lax.full(shape, 0, dtype), index, dy, fresh=True)]
+
+
+@raises_tf("TensorStridedSliceUpdate")
+def _strided_slice_update(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x = array(values[0])
+    return [put(ctx, node, x, index_of(ctx, node, values[1:4], x.ndim), values[4])]
+
+
+@raises_tf("XlaDynamicSlice")
+def _dynamic_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    sizes = ints(static(node, values, 2))
+    return [lax.dynamic_slice_p.bind(array(values[0]), *_places(values[1]), slice_sizes=sizes)]
+
+
+@raises_tf("XlaDynamicUpdateSlice")
+def _dynamic_update_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    x, update = map(array, values[:2])
+    return [lax.dynamic_update_slice_p.bind(x, update, *_places(values[2]))]
+
+
+def _places(vector: Any) -> list[Any]:
+    """The numbers of a vector. XLA moves places into the array, negative ones too, and so does the
+    primitive; `lax.dynamic_slice` would count these from the end."""
+    if isinstance(vector, np.ndarray):
+        dtype = np.int32 if vector.dtype == object else vector.dtype
+        return [jnp.asarray(n, dtype) for n in vector]
+    return [lax.index_in_dim(vector, i, keepdims=False) for i in range(vector.shape[0])]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """A part of an axis whose place depends on data: its first element, and how many there are.
+
+    `index`: what of these is taken, as NumPy takes it.
+    """
+
+    start: Any
+    count: int
+    index: slice | int
+
+
+def _depends(part: Any) -> bool:
+    """Whether a part of an index depends on data."""
+    return isinstance(part, _Window | Stretch)
+
+
+def index_of(ctx: Context, node: Node, bounds: list[Any], rank: int) -> list[Any]:
+    """The index as NumPy takes it, with the ellipsis spelled out: slices, ints and `None`.
+
+    What lies at a place that depends on data is a `_Window`, or a `Stretch` where its length does.
+    """
+    begin, end, _ = bounds
+    steps = ints(static(node, bounds, 2))
+    count = len(steps)
+    mask = {
+        k: node.attr(f"{k}_mask", 0)
+        for k in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    has = {k: [bool(m >> i & 1) for i in range(count)] for k, m in mask.items()}
+    # What follows the ellipsis is not new where it is the ellipsis itself.
+    used = sum(not e and not n for e, n in zip(has["ellipsis"], has["new_axis"], strict=True))
+    index: list[Any] = []
+    for i in range(count):
+        if has["ellipsis"][i]:
+            index += [slice(None)] * (rank - used)
+        elif has["new_axis"][i]:
+            index.append(None)
+        elif has["shrink_axis"][i]:
+            place = _entry(begin, i)
+            index.append(_Window(place, 1, 0) if _is_data(place) else place)
+        else:
+            start = None if has["begin"][i] else _entry(begin, i)
+            stop = None if has["end"][i] else _entry(end, i)
+            if _is_data(start) or _is_data(stop):
+                index.append(_window(ctx, node, start, stop, steps[i]))
+            else:
+                index.append(slice(start, stop, steps[i]))
+    return index + [slice(None)] * (rank - sum(j is not None for j in index))
+
+
+def _is_data(place: Any) -> bool:
+    return hasattr(place, "aval")
+
+
+def _window(ctx: Context, node: Node, start: Any, stop: Any, step: int) -> _Window | Stretch:
+    """The slice between two places that depend on data."""
+    length = None if start is None or stop is None else distance(start, stop)
+    if length is None:
+        return Stretch(start, stop, step)
+    count = len(range(0, length, step))
+    ctx.note(
+        f"tf.{node.op} ({node.location}) has {count} elements at a place that depends on data; "
+        "where it leaves the array, TensorFlow's has fewer, and this one begins elsewhere"
+    )
+    span = max(count - 1, 0) * abs(step) + min(count, 1)
+    dtype = np.result_type(*(p for p in (start, stop) if _is_data(p)))
+    start = jnp.asarray(start, dtype)
+    if step < 0 and count:
+        return _Window(start - jnp.asarray(span - 1, start.dtype), span, slice(None, None, step))
+    return _Window(start, span, slice(None, None, abs(step)))
+
+
+def _entry(vector: Any, i: int) -> Any:
+    if isinstance(vector, np.ndarray):
+        number = ints(vector)[i]
+        return number.value if isinstance(number, Count) else number
+    place = lax.index_in_dim(vector, i, keepdims=False)
+    # The others of the vector may depend on data.
+    number = known(place)
+    return place if number is None else int(number)
+
+
+@dataclasses.dataclass
+class _Region:
+    """What an index picks, axis by axis, in ascending order."""
+
+    starts: list[Any]
+    stops: list[Any]
+    steps: list[int]
+    flips: list[int]
+    lengths: list[Any]  # of each axis of the operand
+    shape: list[Any]  # of the result
+
+
+def _region(index: list[Any], sizes: tuple[Any, ...]) -> _Region:
+    r = _Region([], [], [], [], [], [])
+    for part in index:
+        if part is None:
+            r.shape.append(1)
+            continue
+        axis = len(r.starts)
+        size = sizes[axis]
+        step = 1
+        if isinstance(part, slice):
+            start, stop, step, length = _bounds(part, size)
+            r.shape.append(length)
+            if step < 0:
+                r.flips.append(axis)
+        else:
+            start = part + size if isinstance(part, int) and part < 0 else part
+            stop, length = start + 1, 1
+        r.starts.append(start)
+        r.stops.append(stop)
+        r.steps.append(abs(step))
+        r.lengths.append(length)
+    return r
+
+
+def take(x: Any, index: list[Any]) -> Any:
+    """`x[index]` in `lax` ops: one slice, a reversal of some axes, then a change of rank."""
+    windows, index = _windows(index)
+    for axis, window in windows.items():
+        x = lax.dynamic_slice_in_dim(x, window.start, window.count, axis)
+    r = _region(index, tuple(x.shape))
+    y = x
+    if r.steps and (max(r.steps) > 1 or any(r.starts) or tuple(r.stops) != tuple(x.shape)):
+        y = lax.slice(x, r.starts, r.stops, r.steps if max(r.steps) > 1 else None)
+    y = lax.rev(y, r.flips) if r.flips else y
+    places = [part for part in index if part is not None]
+    dropped = [axis for axis, part in enumerate(places) if not isinstance(part, slice)]
+    y = lax.squeeze(y, dropped) if dropped else y
+    kept = [part for part in index if part is None or isinstance(part, slice)]
+    added = [axis for axis, part in enumerate(kept) if part is None]
+    return lax.expand_dims(y, added) if added else y
+
+
+def put(ctx: Context, node: Node, x: Any, index: list[Any], value: Any, fresh: bool = False) -> Any:
+    """`x` with `value`, an array or rows, at `index`; `fresh`: x is zero."""
+    stretch = checked(ctx, node, index)
+    if stretch is None:
+        if isinstance(value, Rows):
+            raise refused_rows(value.origin, node.op, node.location)
+        return _put(x, index, array(value), fresh)
+    return put_stretch(node, x, stretch, index, value)
+
+
+def put_stretch(node: Node, x: Any, stretch: Stretch, index: list[Any], value: Any) -> Any:
+    """`x` with `value` where the slice of the first axis is `stretch`; both: an array or rows."""
+    old = rows_of(x, stretch, slice_origin(node)).data
+    new = resized(value.data, old.shape[0]) if isinstance(value, Rows) else array(value)
+    return put_rows(x, stretch, _put(old, [slice(None), *index[1:]], new))
+
+
+def _put(x: Any, index: list[Any], value: Any, fresh: bool = False) -> Any:
+    """`x` with `value` at `index`; `fresh`: x is zero, so that padding does."""
+    windows, index = _windows(index)
+    if windows:
+        part = x
+        for axis, window in windows.items():
+            part = lax.dynamic_slice_in_dim(part, window.start, window.count, axis)
+        part = _put(part, index, value, fresh)
+        zero = lax.full_like(next(iter(windows.values())).start, 0)
+        starts = [windows[a].start if a in windows else zero for a in range(x.ndim)]
+        return lax.dynamic_update_slice(x, part, starts)
+    r = _region(index, tuple(x.shape))
+    picked = broadcast_to(value, tuple(r.shape))
+    value = lax.reshape(picked, r.lengths)
+    value = lax.rev(value, r.flips) if r.flips else value
+    if tuple(r.lengths) == tuple(x.shape):
+        return value
+    padding = [
+        (start, size - start - (0 if n == 0 else (n - 1) * step + 1), step - 1)
+        for start, size, step, n in zip(r.starts, x.shape, r.steps, r.lengths, strict=True)
+    ]
+    if fresh:
+        return lax.pad(value, lax.full((), 0, value.dtype), padding)
+    if all(step == 1 for step in r.steps):
+        return lax.dynamic_update_slice(x, value, r.starts)
+    # With a stride there are gaps, in which x stays.
+    inside = lax.pad(lax.full(value.shape, True), lax.full((), False), padding)
+    return lax.select(inside, lax.pad(value, lax.full((), 0, value.dtype), padding), x)
+
+
+def _windows(index: list[Any]) -> tuple[dict[int, _Window], list[Any]]:
+    """The windows by their axes, and the index into what they leave."""
+    parts = [part for part in index if part is not None]
+    windows = {axis: part for axis, part in enumerate(parts) if isinstance(part, _Window)}
+    return windows, [part.index if isinstance(part, _Window) else part for part in index]
+
+
+def _bounds(part: slice, size: Any) -> tuple[Any, Any, int, Any]:
+    """Start, stop (in ascending order), signed step and length of what a slice picks."""
+    if isinstance(size, int):
+        picked = range(*part.indices(size))
+        if not picked:
+            return 0, 0, picked.step, 0
+        ends = picked[0], picked[-1]
+        return min(ends), max(ends) + 1, picked.step, len(picked)
+    if part == slice(None, None, -1):
+        return 0, size, -1, size
+    # A symbolic size has no clamping; a step other than one would need its residue.
+    start, stop, step = part.start or 0, size if part.stop is None else part.stop, part.step or 1
+    if step != 1:
+        reason = f"takes every {step}th element of an axis whose size is symbolic"
+        raise UnsupportedOpError([Problem("tf.StridedSlice", reason)])
+    start, stop = (d + size if isinstance(d, int) and d < 0 else d for d in (start, stop))
+    return start, stop, 1, stop - start

@@ -1,0 +1,168 @@
+"""Special functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from invert.tf.numerics import bessel
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context, Rule, add_table
+from invert.tf.values.constants import array, broadcast
+
+scipy = jax.scipy.special
+
+
+def _rule(fn: Callable[..., Any]) -> Rule:
+    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+        operands = broadcast(values) if len(values) > 1 else [array(values[0])]
+        return [fn(*operands)]
+
+    return rule
+
+
+def _expint(x: Any) -> Any:
+    """TensorFlow has no values for negative numbers, and minus infinity at zero."""
+    # `scipy.expi` of negative numbers is a loop, which never ends for some mixtures of extremes.
+    value = scipy.expi(jnp.where(x > 0, x, 1))
+    return jnp.where(x > 0, value, jnp.where(x == 0, -jnp.inf, jnp.nan))
+
+
+def _in_float32(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """For functions that `jax.scipy` has in single and double precision alone."""
+
+    def wide(*operands: Any) -> Any:
+        dtype = operands[0].dtype
+        if dtype.itemsize > 2:
+            return fn(*operands)
+        out = fn(*(lax.convert_element_type(x, jnp.float32) for x in operands))
+        return lax.convert_element_type(out, dtype)
+
+    return wide
+
+
+def _growing(scaled: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """exp(|x|) times `scaled`, with the derivative of |x| at 0 that is the right one here: 0."""
+    return lambda x: lax.exp(x * lax.sign(x)) * scaled(x)
+
+
+@jax.custom_jvp
+def spence(x: Any) -> Any:
+    """The dilogarithm of 1 - x; autodiff of `jax.scipy.special.spence` has gaps."""
+    return scipy.spence(x)
+
+
+@spence.defjvp
+def _spence_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    (x,), (dx,) = primals, tangents
+    other = jnp.where(x == 1, 2, x)
+    return spence(x), dx * jnp.where(x == 1, -1, lax.log(other) / (1 - other))
+
+
+def _incomplete(fn: Callable[..., Any], sign: int) -> Callable[..., Any]:
+    """An incomplete gamma function, of which `lax` adds up terms that a large `a` keeps equal.
+
+    There it is the integral of the normal distribution of mean and variance `a`, to more digits
+    than the terms have left. At an infinite x, all of it is below, with the slope 0. `sign`: 1
+    below x, -1 above.
+    """
+
+    def incomplete(a: Any, x: Any) -> Any:
+        most = 1e12 if a.dtype == jnp.float64 else 1 / float(jnp.finfo(jnp.float32).eps)
+        large = a > most
+        outside = ~(a > 0)
+        few = jnp.where(large | outside, 1, a)
+        deviation = lax.sqrt(jnp.where(large & (a < jnp.inf), a, 1))
+        normal = scipy.ndtr(sign * (x - a) / deviation)
+        whole = (x == jnp.inf) & (a < jnp.inf)
+        value = jnp.where(large & (x >= 0), normal, fn(few, jnp.where(whole, 1, x)))
+        value = jnp.where(whole, (1 + sign) // 2, value)
+        # TensorFlow has no distribution there, and yet nothing below zero.
+        return jnp.where(outside & ((x != 0) | (sign < 0)), jnp.nan, value)
+
+    return _in_float32(incomplete)
+
+
+def _betainc(a: Any, b: Any, x: Any) -> Any:
+    """As Eigen has it: NaN unless a and b are positive, else 0 and 1 at these x."""
+    value = lax.betainc(a, b, x)
+    value = jnp.where(jnp.isnan(value) & ((x == 0) | (x == 1)), x, value)
+    return jnp.where((a <= 0) | (b <= 0), jnp.nan, value)
+
+
+def _fresnel(part: int, wave: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A Fresnel integral; its derivative is the wave itself, to full precision."""
+
+    def fresnel(x: Any) -> Any:
+        return scipy.fresnel(x)[part]
+
+    def jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        (x,), (dx,) = primals, tangents
+        return rule(x), dx * wave(lax.square(x) * (jnp.pi / 2))
+
+    rule = jax.custom_jvp(fresnel)
+    rule.defjvp(jvp)
+    return rule
+
+
+@jax.custom_jvp
+def zeta(x: Any, q: Any) -> Any:
+    """Hurwitz's zeta function. TensorFlow has its derivative in q alone, and takes 0 in x."""
+    # `lax.zeta` has no number where q or x is infinite or x is large, where one term is left of the
+    # sum, and poles left of 1, where Eigen's has none.
+    large = x > _ONE_TERM
+    value = lax.zeta(jnp.where(large & (q > 0), 2, x), q)
+    value = jnp.where(large & (q > 0), lax.pow(q, -x), value)
+    even = jnp.floor(x / 2) == x / 2
+    value = jnp.where(large & (q <= 0) & even, jnp.inf, value)
+    value = jnp.where((q == jnp.inf) & (x > 1), 0, value)
+    return jnp.where(x < 1, jnp.nan, value)
+
+
+# The second term is below the smallest number, unless the first is as well.
+_ONE_TERM = 4096.0
+
+
+def _polygamma(n: Any, x: Any) -> Any:
+    order = lax.bitwise_and(lax.gt(n, lax.full_like(n, 0)), lax.eq(n, lax.floor(n)))
+    vanishes = lax.bitwise_and(lax.eq(x, lax.full_like(x, jnp.inf)), order)
+    return lax.select(vanishes, lax.full_like(x, 0), lax.polygamma(n, x))
+
+
+@zeta.defjvp
+def _zeta_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    x, q = primals
+    return zeta(x, q), -x * zeta(x + 1, q) * tangents[1]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "BesselI0": _growing(lax.bessel_i0e),
+    "BesselI0e": lax.bessel_i0e,
+    "BesselI1": _growing(lax.bessel_i1e),
+    "BesselI1e": lax.bessel_i1e,
+    "Betainc": _in_float32(_betainc),
+    "Dawsn": _in_float32(scipy.dawsn),
+    "Digamma": lax.digamma,
+    "Erf": lax.erf,
+    "Erfc": lax.erfc,
+    "Erfinv": lax.erf_inv,
+    "Expint": _in_float32(_expint),
+    "FresnelCos": _in_float32(_fresnel(1, lax.cos)),
+    "FresnelSin": _in_float32(_fresnel(0, lax.sin)),
+    "Igamma": _incomplete(lax.igamma, 1),
+    "IgammaGradA": lax.igamma_grad_a,
+    "Igammac": _incomplete(lax.igammac, -1),
+    "Lgamma": lax.lgamma,
+    "Ndtri": _in_float32(scipy.ndtri),
+    "Polygamma": _polygamma,
+    "Spence": _in_float32(spence),
+    "Zeta": zeta,
+}
+
+FUNCTIONS |= {op: _in_float32(fn) for op, fn in bessel.FUNCTIONS.items()}
+
+add_table({op: _rule(fn) for op, fn in FUNCTIONS.items()})

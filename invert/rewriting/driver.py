@@ -1,0 +1,431 @@
+"""The driver: finds where patterns apply and makes the replacements."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._errors import InvertError
+from invert._private.jax import (
+    close_like,
+    constants_as_arguments,
+    consts_of,
+    core,
+    dce,
+    holds_jaxprs,
+    is_jaxpr,
+    live_part,
+    names_of,
+    open_jaxpr,
+    scan_layout,
+    trace_closed,
+    with_names,
+)
+from invert.ir import jaxprs
+from invert.ir.jaxprs import HINT
+from invert.ir.match import Match, equivalent
+from invert.rewriting.pattern import (
+    Call,
+    Graph,
+    Pattern,
+    Site,
+    Stage,
+    Structural,
+    Whole,
+    is_var,
+    rounded,
+)
+
+# Values of leading arguments of a body; `None` where they are not constant.
+Known = tuple[Any, ...]
+
+
+@dataclasses.dataclass
+class Rewriter:
+    """The driver: runs stages of patterns over a program, innermost bodies first.
+
+    **Arguments:**
+
+    - `stages`: groups of patterns in their order. Templates of a stage are themselves rewritten by
+        the stages before it, so that both sides of a match have taken the same road.
+    - `raise_call`: lowers and raises a call: `raise_call(call, platform) -> closed jaxpr`.
+    - `platform`: the platform the program was lowered for.
+    - `x64`: whether the program holds 64-bit types, so that calls are lowered with them too.
+    - `x64_first`: whether that form is tried first.
+    - `named`: whether the locations of the program name primitives.
+    """
+
+    stages: Sequence[Stage]
+    raise_call: Callable[[Call, str], Any]
+    platform: str = "cpu"
+    x64: bool = False
+    x64_first: bool = False
+    named: bool = True
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    _bodies: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    _names: dict[int, tuple[Any, frozenset[str]]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._roots = [{r for p in stage.patterns for r in p.roots} for stage in self.stages]
+        self._templates = _templates_of(tuple(self.stages), self.raise_call, self.platform)
+
+    def run(self, closed: Any, stages: int | None = None) -> Any:
+        """The program rewritten by the first `stages` stages (all, by default)."""
+        for number in range(len(self.stages) if stages is None else stages):
+            closed = self._body(closed, number)
+            for pattern in self.stages[number].patterns:
+                if not isinstance(pattern, Whole):
+                    continue
+                if (rewritten := pattern.rewrite(closed)) is not None:
+                    closed = rewritten
+                    self.counts[pattern.name] += 1
+        return closed
+
+    def _body(self, jaxpr: Any, number: int, known: Known = ()) -> Any:
+        """One stage over one jaxpr and those inside of it; a shared jaxpr stays shared.
+
+        `known` are the values of leading arguments, `None` for those that are not constant.
+        """
+        key = (id(jaxpr), number, *map(id, known))
+        if key not in self._bodies:
+            # The key holds the jaxpr and the values alive, so that no id is reused.
+            self._bodies[key] = ((jaxpr, known), self._rewrite(jaxpr, number, known))
+        return self._bodies[key][1]
+
+    def _names_in(self, jaxpr: Any) -> frozenset[str]:
+        """The primitives of an open jaxpr and those inside of it."""
+        if id(jaxpr) not in self._names:
+            names = {eqn.primitive.name for eqn in jaxpr.eqns}
+            inner = (i for eqn in jaxpr.eqns for i in jaxprs.sub_jaxprs(eqn))
+            found = frozenset(names.union(*map(self._names_in, inner)))
+            self._names[id(jaxpr)] = jaxpr, found
+        return self._names[id(jaxpr)][1]
+
+    def _rewrite(self, closed: Any, number: int, known: Known) -> Any:
+        jaxpr = open_jaxpr(closed)
+        if self._roots[number].isdisjoint(self._names_in(jaxpr)):
+            return closed
+        consts = dict(zip(jaxpr.constvars, consts_of(closed), strict=False))
+        consts.update((v, c) for v, c in zip(jaxpr.invars, known, strict=False) if c is not None)
+        if self.stages[number].outermost_first:
+            if replacements := self._sweep(graph := _graph(jaxpr, consts), number):
+                jaxpr = replace(graph, replacements)
+            jaxpr = self._inside(jaxpr, number, consts)
+            return close_like(closed, jaxpr)
+        jaxpr = self._inside(jaxpr, number, consts)
+        while replacements := self._sweep(graph := _graph(jaxpr, consts), number):
+            jaxpr = replace(graph, replacements)
+        return close_like(closed, jaxpr)
+
+    def _inside(self, jaxpr: Any, number: int, consts: Mapping[Any, Any]) -> Any:
+        eqns = [self._inner(eqn, number, consts) for eqn in jaxpr.eqns]
+        if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+            return jaxpr
+        return jaxpr.replace(eqns=eqns)
+
+    def _inner(self, eqn: Any, number: int, consts: Mapping[Any, Any]) -> Any:
+        if not holds_jaxprs(eqn):
+            return eqn
+        if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
+            return eqn
+        params = {}
+        for name, value in eqn.params.items():
+            # Array constants stand outside of the bodies that use them.
+            found = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
+            known = () if all(c is None for c in found) else tuple(found)
+            new = self._param(value, number, known)
+            if new is not value:
+                params[name] = new
+        return eqn.replace(params={**eqn.params, **params}) if params else eqn
+
+    def _param(self, value: Any, number: int, known: Known) -> Any:
+        if is_jaxpr(value):
+            return self._body(value, number, known)
+        if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
+            new = tuple(self._param(v, number, known) for v in value)
+            if all(a is b for a, b in zip(new, value, strict=True)):
+                return value
+            return jaxprs.tuple_like(value, new)
+        return value
+
+    def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
+        found: list[Replacement] = []
+        claimed: set[int] = set()
+        for pattern in self.stages[number].patterns:
+            marker = getattr(pattern, "marker", None)
+            # The last equation first: of nested matches the larger one is meant.
+            roots = [
+                e for name in pattern.roots for e in reversed(graph.by_primitive.get(name, ()))
+            ]
+            if not roots or not _holds(graph, marker):
+                continue
+            for eqn in roots:
+                if id(eqn) in claimed:
+                    continue
+                site = Site(graph, eqn, self.platform, self.named)
+                if isinstance(pattern, Structural):
+                    function = pattern.rewrite(site)
+                    replacement = None if function is None else _structural(eqn, function)
+                elif isinstance(pattern, Pattern):
+                    replacement = self._try(pattern, site, number)
+                else:  # a program as a whole has no site
+                    continue
+                if replacement is None or claimed & replacement.removed:
+                    continue
+                claimed |= replacement.removed
+                found.append(replacement)
+                self.counts[pattern.name] += 1
+        return found
+
+    def _try(self, pattern: Pattern, site: Site, number: int) -> Replacement | None:
+        for call in self._variants(pattern.propose(site)):
+            template = self._template(call, number)
+            if template is None:
+                continue
+            for eqn in _anchors(template, site.eqn):
+                match = Match(template, site.graph)
+                if not match.seed(eqn, site.eqn):
+                    continue
+                match.extend()
+                inputs, outputs = match.inputs(), match.outputs()
+                if inputs is None or outputs is None or match.needs_itself():
+                    continue
+                jaxpr = _trace(call)
+                if _no_progress(jaxpr, template):
+                    continue
+                return Replacement(jaxpr, inputs, outputs, match.removed(), site.eqn)
+        return None
+
+    def _variants(self, calls: Iterable[Call]) -> Iterator[Call]:
+        """The calls, in a program of 64-bit types as JAX lowers them with such types enabled."""
+        for call in calls:
+            forms = [call]
+            if self.x64 and not call.wide:
+                forms.append(dataclasses.replace(call, x64=True))
+            yield from reversed(forms) if self.x64_first else forms
+
+    def _template(self, call: Call, number: int) -> Graph | None:
+        key = (call, number)
+        if key not in self._templates:
+            closed = self.raise_call(call, self.platform)
+            if closed is not None:
+                inner = Rewriter(self.stages, self.raise_call, self.platform, call.wide, call.wide)
+                closed = inner.run(closed, number)
+            if len(self._templates) >= _MAX_TEMPLATES:
+                self._templates.clear()
+            self._templates[key] = None if closed is None else Graph(closed, consts_of(closed))
+        return self._templates[key]
+
+
+_MAX_TEMPLATES = 4096
+
+
+@functools.lru_cache(maxsize=8)
+def _templates_of(
+    stages: tuple[Stage, ...], raise_call: Callable[[Call, str], Any], platform: str
+) -> dict[Any, Graph | None]:
+    """Templates by call and number of the stage. They depend on nothing else, so that programs
+    which are recovered one after another share them."""
+    return {}
+
+
+_WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+
+def _graph(jaxpr: Any, consts: Mapping[Any, Any]) -> Graph:
+    graph = Graph(jaxpr)
+    graph.consts.update(consts)
+    return graph
+
+
+def _fixed_operands(eqn: Any, name: str) -> Sequence[Any]:
+    """The operands that the leading arguments of an inner jaxpr are whenever it runs."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "jit":
+            return eqn.invars
+        case "cond":
+            return eqn.invars[1:]
+        case "scan":
+            return eqn.invars[: scan_layout(params)[0]]
+        case "while":
+            n = params["cond_nconsts"]
+            start, end = (0, n) if name == "cond_jaxpr" else (n, n + params["body_nconsts"])
+            return eqn.invars[start:end]
+        case _:
+            return ()
+
+
+def _holds(graph: Graph, marker: float | tuple[float, ...] | None) -> bool:
+    """Whether a body has a literal near one of the numbers."""
+    markers = marker if isinstance(marker, tuple) else (marker,)
+    return marker is None or any(rounded(m) in graph.numbers for m in markers)
+
+
+def _anchors(template: Graph, eqn: Any) -> Iterator[Any]:
+    """The template's equations that may stand for the site's: one that gives a result first."""
+    ends = {id(template.producers.get(v)) for v in template.jaxpr.outvars if is_var(v)}
+    same = template.by_primitive.get(eqn.primitive.name, [])
+    first = [e for e in same if id(e) in ends]
+    yield from first
+    # Equations of a kind that is rare in the template need not give a result: custom calls, loops.
+    if len(same) <= 4:
+        yield from (e for e in same if id(e) not in ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """Equations to put in the place of others."""
+
+    jaxpr: Any
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    removed: frozenset[int]
+    root: Any
+
+
+@functools.lru_cache(maxsize=4096)
+def _trace(call: Call) -> Any:
+    with jax.enable_x64(call.wide):
+        return trace_closed(call.function, *call.avals)
+
+
+def _structural(eqn: Any, function: Callable[..., Any]) -> Replacement:
+    avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in eqn.invars]
+    closed = trace_closed(function, *avals)
+    return Replacement(closed, eqn.invars, eqn.outvars, frozenset({id(eqn)}), eqn)
+
+
+def _no_progress(closed: Any, template: Graph) -> bool:
+    """Whether a call lowers to what it already is, which would be rewritten for ever."""
+    jaxpr = open_jaxpr(closed)
+    return len(jaxpr.eqns) == len(template.eqns) and equivalent(closed, template.jaxpr)
+
+
+def replace(graph: Graph, replacements: Sequence[Replacement]) -> Any:
+    """The body with the replacements made, in topological order and without dead equations.
+
+    Replacements that each keep the order can break it together; then the first alone is made.
+    """
+    try:
+        return _replace_all(graph, replacements)
+    except _CycleError:
+        return _replace_all(graph, replacements[:1])
+
+
+class _CycleError(InvertError):
+    """Two replacements need each other's results."""
+
+
+def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Any:
+    removed = frozenset().union(*(r.removed for r in replacements))
+    renamed: dict[Any, Any] = {}
+    # What takes the place of equations stands where the last of them stood: the order of
+    # equations is the order in which derivatives sum up cotangents.
+    made: dict[int, list[Any]] = {}
+    for r in replacements:
+        last = max((graph.index[i] for i in r.removed if i in graph.index), default=-1)
+        made.setdefault(last, []).extend(_splice(r, renamed))
+    eqns = made.pop(-1, [])
+    for i, e in enumerate(graph.eqns):
+        if id(e) not in removed:
+            eqns.append(e)
+        eqns.extend(made.get(i, ()))
+    jaxpr = graph.jaxpr
+
+    def rename(atom: Any) -> Any:
+        while is_var(atom) and atom in renamed:
+            atom = renamed[atom]
+        return atom
+
+    eqns = [
+        e.replace(invars=[rename(a) for a in e.invars])
+        if any(is_var(a) and a in renamed for a in e.invars)
+        else e
+        for e in eqns
+    ]
+    outvars = [rename(v) for v in jaxpr.outvars]
+    eqns = _topological(eqns)
+    return dce(jaxpr.replace(eqns=eqns, outvars=outvars))
+
+
+def _live(closed: Any) -> tuple[Any, list[Any]]:
+    """A jaxpr with the constants that it uses as its first arguments, and these."""
+    consts = consts_of(closed)
+    jaxpr = constants_as_arguments(open_jaxpr(closed))
+    if all(np.ndim(c) == 0 for c in consts):
+        return jaxpr, list(consts)
+    # What a body that was taken over does not use stays a constant of it.
+    kept = [i >= len(consts) for i in range(len(jaxpr.invars))]
+    jaxpr, used = live_part(jaxpr, [True] * len(jaxpr.outvars), kept)
+    return jaxpr, [c for c, u in zip(consts, used, strict=False) if u]
+
+
+def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
+    """The equations of a replacement, on the program's variables."""
+    inner, constants = _live(r.jaxpr)
+    env: dict[Any, Any] = dict(zip(inner.invars[len(constants) :], r.inputs, strict=True))
+    for v, c in zip(inner.invars, constants, strict=False):
+        if np.ndim(c) != 0:
+            raise InvertError("a replacement may not bring an array constant")
+        env[v] = core.Literal(np.asarray(c)[()], v.aval)
+    for v, out in zip(inner.outvars, r.outputs, strict=True):
+        if out is None or not is_var(out):
+            continue
+        if is_var(v) and v not in env:
+            env[v] = out
+        else:  # an argument or a literal comes out as it is, or a value comes out twice
+            renamed[out] = env[v] if is_var(v) else v
+
+    def read(atom: Any) -> Any:
+        return env[atom] if is_var(atom) else atom
+
+    eqns = []
+    for eqn in inner.eqns:
+        outvars = [env.setdefault(v, core.Var(v.aval)) if _is_named(v) else v for v in eqn.outvars]
+        new = eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars)
+        names, own = names_of(r.root), names_of(new)
+        if own and names and names[-1].startswith(HINT):
+            names = names[:-1]
+        eqns.append(with_names(new, (*names, *own)))
+    return eqns
+
+
+def _is_named(v: Any) -> bool:
+    return not isinstance(v, core.DropVar)
+
+
+def _topological(eqns: list[Any]) -> list[Any]:
+    """The equations with definitions before uses; stable, linear in their number."""
+    producers = {v: e for e in eqns for v in e.outvars}
+    done: set[int] = set()
+    opened: set[int] = set()
+    ordered: list[Any] = []
+    for start in eqns:
+        pending = [start]
+        while pending:
+            eqn = pending[-1]
+            if id(eqn) in done:
+                pending.pop()
+                continue
+            missing = [
+                p
+                for a in eqn.invars
+                if is_var(a) and (p := producers.get(a)) is not None and id(p) not in done
+            ]
+            if missing:
+                if id(eqn) in opened:
+                    raise _CycleError("equations that need each other")
+                opened.add(id(eqn))
+                pending.extend(missing)
+            else:
+                pending.pop()
+                done.add(id(eqn))
+                ordered.append(eqn)
+    return ordered

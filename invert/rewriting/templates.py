@@ -1,0 +1,52 @@
+"""Templates of preimage patterns: a call lowered by JAX and raised by our own rules."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from invert._config import Config
+from invert._private.jax import (
+    from_words,
+    inline_calls,
+    lowered_module,
+    open_jaxpr,
+    trace_closed,
+    words_of,
+)
+from invert.frontends.stablehlo import Program
+from invert.ir import jaxprs
+from invert.rewriting.pattern import Call
+
+
+@functools.lru_cache(maxsize=4096)
+def raise_call(call: Call, platform: str) -> Any | None:
+    """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
+    try:
+        with jax.enable_x64(call.wide):
+            outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
+            module = lowered_module(call.before or call.function, *call.avals, platform=platform)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError):
+        return None
+    program = Program(module, Config())
+
+    def run(*values: Any) -> list[Any]:
+        # Keys are lowered to their words.
+        results = program(*map(words_of, values))
+        return [from_words(r, out.dtype) for r, out in zip(results, outs, strict=True)]
+
+    with jax.enable_x64(True):
+        closed = trace_closed(run, *call.avals)
+    closed = jaxprs.canonicalize(closed)
+    return closed if call.is_call else unwrap(closed)
+
+
+def unwrap(closed: Any) -> Any:
+    """Inlines the function that JAX outlines some primitives into (`@cumsum`, `@argmax`, ...)."""
+    jaxpr = open_jaxpr(closed)
+    while len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "jit":
+        closed = inline_calls(closed)
+        jaxpr = open_jaxpr(closed)
+    return closed

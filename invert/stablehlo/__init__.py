@@ -1,0 +1,1 @@
+"""StableHLO modules: read, and raised by the rules."""

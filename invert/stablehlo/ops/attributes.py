@@ -1,0 +1,224 @@
+"""Plain Python values from MLIR attributes; constants, types and locations are re-exported.
+
+See `constants.py` for two traps of the bindings, one of which ends the process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from invert._private.jax import ir, stablehlo_dialect
+from invert.stablehlo.ops.constants import DTYPES as DTYPES
+from invert.stablehlo.ops.constants import UnsupportedType as UnsupportedType
+from invert.stablehlo.ops.constants import aval as aval
+from invert.stablehlo.ops.constants import constant as constant
+from invert.stablehlo.ops.constants import dense_elements as dense_elements
+from invert.stablehlo.ops.constants import element_dtype as element_dtype
+from invert.stablehlo.ops.constants import is_token as is_token
+from invert.stablehlo.ops.constants import is_tuple as is_tuple
+from invert.stablehlo.ops.constants import shape_of as shape_of
+from invert.stablehlo.ops.constants import tuple_types as tuple_types
+from invert.stablehlo.ops.locations import location_name as location_name
+from invert.stablehlo.ops.locations import location_text as location_text
+
+_ENUM = re.compile(r"(\w+)>*$")
+
+# --- Small attributes -----------------------------------------------------------------------------
+
+
+def dense_ints(attr: ir.Attribute) -> tuple[int, ...]:
+    """Values of a `DenseI64ArrayAttr` (or of another width) or of an integer elements attribute."""
+    if isinstance(attr, ir.DenseIntElementsAttr):
+        return tuple(dense_elements(attr).ravel().tolist())
+    return tuple(attr)  # pyright: ignore[reportArgumentType]
+
+
+def dense_int_rows(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:
+    """Rows of a rank 2 integer elements attribute, such as `padding` or `replica_groups`."""
+    return tuple(map(tuple, dense_elements(attr).tolist()))
+
+
+def dense_bools(attr: ir.Attribute) -> tuple[bool, ...]:
+    """Values of a `DenseBoolArrayAttr` or of an `i1` elements attribute."""
+    if isinstance(attr, ir.DenseElementsAttr):
+        return tuple(dense_elements(attr).ravel().tolist())
+    return tuple(attr)  # pyright: ignore[reportArgumentType]
+
+
+def string(attr: Any) -> str:
+    """Text of a `StringAttr`.
+
+    **Raises:** `UnicodeDecodeError`, where the binding's own `value` ends the process.
+    """
+    return attr.value_bytes.decode()
+
+
+def string_bytes(attr: Any) -> bytes:
+    """Bytes of a `StringAttr`, which need not be UTF-8."""
+    return attr.value_bytes
+
+
+def integer(attr: Any) -> int:
+    """Value of an `IntegerAttr`."""
+    return attr.value
+
+
+def real(attr: Any) -> float:
+    """Value of a `FloatAttr`."""
+    return attr.value
+
+
+def boolean(attr: Any) -> bool:
+    """Value of a `BoolAttr`."""
+    return bool(attr.value)
+
+
+def symbol_name(attr: Any) -> str:
+    """Name of a `FlatSymbolRefAttr`, or the last name of a nested symbol."""
+    value = attr.value
+    return value if isinstance(value, str) else value[-1]
+
+
+def enum_name(attr: ir.Attribute) -> str:
+    """Name of an enumerator, such as `GT`, `HIGHEST`, `RFFT`, `THREE_FRY`, `ADJOINT`.
+
+    For `ComparisonDirectionAttr`, `ComparisonTypeAttr`, `PrecisionAttr`, `FftTypeAttr`,
+    `RngAlgorithmAttr`, `RngDistributionAttr`, `TransposeAttr` and `ResultAccuracyModeAttr`, which
+    all print as `#stablehlo<kind NAME>` or `#stablehlo.kind<NAME>`.
+    """
+    return _ENUM.search(str(attr))[1]  # pyright: ignore[reportOptionalSubscript]
+
+
+def enum_names(attr: Iterable[ir.Attribute]) -> tuple[str, ...]:
+    """Names in an array of enumerators, such as `precision_config`."""
+    return tuple(map(enum_name, attr))
+
+
+# --- StableHLO structs ----------------------------------------------------------------------------
+
+
+class GatherDims(NamedTuple):
+    offset_dims: tuple[int, ...]
+    collapsed_slice_dims: tuple[int, ...]
+    operand_batching_dims: tuple[int, ...]
+    start_indices_batching_dims: tuple[int, ...]
+    start_index_map: tuple[int, ...]
+    index_vector_dim: int
+
+
+class ScatterDims(NamedTuple):
+    update_window_dims: tuple[int, ...]
+    inserted_window_dims: tuple[int, ...]
+    input_batching_dims: tuple[int, ...]
+    scatter_indices_batching_dims: tuple[int, ...]
+    scattered_dims_to_operand_dims: tuple[int, ...]
+    index_vector_dim: int
+
+
+class DotDims(NamedTuple):
+    lhs_batching_dimensions: tuple[int, ...]
+    rhs_batching_dimensions: tuple[int, ...]
+    lhs_contracting_dimensions: tuple[int, ...]
+    rhs_contracting_dimensions: tuple[int, ...]
+
+
+class ConvDims(NamedTuple):
+    input_batch_dimension: int
+    input_feature_dimension: int
+    input_spatial_dimensions: tuple[int, ...]
+    kernel_input_feature_dimension: int
+    kernel_output_feature_dimension: int
+    kernel_spatial_dimensions: tuple[int, ...]
+    output_batch_dimension: int
+    output_feature_dimension: int
+    output_spatial_dimensions: tuple[int, ...]
+
+
+class Channel(NamedTuple):
+    handle: int
+    channel_type: int
+
+
+class Algorithm(NamedTuple):
+    lhs_precision_type: np.dtype | str
+    rhs_precision_type: np.dtype | str
+    accumulation_type: np.dtype | str
+    lhs_component_count: int
+    rhs_component_count: int
+    num_primitive_operations: int
+    allow_imprecise_accumulation: bool
+
+
+class Accuracy(NamedTuple):
+    atol: float
+    rtol: float
+    ulps: int
+    mode: str
+
+
+class OutputAlias(NamedTuple):
+    output_tuple_indices: tuple[int, ...]
+    operand_index: int
+    operand_tuple_indices: tuple[int, ...]
+
+
+def _fields(struct: Any, view: Any) -> Any:
+    values = (getattr(view, name) for name in struct._fields)
+    return struct._make(tuple(v) if isinstance(v, list) else v for v in values)
+
+
+# `op.attributes` hands structs and enumerators out as plain `Attribute`s, so each is cast here.
+
+
+def gather_dims(attr: ir.Attribute) -> GatherDims:
+    """Fields of `#stablehlo.gather`."""
+    return _fields(GatherDims, stablehlo_dialect.GatherDimensionNumbers(attr))
+
+
+def scatter_dims(attr: ir.Attribute) -> ScatterDims:
+    """Fields of `#stablehlo.scatter`."""
+    return _fields(ScatterDims, stablehlo_dialect.ScatterDimensionNumbers(attr))
+
+
+def dot_dims(attr: ir.Attribute) -> DotDims:
+    """Fields of `#stablehlo.dot`."""
+    return _fields(DotDims, stablehlo_dialect.DotDimensionNumbers(attr))
+
+
+def conv_dims(attr: ir.Attribute) -> ConvDims:
+    """Fields of `#stablehlo.conv`."""
+    return _fields(ConvDims, stablehlo_dialect.ConvDimensionNumbers(attr))
+
+
+def channel(attr: ir.Attribute) -> Channel:
+    """Fields of `#stablehlo.channel_handle`."""
+    return _fields(Channel, stablehlo_dialect.ChannelHandle(attr))
+
+
+def dot_algorithm(attr: ir.Attribute) -> Algorithm:
+    """Fields of `#stablehlo.dot_algorithm`; `tf32`, which has no dtype, stays a string."""
+    fields = _fields(Algorithm, stablehlo_dialect.DotAlgorithm(attr))
+
+    def dtype(ir_type: ir.Type) -> np.dtype | str:
+        return "tf32" if str(ir_type) == "tf32" else element_dtype(ir_type)
+
+    return fields._replace(
+        lhs_precision_type=dtype(fields.lhs_precision_type),
+        rhs_precision_type=dtype(fields.rhs_precision_type),
+        accumulation_type=dtype(fields.accumulation_type),
+    )
+
+
+def result_accuracy(attr: ir.Attribute) -> Accuracy:
+    """Fields of `#stablehlo.result_accuracy`; `mode` is `DEFAULT`, `HIGHEST` or `TOLERANCE`."""
+    fields = _fields(Accuracy, stablehlo_dialect.ResultAccuracyAttr(attr))
+    return fields._replace(mode=enum_name(fields.mode))
+
+
+def output_alias(attr: ir.Attribute) -> OutputAlias:
+    """Fields of `#stablehlo.output_operand_alias`."""
+    return _fields(OutputAlias, stablehlo_dialect.OutputOperandAlias(attr))

@@ -1,0 +1,564 @@
+"""The raising registry and its context: StableHLO ops become `lax` primitives.
+
+A rule is registered under the op's name, as JAX registers lowerings under primitives. Rules run
+while JAX traces: the values they are given are tracers, or NumPy arrays for constants, and what
+they bind becomes the raw jaxpr. A function's ops are walked once, so the cost is linear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from invert._config import Config
+from invert._errors import InvertError, Problem, UnsupportedOpError
+from invert._private.jax import attribute_names, ir, name_stack
+from invert.ir.jaxprs import HINT, WRITTEN_ARRAY
+from invert.stablehlo.ops import attributes as op_attributes
+
+Value = Any  # a tracer, or a NumPy array where the value is known at conversion
+
+
+class Known(np.ndarray):
+    """A number that the program computes and conversion knows: a size, or the platform's index.
+
+    What is computed from such numbers alone is known as well, also inside of called functions.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, value: Any, dtype: Any = np.int32) -> Known:
+        return np.array(value, dtype).view(cls)
+
+
+Rule = Callable[..., Any]
+
+_RULES: dict[str, Rule] = {}
+_REFUSED: dict[str, tuple[str, str]] = {}
+
+# Attributes that say nothing about the values an op computes. Sharding is read where JAX puts it,
+# on its own ops; on other ops it is the partitioner's annotation.
+_SILENT_ATTRIBUTES = frozenset(
+    {
+        "mhlo.frontend_attributes",
+        "mhlo.sharding",
+        "sdy.sharding",
+        "sdy.propagated_shardings",
+        "xla_shape",
+        "result_layout",  # of a transpose that comes from HLO
+        "result_layouts",
+        "operand_layouts",
+        "mhlo.original_value",
+    }
+)
+
+
+def raises(*names: str) -> Callable[[Rule], Rule]:
+    """Registers the raising rule of the ops `names`.
+
+    The rule is called as `rule(ctx, op, *operands)` and returns one value or a sequence of values.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            if name in _RULES or name in _REFUSED:
+                raise ValueError(f"{name} has a raising rule already")
+            _RULES[name] = rule
+        return rule
+
+    return register
+
+
+def refuse(name: str, reason: str, remedy: str) -> None:
+    """Registers an op that has no counterpart, with the reason and the remedy for the error."""
+    if name in _RULES or name in _REFUSED:
+        raise ValueError(f"{name} has a raising rule already")
+    _REFUSED[name] = (reason, remedy)
+
+
+def rule_names() -> tuple[str, ...]:
+    """Names of all ops that have a rule."""
+    return tuple(sorted(_RULES))
+
+
+def refused_names() -> tuple[str, ...]:
+    """Names of all ops that are refused with a reason."""
+    return tuple(sorted(_REFUSED))
+
+
+class UnknownAttributeError(InvertError):
+    """An op carries an attribute that its rule does not know."""
+
+
+class Op:
+    """One MLIR operation, with its attributes marked as they are read."""
+
+    __slots__ = ("_attributes", "name", "op", "unread")
+
+    def __init__(self, op: ir.Operation):
+        self.op = op
+        self.name: str = op.name
+        self._attributes = op.attributes
+        self.unread = set(attribute_names(op))
+
+    def get(self, name: str) -> Any:
+        """The attribute `name`, or `None`; marks it as read."""
+        if name not in self.unread:
+            return self._attributes.get(name)
+        self.unread.discard(name)
+        return self._attributes[name]
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise UnknownAttributeError(f"{self.name} has no attribute {name!r}")
+        return value
+
+    @property
+    def regions(self) -> Sequence[Any]:
+        return self.op.regions
+
+    @property
+    def location(self) -> str:
+        return op_attributes.location_text(self.op.location)
+
+    def result_types(self) -> list[ir.Type]:
+        return [r.type for r in self.op.results]
+
+
+@dataclasses.dataclass
+class Context:
+    """What rules need beside the op: the module's functions, the configuration and the values."""
+
+    functions: Mapping[str, Any]
+    config: Config
+    jitted: dict[tuple[Any, ...], Callable[..., Any]]
+    env: dict[Any, Value]
+    # what functions of sizes have given: name and numbers -> results
+    sizes: dict[tuple[Any, ...], list[Value]] = dataclasses.field(default_factory=dict)
+    # values that are a broadcast scalar: id of the broadcast -> (broadcast, scalar)
+    scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
+    # the same for values that repeat dimensions of size one
+    stretched: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
+    # broadcasts that the author wrote, by their location: id -> number
+    explicit: dict[int, int] = dataclasses.field(default_factory=dict)
+    # results of constants that were decoded ahead of the region they stand in
+    hoisted: set[Any] = dataclasses.field(default_factory=set)
+
+    def avals(self, op: Op) -> list[jax.ShapeDtypeStruct]:
+        """The result types of `op` as shapes and dtypes."""
+        return [op_attributes.aval(t) for t in op.result_types()]
+
+    def aval(self, op: Op) -> jax.ShapeDtypeStruct:
+        return op_attributes.aval(op.op.results[0].type)
+
+    def dtype(self, op: Op) -> np.dtype:
+        """The dtype of the first result, whose sizes may be dynamic."""
+        return op_attributes.element_dtype(op.op.results[0].type)
+
+    def scalar(self, value: Value) -> tuple[Value, Value] | None:
+        """`(value, scalar)` where the value is a scalar, broadcast; else `None`."""
+        return self.scalars.get(id(value))
+
+    def region(self, region: Any) -> Callable[..., list[Value]]:
+        """The one-block `region` as a function of its block arguments."""
+        block = region.blocks[0]
+
+        def call(*args: Value) -> list[Value]:
+            for parameter, arg in zip(block.arguments, args, strict=True):
+                self.env[parameter] = arg
+            return self.run(block)
+
+        return call
+
+    def run(self, block: Any) -> list[Value]:
+        """Raises the ops of `block` in order; returns the operands of its terminator."""
+        env = self.env
+        names: tuple[str, ...] = ()
+        splats: dict[Any, Value] = {}
+        with contextlib.ExitStack() as scopes:
+            for view in block.operations:
+                op = view.operation
+                name = op.name
+                if name == "stablehlo.constant" and op.results[0] in self.hoisted:
+                    continue
+                operands = [self._array(v, splats) for v in op.operands]
+                if name in _TERMINATORS:
+                    return operands
+                found = _scopes(op_attributes.location_name(op.location))
+                if self.explicit:
+                    found = self._with_broadcasts(found, operands)
+                if found is not names:
+                    scopes.close()
+                    scopes.enter_context(name_stack(found))
+                    names = found
+                for result, value in zip(op.results, self.apply(op, operands), strict=True):
+                    env[result] = value
+        raise InvertError("a block without a terminator")
+
+    def _array(self, v: Any, splats: dict[Any, Value]) -> Value:
+        """The value of `v`; an array constant of one number is a broadcast, one for each block.
+
+        Lowering moves such constants out of the regions that use them. Here they move back, so that
+        what a region computes does not depend on where it stands.
+        """
+        value = self.env[v]
+        if not is_splat(value):
+            return value
+        if v not in splats:
+            scalar = value[(0,) * value.ndim]
+            with name_stack((HINT + WRITTEN_ARRAY,)):
+                splats[v] = lax.broadcast_in_dim(scalar, value.shape, ())
+            self.scalars[id(splats[v])] = (splats[v], scalar)
+        return splats[v]
+
+    def _with_broadcasts(
+        self, names: tuple[str, ...], operands: Sequence[Value]
+    ) -> tuple[str, ...]:
+        """The hint says too which operands the author broadcast by hand."""
+        places = [
+            f"{i}#{self.explicit[id(x)]}" for i, x in enumerate(operands) if id(x) in self.explicit
+        ]
+        if not places or not names or not names[-1].startswith(HINT):
+            return names
+        return (*names[:-1], ";".join([names[-1], *places]))
+
+    def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:
+        """Raises one op and checks each result against the op's declared type."""
+        op = Op(operation)
+        rule = _RULES.get(op.name)
+        if rule is None:
+            raise UnsupportedOpError([_problem(operation)])
+        computes_size = _computes_size(operation, operands)
+        if not (operation.regions or op.name in _CALLS):
+            operands = [x.view(np.ndarray) if isinstance(x, Known) else x for x in operands]
+        try:
+            with jax.ensure_compile_time_eval() if computes_size else contextlib.nullcontext():
+                results = rule(self, op, *operands)
+        except (InvertError, RecursionError):
+            raise
+        except Exception as error:
+            raise UnsupportedOpError(
+                [Problem(op.name, f"{type(error).__name__}: {error}", op.location)]
+            ) from error
+        if not isinstance(results, (list, tuple)):
+            results = (results,)
+        unread = op.unread - _SILENT_ATTRIBUTES
+        unread = {n for n in unread if not n.startswith("jax.")}
+        if unread:
+            raise UnsupportedOpError(
+                [Problem(op.name, f"unknown attributes {sorted(unread)}", op.location)]
+            )
+        self._check(op, results)
+        return [Known.of(x, x.dtype) for x in results] if computes_size else results
+
+    def _check(self, op: Op, results: Sequence[Value]) -> None:
+        types = op.result_types()
+        if len(types) != len(results):
+            raise InvertError(f"{op.name}: rule gave {len(results)} results, not {len(types)}")
+        for i, (type_, value) in enumerate(zip(types, results, strict=True)):
+            if op_attributes.is_token(type_) or isinstance(value, tuple):
+                continue
+            shape, dtype = op_attributes.shape_of(type_), op_attributes.element_dtype(type_)
+            fits = len(shape) == len(value.shape) and all(
+                want in (None, have) for want, have in zip(shape, value.shape, strict=True)
+            )
+            if not fits or value.dtype != dtype:
+                declared = ["?" if n is None else n for n in shape]
+                raise UnsupportedOpError(
+                    [
+                        Problem(
+                            op.name,
+                            f"result {i} was raised as {value.dtype}{list(value.shape)}, but the "
+                            f"module declares {dtype}{declared}",
+                            op.location,
+                            "This is a defect of invert; please report the module.",
+                        )
+                    ]
+                )
+
+
+# Shapes, paddings and the like have no more numbers than this.
+_MOST_SIZES = 64
+_CALLS = frozenset({"func.call", "stablehlo.composite"})
+
+
+def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
+    """Whether an op computes whole numbers of sizes alone, and as many at every size."""
+    return (
+        all(is_constant(x) for x in operands)
+        and (any(isinstance(x, Known) for x in operands) or _is_shape(operation))
+        and not operation.regions
+        and operation.name != "func.call"
+        and len(operation.results) > 0
+        and all(_is_small(r.type) for r in operation.results)
+        # Indices that were counted from the end are data, although sizes are added to them.
+        and all(r.type.rank == 0 or is_shape(r) for r in operation.results)
+        and all(op_attributes.element_dtype(r.type).kind in "iub" for r in operation.results)
+    )
+
+
+# Ops that take shapes and paddings as operands. JAX puts these together from numbers one by one, so
+# one in which no size is open is made from constants alone.
+_TAKE_SHAPES = frozenset(
+    {
+        "stablehlo.dynamic_broadcast_in_dim",
+        "stablehlo.dynamic_conv",
+        "stablehlo.dynamic_gather",
+        "stablehlo.dynamic_iota",
+        "stablehlo.dynamic_pad",
+        "stablehlo.dynamic_reshape",
+        "stablehlo.real_dynamic_slice",
+    }
+)
+
+
+# By these a shape is put together; the starts of a slice are clamped so that it fits.
+_MAKE_SHAPES = frozenset(
+    {
+        "stablehlo.add",
+        "stablehlo.clamp",
+        "stablehlo.concatenate",
+        "stablehlo.convert",
+        "stablehlo.reshape",
+        "stablehlo.subtract",
+    }
+)
+
+
+def _is_shape(operation: ir.Operation) -> bool:
+    return operation.name in _MAKE_SHAPES and is_shape(operation.results[0])
+
+
+# A shape is put together in fewer steps.
+_MOST_STEPS = 8
+
+
+def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
+    """Whether a value of a module is used only as a shape, or to compute one."""
+    if not steps or not _is_small(value.type):
+        return False
+    owners = [use.owner.operation for use in value.uses]
+    return bool(owners) and all(
+        _takes_shape(o) or (o.name in _MAKE_SHAPES and is_shape(o.results[0], steps - 1))
+        for o in owners
+    )
+
+
+def _takes_shape(operation: ir.Operation) -> bool:
+    if operation.name != "stablehlo.custom_call":
+        return operation.name in _TAKE_SHAPES
+    attributes = operation.attributes
+    target = op_attributes.string(attributes["call_target_name"])
+    return target.startswith("stablehlo.dynamic_") or "indices_of_shape_operands" in attributes
+
+
+def _is_small(type_: Any) -> bool:
+    return (
+        isinstance(type_, ir.RankedTensorType)
+        and type_.has_static_shape
+        and math.prod(type_.shape) <= _MOST_SIZES
+    )
+
+
+_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return", "chlo.return"})
+
+
+@functools.lru_cache(maxsize=65536)
+def _scopes(name: str) -> tuple[str, ...]:
+    """The author's name scopes of an op and the hint, from its name stack."""
+    # What this package writes into hints stands behind these signs.
+    name = name.replace(";", "_").replace("#", "_")
+    if "/" not in name:
+        return (HINT + name,) if name else ()
+    *parts, last = name.split("/")
+    scopes = tuple(p for p in parts if p and "(" not in p and not p.endswith(":"))
+    return (*scopes, HINT + last)
+
+
+def _problem(op: ir.Operation) -> Problem:
+    location = op_attributes.location_text(op.location)
+    if op.name in _REFUSED:
+        reason, remedy = _REFUSED[op.name]
+        return Problem(op.name, reason, location, remedy)
+    return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
+
+
+# The function that the exporter puts around a program of open sizes; its author wrote none.
+_WRAPPER = "_wrapped_jax_export_main"
+
+
+def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]:
+    """Calls the function `@name` of the module as a named inner `jit`.
+
+    One `jit` per function: JAX's own cache then traces a function that is called often only once.
+    Known numbers are not arguments but constants, which choose branches and shapes inside.
+    """
+    function = ctx.functions[name]
+    fixed = {i: x for i, x in enumerate(args) if isinstance(x, Known)}
+    if fixed and all(map(is_constant, args)) and all(map(_is_small, _result_types(function))):
+        # It computes sizes, which the caller has to know.
+        args = [Known.of(x, x.dtype) for x in args]
+        key = (name, tuple((x.shape, x.tobytes()) for x in args))
+        if key not in ctx.sizes:
+            ctx.sizes[key] = _fresh(ctx).region(function.regions[0])(*args)
+        return ctx.sizes[key]
+    if name.startswith(_WRAPPER):
+        return _fresh(ctx).region(function.regions[0])(*args)
+    key = (name, tuple((i, x.shape, x.tobytes()) for i, x in fixed.items()))
+    if key not in ctx.jitted:
+
+        def call(*rest: Value) -> list[Value]:
+            values = iter(rest)
+            all_args = [fixed[i] if i in fixed else next(values) for i in range(len(args))]
+            return _fresh(ctx).region(function.regions[0])(*all_args)
+
+        # Callees that were split off by the serializer end in _<number>; the name that the author
+        # gave is what is in front of it.
+        call.__name__ = call.__qualname__ = _jit_name(name)
+        ctx.jitted[key] = jax.jit(call)
+    return list(ctx.jitted[key](*(x for i, x in enumerate(args) if i not in fixed)))
+
+
+def _fresh(ctx: Context) -> Context:
+    """The context of a function's own values."""
+    return dataclasses.replace(ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set())
+
+
+def _result_types(function: Any) -> list[Any]:
+    return list(function.attributes["function_type"].value.results)
+
+
+def _jit_name(name: str) -> str:
+    stem, _, suffix = name.rpartition("_")
+    return stem if stem and suffix.isdigit() else name
+
+
+def free_values(region: Any) -> list[Any]:
+    """The values a region uses and does not define, each once, in order of use."""
+    defined: set[Any] = set()
+    used: dict[Any, None] = {}
+
+    def visit(region: Any) -> None:
+        for block in region.blocks:
+            defined.update(block.arguments)
+            for view in block.operations:
+                op = view.operation
+                for operand in op.operands:
+                    used.setdefault(operand)
+                defined.update(op.results)
+                for inner in op.regions:
+                    visit(inner)
+
+    visit(region)
+    return [v for v in used if v not in defined]
+
+
+def walk(function: Any) -> Iterator[ir.Operation]:
+    """All ops of a function, those of nested regions included, in program order."""
+    pending = [iter(block.operations) for block in function.regions[0].blocks]
+    while pending:
+        view = next(pending[-1], None)
+        if view is None:
+            pending.pop()
+            continue
+        op = view.operation
+        yield op
+        for region in op.regions:
+            for block in region.blocks:
+                pending.append(iter(block.operations))
+
+
+def reachable(functions: Mapping[str, Any], entry: str) -> Iterator[ir.Operation]:
+    """The ops of a function and of those that it calls, each function once; not the terminators."""
+    seen = {entry}
+    pending = [entry]
+    while pending:
+        for op in walk(functions[pending.pop()]):
+            if op.name in _TERMINATORS:
+                continue
+            yield op
+            for name in _callees(op):
+                if name not in seen and name in functions:
+                    seen.add(name)
+                    pending.append(name)
+
+
+def has_rule(name: str) -> bool:
+    """Whether an op of this name can be raised."""
+    return name in _RULES
+
+
+def reachable_problems(
+    functions: Mapping[str, Any],
+    entry: str,
+    extra: Callable[[ir.Operation], Problem | None],
+) -> list[Problem]:
+    """Every op reachable from `entry` that cannot be raised, once per op and location."""
+    problems: dict[Problem, None] = {}
+    problems.update(dict.fromkeys(_call_problems(functions, entry)))
+    for op in reachable(functions, entry):
+        if not has_rule(op.name):
+            problems.setdefault(_problem(op))
+        elif (problem := extra(op)) is not None:
+            problems.setdefault(problem)
+    return list(problems)
+
+
+def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem]:
+    """Functions that are called and are not there, or that some call of theirs leads back into."""
+    # Depth first without recursion: a file may nest calls deeper than Python does.
+    path = {entry: _called(functions[entry])}
+    done = set()
+    while path:
+        name = next(reversed(path))
+        callee = next(path[name], None)
+        if callee is None:
+            done.add(name)
+            del path[name]
+        elif callee in path:
+            reason = f"@{callee} calls itself, through others or at once, and would never end"
+            yield Problem("func.call", reason, remedy="Write it as a loop.")
+        elif callee not in done:
+            if callee not in functions or not len(functions[callee].regions[0].blocks):
+                reason = f"@{callee}, which @{name} calls, has no body in the module"
+                yield Problem("func.call", reason, remedy="Link the module that defines it.")
+                done.add(callee)
+            else:
+                path[callee] = _called(functions[callee])
+
+
+def _called(function: Any) -> Iterator[str]:
+    return iter(dict.fromkeys(name for op in walk(function) for name in _callees(op)))
+
+
+def _callees(op: ir.Operation) -> list[str]:
+    """Names of the functions an op refers to."""
+    if op.name == "func.call":
+        return [op_attributes.symbol_name(op.attributes["callee"])]
+    if op.name == "stablehlo.composite":
+        return [op_attributes.symbol_name(op.attributes["decomposition"])]
+    if op.name == "stablehlo.custom_call" and "called_computations" in op.attributes:
+        called: Any = op.attributes["called_computations"]
+        return [op_attributes.symbol_name(s) for s in called]
+    return []
+
+
+def is_splat(value: Value) -> bool:
+    """Whether a value is an array constant of one number, repeated."""
+    array = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
+    return array and not any(value.strides)
+
+
+def is_constant(value: Value) -> bool:
+    """Whether a value is known at conversion."""
+    return isinstance(value, (np.ndarray, np.generic))

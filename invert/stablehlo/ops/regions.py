@@ -1,0 +1,93 @@
+"""Reducers and comparators: regions compared with what JAX lowers its own to.
+
+Two regions are the same computation where their signatures are equal: the expressions of their
+results, numbered in the order in which a walk from the results meets them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from invert._private.jax import ir, lowered_module
+
+Signature = tuple[Any, ...]
+
+
+def signature(region: Any) -> Signature | None:
+    """The computation of a one-block region; `None` where it captures other than constants."""
+    block = region.blocks[0]
+    terminator = block.operations[len(block.operations) - 1].operation
+    return expression(block, list(terminator.operands), list(block.arguments))
+
+
+def expression(block: Any, values: Sequence[Any], arguments: Sequence[Any]) -> Signature | None:
+    """The computation of some values of a block from some of its arguments; `None` where they need
+    other arguments, or captures that are no constants."""
+    definitions = {r: v.operation for v in block.operations for r in v.operation.results}
+    numbers: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
+    lines: list[Any] = [str(a.type) for a in arguments]
+
+    def visit(value: Any) -> int | None:
+        if value in numbers:
+            return numbers[value]
+        op = definitions.get(value) or _defining_constant(value)
+        if op is None or len(op.regions):
+            return None
+        operands = [visit(operand) for operand in op.operands]
+        if None in operands:
+            return None
+        lines.append((_head(op), *operands))
+        for result in op.results:
+            numbers[result] = len(numbers)
+        return numbers[value]
+
+    results = [visit(v) for v in values]
+    return None if None in results else (*lines, tuple(results))
+
+
+def _defining_constant(value: Any) -> Any:
+    """The `stablehlo.constant` that defines a captured value, else `None`."""
+    owner = getattr(value.owner, "operation", value.owner)
+    return owner if getattr(owner, "name", None) == "stablehlo.constant" else None
+
+
+def _head(op: Any) -> str:
+    """An op without its operands: name, attributes and types as MLIR prints them."""
+    text = op.get_asm(use_local_scope=True, assume_verified=True, print_generic_op_form=True)
+    return text[text.index('"') :].split("(", 1)[0] + text[text.index(")") :]
+
+
+def _find(module: Any, name: str) -> Any:
+    found: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name == name:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found[0]
+
+
+@functools.lru_cache(maxsize=512)
+def reducer(function: Callable, dtype: np.dtype) -> Signature | None:
+    """Signature of the reducer of JAX's own `reduce_{max,min}`, say, at a dtype."""
+    x = jax.ShapeDtypeStruct((1,), dtype)
+    with jax.enable_x64(True):
+        module = lowered_module(lambda x: function(x, (0,)), x)
+    return signature(_find(module, "stablehlo.reduce").regions[0])
+
+
+@functools.lru_cache(maxsize=512)
+def comparator(dtypes: tuple[np.dtype, ...], num_keys: int) -> Signature | None:
+    """Signature of the comparator of `lax.sort` with `num_keys` keys."""
+    xs = [jax.ShapeDtypeStruct((1,), d) for d in dtypes]
+    with jax.enable_x64(True):
+        module = lowered_module(lambda *xs: lax.sort(xs, num_keys=num_keys), *xs)
+    return signature(_find(module, "stablehlo.sort").regions[0])

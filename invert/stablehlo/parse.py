@@ -1,0 +1,211 @@
+"""Reads StableHLO text, bytecode and portable artifacts into a verified MLIR module.
+
+jaxlib's reader is not safe on damaged bytes (seen in jaxlib 0.10.2 and 0.12.0.1): of random cuts,
+bit flips, overwritten bytes and splices in real modules, about one in a hundred ends the process
+(heap corruption, wrong attribute kinds, a diagnostic that is not UTF-8) or never returns. The
+damage sits inside attributes and types, which only a second reader of the whole format could
+check. So a blob that is not `trusted` passes two gates first: the container (sections and their
+lengths, in Python, with the place of the damage), then a child process. The child reads and
+verifies it, checks that every name is UTF-8, since the bindings end the process at one that is not,
+and writes it anew; this process never reads other bytes than those. The child starts once (0.4 s)
+and is kept. What it costs a module is won back here: bytecode is read faster than text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert._private.jax import ir, make_ir_context, stablehlo_dialect
+from invert.stablehlo.parse_in_child import REMEDY, rewrite_in_child
+from invert.stablehlo.parse_worker import read
+
+_MAGIC = b"ML\xefR"
+_AGAIN = "The bytes are damaged or cut off; export or copy the model again."
+_VERSION = re.compile(rb"StableHLO_v(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
+
+
+def parse_module(
+    blob: bytes | str, *, what: str = "StableHLO module", trusted: bool = False
+) -> ir.Module:
+    """Parses and verifies one StableHLO module.
+
+    **Arguments:**
+
+    - `blob`: MLIR text, MLIR bytecode, or a StableHLO portable artifact.
+    - `what`: how messages name the module.
+    - `trusted`: `True` for bytes that this very process made. They are read at once; any others
+        are read in a child process first, because damaged bytes can end the process that reads.
+
+    **Returns:** the module. It holds StableHLO, CHLO, `func` and `sdy` ops, and a public function
+    `main`, or a single public function of another name (see `entry_function`).
+
+    **Raises:** `MalformedModelError` where the bytes are not such a module, where the module
+    does not verify, or where it needs a newer jaxlib; `UnsupportedOpError` for quantized types.
+    """
+    if isinstance(blob, (bytearray, memoryview)):
+        blob = bytes(blob)
+    if not isinstance(blob, (bytes, str)):
+        raise MalformedModelError(
+            f"The {what} is a {type(blob).__name__}. Pass MLIR text as str, or bytecode as bytes."
+        )
+    try:
+        data = blob.encode() if isinstance(blob, str) else blob
+    except UnicodeEncodeError as e:
+        raise MalformedModelError(f"The {what} is text with lone surrogates ({e}).") from e
+    if not data.strip():
+        raise MalformedModelError(f"The {what} is empty. {_AGAIN}")
+    kind = _kind(data, what)
+    if kind == "text" and b"!quant." in data:
+        # jaxlib 0.10.2 does not know the dialect, and says so in terms of MLIR only.
+        raise UnsupportedOpError(
+            [
+                Problem(
+                    op="!quant",
+                    reason="quantized types have no JAX dtype",
+                    location=what,
+                    remedy="Dequantize the model before you export it.",
+                )
+            ]
+        )
+    form = kind
+    if not trusted:
+        form, data = "bytecode", rewrite_in_child(kind, data, what)
+    module = read(ir, stablehlo_dialect, make_ir_context, form, data)
+    if isinstance(module, str):
+        raise MalformedModelError(f"The {what} cannot be read: {module}. {REMEDY[kind]}")
+    entry_function(module, what=what)
+    return module
+
+
+def entry_function(module: ir.Module, *, what: str = "StableHLO module") -> ir.OpView:
+    """The public `main` function of a module, or else its only public function.
+
+    It is valid as long as `module` is held.
+
+    **Raises:** `MalformedModelError` where there is neither.
+    """
+    public = {}
+    for op in module.body.operations:
+        if op.operation.name != "func.func":
+            continue
+        attributes: Any = op.operation.attributes
+        try:
+            name = attributes["sym_name"].value_bytes.decode()
+        except UnicodeDecodeError as e:
+            raise MalformedModelError(
+                f"A function of the {what} has a name that is not UTF-8 ({e}). {_AGAIN}"
+            ) from e
+        if "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public":
+            public[name] = op
+    if "main" in public:
+        op = public["main"]
+    elif len(public) == 1:
+        (op,) = public.values()
+    else:
+        raise MalformedModelError(
+            f"The {what} has {len(public)} public functions ({', '.join(public) or 'none'}) and "
+            "none of them is `main`. Make the others private, or name the entry `main`."
+        )
+    return op
+
+
+def _kind(data: bytes, what: str) -> str:
+    """`"portable"`, `"bytecode"` or `"text"`; refuses a container that is visibly broken."""
+    if not data.startswith(_MAGIC):
+        try:
+            data.decode()
+        except UnicodeDecodeError as e:
+            raise MalformedModelError(
+                f"The {what} is neither MLIR bytecode, which begins with {_MAGIC!r}, nor text: "
+                f"byte {e.start} is not UTF-8. {_AGAIN}"
+            ) from e
+        if b"\0" in data:
+            raise MalformedModelError(
+                f"The {what} is neither MLIR bytecode, which begins with {_MAGIC!r}, nor text: "
+                f"byte {data.index(0)} is null. {_AGAIN}"
+            )
+        if data.lstrip().startswith(b"HloModule"):
+            raise MalformedModelError(
+                f"The {what} is HLO, which XLA makes of StableHLO. Pass what it was made of, as "
+                "`jax.jit(f).lower(x).as_text()` gives it, and not `as_text(dialect='hlo')`."
+            )
+        if b"func.func" not in data and b"module" not in data:
+            raise MalformedModelError(
+                f"The {what} is text that is not StableHLO: it has no `module` and no `func.func`. "
+                "Pass MLIR text, MLIR bytecode or a portable artifact."
+            )
+        return "text"
+    try:
+        _, at = _varint(data, 4)
+        end = data.index(0, at)
+        producer = data[at:end]
+        match = _VERSION.fullmatch(producer)
+        if match:  # before the sections: a newer version may have sections of its own
+            _check_version(tuple(int(n) for n in match.groups()), what)
+        _check_sections(data, end + 1)
+    except (IndexError, ValueError) as e:
+        if isinstance(e, MalformedModelError):
+            raise
+        raise MalformedModelError(f"The {what} is broken MLIR bytecode: {e}. {_AGAIN}") from e
+    # Artifacts of 2023 name no StableHLO version, but hold VHLO all the same.
+    if match or b"\0vhlo\0" in data:
+        return "portable"
+    if not producer.startswith(b"MLIR"):
+        raise MalformedModelError(
+            f"The {what} is MLIR bytecode of an unknown producer {producer[:40]!r}; StableHLO_v* "
+            f"and MLIR* are known. {_AGAIN}"
+        )
+    return "bytecode"
+
+
+def _check_version(version: tuple[int, ...], what: str) -> None:
+    newest = stablehlo_dialect.get_current_version()
+    if version > tuple(int(n) for n in newest.split(".")):
+        text = ".".join(map(str, version))
+        raise MalformedModelError(
+            f"The {what} is a portable artifact of StableHLO {text}, and this jaxlib reads "
+            f"StableHLO {newest} at most. Upgrade jaxlib, or serialize the model for StableHLO "
+            f"{newest} or older."
+        )
+
+
+def _check_sections(data: bytes, at: int) -> None:
+    """Walks the sections of the bytecode: id, length, alignment, contents."""
+    seen = set()
+    while at < len(data):
+        start = at
+        head = data[at]
+        length, at = _varint(data, at + 1)
+        if head & 0x80:
+            alignment, at = _varint(data, at)
+            if alignment == 0 or alignment & (alignment - 1) or alignment > 1 << 16:
+                raise ValueError(f"section at byte {start} has the alignment {alignment}")
+            at = -(-at // alignment) * alignment
+        section = head & 0x7F
+        if section > 16 or section in seen:
+            raise ValueError(f"section at byte {start} has the unexpected id {section}")
+        if length > len(data) - at:
+            raise ValueError(
+                f"section {section} at byte {start} states {length} bytes, but "
+                f"{max(0, len(data) - at)} follow"
+            )
+        seen.add(section)
+        at += length
+    missing = {0, 1, 2, 3, 4} - seen  # strings, dialects, attributes, their offsets, operations
+    if missing:
+        raise ValueError(f"sections {sorted(missing)} are missing")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A PrefixVarInt of MLIR bytecode: the low zero bits count the bytes that follow."""
+    if at >= len(data):
+        raise ValueError(f"the bytes end at {len(data)} within a header")
+    first = data[at]
+    size = 9 if first == 0 else (first & -first).bit_length()
+    if at + size > len(data):
+        raise ValueError(f"the bytes end at {len(data)} within a header")
+    if size == 9:
+        return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
+    return int.from_bytes(data[at : at + size], "little") >> size, at + size

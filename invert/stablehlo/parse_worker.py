@@ -1,0 +1,134 @@
+"""The child process in which untrusted modules are read first; see `parse.py` for the reason.
+
+Run by path in a bare interpreter: it must import neither `invert` nor JAX, which take seconds.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# The caller may read the module on a thread with a smaller stack, and recurse deeper over it.
+# A module nested so deep that it needs more than this is refused here.
+_STACK_BYTES = 2 << 20
+_REASON_CHARS = 2000
+_LENGTH = struct.Struct("<Q")
+
+
+def read(ir: Any, stablehlo: Any, make_context: Callable[[], Any], kind: str, blob: bytes) -> Any:
+    """Reads one module. **Returns:** the module, or a string that says why there is none."""
+    context = make_context()
+    messages: list[str] = []
+
+    def handle(diagnostic: Any) -> bool:
+        # MLIR ends the process where a handler raises, and a message may quote damaged bytes.
+        try:
+            messages.append(f"{diagnostic.location}: {diagnostic.message}")
+        except UnicodeDecodeError:
+            messages.append("a message that is not UTF-8")
+        return True
+
+    handler = context.attach_diagnostic_handler(handle)
+    try:
+        if kind == "portable":
+            module = stablehlo.deserialize_portable_artifact(context, blob)
+        else:
+            module = ir.Module.parse(blob.decode() if kind == "text" else blob, context)
+        if module.operation.verify():
+            return module
+        messages.append("the module does not verify")
+    except (ir.MLIRError, ValueError, TypeError, RuntimeError, MemoryError) as e:
+        messages.append(str(e).strip())
+    finally:
+        handler.detach()
+    reason = "; ".join(messages)
+    return reason if len(reason) <= _REASON_CHARS else reason[:_REASON_CHARS] + " ..."
+
+
+def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
+    """Answers each module, after the eight letters of its kind, with the module as MLIR itself
+    writes it, or with the reason why it cannot be read. Messages are those of `_child.py`."""
+
+    def reply(message: bytes) -> None:
+        sys.stdout.buffer.write(_LENGTH.pack(len(message)))
+        sys.stdout.buffer.write(message)
+        sys.stdout.buffer.flush()
+
+    def loop() -> None:
+        reply(b"")
+        while len(header := sys.stdin.buffer.read(_LENGTH.size)) == _LENGTH.size:
+            kind = sys.stdin.buffer.read(8).decode().rstrip()
+            blob = sys.stdin.buffer.read(_LENGTH.unpack(header)[0] - 8)
+            _limit_memory(len(blob))
+            module = read(ir, stablehlo, make_context, kind, blob)
+            reason = module if isinstance(module, str) else _unreadable(module)
+            answer = reason.encode(errors="replace") if reason else _bytecode(module)
+            del module  # a damaged heap shows when it is freed
+            reply(answer)
+
+    threading.stack_size(_STACK_BYTES)
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join()
+
+
+# The configuration of a custom call may hold bytes of any kind, as kernels. Nothing asks for it but
+# as printed.
+_TEXT = rb'"(?:[^"\\]|\\.)*+"'
+_FLAT = rb'(?:[^"{}]|' + _TEXT + rb")*+"
+_CONFIGURATION = re.compile(
+    rb"backend_config = (?:"
+    + _TEXT
+    + rb"|\{"
+    + _FLAT
+    + rb"(?:\{"
+    + _FLAT
+    + rb"\}"
+    + _FLAT
+    + rb")*+\})"
+)
+# In what MLIR prints, a backslash, and the bytes of a string that are not ASCII.
+_ESCAPED = re.compile(rb"\\\\|(?:\\[89A-F][0-9A-F])+")
+
+
+def _unreadable(module: Any) -> str:
+    """Why reading some name of the module would end the process; `""` where none would.
+
+    Names, attributes, types and locations all print, so what is printed holds every string that can
+    be asked for. The bindings make each a Python string, and end the process where it is not UTF-8.
+    """
+    text = module.operation.get_asm(
+        binary=True, enable_debug_info=True, assume_verified=True, large_elements_limit=16
+    )
+    text = _CONFIGURATION.sub(b"", text)
+    try:
+        text.decode()
+        for match in _ESCAPED.finditer(text):
+            bytes.fromhex(match[0].replace(b"\\", b"").decode()).decode()
+    except UnicodeDecodeError as e:
+        return f"a name in it is not UTF-8 ({e.object[:40]!r})"
+    return ""
+
+
+def _bytecode(module: Any) -> bytes:
+    """The module as MLIR itself writes it."""
+    out = io.BytesIO()
+    module.operation.write_bytecode(file=out)
+    return out.getvalue()
+
+
+def _limit_memory(size: int) -> None:
+    # Damaged sizes make the reader allocate without bound.
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = (6 << 30) + 16 * size
+    if hard == resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft < limit):
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

@@ -1,0 +1,1 @@
+"""Branches and loops: what they carry, and how often they run."""

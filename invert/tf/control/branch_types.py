@@ -1,0 +1,351 @@
+"""Bodies of control flow: traced once each, with what they return and what they write.
+
+A branch or body is traced into a jaxpr of its own first. That shows which state it writes and
+which of its results are static, before `lax.cond` or `lax.while_loop` want results of one type.
+The jaxpr is then evaluated inside of them, so that a body is raised once however deep it is nested.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._private.jax import eval_closed, open_jaxpr, trace_closed
+from invert.tf.ops.state import Resource
+from invert.tf.values.bounded import Rows, holds_count, resized
+from invert.tf.values.constants import array, is_size
+from invert.tf.values.tensor_list import (
+    Element,
+    TensorList,
+    is_same,
+    known_element,
+    merge,
+    with_buffer,
+)
+
+
+class ShapeVariesError(Exception):
+    """A value has another type on another way through the program."""
+
+
+@jax.tree_util.register_pytree_node_class
+class Absent:
+    """A value that one branch does not give, of whatever type the other branches have."""
+
+    def tree_flatten(self) -> tuple[tuple[()], None]:
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: tuple[()]) -> Absent:
+        return cls()
+
+
+@jax.tree_util.register_pytree_node_class
+class Optional:
+    """What an op such as `OptionalFromValue` wraps. Branches keep in it what their gradients need.
+
+    `choices` holds the values it has in several branches, by kind, type and number of the branch.
+    """
+
+    def __init__(self, choices: Mapping[Any, Any]):
+        self.choices = dict(choices)
+
+    @classmethod
+    def of(cls, value: Any, branch: int) -> Optional:
+        form = form_of(value)
+        if not isinstance(form, Arrays) and not isinstance(value, np.ndarray):
+            return cls({("other", None, None, branch): value})
+        kind = type_of(value) if isinstance(form, Arrays) else np.asarray(value)
+        dtype = jax.dtypes.canonicalize_dtype(kind.dtype)
+        return cls({("array", tuple(kind.shape), str(dtype), branch): value})
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        leaves, put = flatten(list(self.choices.values()))
+        return tuple(leaves), (tuple(self.choices), put)
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Sequence[Any]) -> Optional:
+        keys, put = aux
+        return cls(dict(zip(keys, put(children), strict=True)))
+
+
+@jax.tree_util.register_pytree_node_class
+class _Known:
+    """What is known while raising, as a pytree without leaves."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        return (), self.value
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: tuple[()]) -> _Known:
+        return cls(aux)
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value takes no part in tracing: a static array, a handle, or nothing."""
+    return value is None or isinstance(value, np.ndarray | Resource | bool | int | float)
+
+
+def flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """The JAX values in `values`, and the function that puts others in their places."""
+    # A size that the program finds is traced, and may not leave the trace among what is known.
+    values = [array(v) if holds_count(v) else v for v in values]
+    wrapped = [_Known(v) if is_known(v) else v for v in values]
+    leaves, tree = jax.tree_util.tree_flatten(wrapped)
+
+    def rebuild(new: Sequence[Any]) -> list[Any]:
+        values = jax.tree_util.tree_unflatten(tree, new)
+        return [v.value if isinstance(v, _Known) else v for v in values]
+
+    return leaves, rebuild
+
+
+def type_of(x: Any) -> jax.ShapeDtypeStruct:
+    """The type of a JAX value, keys among them."""
+    dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+    return jax.ShapeDtypeStruct(np.shape(x), dtype)
+
+
+def strong(x: Any) -> Any:
+    """`x` with a type of its own, where it took that of a Python number."""
+    x = jnp.asarray(x)
+    return lax.convert_element_type(x, x.dtype) if x.weak_type else x
+
+
+class Staged:
+    """A function traced once.
+
+    **Arguments:**
+
+    - `fn`: takes one value for each of `inputs` and returns a list of values.
+    - `inputs`: types of the arguments.
+    """
+
+    def __init__(self, fn: Callable[..., Sequence[Any]], inputs: Sequence[Any] = ()):
+        rebuild: list[Callable[[Sequence[Any]], list[Any]]] = []
+
+        def traced(*leaves: Any) -> list[Any]:
+            results, put = flatten(fn(*leaves))
+            rebuild.append(put)
+            return [strong(x) for x in results]
+
+        self.closed = trace_closed(traced, *inputs)
+        self._rebuild = rebuild[-1]
+        outvars: Sequence[Any] = open_jaxpr(self.closed).outvars
+        avals: list[Any] = [v.aval for v in outvars]
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        self.results = self._rebuild(types)
+
+    def flat(self, leaves: Sequence[Any]) -> list[Any]:
+        """The JAX values among the results."""
+        return eval_closed(self.closed, leaves)
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        return self._rebuild(self.flat(leaves))
+
+
+# -- forms: what values of several ways through the program are brought to
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """A value that is the same on every way: static, a handle, or a pytree of a given type."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+    """An array of one type."""
+
+    type: jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True)
+class Varying:
+    """An array whose number of rows depends on data; `of` has its type, with room for all."""
+
+    type: jax.ShapeDtypeStruct
+    of: Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """A list with a buffer for `capacity` elements; `None`: of a size not known yet.
+
+    **Arguments:**
+
+    - `size`: the size, where it is always the same.
+    - `same`: the static value that every element has; then there is no buffer.
+    - `is_empty`: whether nothing was put on it yet.
+    """
+
+    capacity: Any
+    element: Element | None
+    size: Any
+    same: Any = None
+    is_empty: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """A value that is of one type on one way and of another on another; see `Optional`."""
+
+    forms: Mapping[Any, Form]
+
+
+Form = Fixed | Arrays | Varying | Lists | Choices
+
+
+def form_of(value: Any) -> Form:
+    """The form of one value."""
+    if isinstance(value, TensorList):
+        size = value.size if is_size(value.size) else None
+        element = known_element(value)
+        return Lists(value.capacity, element, size, value.common, size == 0)
+    if isinstance(value, Optional):
+        return Choices({key: form_of(x) for key, x in value.choices.items()})
+    if isinstance(value, Rows):
+        return Varying(type_of(value.data), value)
+    if is_known(value) or isinstance(value, Absent):
+        return Fixed(value)
+    return Arrays(type_of(value))
+
+
+def join(one: Form, two: Form, *, growing: bool = False) -> Form:
+    """The form that values of both forms can be brought to.
+
+    `growing`: the second is the first after a step of a loop, in which lists may grow.
+
+    **Raises:** `ShapeVariesError`.
+    """
+    if isinstance(one, Fixed) and isinstance(one.value, Absent):
+        return two
+    if isinstance(two, Fixed) and isinstance(two.value, Absent):
+        return one
+    if isinstance(one, Choices) and isinstance(two, Choices):
+        both = {k: join(one.forms[k], two.forms[k]) for k in one.forms if k in two.forms}
+        return Choices({**one.forms, **two.forms, **both})
+    if isinstance(one, Choices) or isinstance(two, Choices):
+        raise ShapeVariesError("is an optional on one way and none on another")
+    if isinstance(one, Lists) and isinstance(two, Lists):
+        return _join_lists(one, two, growing)
+    if isinstance(one, Lists) or isinstance(two, Lists):
+        raise ShapeVariesError("is a list on one way and none on another")
+    if isinstance(one, Fixed) and isinstance(two, Fixed) and _same(one.value, two.value):
+        return one
+    if isinstance(one, Varying) or isinstance(two, Varying):
+        return _join_rows(one, two, growing)
+    types = [_array_type(f) for f in (one, two)]
+    if types[0] != types[1]:
+        raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
+    return Arrays(types[0])
+
+
+def _join_rows(one: Any, two: Any, growing: bool) -> Varying:
+    """Of two arrays of which one at least has rows whose number depends on data."""
+    types = [f.type if isinstance(f, Varying) else _array_type(f) for f in (one, two)]
+    room = [t.shape[:1] for t in types]
+    same = types[0].dtype == types[1].dtype and types[0].shape[1:] == types[1].shape[1:]
+    if not (same and all(room)) or (growing and room[0] < room[1]):
+        raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
+    of = [f.of for f in (one, two) if isinstance(f, Varying)]
+    marked = all(r.marked for r in of)
+    kind = jax.ShapeDtypeStruct((*max(room), *types[0].shape[1:]), types[0].dtype)
+    return Varying(kind, Rows(None, None, of[0].origin, marked))
+
+
+def _join_lists(one: Lists, two: Lists, growing: bool) -> Lists:
+    size = one.size if one.size == two.size else None
+    if growing:
+        # A list that changes its size needs a capacity that only the loop as a whole tells.
+        capacity = one.capacity if size == one.size or one.size is None else None
+    else:
+        known = [c for c in (one.capacity, two.capacity) if c is not None]
+        capacity = max(known) if len(known) == 2 else None
+    element = merge(one.element, two.element)
+    same = one.same
+    if one.is_empty and one.same is None:
+        same = two.same
+    elif not two.is_empty and not is_same(one.same, two.same):
+        same = None
+    return Lists(capacity, element, size, same, one.is_empty and two.is_empty)
+
+
+def _array_type(form: Fixed | Arrays) -> jax.ShapeDtypeStruct:
+    if isinstance(form, Arrays):
+        return form.type
+    value = form.value
+    if value is None or isinstance(value, Resource):
+        raise ShapeVariesError(f"is {value!r} on one way and something else on another")
+    x = np.asarray(value)
+    dtype = np.dtype(np.int32) if x.dtype == object else jax.dtypes.canonicalize_dtype(x.dtype)
+    return jax.ShapeDtypeStruct(x.shape, dtype)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        if a is b:
+            return True
+        return a.dtype == b.dtype and a.shape == b.shape and bool(np.all(_bits(a) == _bits(b)))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _bits(x: np.ndarray) -> Any:
+    """Contents for comparison: what is not a number equals itself."""
+    return x if x.dtype == object or not x.size else np.frombuffer(x.tobytes(), np.uint8)
+
+
+def _text(t: jax.ShapeDtypeStruct) -> str:
+    return f"{t.dtype}{list(t.shape)}"
+
+
+def bring(value: Any, form: Form) -> Any:
+    """`value` in a form that `join` found for it."""
+    if isinstance(form, Fixed):
+        return form.value
+    if isinstance(form, Arrays):
+        if isinstance(value, Absent):
+            return jnp.zeros(form.type.shape, form.type.dtype)
+        return strong(array(value, form.type.dtype))
+    if isinstance(form, Varying):
+        return _bring_rows(value, form)
+    if isinstance(form, Choices):
+        found = {} if isinstance(value, Absent) else value.choices
+        return Optional({k: bring(found.get(k, Absent()), f) for k, f in form.forms.items()})
+    assert isinstance(form, Lists)
+    if isinstance(value, Absent):
+        value = TensorList(None, None, form.size or 0, form.element, None)
+    if form.is_empty and form.size == 0:
+        return TensorList((), None, 0, form.element, value.dtype)
+    if form.same is not None:
+        size = form.size if form.size is not None else jnp.asarray(value.size, np.int32)
+        return TensorList(None, None, size, form.element, value.dtype, form.same)
+    if form.capacity is None:
+        size = form.size if form.size is not None else jnp.asarray(value.size, np.int32)
+        return TensorList(None, None, size, form.element, value.dtype, None, value.growth)
+    if value.is_unallocated and not value.is_reserved and form.element is not None:
+        value = dataclasses.replace(value, items=(None,) * form.capacity)
+    lst = with_buffer(
+        value, element=form.element, capacity=form.capacity, counted=form.size is None
+    )
+    return dataclasses.replace(lst, element=form.element, growth=0)
+
+
+def _bring_rows(value: Any, form: Varying) -> Rows:
+    origin, marked = form.of.origin, form.of.marked
+    if isinstance(value, Absent):
+        return Rows(jnp.zeros(form.type.shape, form.type.dtype), np.int32(0), origin)
+    data = value.data if isinstance(value, Rows) else array(value, form.type.dtype)
+    count = value.count if isinstance(value, Rows) else np.int32(data.shape[0])
+    fitting = resized(strong(data), form.type.shape[0], -1 if marked else 0)
+    return Rows(fitting, strong(count), origin, marked)

@@ -1,0 +1,656 @@
+"""How often a loop runs: variables that go up or down by a constant, and conditions on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from invert._private.jax import consts_of, core, is_tracer, open_jaxpr
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A whole number that is `start + step * k` in step `k` of a loop."""
+
+    start: int
+    step: int
+
+    def __add__(self, other: Line) -> Line:
+        return Line(self.start + other.start, self.step + other.step)
+
+    def __sub__(self, other: Line) -> Line:
+        return Line(self.start - other.start, self.step - other.step)
+
+    def at(self, k: int) -> int:
+        return self.start + self.step * k
+
+
+@dataclasses.dataclass(frozen=True)
+class _Band:
+    """Lines that a whole number is never below and never above; `None` where none is known."""
+
+    low: Line | None = None
+    high: Line | None = None
+
+    @classmethod
+    def of(cls, line: Line | None) -> _Band:
+        return cls(line, line)
+
+    @property
+    def is_line(self) -> bool:
+        return self.low is not None and self.low == self.high
+
+    def within(self, other: _Band) -> _Band:
+        """With the ends of another one where this has none."""
+        return _Band(self.low or other.low, self.high or other.high)
+
+    def __add__(self, other: _Band) -> _Band:
+        return _Band(_sum(self.low, other.low), _sum(self.high, other.high))
+
+    def __neg__(self) -> _Band:
+        return _Band(
+            *(None if x is None else Line(-x.start, -x.step) for x in (self.high, self.low))
+        )
+
+
+def _sum(one: Line | None, two: Line | None) -> Line | None:
+    return None if one is None or two is None else one + two
+
+
+def _larger(one: _Band, two: _Band) -> _Band:
+    lows = [x for x in (one.low, two.low) if x is not None]
+    highs = [x for x in (one.high, two.high) if x is not None]
+    low = max(lows, key=lambda x: (x.step, x.start), default=None)
+    level = len(highs) == 2 and highs[0].step == highs[1].step
+    return _Band(low, max(highs, key=lambda x: x.start) if level else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sums:
+    """A floating point number to which each step adds `step`, in its own type."""
+
+    start: Any
+    step: Any
+
+    def until(self, failed: Callable[[Any], bool]) -> int | None:
+        """The first step in which something holds of it, by adding up as the loop does."""
+        value = self.start
+        for k in range(_MOST_SUMS):
+            if failed(float(value)):
+                return k
+            if value == (value := value + self.step):
+                return None
+        return None
+
+
+# Longer loops stay a `while` anyway, unless a configuration says otherwise.
+_MOST_SUMS = 1 << 16
+
+# The least and the largest value of a number from outside of the loop; whether none of the numbers
+# it is computed from is infinite.
+Numbers = Callable[[Any, bool], tuple[float, float]]
+
+
+def _no_numbers(value: Any, finite: bool) -> tuple[float, float]:
+    return -math.inf, math.inf
+
+
+class _Program:
+    """A jaxpr of which some arguments are known, together with its branches and calls.
+
+    **Arguments:**
+
+    - `known`: the lines of the arguments, or the sums that they are.
+    - `numbers`: the range of a constant.
+    - `outer`: for a branch or a call the program that holds it, and the operands there.
+    """
+
+    def __init__(
+        self,
+        closed: Any,
+        known: Sequence[Line | _Sums | None],
+        numbers: Numbers = _no_numbers,
+        outer: tuple[_Program, Sequence[Any]] | None = None,
+    ):
+        self.jaxpr: Any = open_jaxpr(closed)
+        self.producers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
+        self.finite = False
+        self._numbers = numbers
+        self._facts: dict[Any, bool] = {}
+        self._inner: dict[tuple[int, int], _Program] = {}
+        self._consts = dict(zip(self.jaxpr.constvars, consts_of(closed), strict=True))
+        self._bands: dict[Any, _Band] = {}
+        self._outer: dict[Any, tuple[_Program, Any]] = {}
+        self._sums: dict[Any, _Sums] = {}
+        for var, value in zip(self.jaxpr.invars, known, strict=outer is None):
+            self._bands[var] = _Band.of(value if isinstance(value, Line) else None)
+            if isinstance(value, _Sums):
+                self._sums[var] = value
+        if outer is not None:
+            program, operands = outer
+            self._outer = {
+                v: (program, a) for v, a in zip(self.jaxpr.invars, operands, strict=True)
+            }
+            self.finite = program.finite
+
+    # -- where a value comes from
+
+    def inside(self, eqn: Any, number: int) -> _Program:
+        """A branch of a `cond`, or the program that is called."""
+        key = id(eqn), number
+        if key not in self._inner:
+            is_cond = eqn.primitive.name == "cond"
+            closed = eqn.params["branches"][number] if is_cond else eqn.params["jaxpr"]
+            operands = eqn.invars[1:] if is_cond else eqn.invars
+            self._inner[key] = _Program(closed, (), self._numbers, (self, operands))
+        return self._inner[key]
+
+    def way(self, eqn: Any, result: Any, number: int) -> tuple[_Program, Any]:
+        """What a `cond` or a `select_n` gives on one of its ways."""
+        if eqn.primitive.name == "select_n":
+            return self, eqn.invars[1 + number]
+        inner = self.inside(eqn, number)
+        return inner, inner.jaxpr.outvars[eqn.outvars.index(result)]
+
+    def source(self, atom: Any) -> tuple[_Program, Any]:
+        """The atom that another one is, with its program; through calls, and branches known to be
+        taken."""
+        if isinstance(atom, core.Literal):
+            return self, atom
+        if atom in self._outer:
+            program, operand = self._outer[atom]
+            return program.source(operand)
+        eqn = self.producers.get(atom)
+        if eqn is None:
+            return self, atom
+        if eqn.primitive.name in _SAME and eqn.invars[0].aval.shape == atom.aval.shape:
+            types = {a.aval.dtype for a in (eqn.invars[0], atom)}
+            if len(types) == 1 or all(jnp.issubdtype(t, jnp.integer) for t in types):
+                return self.source(eqn.invars[0])
+        if eqn.primitive.name == "jit":
+            inner, result = self.way(eqn, atom, 0)
+            return inner.source(result)
+        if _is_choice(eqn):
+            taken = self.fact(eqn.invars[0])
+            if taken is not None:
+                inner, result = self.way(eqn, atom, int(taken))
+                return inner.source(result)
+        return self, atom
+
+    # -- truth values
+
+    def _base(self, atom: Any) -> tuple[_Program, Any, bool]:
+        """The truth value that an atom is made of, or the number of a branch; whether it is that
+        itself, and not its opposite."""
+        program, atom = self.source(atom)
+        eqn = None if isinstance(atom, core.Literal) else program.producers.get(atom)
+        if eqn is not None and (eqn.primitive.name == "not" or _is_index(eqn)):
+            *base, same = program._base(eqn.invars[0])
+            return base[0], base[1], same != (eqn.primitive.name == "not")
+        return program, atom, True
+
+    def fact(self, atom: Any) -> bool | None:
+        """The truth value of an atom, or of that which an index is made of, where it is known."""
+        program, atom, same = self._base(atom)
+        known = atom.val if isinstance(atom, core.Literal) else program._facts.get(atom)
+        return None if known is None else bool(known) == same
+
+    def assume(self, atom: Any, value: bool) -> None:
+        """Takes a truth value for known, and what follows from it."""
+        program, atom, same = self._base(atom)
+        if isinstance(atom, core.Literal):
+            return
+        value = value == same
+        program._facts[atom] = value
+        eqn = program.producers.get(atom)
+        if eqn is not None and eqn.primitive.name == ("and" if value else "or"):
+            for operand in eqn.invars:
+                program.assume(operand, value)
+        elif eqn is not None and _is_choice(eqn):
+            for taken in (False, True):
+                if program.gives(eqn, atom, not taken) is (not value):
+                    inner, result = program.way(eqn, atom, int(taken))
+                    program.assume(eqn.invars[0], taken)
+                    inner.assume(result, value)
+                    break
+
+    def gives(self, eqn: Any, result: Any, taken: bool) -> bool | None:
+        """The truth value that a choice gives on one of its ways, where it is known."""
+        inner, atom = self.way(eqn, result, int(taken))
+        *chosen, turned = self._base(eqn.invars[0])
+        *given, same = inner._base(atom)
+        if given[0] is chosen[0] and given[1] is chosen[1]:
+            return taken == (same == turned)
+        return inner.fact(atom)
+
+    def arguments(self) -> dict[int, bool]:
+        """The arguments whose truth value is known."""
+        facts = self._facts
+        return {i: facts[v] for i, v in enumerate(self.jaxpr.invars) if v in facts}
+
+    # -- whole numbers
+
+    def line(self, atom: Any) -> Line | None:
+        band = self.band(atom)
+        return band.low if band.is_line else None
+
+    def band(self, atom: Any) -> _Band:
+        program, atom = self.source(atom)
+        if isinstance(atom, core.Literal):
+            return _Band.of(_constant(atom.val))
+        if atom not in program._bands:
+            eqn = program.producers.get(atom)
+            if eqn is None:
+                program._bands[atom] = program._of_constant(program._consts[atom])
+            else:
+                program._bands[atom] = program._derived(eqn, atom)
+        return program._bands[atom]
+
+    def _of_constant(self, value: Any) -> _Band:
+        line = _constant(value)
+        if line is not None or np.ndim(value) or not jnp.issubdtype(value.dtype, jnp.integer):
+            return _Band.of(line)
+        ends = self._numbers(value, self.finite)
+        return _Band(*(Line(int(x), 0) if math.isfinite(x) else None for x in ends))
+
+    def _derived(self, eqn: Any, result: Any) -> _Band:
+        name = eqn.primitive.name
+        whole = result.aval.dtype.kind in "iu"
+        if name not in ("add", "max", "min", "sub") or result.aval.shape or not whole:
+            return _Band()
+        one, two = (self.band(a) for a in eqn.invars)
+        if name == "max":
+            return _larger(one, two)
+        if name == "min":
+            return -_larger(-one, -two)
+        found = one + two if name == "add" else one + -two
+        if one.is_line and two.is_line:
+            return found
+        limits = jnp.iinfo(result.aval.dtype)
+        whole = _Band(Line(int(limits.min), 0), Line(int(limits.max), 0))
+        one, two = one.within(whole), two.within(whole)
+        exact = one + two if name == "add" else one + -two
+        assert exact.low is not None and exact.high is not None
+        wraps = exact.low.start < limits.min or exact.high.start > limits.max
+        return _Band() if wraps else found
+
+    # -- floating point numbers
+
+    def sums(self, atom: Any) -> _Sums | None:
+        program, atom = self.source(atom)
+        return None if isinstance(atom, core.Literal) else program._sums.get(atom)
+
+    def number(self, atom: Any) -> tuple[float, float]:
+        """The range of a constant."""
+        program, atom = self.source(atom)
+        if isinstance(atom, core.Literal):
+            return float(atom.val), float(atom.val)
+        if atom not in program._consts:
+            return -math.inf, math.inf
+        return program._numbers(program._consts[atom], program.finite)
+
+
+# Equations that pass a scalar on.
+_SAME = frozenset(("convert_element_type", "copy", "reduce_and", "reshape"))
+
+
+def _is_choice(eqn: Any) -> bool:
+    """Whether an equation takes one of two ways."""
+    if eqn.primitive.name == "cond":
+        return len(eqn.params["branches"]) == 2
+    return (
+        eqn.primitive.name == "select_n" and len(eqn.invars) == 3 and not eqn.invars[0].aval.shape
+    )
+
+
+def _is_index(eqn: Any) -> bool:
+    """Whether an equation makes the number of a branch of a truth value."""
+    return eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
+
+
+def _constant(value: Any) -> Line | None:
+    if is_tracer(value) or np.ndim(value) or not hasattr(value, "dtype"):
+        return Line(int(value), 0) if isinstance(value, int) else None
+    return Line(int(value), 0) if np.dtype(value.dtype).kind in "iu" else None
+
+
+def lines(
+    body: Any, starts: Sequence[Any], holding: Mapping[int, bool] | None = None
+) -> list[Line | None]:
+    """For each variable of a loop the line it follows, where it does.
+
+    **Arguments:**
+
+    - `body`: the closed jaxpr of the body, from variables to variables.
+    - `starts`: initial values, where they are known numbers.
+    - `holding`: variables whose truth value after a step is known.
+    """
+    jaxpr: Any = open_jaxpr(body)
+    found: list[Line | None] = []
+    for position, (variable, start) in enumerate(zip(jaxpr.invars, starts, strict=True)):
+        if start is None or variable.aval.shape or variable.aval.dtype.kind not in "iu":
+            found.append(None)
+            continue
+        # With only this variable known, the result shows by how much it grows in a step.
+        alone: list[Line | None] = [None] * len(starts)
+        alone[position] = Line(0, 1)
+        program = _Program(body, alone)
+        _hold(program, holding)
+        after = program.line(jaxpr.outvars[position])
+        step = after.start if after is not None and after.step == 1 else None
+        found.append(None if step is None else Line(start, step))
+    return [
+        line if line is not None else _follower(body, found, position, start)
+        for position, (line, start) in enumerate(zip(found, starts, strict=True))
+    ]
+
+
+def _hold(program: _Program, holding: Mapping[int, bool] | None) -> None:
+    for i, value in (holding or {}).items():
+        program.assume(program.jaxpr.outvars[i], value)
+
+
+def _sums_of(body: Any, starts: Sequence[Any], holding: Mapping[int, bool]) -> list[_Sums | None]:
+    """For each variable of a loop the sums that it is, where it is a floating point number."""
+    program = _Program(body, [None] * len(starts))
+    _hold(program, holding)
+    found: list[_Sums | None] = []
+    for variable, result, start in zip(
+        program.jaxpr.invars, program.jaxpr.outvars, starts, strict=True
+    ):
+        found.append(None)
+        if start is None or not jnp.issubdtype(variable.aval.dtype, jnp.floating):
+            continue
+        where, atom = program.source(result)
+        eqn = None if isinstance(atom, core.Literal) else where.producers.get(atom)
+        if eqn is None or eqn.primitive.name not in ("add", "sub"):
+            continue
+        operands = [where.source(a)[1] for a in eqn.invars]
+        if eqn.primitive.name == "add" and operands[1] is variable:
+            operands.reverse()
+        step = operands[1].val if isinstance(operands[1], core.Literal) else None
+        if operands[0] is variable and step is not None:
+            step = np.asarray(step, variable.aval.dtype)[()]
+            found[-1] = _Sums(
+                np.asarray(start, variable.aval.dtype)[()],
+                step if eqn.primitive.name == "add" else -step,
+            )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """What a whole number is after a loop, by what it was before: that plus `offset`.
+
+    **Arguments:**
+
+    - `above`: the number of a variable that it is never less than; then its end is the larger of
+        what it was itself and of what that variable was, plus `offset`.
+    """
+
+    offset: int
+    above: int | None = None
+
+
+def ends(body: Any, count: int) -> list[End | None]:
+    """For each variable of a loop of `count` steps what it is after it, where that is known."""
+    jaxpr: Any = open_jaxpr(body)
+    if count == 0:
+        return [None] * len(jaxpr.invars)
+    whole = [not v.aval.shape and jnp.issubdtype(v.aval.dtype, np.integer) for v in jaxpr.invars]
+
+    def by(position: int, atom: Any) -> int | None:
+        """How far a number is from the variable at `position`."""
+        alone: list[Line | None] = [None] * len(whole)
+        alone[position] = Line(0, 1)
+        line = _Program(body, alone).line(atom)
+        return line.start if line is not None and line.step == 1 else None
+
+    steps = [by(i, v) if whole[i] else None for i, v in enumerate(jaxpr.outvars)]
+    found = [None if step is None else End(step * count) for step in steps]
+    producers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    for i, result in enumerate(jaxpr.outvars):
+        eqn = None if isinstance(result, core.Literal) else producers.get(result)
+        if not whole[i] or found[i] is not None or eqn is None or eqn.primitive.name != "max":
+            continue
+        others = [a for a in eqn.invars if a is not jaxpr.invars[i]]
+        for j, step in enumerate(steps if len(others) == 1 else ()):
+            offset = None if step is None or step < 0 else by(j, others[0])
+            if offset is not None and step is not None:
+                found[i] = End(step * (count - 1) + offset, above=j)
+                break
+    return found
+
+
+def written(body: Any) -> frozenset[int]:
+    """The variables of a loop that are arrays of which a step writes a part."""
+    jaxpr: Any = open_jaxpr(body)
+    writes = {
+        e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name == "dynamic_update_slice"
+    }
+    pairs = enumerate(zip(jaxpr.invars, jaxpr.outvars, strict=True))
+    return frozenset(
+        i for i, (v, out) in pairs if not isinstance(out, core.Literal) and writes.get(out) is v
+    )
+
+
+def _follower(
+    body: Any, known: Sequence[Line | None], position: int, start: int | None
+) -> Line | None:
+    """The line of a size that is `max(size, index + 1)`, where the index goes up with it."""
+    if start is None:
+        return None
+    program = _Program(body, known)
+    jaxpr = program.jaxpr
+    result = jaxpr.outvars[position]
+    eqn = program.producers.get(result) if not isinstance(result, core.Literal) else None
+    if eqn is None or eqn.primitive.name != "max":
+        return None
+    others = [a for a in eqn.invars if a is not jaxpr.invars[position]]
+    end = program.line(others[0]) if len(others) == 1 else None
+    if end is None or end.step <= 0 or end.start - end.step != start:
+        return None
+    return Line(start, end.step)
+
+
+def largest(body: Any, known: Sequence[Line | None], position: int, count: int) -> int | None:
+    """An upper bound of a variable over `count` steps, from the way it is computed."""
+    line = known[position]
+    if line is not None:
+        return max(line.at(0), line.at(count))
+    program = _Program(body, known)
+    variable, result = program.jaxpr.invars[position], program.jaxpr.outvars[position]
+    bounds: list[int] = []
+    pending = [result]
+    while pending:
+        atom = pending.pop()
+        if atom is variable:
+            continue
+        line = program.line(atom)
+        eqn = None if isinstance(atom, core.Literal) else program.producers.get(atom)
+        if line is not None:
+            bounds.append(max(line.at(0), line.at(max(count - 1, 0))))
+        elif eqn is not None and eqn.primitive.name == "max":
+            pending.extend(eqn.invars)
+        else:
+            return None
+    return max(bounds, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """Number of steps of a loop: at most `bound`, exactly so if `exact`.
+
+    Of a part of the condition it says for how many steps that can hold without a break; from step
+    `lasting` on it does not hold any more.
+    """
+
+    bound: int | None
+    exact: bool
+    lasting: int | None = None
+
+
+def _all_of(parts: Sequence[Count]) -> Count:
+    """How long all of some conditions hold."""
+    bound = min((p.bound for p in parts if p.bound is not None), default=None)
+    lasting = min((p.lasting for p in parts if p.lasting is not None), default=None)
+    never = any(p.exact and p.bound == 0 for p in parts)
+    return Count(bound, never or all(p.exact for p in parts), lasting)
+
+
+def _one_of(parts: Sequence[Count]) -> Count:
+    """How long one at least of some conditions holds, which may be another one in each step."""
+    ends = [p.lasting for p in parts if p.lasting is not None]
+    last = max(ends, default=0) if len(ends) == len(parts) else None
+    return Count(last, all(p.exact and p.bound == p.lasting for p in parts), last)
+
+
+_UNKNOWN = Count(None, False)
+
+
+def count(
+    condition: Any,
+    known: Sequence[Line | None],
+    body: Any = None,
+    starts: Sequence[Any] = (),
+    numbers: Numbers = _no_numbers,
+) -> Count:
+    """How often a condition holds, one closed jaxpr from variables to a truth value.
+
+    **Arguments:**
+
+    - `known`: the lines that the variables follow.
+    - `body`: the closed jaxpr of a step.
+    - `starts`: initial values of the variables, where they are known numbers.
+    - `numbers`: the range of a number from outside of the loop, as a function of it and of whether
+        what it is computed from may be taken for finite.
+    """
+    found = _Condition(_Program(condition, known, numbers)).count()
+    if found.exact or body is None:
+        return dataclasses.replace(found, exact=found.exact and found.bound is not None)
+    # Each step but the last one leads to values of which the condition holds. So a variable that
+    # goes up unless the loop ends follows a line as long as anybody asks.
+    program = _Program(condition, known, numbers)
+    program.assume(program.jaxpr.outvars[0], True)
+    holding = program.arguments()
+    on = lines(body, starts, holding) if holding else known
+    sums = _sums_of(body, starts, holding)
+    states = [one if one is not None else two for one, two in zip(on, sums, strict=True)]
+    after = _Program(body, states, numbers)
+    found = _Condition(_Program(condition, states, numbers), after).count()
+    return Count(found.bound, exact=False)
+
+
+class _Condition:
+    """The condition of a loop; `after`: a step of the loop, before which it holds."""
+
+    def __init__(self, program: _Program, after: _Program | None = None):
+        self._program, self._after = program, after
+
+    def count(self) -> Count:
+        (result,) = self._program.jaxpr.outvars
+        program, atom = self._program.source(result)
+        eqn = None if isinstance(atom, core.Literal) else program.producers.get(atom)
+        # A loop up to an infinite number and nothing else never ends.
+        self._program.finite = program.finite = eqn is not None and eqn.primitive.name in _LESS
+        return self._steps(self._program, result, True)
+
+    def _steps(self, program: _Program, atom: Any, value: bool) -> Count:
+        """For how many steps an atom can have a truth value."""
+        program, atom = program.source(atom)
+        if isinstance(atom, core.Literal):
+            return Count(None, True) if bool(atom.val) == value else Count(0, True, 0)
+        eqn = program.producers.get(atom)
+        name = eqn.primitive.name if eqn is not None else ""
+        if eqn is None:
+            return self._later(program, atom, value)
+        if name == "not":
+            return self._steps(program, eqn.invars[0], not value)
+        if _is_index(eqn):
+            return self._steps(program, eqn.invars[0], value)
+        if name in ("and", "or"):
+            parts = [self._steps(program, a, value) for a in eqn.invars]
+            return _all_of(parts) if (name == "and") == value else _one_of(parts)
+        if _is_choice(eqn):
+            ways = []
+            for taken in (False, True):
+                if program.gives(eqn, atom, taken) is (not value):
+                    continue
+                chosen = self._steps(program, eqn.invars[0], taken)
+                then = self._steps(*program.way(eqn, atom, int(taken)), value)
+                ways.append(_all_of([chosen, then]))
+            return _one_of(ways)
+        one, two = eqn.invars if len(eqn.invars) == 2 else (None, None)
+        if name == "ne" if value else name == "eq":
+            a, b = program.line(one), program.line(two)
+            found = None if a is None or b is None else _until_zero(a - b)
+            return Count(found, found is not None)
+        if name not in _LESS or one is None:
+            return _UNKNOWN
+        swapped, strict = _LESS[name]
+        if swapped != (not value):
+            one, two = two, one
+        return _until_not_less(program, one, two, strict == value, value)
+
+    def _later(self, program: _Program, atom: Any, value: bool) -> Count:
+        """For how many steps a variable can have a truth value that steps give it."""
+        after = self._after
+        if after is None or program is not self._program or atom not in program.jaxpr.invars:
+            return _UNKNOWN
+        result = after.jaxpr.outvars[program.jaxpr.invars.index(atom)]
+        found = _Condition(after)._steps(after, result, value)
+        bound, last = (None if n is None else n + 1 for n in (found.bound, found.lasting))
+        return Count(bound, False, last)
+
+
+# Comparisons as `a < b` or `a <= b`: whether the operands are swapped; whether it is the first.
+_LESS = {"lt": (False, True), "gt": (True, True), "le": (False, False), "ge": (True, False)}
+
+
+def _until_not_less(program: _Program, one: Any, two: Any, strict: bool, ordered: bool) -> Count:
+    """How long `one < two` holds, or `one <= two` where not `strict`.
+
+    `ordered`: whether it also fails where one of both is not a number.
+    """
+    if jnp.issubdtype(one.aval.dtype, jnp.integer):
+        a, b = program.band(one), program.band(two)
+        d = _sum(a.low, (-b).low)
+        if d is None:
+            return _UNKNOWN
+        d = d if strict else Line(d.start - 1, d.step)
+        found = _until_not_below(d)
+        exact = a.is_line and b.is_line and found is not None
+        return Count(found, exact, found if d.step >= 0 else None)
+    if not jnp.issubdtype(one.aval.dtype, jnp.floating):
+        return _UNKNOWN
+    rising, falling = program.sums(one), program.sums(two)
+    low, high = program.number(one)[0], program.number(two)[1]
+    literal = any(isinstance(program.source(a)[1], core.Literal) for a in (one, two))
+    if not (ordered or program.finite or literal):
+        return _UNKNOWN  # what is computed may not be a number
+    found = None
+    if rising is not None and rising.step > 0 and math.isfinite(high):
+        found = rising.until(lambda v: v >= high if strict else v > high)
+    elif falling is not None and falling.step < 0 and math.isfinite(low):
+        found = falling.until(lambda v: v <= low if strict else v < low)
+    return Count(found, False, found)
+
+
+def _until_not_below(d: Line) -> int | None:
+    """The first step in which `d < 0` fails."""
+    if d.start >= 0:
+        return 0
+    return -(d.start // d.step) if d.step > 0 else None
+
+
+def _until_zero(d: Line) -> int | None:
+    if d.start == 0:
+        return 0
+    if d.step == 0 or d.start % d.step or -d.start // d.step < 0:
+        return None
+    return -d.start // d.step

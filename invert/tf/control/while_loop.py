@@ -1,0 +1,488 @@
+"""`While`: loops over functions of the graph.
+
+A loop whose number of steps is known becomes a `while` that counts from zero to it, whatever
+counters the graph keeps; the patterns make a `scan` of that. Variables that no step changes are
+closed over, and those that are static stay static.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._errors import Problem, UnsupportedOpError
+from invert.primitives.tf.tensor_arrays import gradient_arrays
+from invert.tf.control import trip_count
+from invert.tf.control.branch_types import (
+    Arrays,
+    Fixed,
+    Form,
+    Lists,
+    ShapeVariesError,
+    Staged,
+    bring,
+    flatten,
+    form_of,
+    join,
+    type_of,
+)
+from invert.tf.ops.node import Body, Node
+from invert.tf.ops.registry import Context
+from invert.tf.ops.state import Resource
+from invert.tf.values.constants import array
+from invert.tf.values.intervals import Known, Range, ends_of
+from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
+
+# Loops that need it, since shapes change from step to step, are unrolled up to this length.
+_MAX_UNROLLED = 256
+
+# Where the ranges of the variables of the loops around are kept.
+_KNOWN = "ranges"
+
+
+def while_loop(
+    ctx: Context, node: Node, condition: str, body: str, values: Sequence[Any]
+) -> list[Any]:
+    """Runs the function `body` on `values` as long as the function `condition` holds.
+
+    **Raises:** `UnsupportedOpError` where a variable changes its shape, or a list grows without a
+        bound.
+    """
+    results = _folded(ctx, condition, body, values)
+    if results is not None:
+        return results
+    try:
+        loop = _Loop(ctx, node, condition, body, values)
+        loop.settle()
+    except (ShapeVariesError, RaggedListError) as error:
+        results = _unrolled(ctx, condition, body, values)
+        if results is None:
+            problem = Problem(
+                f"tf.{node.op}",
+                str(error),
+                node.location,
+                "Arrays of a JAX program have one shape; keep that of the loop variable, or let "
+                "the number of steps follow from shapes.",
+            )
+            raise UnsupportedOpError([problem]) from error
+        return results
+    except UnsupportedOpError:
+        # What an op asks to know may differ from step to step, such as the shapes that the
+        # gradient of a loop over several shapes keeps on a list.
+        results = _unrolled(ctx, condition, body, values)
+        if results is None:
+            raise
+        return results
+    return loop.run()
+
+
+def _folded(ctx: Context, condition: str, body: str, values: Sequence[Any]) -> list[Any] | None:
+    """The results of a loop on whole numbers that are known, such as one over axes; `None` where
+    some of it is not known."""
+    if not all(is_known(v) for v in values):
+        return None
+    child = ctx.on(dict(ctx.state))
+    try:
+        results = _unrolled(child, condition, body, values)
+    except UnsupportedOpError:
+        return None
+    written = any(ctx.state.get(place) is not value for place, value in child.state.items())
+    if results is None or written or not all(is_known(v) for v in results):
+        return None
+    return results
+
+
+def _unrolled(ctx: Context, condition: str, body: str, values: Sequence[Any]) -> list[Any] | None:
+    """The steps one after another; `None` where their number is not known or too large."""
+    child = ctx.on(dict(ctx.state))
+    current = list(values)
+    for _ in range(_MAX_UNROLLED):
+        (more,) = child.call(condition, current)
+        if not isinstance(more, np.ndarray):
+            return None
+        if not more:
+            ctx.state.clear()
+            ctx.state.update(child.state)
+            return current
+        current = child.call(body, current)
+    return None
+
+
+def _sources(body: Body) -> list[tuple[str, int | None]]:
+    """For each result of a body the op it comes from, and the argument where it is just that."""
+    arguments = {i: k for k, i in enumerate(body.args)}
+    found: list[tuple[str, int | None]] = []
+    for i, k in body.outputs:
+        while body.nodes[i].op in ("Identity", "StopGradient") and k == 0:
+            i, k = body.nodes[i].inputs[0]
+        found.append((body.nodes[i].op, arguments.get(i)))
+    return found
+
+
+class _Loop:
+    """One `While` node on its values.
+
+    `forms` holds the forms of the variables by their number and of the written state by its handle.
+    What is not in it is closed over.
+    """
+
+    def __init__(self, ctx: Context, node: Node, condition: str, body: str, values: Sequence[Any]):
+        self.ctx, self.node = ctx, node
+        self.condition, self.body = condition, body
+        self.values = list(values)
+        self.forms: dict[int | Resource, Form] = {}
+        for i, (op, argument) in enumerate(_sources(ctx.body(body))):
+            if argument == i:
+                continue  # no step changes it
+            form = form_of(values[i])
+            if isinstance(form, Fixed) and op in ("Add", "AddV2", "Sub"):
+                form = _as_array(form)  # a counter
+            self.forms[i] = form
+        self._hints = ctx.plans
+        self._ranges: list[Range | None] = []
+        self._key = (node, tuple(str(f) for f in self.forms.values()))
+        for place, (entry, form) in self._hints.get(self._key, {}).items():
+            known = self.forms.get(place)
+            if isinstance(place, Resource) and place not in ctx.state:
+                continue
+            if entry != self._entry(place):
+                continue  # such as a list of which the loop around this one knows more now
+            if isinstance(place, Resource):
+                self.forms[place] = form
+            elif isinstance(known, Fixed) and isinstance(form, Arrays):
+                self.forms[place] = _as_array(known)
+            elif isinstance(known, Lists):
+                self.forms[place] = form
+
+    # -- what the loop carries
+
+    def settle(self) -> None:
+        """Traces the body until the forms of its variables do not change any more.
+
+        **Raises:** `ShapeVariesError`.
+        """
+        while True:
+            self._trace()
+            if self._changed:
+                self._ranges = []
+                continue
+            if not self._give_room() and not self._find_ranges():
+                break
+        self._hints[self._key] = {p: (self._entry(p), form) for p, form in self.forms.items()}
+
+    def _trace(self) -> None:
+        entry = [bring(self._value(place), form) for place, form in self.forms.items()]
+        self.leaves, self.rebuild = flatten(entry)
+        # Initial values of the leaves, where they are known numbers; the last leaf of each
+        # variable, which of a list is its size.
+        self._starts: list[Any] = []
+        self._last: dict[int | Resource, int] = {}
+        for (place, form), value in zip(self.forms.items(), entry, strict=True):
+            self._starts += [None] * len(flatten([value])[0])
+            self._last[place] = len(self._starts) - 1
+            old = self._value(place)
+            if isinstance(form, Arrays):
+                self._starts[-1] = _number(old)
+            elif isinstance(form, Lists) and form.size is None and isinstance(old.size, int):
+                self._starts[-1] = old.size
+        self._lines: list[trip_count.Line | None] | None = None
+        self._changed = False
+        self._growth: dict[int | Resource, int] = {}
+        self.staged = Staged(self._step, [type_of(x) for x in self.leaves])
+
+    def _entry(self, place: int | Resource) -> str:
+        return str(form_of(self._value(place)))
+
+    def _value(self, place: int | Resource) -> Any:
+        return self.ctx.state[place] if isinstance(place, Resource) else self.values[place]
+
+    def _inside(self, leaves: Sequence[Any]) -> tuple[Context, list[Any]]:
+        """The context and the variables in a step."""
+        new = dict(zip(self.forms, self.rebuild(leaves), strict=True))
+        state = dict(self.ctx.state)
+        state.update((k, v) for k, v in new.items() if isinstance(k, Resource))
+        values = [new.get(i, v) for i, v in enumerate(self.values)]
+        return self.ctx.on(state), values
+
+    def _step(self, *leaves: Any) -> list[Any]:
+        ctx, values = self._inside(leaves)
+        before = dict(ctx.state)
+        before_of = {**dict(enumerate(values)), **before}
+        known = Known(leaves, self._ranges or [None] * len(leaves))
+        around = self.ctx.plans.get(_KNOWN, ())
+        self.ctx.plans[_KNOWN] = (*around, known)
+        try:
+            called = ctx.call(self.body, values)
+        finally:
+            self.ctx.plans[_KNOWN] = around
+        self._asked = known.asked
+        results: dict[int | Resource, Any] = dict(enumerate(called))
+        results.update((place, value) for place, value in ctx.state.items())
+        for place, old in before.items():
+            if place not in self.forms and ctx.state.get(place) is not old:
+                self.forms[place] = form_of(self.ctx.state[place])
+                self._changed = True
+        if self._changed or gradient_arrays(self.ctx, ctx):
+            self._changed = True
+            return []
+        out = []
+        for place, form in list(self.forms.items()):
+            new = results[place]
+            try:
+                joined = join(form, form_of(new), growing=True)
+            except ShapeVariesError as error:
+                raise ShapeVariesError(f"{self._name(place)} {error}") from error
+            if not _is_same(joined, form):
+                self.forms[place] = joined
+                self._changed = True
+            if isinstance(new, TensorList):
+                self._growth[place] = new.growth - before_of[place].growth
+            out.append((new, form))
+        return [] if self._changed else [bring(new, form) for new, form in out]
+
+    def _name(self, place: int | Resource) -> str:
+        if isinstance(place, Resource):
+            return f"the {place.kind} {place.name!r}"
+        return f"loop variable {place}"
+
+    def _give_room(self) -> bool:
+        """Finds the capacity of lists that grow; whether there was one without."""
+        lacking = [
+            p
+            for p, f in self.forms.items()
+            if isinstance(f, Lists)
+            and f.capacity is None
+            and f.element is not None
+            and f.same is None
+            # The loop around this one finds it.
+            and not self._value(p).is_unallocated
+        ]
+        if not lacking:
+            return False
+        steps = self.count()
+        for place in lacking:
+            form = self.forms[place]
+            old = self._value(place)
+            assert isinstance(form, Lists)
+            room = old.capacity or 0
+            if form.size is None:
+                needed = self._needed(old, self._last[place], steps, self._growth.get(place, 0))
+                room = max(room, needed)
+            self.forms[place] = dataclasses.replace(form, capacity=room)
+        return True
+
+    def _needed(self, old: TensorList, leaf: int, steps: trip_count.Count, growth: int) -> int:
+        """Room for the elements that a list gets, `leaf` being the one that is its size."""
+        lines = self.lines()
+        line = lines[leaf]
+        if (line is not None and line.step <= 0) or (
+            line is None
+            and growth == 0
+            and trip_count.largest(self.staged.closed, lines, leaf, 0) is None
+        ):
+            return old.capacity or 0
+        if steps.bound is None or not isinstance(old.size, int):
+            raise self._no_bound()
+        bound = trip_count.largest(self.staged.closed, lines, leaf, steps.bound)
+        return bound if bound is not None else old.size + growth * steps.bound
+
+    def _problem(self, reason: str, remedy: str) -> UnsupportedOpError:
+        return UnsupportedOpError(
+            [Problem(f"tf.{self.node.op}", reason, self.node.location, remedy)]
+        )
+
+    # -- how often it runs
+
+    def lines(self) -> list[trip_count.Line | None]:
+        """The lines that the leaves follow; those of the last trace."""
+        if self._lines is None:
+            self._lines = trip_count.lines(self.staged.closed, self._starts)
+        return self._lines
+
+    def _test(self) -> Staged:
+        def test(*leaves: Any) -> list[Any]:
+            ctx, values = self._inside(leaves)
+            (more,) = ctx.call(self.condition, values)
+            return [more]
+
+        return Staged(test, [type_of(x) for x in self.leaves])
+
+    def count(self, test: Staged | None = None) -> trip_count.Count:
+        test = test or self._test()
+        (more,) = test.results
+        if isinstance(more, np.ndarray):
+            return trip_count.Count(None if more else 0, exact=not more)
+        known = self.ctx.plans.get(_KNOWN, ())
+        return trip_count.count(
+            test.closed,
+            self.lines(),
+            self.staged.closed,
+            self._starts,
+            lambda value, finite: ends_of(value, known, finite),
+        )
+
+    def _find_ranges(self) -> bool:
+        """Finds the ranges of counters that loops inside asked for; whether there are any."""
+        if not self._asked or self._ranges:
+            return False
+        lines, bound = self.lines(), self.count().bound
+        if not bound or all(line is None for line in lines):
+            return False
+        for line in lines:
+            ends = (0, 0) if line is None else sorted((line.at(0), line.at(bound - 1)))
+            self._ranges.append(None if line is None else (float(ends[0]), float(ends[1])))
+        return True
+
+    # -- the loop itself
+
+    def run(self) -> list[Any]:
+        test = self._test()
+        (more,) = test.results
+        if isinstance(more, np.ndarray):
+            if more:
+                raise self._problem("never ends", "Its condition does not change.")
+            final: Sequence[Any] = self.leaves
+        else:
+            lines = self.lines()
+            steps = self.count(test)
+            if steps.exact:
+                assert steps.bound is not None
+                final = self._ended(self._counted(steps.bound, lines), lines, steps.bound)
+            elif steps.bound is not None and steps.bound <= self.ctx.config.max_scan:
+                final = self._bounded(steps.bound, test)
+            else:
+                final = lax.while_loop(
+                    lambda c: test.flat(c)[0], self.staged.flat, list(self.leaves)
+                )
+        new = dict(zip(self.forms, map(_counted_out, self.rebuild(final)), strict=True))
+        for place, value in new.items():
+            if isinstance(value, TensorList) and value.is_unallocated:
+                new[place] = self._grown(place, value)
+        self.ctx.state.update((k, v) for k, v in new.items() if isinstance(k, Resource))
+        return [new.get(i, v) for i, v in enumerate(self.values)]
+
+    def _grown(self, place: int | Resource, value: TensorList) -> TensorList:
+        """A list of unknown capacity after the loop, for the loop around it."""
+        per_step, steps = self._growth.get(place, 0), self.count()
+        if per_step and steps.bound is None:
+            raise self._no_bound()
+        growth = self._value(place).growth + per_step * (steps.bound or 0)
+        return dataclasses.replace(value, growth=growth)
+
+    def _no_bound(self) -> UnsupportedOpError:
+        return self._problem(
+            "a list grows in a loop whose number of steps has no known bound",
+            "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
+        )
+
+    def _counted(self, count: int, lines: Sequence[trip_count.Line | None]) -> list[Any]:
+        """A loop of `count` steps. Variables that follow a line are computed, not carried.
+
+        Arrays that steps write into come last, as where JAX lowers a scan.
+        """
+        carried = sorted(
+            (i for i, line in enumerate(lines) if line is None),
+            key=trip_count.written(self.staged.closed).__contains__,
+        )
+        types = [type_of(x).dtype for x in self.leaves]
+
+        def step(carry: Sequence[Any]) -> list[Any]:
+            k, *rest = carry
+            of = dict(zip(carried, rest, strict=True))
+            leaves = [
+                of[i] if line is None else _on_line(line, k, types[i])
+                for i, line in enumerate(lines)
+            ]
+            out = self.staged.flat(leaves)
+            return [lax.add(k, np.int32(1)), *(out[i] for i in carried)]
+
+        init = [np.int32(0), *(self.leaves[i] for i in carried)]
+        if not carried or count == 0:
+            rest = init[1:]
+        else:
+            _, *rest = lax.while_loop(lambda c: lax.lt(c[0], np.int32(count)), step, init)
+        of = dict(zip(carried, rest, strict=True))
+        return [
+            of[i] if line is None else np.asarray(line.at(count), types[i])
+            for i, line in enumerate(lines)
+        ]
+
+    def _ended(
+        self, final: Sequence[Any], lines: Sequence[trip_count.Line | None], count: int
+    ) -> list[Any]:
+        """Whole numbers as sums of what they were before, which the loop around this one knows."""
+        ends: Sequence[trip_count.End | None] = [None] * len(final)
+        if any(line is None and s is None for line, s in zip(lines, self._starts, strict=True)):
+            ends = trip_count.ends(self.staged.closed, count)
+        out = []
+        for i, (value, line, end) in enumerate(zip(final, lines, ends, strict=True)):
+            if line is not None or end is None:
+                out.append(value)
+                continue
+            base = self.leaves[i if end.above is None else end.above]
+            offset = np.asarray(end.offset, base.dtype)
+            sum_ = lax.add(base, offset) if end.offset else base
+            if end.above is not None:
+                sum_ = lax.max(self.leaves[i], sum_.astype(self.leaves[i].dtype))
+            out.append(sum_)
+        return out
+
+    def _bounded(self, count: int, test: Staged) -> list[Any]:
+        """A loop of `count` steps that do nothing once the condition failed."""
+
+        def step(carry: Sequence[Any]) -> list[Any]:
+            k, *leaves = carry
+            more = test.flat(leaves)[0]
+            out = lax.cond(more, lambda: self.staged.flat(leaves), lambda: leaves)
+            return [lax.add(k, np.int32(1)), *out]
+
+        init = [np.int32(0), *self.leaves]
+        _, *final = lax.while_loop(lambda c: lax.lt(c[0], np.int32(count)), step, init)
+        return final
+
+
+def _as_array(form: Fixed) -> Form:
+    if form.value is None or isinstance(form.value, Resource):
+        return form
+    value = jnp.asarray(array(np.asarray(form.value)))
+    return Arrays(type_of(value))
+
+
+def _is_same(one: Form, two: Form) -> bool:
+    if isinstance(one, Lists) and isinstance(two, Lists):
+        known = (one.element is None) == (two.element is None)
+        same = is_same(one.same, two.same) or (one.same is None and two.same is None)
+        rest = (one.capacity, one.size, one.is_empty) == (two.capacity, two.size, two.is_empty)
+        return known and same and rest
+    return type(one) is type(two)
+
+
+def _number(value: Any) -> Any:
+    """A number that is known; `None` for any other value."""
+    if not isinstance(value, np.ndarray) or value.ndim:
+        return None
+    if value.dtype.kind in "iu":
+        return int(value)
+    return value[()] if jnp.issubdtype(value.dtype, jnp.floating) else None
+
+
+def _on_line(line: trip_count.Line, k: Any, dtype: Any) -> Any:
+    """The value of a line in step `k`."""
+    k = k if dtype == np.int32 else lax.convert_element_type(k, dtype)
+    start = np.asarray(line.start, dtype)
+    if line.step == -1:
+        return lax.sub(start, k)
+    product = k if line.step == 1 else lax.mul(k, np.asarray(line.step, dtype))
+    return lax.add(product, start) if line.start else product
+
+
+def _counted_out(value: Any) -> Any:
+    """A list whose size is known after the loop has a static one."""
+    if isinstance(value, TensorList) and isinstance(value.size, np.ndarray):
+        return dataclasses.replace(value, size=int(value.size))
+    return value

@@ -1,0 +1,204 @@
+"""Values that follow from constants alone, although the rules that made them traced them.
+
+Rules fold the arithmetic that shapes are usually made of. Other ops compute shapes and axes as
+well, such as a rolled or padded vector of them, and may do so over several ops. What follows from
+constants is remembered here, and computed where a rule asks for numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._errors import Problem, UnsupportedOpError
+from invert._private.jax import is_tracer
+from invert.primitives.tf.bounded import ELEMENTWISE
+from invert.tf.values.constants import is_static
+
+Rule = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """A known array that repeats along axes of open sizes.
+
+    **Arguments:**
+
+    - `data`: the array, with one element along those axes.
+    - `shape`: its shape, with the open sizes.
+    """
+
+    data: np.ndarray
+    shape: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """How a traced value was made: result `k` of an op."""
+
+    value: Any
+    op: str
+    rule: Rule
+    operands: Sequence[Any]
+    k: int
+
+
+class Deferred:
+    """How to compute the values of one run that follow from constants."""
+
+    def __init__(self) -> None:
+        # Traced values by identity, kept alive so that no other value gets the same one.
+        self._made: dict[int, _Made] = {}
+        self._known: dict[int, np.ndarray | Spread | None] = {}
+
+    def clear(self) -> None:
+        """Forgets all; traced values must not outlive their trace."""
+        self._made.clear()
+        self._known.clear()
+
+    def note(self, op: str, rule: Rule, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        """Remembers the `results` of `rule` on `operands`, where they follow from constants."""
+        if not operands or not all(is_static(v) or id(v) in self._made for v in operands):
+            return
+        for k, value in enumerate(results):
+            # A value that a rule passes on is known by what made it.
+            if is_tracer(value) and id(value) not in self._made:
+                self._made[id(value)] = _Made(value, op, rule, operands, k)
+
+    def known(self, operands: list[Any]) -> list[Any]:
+        """The operands, as numbers those that follow from constants."""
+        if not any(id(v) in self._made for v in operands):
+            return operands
+        with jax.ensure_compile_time_eval():
+            values = [self._value(v) for v in operands]
+        found = [
+            v if isinstance(v, np.ndarray) else old for v, old in zip(values, operands, strict=True)
+        ]
+        return operands if all(map(operator.is_, found, operands)) else found
+
+    def _value(self, value: Any) -> Any:
+        """What a value is; `None` where that depends on open sizes."""
+        made = self._made.get(id(value))
+        if made is None:
+            return value
+        if id(value) not in self._known:
+            operands = [self._value(v) for v in made.operands]
+            try:
+                self._known[id(value)] = _computed(made, operands)
+            except UnsupportedOpError:
+                self._known[id(value)] = None
+        return self._known[id(value)]
+
+
+def _computed(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
+    """The value that an op makes of known operands.
+
+    **Raises:** `UnsupportedOpError` where it depends on open sizes.
+    """
+    if any(v is None for v in operands):
+        return None
+    if any(isinstance(v, Spread) for v in operands):
+        return _spread_on(made, operands)
+    if not any(isinstance(v, np.ndarray) and v.dtype == object for v in operands):
+        return np.asarray(made.rule(operands)[made.k])
+    if made.op in ("BroadcastTo", "Fill"):
+        return _spread(made, operands)
+    if any(operands[i].dtype == object for i in _SHAPED.get(made.op, ())):
+        return None
+    return np.asarray(_moved(made.rule, operands)[made.k])
+
+
+# Ops of which an operand says how large the result is: no number stands for that size.
+_SHAPED = {"Range": (0, 1, 2), "Reshape": (1,), "Tile": (1,)}
+
+
+def _spread(made: _Made, operands: list[Any]) -> Spread:
+    """A constant that is repeated along open sizes."""
+    place = 0 if made.op == "Fill" else 1
+    shape = tuple(operands[place].ravel().tolist())
+    given = list(operands)
+    given[place] = np.asarray([d if isinstance(d, int) else 1 for d in shape], np.int32)
+    return Spread(np.asarray(made.rule(given)[made.k]), shape)
+
+
+# These do not count how often a number is there.
+_IDEMPOTENT = frozenset(("All", "Any", "Max", "Min"))
+
+
+def _spread_on(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
+    """What an op makes of arrays that repeat along open sizes."""
+    data = [v.data if isinstance(v, Spread) else v for v in operands]
+    if any(v.dtype == object for v in data):
+        return None
+    shapes = [v.shape for v in operands]
+    if made.op in _IDEMPOTENT:
+        (whole, rank) = shapes[0], len(shapes[0])
+        axes = {int(a) % rank for a in data[1].ravel()}
+        result = np.asarray(made.rule(data)[made.k])
+        if result.ndim == rank:  # with axes of one
+            return None
+        shape = tuple(d for i, d in enumerate(whole) if i not in axes)
+    elif made.op in ELEMENTWISE:
+        result = np.asarray(made.rule(data)[made.k])
+        shape = jax.lax.broadcast_shapes(*shapes)
+    else:
+        return None
+    return result if result.shape == shape else Spread(result, shape)
+
+
+# Numbers that stand for sizes that are not known: none of a shape, and the same in every integer
+# type of shapes. In the second set the order of the sizes is another one, and they are negative.
+_MARK = 1 << 29
+
+
+def _moved(rule: Rule, operands: Sequence[Any]) -> list[np.ndarray]:
+    """The results of an op that moves elements, symbolic sizes among them, and computes nothing.
+
+    It runs on two sets of numbers in the place of the sizes. Whatever depends on the numbers
+    themselves differs by more than them.
+
+    **Raises:** `UnsupportedOpError` where that is so.
+    """
+    sizes = list({d: None for v in operands for d in _symbols(v)})
+    marks = [_MARK + i for i in range(len(sizes))]
+    runs = []
+    for numbers in (marks, [-m for m in marks]):
+        given = dict(zip(sizes, numbers, strict=True))
+        results = rule([_replaced(v, given) for v in operands])
+        found = dict(zip(numbers, sizes, strict=True))
+        runs.append([_restored(np.asarray(r), found) for r in results])
+    for one, two in zip(*runs, strict=True):
+        if one.shape != two.shape or any(a is not b and a != b for a, b in _pairs(one, two)):
+            raise UnsupportedOpError([Problem("shape", "is computed from an open size")])
+    return runs[0]
+
+
+def _symbols(value: Any) -> list[Any]:
+    if not isinstance(value, np.ndarray) or value.dtype != object:
+        return []
+    return [d for d in value.ravel().tolist() if not isinstance(d, int)]
+
+
+def _replaced(value: Any, numbers: dict[Any, int]) -> Any:
+    if not isinstance(value, np.ndarray) or value.dtype != object:
+        return value
+    items = [d if isinstance(d, int) else numbers[d] for d in value.ravel().tolist()]
+    return np.asarray(items, np.int32).reshape(value.shape)
+
+
+def _restored(value: np.ndarray, sizes: dict[int, Any]) -> np.ndarray:
+    items = value.ravel().tolist()
+    if not any(isinstance(x, int) and x in sizes for x in items):
+        return value
+    out = np.empty(len(items), object)
+    out[:] = [sizes.get(x, x) for x in items]
+    return out.reshape(value.shape)
+
+
+def _pairs(one: np.ndarray, two: np.ndarray) -> Iterator[tuple[Any, Any]]:
+    return zip(one.ravel().tolist(), two.ravel().tolist(), strict=True)

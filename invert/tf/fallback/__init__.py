@@ -1,0 +1,1 @@
+"""Ops without a rule: compiled by XLA alone, or run on the host."""

@@ -1,0 +1,162 @@
+"""One op run or traced by TensorFlow itself, on values that are known while raising."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from invert._errors import Problem, UnsupportedOpError
+from invert.tf.fallback.kernels_in_child import MOST_BYTES, PLAIN, KernelError, refusal, run_apart
+from invert.tf.ops.definition import types_of
+from invert.tf.ops.node import Node, decode_dtype, import_tensorflow
+from invert.tf.ops.registry import Context
+
+
+def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
+    """The node without its inputs, and the functions that its attributes name, as protos."""
+    proto = import_tensorflow().compat.v1.NodeDef(op=node.op, name="op")
+    calls = False
+    for name in sorted(node.attrs):
+        # Attributes with an underscore are hints: devices, shapes and classes of other nodes.
+        if not name.startswith("_"):
+            proto.attr[name].CopyFrom(node.attrs[name])
+            calls |= bool(node.attrs[name].func.name or node.attrs[name].list.func)
+    library = ctx.library if calls else None
+    # Maps have no order of their own, and the bytes are the key of a cache.
+    return (
+        proto.SerializeToString(deterministic=True),
+        b"" if library is None else library.SerializeToString(deterministic=True),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def op_def(op: str) -> Any | None:
+    """The `OpDef` of an op type; `None` where this TensorFlow does not know it."""
+    tf = import_tensorflow()
+    try:
+        return tf.Graph().op_def_for_type(op)
+    except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
+        return None
+
+
+def input_types(node: Node) -> list[int]:
+    """The `DataType` of each input, from the definition of the op and the attributes."""
+    definition = op_def(node.op)
+    assert definition is not None, node.op  # it has a kernel
+    return [t for n, t in types_of(definition.input_arg, node.attrs) for _ in range(n)]
+
+
+# The shape of an input; dtype and bytes where its value is known, or the array where no hash of it
+# is wanted.
+Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | np.ndarray | None]
+
+
+def constants_of(
+    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Any, Any], Any]
+) -> list[Any]:
+    """Tensors for inputs: constants where the value is known, else `other(dtype, shape)`."""
+    tf = import_tensorflow()
+    tensors = []
+    for number, (shape, value) in zip(types, inputs, strict=True):
+        dtype = tf.dtypes.as_dtype(number)
+        if value is None:
+            tensors.append(other(dtype, shape))
+        else:
+            known = isinstance(value, np.ndarray)
+            array = value if known else np.frombuffer(value[1], value[0]).reshape(shape)
+            tensors.append(tf.constant(array, dtype))
+    return tensors
+
+
+def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
+    """The results of the op in the graph that is being traced, on `tensors`."""
+    tf = import_tensorflow()
+    graph = tf.compat.v1.GraphDef()
+    graph.versions.producer = tf.version.GRAPH_DEF_VERSION
+    if library:
+        graph.library.ParseFromString(library)
+    node = graph.node.add()
+    node.ParseFromString(text)
+    feeds = {f"input{i}": tensor for i, tensor in enumerate(tensors)}
+    node.input.extend(feeds)
+    (op,) = tf.graph_util.import_graph_def(
+        graph, input_map=feeds, return_elements=["op"], name="invert"
+    )
+    return list(op.outputs)
+
+
+def run_op(
+    text: bytes, library: bytes, types: Sequence[int], values: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The results of a serialized op on known values, computed by TensorFlow on the CPU."""
+    tf = import_tensorflow()
+    cpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default() as graph:
+        known = [tf.constant(v, tf.dtypes.as_dtype(t)) for v, t in zip(values, types, strict=True)]
+        results = graph_of(text, library, known)
+        with tf.compat.v1.Session(graph=graph, config=cpu) as session:
+            found = session.run(results)
+    return [
+        np.asarray(y, object if t.dtype == tf.string else None)
+        for y, t in zip(found, results, strict=True)
+    ]
+
+
+def run_eagerly(ctx: Context, node: Node, values: Sequence[Any]) -> list[np.ndarray]:
+    """The results of a pure op on known values.
+
+    **Raises:** `UnsupportedOpError` where TensorFlow refuses the values.
+    """
+    tf = import_tensorflow()
+    run = run_op if node.op in PLAIN else run_apart
+    if (size := sum(v.nbytes for v in values)) > MOST_BYTES:
+        reason = f"has constants of {size} bytes as inputs, too many to compute at conversion"
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+    try:
+        return run(*serialized(ctx, node), input_types(node), values)
+    except (ValueError, TypeError, NotImplementedError, KernelError, tf.errors.OpError) as error:
+        raise UnsupportedOpError([_refused(node, reason_of(error))]) from error
+
+
+def _refused(node: Node, reason: str) -> Problem:
+    remedy = "The model itself fails here."
+    return Problem(
+        f"tf.{node.op}", f"TensorFlow refuses its inputs: {reason}", node.location, remedy
+    )
+
+
+# Values with more elements tell shape functions nothing.
+_MOST_KNOWN = 1024
+
+
+def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem | None:
+    """What TensorFlow says against a node at the shapes of its inputs; `None`: nothing."""
+    if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
+        return None
+    inputs: list[tuple[Any, Any]] = []
+    for value, kind in zip(values, input_types(node), strict=True):
+        plain = decode_dtype(kind).kind != "O"
+        known = isinstance(value, np.ndarray) and value.dtype.kind != "O" and plain
+        if known and value.size <= _MOST_KNOWN:
+            inputs.append((value.shape, value))
+        elif plain and hasattr(value, "shape"):
+            inputs.append(([d if isinstance(d, int) else None for d in value.shape], None))
+        else:
+            inputs.append((None, None))
+    reason = refusal(*serialized(ctx, node), input_types(node), inputs)
+    return None if reason is None else _refused(node, reason_of(KernelError(reason)))
+
+
+def reason_of(error: Exception) -> str:
+    """The line of a message of TensorFlow that says what is wrong."""
+    text = getattr(error, "message", None) or str(error)
+    text = text.removeprefix("Failed getting HLO text: '")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(_TELL_NOTHING)]
+    return next(iter((*telling, *lines)), type(error).__name__)
+
+
+_TELL_NOTHING = ("Graph execution error:", "Detected at node", "Node: ")

@@ -1,0 +1,342 @@
+"""Ops that only a host can run: text, files, images in their encoded form, tables.
+
+Text is a `np.ndarray` of `bytes` objects while raising. An op whose inputs are all known, and which
+depends on nothing else, is run by TensorFlow then and there. Where an input depends on data, the
+op is an error, or with `Config(host_ops="callback")` a step that the host takes at run time: text
+in between stays on the host, so steps are gathered (`Pending`) until one has a result that is a
+number, and run in one `jax.pure_callback`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert._errors import Problem, UnsupportedOpError
+from invert.tf.fallback.eager import (
+    constants_of,
+    graph_of,
+    input_types,
+    run_eagerly,
+    run_op,
+    serialized,
+)
+from invert.tf.fallback.host_ops import LOOKUPS, ON_TEXT, PURE, REFUSED
+from invert.tf.ops.node import Node, import_tensorflow
+from invert.tf.ops.registry import REGISTRY, Context, Entry
+from invert.tf.values.constants import array
+
+_STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
+_REMEDY = (
+    "Compute it outside the function and pass numbers, or, where it has to run on the host, set "
+    'Config(host_ops="callback").'
+)
+
+
+def text_entry(node: Node) -> Entry | None:
+    """How to raise an op that has a rule for numbers where it is on text; else `None`."""
+    if node.op in ON_TEXT and any(v.type == _STRING for v in node.attrs.values()):
+        return Entry(_constant if node.op == "Const" else _host)
+    return None
+
+
+def host_entry(op: str) -> Entry | None:
+    """How to raise an op that only the host can run; `None` for any other."""
+    if op in REFUSED:
+        return Entry(_refuse, _check_refused)
+    if op in LOOKUPS:
+        return Entry(_lookup)
+    if op == "DeviceIndex":
+        return Entry(_device_index)
+    return Entry(_host) if op in PURE else None
+
+
+def runs_on_host(node: Node) -> bool:
+    """Whether TensorFlow itself computes the node, at conversion or at run time."""
+    if text_entry(node) is not None:
+        return node.op != "Const"
+    if node.op.startswith("LookupTableFind"):
+        return _STRING in (node.attrs["Tin"].type, node.attrs["Tout"].type)
+    return node.op in PURE and REGISTRY.get(node.op) is None
+
+
+def _check_refused(ctx: Context, node: Node) -> Iterable[Problem]:
+    yield Problem(f"tf.{node.op}", REFUSED[node.op], node.location, "Compute it outside.")
+
+
+def _refuse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    raise UnsupportedOpError(list(_check_refused(ctx, node)))
+
+
+def _device_index(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    """Which of the named kinds of devices runs it; their number where it is none of them."""
+    platform = ctx.config.platform or jax.default_backend()
+    kind = {"cuda": "GPU", "rocm": "GPU", "gpu": "GPU"}.get(platform, platform.upper())
+    # A list of strings that holds bytes in the proto.
+    names = [name.decode() for name in node.attrs["device_names"].list.s]
+    return [np.asarray(names.index(kind) if kind in names else len(names), np.int32)]
+
+
+def _constant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [ctx.constant(node)]
+
+
+def unknown_problem(node: Node, location: str) -> Problem:
+    """The error for a host op whose inputs depend on data."""
+    return Problem(
+        f"tf.{node.op}",
+        "runs on the host only, and its inputs depend on the arguments or variables",
+        location,
+        _REMEDY,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """A hash table that was filled when the model was loaded.
+
+    **Arguments:**
+
+    - `handle`: TensorFlow's handle of it.
+    """
+
+    handle: Any
+
+    def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values."""
+        tf = import_tensorflow()
+        with tf.init_scope():
+            keys, values = tf.raw_ops.LookupTableExportV2(
+                table_handle=self.handle,
+                Tkeys=tf.dtypes.as_dtype(key_type),
+                Tvalues=tf.dtypes.as_dtype(value_type),
+            )
+        return np.asarray(keys.numpy()), np.asarray(values.numpy())
+
+
+def text_problems(outputs: Sequence[Any]) -> list[Problem]:
+    """One problem for each result of a function that is text."""
+    reason = "is a result that holds text, which JAX arrays do not"
+    remedy = "Export a function that returns numbers."
+    return [
+        Problem("tf.string", reason, f"tensor {t.name!r}", remedy)
+        for t in outputs
+        if t.dtype.as_datatype_enum == _STRING
+    ]
+
+
+def table(handle: Any) -> Table | None:
+    """The table of an eager handle; `None` where it is the handle of something else."""
+    tf = import_tensorflow()
+    try:
+        with tf.init_scope():
+            tf.raw_ops.LookupTableSizeV2(table_handle=handle)
+    except tf.errors.OpError:
+        return None
+    return Table(handle)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pending:
+    """A value that the host computes at run time.
+
+    **Arguments:**
+
+    - `run`: computes all results of the step from the values of `operands`.
+    - `operands`: what it needs: known arrays, JAX values, or other pending values.
+    - `index`: which of the results.
+    - `shape`: its sizes, `None` where they are not known; `None` for an unknown rank.
+    - `dtype`: its `DataType`.
+    """
+
+    run: Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+    operands: tuple[Any, ...]
+    index: int
+    shape: tuple[int | None, ...] | None
+    dtype: int
+
+
+def _is_known(value: Any) -> bool:
+    if not isinstance(value, np.ndarray):
+        return False
+    # An array of objects holds text, or sizes of which some are symbolic.
+    return value.dtype != object or all(isinstance(v, bytes | str) for v in value.ravel())
+
+
+def _sizes_fixed(value: Any) -> Any:
+    """Sizes without a symbolic one among them as the numbers they are."""
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        items = value.ravel().tolist()
+        if items and all(isinstance(d, int | np.integer) for d in items):
+            return value.astype(np.int64)
+    return value
+
+
+def _host(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    values = [_sizes_fixed(v) for v in values]
+    if all(_is_known(v) for v in values):
+        return run_eagerly(ctx, node, values)
+    if ctx.config.host_ops != "callback":
+        raise UnsupportedOpError([unknown_problem(node, node.location)])
+    text, library = serialized(ctx, node)
+    types = tuple(input_types(node))
+    run = functools.partial(run_op, text, library, types)
+    return _later(node, run, values, _result_specs(text, library, types, values))
+
+
+# Shape and `DataType` of a result.
+_Spec = tuple[tuple[int | None, ...] | None, int]
+
+
+def _result_specs(
+    text: bytes, library: bytes, types: Sequence[int], values: Sequence[Any]
+) -> list[_Spec]:
+    """What TensorFlow infers of the results."""
+    tf = import_tensorflow()
+
+    def known(value: Any) -> tuple[Any, Any]:
+        if isinstance(value, Pending):
+            return value.shape, None
+        return tuple(np.shape(value)), value if _is_known(value) else None
+
+    with tf.Graph().as_default():
+        tensors = constants_of(types, [known(v) for v in values], tf.compat.v1.placeholder)
+        results = graph_of(text, library, tensors)
+    return [
+        (None if t.shape.rank is None else tuple(t.shape.as_list()), t.dtype.as_datatype_enum)
+        for t in results
+    ]
+
+
+def _later(
+    node: Node,
+    run: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
+    values: Sequence[Any],
+    specs: Sequence[_Spec],
+) -> list[Any]:
+    """The results of a step at run time: text stays pending, numbers come from a callback."""
+    made = [Pending(run, tuple(values), i, shape, t) for i, (shape, t) in enumerate(specs)]
+    return [p if p.dtype == _STRING else _called_back(node, p) for p in made]
+
+
+def _called_back(node: Node, wanted: Pending) -> Any:
+    tf = import_tensorflow()
+    if wanted.shape is None or None in wanted.shape:
+        reason = f"has a result whose size depends on the data ({wanted.shape})"
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, _REMEDY)])
+    dtype = jax.dtypes.canonicalize_dtype(tf.dtypes.as_dtype(wanted.dtype).as_numpy_dtype)
+    leaves: dict[int, Any] = {}
+    _collect(wanted, leaves, set())
+    types = {k: (np.dtype(v.dtype), tuple(v.shape)) for k, v in leaves.items()}
+
+    def callback(*given: Any) -> np.ndarray:
+        found = {
+            k: np.ascontiguousarray(v).view(t).reshape(shape)
+            for (k, (t, shape)), v in zip(types.items(), given, strict=True)
+        }
+        result = np.asarray(_evaluate(wanted, found, {})).astype(dtype)
+        return result[..., None].view(np.uint32) if _is_wide(dtype) else result
+
+    # Text has no derivative; the operands are cut off, since a callback refuses tangents.
+    operands = [_words(jax.lax.stop_gradient(v)) for v in leaves.values()]
+    shape = tuple(wanted.shape)
+    if _is_wide(dtype):
+        words = jax.ShapeDtypeStruct((*shape, dtype.itemsize // 4), np.dtype(np.uint32))
+        found = jax.pure_callback(callback, words, *operands, vmap_method="sequential")
+        return jax.lax.bitcast_convert_type(found, dtype)
+    result = jax.ShapeDtypeStruct(shape, dtype)
+    return jax.pure_callback(callback, result, *operands, vmap_method="sequential")
+
+
+def _is_wide(dtype: np.dtype) -> bool:
+    return dtype.itemsize == 8 and dtype.kind in "iuf"
+
+
+def _words(x: Any) -> Any:
+    """Numbers of 64 bits as pairs of words: a callback narrows them outside of `enable_x64`."""
+    return jax.lax.bitcast_convert_type(x, np.uint32) if _is_wide(np.dtype(x.dtype)) else x
+
+
+def _collect(value: Any, leaves: dict[int, Any], seen: set[int]) -> None:
+    """The JAX values that a pending value needs."""
+    if isinstance(value, Pending):
+        if id(value) not in seen:
+            seen.add(id(value))
+            for operand in value.operands:
+                _collect(operand, leaves, seen)
+    elif not _is_known(value):
+        leaves[id(value)] = value if hasattr(value, "aval") else jnp.asarray(array(value))
+
+
+def _evaluate(value: Any, leaves: Mapping[int, np.ndarray], done: dict[int, Any]) -> np.ndarray:
+    if not isinstance(value, Pending):
+        return leaves.get(id(value), value)
+    if id(value) not in done:
+        operands = [_evaluate(v, leaves, done) for v in value.operands]
+        done[id(value)] = value.run(operands)[value.index]
+    return done[id(value)]
+
+
+def _lookup(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    table, *rest = values
+    if not isinstance(table, Table):
+        reason = "looks into a table that is made or filled by the function itself"
+        remedy = "Fill the table before the model is exported, as tf.lookup.StaticHashTable does."
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
+    if node.op.startswith("LookupTableSize"):
+        tf = import_tensorflow()
+        with tf.init_scope():
+            size = tf.raw_ops.LookupTableSizeV2(table_handle=table.handle)
+        return [np.asarray(size.numpy())]
+    types = node.attrs["Tin"].type, node.attrs["Tout"].type
+    keys, content = table.content(*types)
+    wanted, default = rest
+    find = functools.partial(_find, keys, content)
+    if _is_known(wanted) and _is_known(default):
+        return find([wanted, default])
+    if _STRING not in types:
+        return [_search(keys, content, array(wanted), array(default))]
+    if ctx.config.host_ops != "callback":
+        raise UnsupportedOpError([unknown_problem(node, node.location)])
+    shape = wanted.shape if isinstance(wanted, Pending) else tuple(np.shape(wanted))
+    if content.ndim > 1 and shape is not None:
+        shape = (*shape, *content.shape[1:])
+    return _later(node, find, [wanted, default], [(shape, types[1])])
+
+
+def _find(keys: np.ndarray, content: np.ndarray, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    wanted, default = given
+    place = {key: i for i, key in enumerate(keys.tolist())}
+    rows = [place.get(key) for key in wanted.ravel().tolist()]
+    found = [default if i is None else content[i] for i in rows]
+    out = np.empty((len(found), *content.shape[1:]), content.dtype)
+    for i, value in enumerate(found):
+        out[i] = value if not isinstance(value, np.ndarray) or value.ndim else value.item()
+    return [out.reshape(*wanted.shape, *content.shape[1:])]
+
+
+# Up to so many keys are compared with all of them at once.
+_FEW = 64
+
+
+def _search(keys: np.ndarray, content: np.ndarray, wanted: Any, default: Any) -> Any:
+    """The values of numeric keys: their places among the keys, or a binary search."""
+    shape = (*wanted.shape, *content.shape[1:])
+    if not len(keys):
+        return jnp.broadcast_to(default, shape).astype(content.dtype)
+    if len(keys) <= _FEW:
+        same = jnp.equal(wanted[..., None], keys)
+        hit, place = jnp.any(same, -1), jnp.argmax(same, -1)
+    else:
+        order = np.argsort(keys)
+        keys, content = keys[order], content[order]
+        place = jnp.clip(jnp.searchsorted(keys, wanted), 0, len(keys) - 1)
+        hit = jnp.equal(jnp.asarray(keys)[place], wanted)
+    hit = hit.reshape(*hit.shape, *(1,) * (content.ndim - 1))
+    return jnp.where(hit, jnp.asarray(content)[place], default)

@@ -1,0 +1,81 @@
+"""The child in which TensorFlow runs what a model may have made up; see `kernels_in_child.py`.
+
+Run by path in a bare interpreter: it must not import `invert`, and so not JAX, which takes seconds.
+A request is a `GraphDef`. Its last node is the op, the others are its inputs: constants, and
+placeholders where only the types of the results are to be inferred. The answer is `=` and the
+results as `TensorProto` messages, each after its length; or `-` and the reason why there are none.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from typing import Any
+
+_LENGTH = struct.Struct("<Q")
+
+
+def answer(tf: Any, request: bytes, most: int) -> bytes:
+    """What TensorFlow makes of one request."""
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.ParseFromString(request)
+    cpu = tf.compat.v1.ConfigProto(
+        device_count={"GPU": 0}, intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
+    )
+    run = not any(node.op == "Placeholder" for node in graph_def.node)
+    try:
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(graph_def, name="")
+            outputs = graph.get_operation_by_name(graph_def.node[-1].name).outputs
+            if not run or not outputs:
+                return b"="
+            with tf.compat.v1.Session(graph=graph, config=cpu) as session:
+                found = session.run(list(outputs))
+        parts = [b"="]
+        for value, tensor in zip(found, outputs, strict=True):
+            proto = tf.make_tensor_proto(value, tensor.dtype).SerializeToString()
+            parts += [_LENGTH.pack(len(proto)), proto]
+        if sum(map(len, parts)) > most:
+            return b"-the results are too large"
+    except (ValueError, TypeError, NotImplementedError, MemoryError, tf.errors.OpError) as error:
+        text = getattr(error, "message", None) or str(error) or type(error).__name__
+        return b"-" + text.encode("utf-8", "replace")
+    return b"".join(parts)
+
+
+def serve(most: int, memory: int) -> None:
+    """Answers requests until standard input ends."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what TensorFlow prints is not an answer
+    import tensorflow as tf
+
+    tf.constant(0).numpy()  # what TensorFlow keeps for good is there before memory is limited
+    _limit_memory(memory)
+
+    def write(content: bytes) -> None:
+        output.write(_LENGTH.pack(len(content)) + content)
+        output.flush()
+
+    write(b"")
+    while len(head := sys.stdin.buffer.read(_LENGTH.size)) == _LENGTH.size:
+        write(answer(tf, sys.stdin.buffer.read(*_LENGTH.unpack(head)), most))
+
+
+def _limit_memory(more: int) -> None:
+    """Lets the process have so many bytes besides those that it has, where Linux says how many."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[0])
+    except (ImportError, OSError):
+        return
+    limit = pages * resource.getpagesize() + more
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))

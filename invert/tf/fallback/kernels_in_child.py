@@ -1,0 +1,136 @@
+"""TensorFlow's kernels and shape functions on values that come from a model.
+
+Some of TensorFlow's kernels end the process on values they do not expect, fill the memory or never
+return (StringNGrams, DecodeCompressed and others, TensorFlow 2.21). So a child process runs all but
+those in `PLAIN`. It has to import TensorFlow, so it starts when first needed, and is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from invert._child import Child, ChildError
+from invert.tf.ops.node import decode_dtype, decode_tensor, import_tensorflow
+
+# Ops that move, compare or convert elements, check every index that an input holds, and whose
+# results are no larger than their inputs and attributes. Chosen from what their documentation says
+# and from damaged inputs; the kernels themselves were not audited.
+PLAIN = frozenset(
+    """
+    Concat ConcatV2 DecodeBase64 EncodeBase64 Equal ExpandDims Gather GatherV2 ListDiff NotEqual
+    Pack Rank ReduceJoin Reshape Reverse ReverseV2 Select SelectV2 Shape ShapeN Size Slice Split
+    SplitV Squeeze StaticRegexFullMatch StridedSlice StringJoin StringLength StringLower StringSplit
+    StringSplitV2 StringStrip StringToHashBucket StringToHashBucketFast StringToNumber StringUpper
+    Substr Transpose Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 Unpack Where ZerosLike
+    """.split()
+)
+
+_START_SECONDS = 180.0
+_SECONDS = 60.0
+# What the inputs or the results may have, and the memory that the child may take for it.
+MOST_BYTES = 1 << 28
+_MEMORY_BYTES = 4 << 30
+_LENGTH = struct.Struct("<Q")
+
+
+@functools.cache
+def _child() -> Child:
+    worker = pathlib.Path(__file__).with_name("kernel_worker.py")
+    return Child(
+        [str(worker), str(MOST_BYTES), str(_MEMORY_BYTES)],
+        {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        start_seconds=_START_SECONDS,
+    )
+
+
+class KernelError(Exception):
+    """TensorFlow does not accept the op on these inputs; the message is its reason."""
+
+
+def run_apart(
+    text: bytes, library: bytes, types: Sequence[int], values: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The results of a serialized op on known values, computed in the child process.
+
+    **Raises:** `KernelError`; where the child dies or takes too long as well.
+    """
+    graph = _graph(text, library, types, [(v.shape, v) for v in values])
+    return read_results(ask(graph))
+
+
+def read_results(content: bytes) -> list[np.ndarray]:
+    """The arrays of an answer."""
+    tf = import_tensorflow()
+    results, at = [], 0
+    while at < len(content):
+        (length,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size
+        proto = tf.compat.v1.AttrValue().tensor
+        proto.ParseFromString(content[at : at + length])
+        results.append(decode_tensor(proto))
+        at += length
+    return results
+
+
+def refusal(
+    text: bytes,
+    library: bytes,
+    types: Sequence[int],
+    inputs: Sequence[tuple[Sequence[int | None] | None, np.ndarray | None]],
+) -> str | None:
+    """Why TensorFlow does not accept an op at these shapes and known values; `None`: it does."""
+    try:
+        ask(_graph(text, library, types, inputs))
+    except KernelError as error:
+        return str(error)
+    return None
+
+
+def _graph(
+    text: bytes,
+    library: bytes,
+    types: Sequence[int],
+    inputs: Sequence[tuple[Sequence[int | None] | None, np.ndarray | None]],
+) -> Any:
+    """The op and its inputs as a `GraphDef`."""
+    tf = import_tensorflow()
+    graph = tf.compat.v1.GraphDef()
+    graph.versions.producer = tf.version.GRAPH_DEF_VERSION
+    if library:
+        graph.library.ParseFromString(library)
+    for i, (kind, (shape, value)) in enumerate(zip(types, inputs, strict=True)):
+        node = graph.node.add(name=f"input{i}", op="Placeholder" if value is None else "Const")
+        node.attr["dtype"].type = kind
+        if value is not None:
+            given = value if value.dtype.kind in "OSU" else value.astype(decode_dtype(kind))
+            proto = tf.make_tensor_proto(given, tf.dtypes.as_dtype(kind))
+            node.attr["value"].tensor.CopyFrom(proto)
+        elif shape is None:
+            node.attr["shape"].shape.unknown_rank = True
+        else:
+            for size in shape:
+                node.attr["shape"].shape.dim.add().size = -1 if size is None else size
+    node = graph.node.add()
+    node.ParseFromString(text)
+    node.input.extend(f"input{i}" for i in range(len(types)))
+    return graph
+
+
+def ask(graph: Any) -> bytes:
+    """What the child process answers to a `GraphDef` of which the last node is wanted.
+
+    **Raises:** `KernelError`.
+    """
+    try:
+        reply = _child().ask(graph.SerializeToString(), seconds=_SECONDS)
+    except ChildError as error:
+        raise KernelError(str(error)) from error
+    if reply[:1] != b"=":
+        raise KernelError(reply[1:].decode("utf-8", "replace"))
+    return reply[1:]

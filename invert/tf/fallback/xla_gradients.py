@@ -1,0 +1,116 @@
+"""The gradients that TensorFlow registers for ops which go over the XLA bridge.
+
+What XLA makes of an op need not have the derivative that TensorFlow gives the op: rounding has
+none, where `FakeQuant…` passes gradients straight through; an iteration does not differentiate
+backwards. So the gradient is traced by TensorFlow, on placeholders in a graph of its own, and the
+results of the op are marked as those of a function with this gradient
+(`invert.ir.gradient_marker`). A later stage keeps it where it differs from automatic
+differentiation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from invert._errors import UnsupportedOpError
+from invert._private.jax import tf_scratch_graph
+from invert.ir.gradient_marker import mark
+from invert.tf.fallback.eager import constants_of, graph_of
+from invert.tf.fallback.xla_bridge_ops import BRIDGED
+from invert.tf.ops.node import import_tensorflow
+from invert.tf.ops.registry import REGISTRY, Context
+
+# The graph, its inputs and outputs by name, for each operand whether it has a gradient, and whether
+# there are ops in it that go over the bridge in turn.
+_Traced = tuple[Any, tuple[str, ...], tuple[str, ...], tuple[bool, ...], bool]
+
+
+def marked(
+    ctx: Context,
+    location: str,
+    key: tuple[Any, ...],
+    operands: Sequence[Any],
+    results: Sequence[Any],
+) -> list[Any]:
+    """The results of an op, with the gradient that TensorFlow has for it.
+
+    **Arguments:**
+
+    - `key`: the op, its proto, its library, and types and inputs, as the bridge compiled it.
+    - `operands`: the inputs that are not constants in it.
+    """
+    traced = _trace(*key) if ctx.reads_gradients else None
+    if traced is None:
+        return list(results)
+    graph, inputs, outputs, has, nested = traced
+    make = functools.lru_cache(functools.partial(ctx.graph_of, graph, list(inputs), list(outputs)))
+    return mark(_Gradient(location, make, has, nested), results, operands, operands)
+
+
+class _Gradient:
+    """A gradient function; see `invert.ir.gradient_marker.Gradient`."""
+
+    problem = ""
+    convention = "tensorflow"
+
+    def __init__(
+        self, location: str, make: Callable[[bool], Any], has: Sequence[bool], nested: bool
+    ):
+        self.location = location
+        self.nested = nested
+        self._make = make
+        self._has = has
+
+    def read_nested(self) -> None:
+        self._make(True)
+
+    def __call__(
+        self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
+    ) -> list[Any | None]:
+        graph = self._make(nested)
+        if problems := graph.problems():
+            raise UnsupportedOpError(problems)
+        found = iter(graph.run(graph.main, [*captures, *cotangents]))
+        return [next(found) if has else None for has in self._has]
+
+
+@functools.lru_cache(maxsize=1024)
+def _trace(
+    op: str, text: bytes, library: bytes, types: tuple[int, ...], inputs: tuple[Any, ...]
+) -> _Traced | None:
+    """The graph of the gradient; `None` where TensorFlow has none."""
+    tf = import_tensorflow()
+    scratch = tf_scratch_graph(f"gradient_of_{op}")
+    with scratch.as_default():
+        tensors = constants_of(types, inputs, tf.compat.v1.placeholder)
+        operands = [t for t, (_, value) in zip(tensors, inputs, strict=True) if value is None]
+        results = [t for t in graph_of(text, library, tensors) if _is_number(t)]
+        numbers = [t for t in operands if _is_number(t)]
+        if not results or not numbers:
+            return None
+        cotangents = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in results]
+        try:
+            found = tf.gradients(results, numbers, cotangents)
+        # What TensorFlow raises where no gradient is registered, or its function refuses.
+        except (LookupError, NotImplementedError, TypeError, ValueError, tf.errors.OpError):
+            return None
+        dense = [None if g is None else tf.identity(tf.convert_to_tensor(g)) for g in found]
+    of = dict(zip(map(id, numbers), dense, strict=True))
+    outputs = [of.get(id(t)) for t in operands]
+    if all(g is None for g in outputs):
+        return None
+    return (
+        scratch,
+        tuple(t.name for t in (*operands, *cotangents)),
+        tuple(g.name for g in outputs if g is not None),
+        tuple(g is not None for g in outputs),
+        any(
+            op.type in BRIDGED and REGISTRY.get(op.type) is None for op in scratch.get_operations()
+        ),
+    )
+
+
+def _is_number(tensor: Any) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex

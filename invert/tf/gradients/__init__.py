@@ -1,0 +1,1 @@
+"""Gradient functions of TensorFlow graphs."""

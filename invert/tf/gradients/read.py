@@ -1,0 +1,228 @@
+"""Reads the gradient functions that TensorFlow keeps for `tf.custom_gradient`.
+
+The registry holds a Python function for each. It is called once, on placeholders in a graph of its
+own, where it leaves the ops of the gradient: for a function of `jax2tf.convert` the serialized
+vector-Jacobian product, a second `XlaCallModule`. The user's graph is not changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from invert._errors import InvertError, UnsupportedOpError
+from invert._private.jax import tf_function_graph, tf_gradient_function, tf_scratch_graph
+from invert.tf.fallback.xla_bridge_ops import BRIDGED
+from invert.tf.ops.node import Body, import_tensorflow
+from invert.tf.ops.registry import REGISTRY
+
+# Where a captured value comes from: argument number, (node name, output number), or a constant.
+Capture = int | tuple[str, int] | np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TfGradient:
+    """A gradient function, as a graph.
+
+    **Arguments:**
+
+    - `location`: the node it belongs to.
+    - `results`: how many outputs of the node are results; the others are its arguments.
+    - `captures`: the values of the surrounding graph it uses.
+    - `make`: builds the graph, from its cotangents and captures to the cotangents of the
+        arguments; `make(True)` reads the gradient functions inside it as well.
+    - `outputs`: for each argument whether it has a gradient.
+    - `own`: outputs of the node itself that it uses, after the other captures. Only an op under
+        `gradient_override_map` has them; its arguments are its inputs.
+    - `problem`: why it cannot be read.
+    - `convention`, `nested`: see `invert.ir.gradient_marker.Gradient`.
+    """
+
+    location: str
+    results: int = 0
+    captures: tuple[Capture, ...] = ()
+    make: Callable[[bool], Any] | None = None
+    outputs: tuple[bool, ...] = ()
+    own: tuple[int, ...] = ()
+    problem: str = ""
+    convention: str = "jax"
+    nested: bool = False
+
+    def read_nested(self) -> None:
+        if self.make is not None:
+            self.make(True)
+
+    def __call__(
+        self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
+    ) -> list[Any | None]:
+        assert self.make is not None, self.problem
+        graph = self.make(nested)
+        if problems := graph.problems():
+            raise UnsupportedOpError(problems)
+        found = iter(graph.run(graph.main, [*cotangents, *captures]))
+        return [next(found) if has else None for has in self.outputs]
+
+
+def read_gradient(
+    tf_graph: Any, function: str, node: Any, make_graph: Callable[..., Any]
+) -> TfGradient:
+    """The gradient function of a node with the attribute `_gradient_op_type`.
+
+    **Arguments:**
+
+    - `tf_graph`: the graph that was traced or restored.
+    - `function`: name of the library function the node is in; empty for the graph itself.
+    - `node`: the node.
+    - `make_graph`: makes a `Graph` of a TensorFlow graph and the names of its inputs and outputs.
+
+    **Returns:** a `TfGradient` with a `problem` where there is none that can be read.
+    """
+    tf = import_tensorflow()
+    graph = tf_function_graph(tf_graph, function) if function else tf_graph
+    unknown = len(node.attr("T")) if node.op == "IdentityN" else 0
+    failed = functools.partial(TfGradient, node.location, unknown)
+    if graph is None:
+        return failed(problem="the function it is in has no graph")
+    try:
+        op = graph.get_operation_by_name(node.name)
+    except KeyError:
+        return failed(problem="the function it is in has another graph")
+    overridden = node.op != "IdentityN"
+    failed = functools.partial(TfGradient, node.location, len(op.outputs))
+    # The name is one of this process. Where the gradients were not saved it may by chance be that
+    # of another function, which then does not fit this graph.
+    gradient = tf_gradient_function(op)
+    if gradient is None:
+        return failed(problem="no gradient function was saved with the model")
+    try:
+        scratch, cotangents, grads = _call(gradient, op, len(op.outputs))
+        results = len(op.outputs) if overridden else _count_results(grads)
+        # A restored function takes cotangents of the arguments too, which TensorFlow ignores.
+        if any(t is not None and t.consumers() for t in cotangents[results:]):
+            scratch, cotangents, grads = _call(gradient, op, results)
+    # What JAX and TensorFlow raise where the function has no reverse derivative, or is another's.
+    except (
+        ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
+        ValueError, InvertError, tf.errors.OpError,
+    ) as error:  # fmt: skip
+        first = (str(error).splitlines() or [""])[0]
+        return failed(problem=f"the gradient function fails: {type(error).__name__}: {first}")
+    passed = op.inputs if overridden else op.outputs
+    if len(grads) != len(passed) or not all(
+        g is None or g.shape.is_compatible_with(t.shape)
+        for g, t in zip(grads, passed, strict=True)
+        if t.dtype != tf.resource
+    ):
+        return failed(problem="the gradient function belongs to another op")
+    captures: list[Capture] = []
+    captured = [(o, i) for o, i in scratch.captures if not _is_output(o, op)]
+    own = [(o, i) for o, i in scratch.captures if _is_output(o, op)]
+    if own and not overridden:
+        return failed(problem="the gradient function uses a result of its own op")
+    for outer, _ in captured:
+        capture = _capture(outer, graph)
+        if capture is None:
+            return failed(problem="the gradient function uses a value of another graph")
+        captures.append(capture)
+    used = [t.name for t in cotangents[:results] if t is not None]
+    inputs = [*used, *(inner.name for _, inner in (*captured, *own))]
+    outputs = [g.name for g in grads if g is not None]
+    nodes = list(_nodes(scratch))
+    return TfGradient(
+        node.location,
+        results,
+        tuple(captures),
+        functools.lru_cache(functools.partial(make_graph, scratch, inputs, outputs)),
+        tuple(g is not None for g in (grads if overridden else grads[results:])),
+        tuple(outer.value_index for outer, _ in own),
+        convention="jax" if _holds_module(nodes) else "tensorflow",
+        nested=_holds_gradients(nodes),
+    )
+
+
+def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
+    """Calls a gradient function in a graph of its own, on cotangents of the first outputs of `op`.
+
+    **Returns:** the graph, the cotangents and the gradients; `None` for those that do not exist.
+    """
+    tf = import_tensorflow()
+    graph = tf_scratch_graph("gradient")
+    with graph.as_default():
+        cotangents = [
+            tf.compat.v1.placeholder(t.dtype, t.shape)
+            if i < count and (t.dtype.is_floating or t.dtype.is_complex)
+            else None
+            for i, t in enumerate(op.outputs)
+        ]
+        found = gradient(op, *cotangents)
+        grads = [
+            None if g is None else tf.identity(tf.convert_to_tensor(g))
+            for g in (found if isinstance(found, (list, tuple)) else (found,))
+        ]
+    return graph, cotangents, grads
+
+
+def _count_results(grads: Sequence[Any]) -> int:
+    """How many outputs are results. TensorFlow pads the gradients of the arguments with `None`."""
+    return next((i for i, g in enumerate(grads) if g is not None), len(grads))
+
+
+def _capture(outer: Any, graph: Any) -> Capture | None:
+    """Where a captured tensor comes from; `None` where it is not in `graph`."""
+    if hasattr(outer, "numpy"):
+        if outer.dtype != import_tensorflow().resource:
+            return np.asarray(outer.numpy())
+        outer = _placeholder(outer, graph)
+    if outer is None or outer.graph is not graph:
+        return None
+    for i, argument in enumerate(graph.inputs):
+        if argument is outer:
+            return i
+    return outer.op.name, outer.value_index
+
+
+def _is_output(outer: Any, op: Any) -> bool:
+    return any(outer is t for t in op.outputs)
+
+
+def _placeholder(handle: Any, graph: Any) -> Any | None:
+    """What stands in `graph` for the handle of a variable that it or a graph around it uses."""
+    around = getattr(graph, "outer_graph", None)
+    outer = _placeholder(handle, around) if hasattr(around, "captures") else None
+    for captured, inner in graph.captures:
+        if captured is handle or captured is outer:
+            return inner
+    return None
+
+
+def _holds_module(nodes: Sequence[Any]) -> bool:
+    """Whether the gradient is that of a JAX function."""
+    return any(node.op == "XlaCallModule" for node in nodes)
+
+
+def _holds_gradients(nodes: Sequence[Any]) -> bool:
+    """Whether ops of the gradient have gradients of their own in turn: one that is named, or the
+    one that goes with an op over the bridge."""
+    return any(
+        "_gradient_op_type" in node.attr or (node.op in BRIDGED and REGISTRY.get(node.op) is None)
+        for node in nodes
+    )
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    definition = graph.as_graph_def()
+    yield from definition.node
+    for function in definition.library.function:
+        yield from function.node_def
+
+
+def gradient_sources(
+    gradient: TfGradient, body: Body, index: Mapping[str, int]
+) -> tuple[tuple[int, int], ...]:
+    """The values that a gradient function uses, as inputs of its node; `index` is by name."""
+    captures = [c for c in gradient.captures if not isinstance(c, np.ndarray)]
+    return tuple((body.args[c], 0) if isinstance(c, int) else (index[c[0]], c[1]) for c in captures)

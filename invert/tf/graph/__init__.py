@@ -1,0 +1,1 @@
+"""Graphs as data: bodies of functions, checked and without frames."""

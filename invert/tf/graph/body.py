@@ -1,0 +1,217 @@
+"""Turns the nodes of a graph or function into a `Body`, in the order in which they run.
+
+The order follows data and control edges, found without recursion, so that graphs of 10^5 nodes
+work and cost grows linearly. What only control edges lead to runs where it has an effect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert.tf.graph.check import parse_tensor
+from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, decode_tensor
+
+IsEffect = Callable[[Node], bool]
+Offset = Callable[[Node, str], int]
+
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+_PREFERS = "api_preferred_device"
+
+
+def function_body(function: Any, nodes: Iterable[Any], offset: Offset, is_effect: IsEffect) -> Body:
+    """The body of a `FunctionDef` proto with these nodes; see `make_body`."""
+    return make_body(
+        function.signature.name,
+        nodes,
+        [a.name for a in function.signature.input_arg],
+        [function.ret[a.name] for a in function.signature.output_arg],
+        list(function.control_ret.values()),
+        offset,
+        is_effect,
+    )
+
+
+def output_offset(
+    node: Node, output: str, definition: Any | None, functions: Mapping[str, Any]
+) -> int:
+    """Index of the first tensor of a named output; a `FunctionDef` names outputs by it.
+
+    `definition`: the `OpDef` proto; an unknown op is reported elsewhere, and never evaluated.
+    `functions`: those of the library; the results of one that is called as an op have its names.
+    """
+    if node.op in _CALLS and output != "output":
+        called = functions.get(node.attrs["f"].func.name)
+        names = [a.name for a in called.signature.output_arg] if called is not None else []
+        if output in names:
+            return names.index(output)
+    offset = 0
+    for arg in definition.output_arg if definition is not None else ():
+        if arg.name == output:
+            return offset
+        if arg.number_attr:
+            offset += node.attr(arg.number_attr)
+        elif arg.type_list_attr:
+            offset += len(node.attr(arg.type_list_attr))
+        else:
+            offset += 1
+    if definition is None:
+        return 0
+    raise MalformedModelError(f"tf.{node.op} ({node.location}) has no output {output!r}")
+
+
+def make_body(
+    name: str,
+    protos: Iterable[Any],
+    args: Sequence[str],
+    outputs: Sequence[str],
+    control_outputs: Sequence[str],
+    offset: Offset,
+    is_effect: IsEffect,
+) -> Body:
+    """The `Body` of some `NodeDef` protos.
+
+    **Arguments:**
+
+    - `name`: name of the function; empty for the outermost graph.
+    - `args`: names of the arguments; nodes of these names are the arguments.
+    - `outputs`: names of the results as `node:0` or `node:output:0`.
+    - `control_outputs`: names of the nodes that have to run besides.
+    - `offset`: index of the first tensor of a named output.
+    - `is_effect`: whether a node does more than give results.
+
+    **Raises:** `MalformedModelError` where a name does not exist.
+    """
+    nodes = [Node("_Arg", a, {}, name) for a in args]
+    index = {a: i for i, a in enumerate(args)}
+    wires: list[Sequence[str]] = [()] * len(args)
+    for proto in protos:
+        if proto.name not in index:  # the placeholder of an argument is the argument
+            index[proto.name] = len(nodes)
+            nodes.append(Node(proto.op, proto.name, proto.attr, name))
+            wires.append(proto.input)
+
+    def find(key: str) -> int:
+        if key not in index:
+            raise MalformedModelError(f"the graph refers to a node {key!r} that it does not have")
+        return index[key]
+
+    def tensor(text: str) -> tuple[int, int]:
+        name, output, number = parse_tensor(text)
+        i = find(name)
+        return i, number + (offset(nodes[i], output) if output else 0)
+
+    for node, texts in zip(nodes, wires, strict=True):
+        node.inputs = tuple(tensor(t) for t in texts if not t.startswith("^"))
+        node.control = tuple(find(t[1:]) for t in texts if t.startswith("^"))
+    for node in nodes:
+        if node.op == "Assert":  # what it would print is text, which is no value here
+            node.message = _text([nodes[i] for i, _ in node.inputs[1:]])
+            node.inputs = node.inputs[:1]
+    _fold_clamps(nodes)
+    results = tuple(tensor(t) for t in outputs)
+    controls = tuple(find(c) for c in control_outputs)
+    body = Body(name, tuple(nodes), tuple(range(len(args))), results, controls, ())
+    return ordered(body, is_effect)
+
+
+def _fold_clamps(nodes: Sequence[Node]) -> None:
+    """Makes `minimum(b, maximum(a, x))` the constant b where a is no less than b, whatever x is.
+
+    So are sizes written that have to be known: the bins of `tf.math.bincount` between two lengths.
+    """
+    for node in nodes:
+        if node.op != "Minimum":
+            continue
+        for bound, (inner, _) in (node.inputs, node.inputs[::-1]):
+            most = _whole_number(nodes[bound[0]])
+            if most is None or nodes[inner].op != "Maximum":
+                continue
+            least = [_whole_number(nodes[i]) for i, _ in nodes[inner].inputs]
+            if any(n is not None and n >= most for n in least):
+                node.op, node.inputs = "Identity", (bound,)
+                break
+
+
+def _whole_number(node: Node) -> int | None:
+    """The value of a constant that is one whole number."""
+    if node.op != "Const" or node.attr("dtype").kind not in "iu":
+        return None
+    value = decode_tensor(node.attr("value"), node.location)
+    return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
+
+
+def _text(nodes: Sequence[Node]) -> str:
+    """The constant strings among some nodes."""
+    texts = [t for n in nodes if n.op == "Const" for t in n.attrs["value"].tensor.string_val]
+    return " ".join(t.decode("utf-8", "replace") for t in texts)
+
+
+def ordered(body: Body, is_effect: IsEffect) -> Body:
+    """`body` with its order found anew."""
+    order = _topological(body.nodes, [*(i for i, _ in body.outputs), *body.controls], body.name)
+    needed = {i for i, _ in body.outputs}
+    for i in reversed(order):
+        node = body.nodes[i]
+        if i in needed or is_effect(node):
+            needed.add(i)
+            needed.update(j for j, _ in node.inputs)
+    return dataclasses.replace(body, order=tuple(i for i in order if i in needed))
+
+
+def _topological(nodes: Sequence[Node], roots: Sequence[int], name: str) -> list[int]:
+    """Depth-first postorder from `roots` along data and control edges, on an explicit stack."""
+    order: list[int] = []
+    state = bytearray(len(nodes))  # 0 new, 1 inputs under way, 2 done
+    stack = list(reversed(roots))
+    while stack:
+        i = stack[-1]
+        if state[i] == 0:
+            state[i] = 1
+            for j in reversed((*nodes[i].control, *(k for k, _ in nodes[i].inputs))):
+                if state[j] == 1:
+                    raise UnsupportedOpError([_loop(nodes[j], name)])
+                if state[j] == 0:
+                    stack.append(j)
+            continue
+        stack.pop()
+        if state[i] == 1:
+            state[i] = 2
+            order.append(i)
+    return order
+
+
+def _loop(node: Node, name: str) -> Problem:
+    return Problem(
+        f"tf.{node.op}",
+        "is part of a loop of version 1 control flow",
+        node.location,
+        FRAMES_REMEDY,
+    )
+
+
+def implementations(library: Any) -> dict[str, str]:
+    """For each function of a library that has another one for the CPU, the name of that one.
+
+    Functions that share the attribute `api_implements` stand for each other; TensorFlow calls the
+    one whose `api_preferred_device` is where the call is placed
+    (grappler/optimizers/implementation_selector.cc, TensorFlow 2.21). Samplers of random numbers
+    are written so, and draw other numbers on each kind of device.
+    """
+
+    def text(function: Any, name: str) -> bytes:
+        return function.attr[name].s if name in function.attr else b""
+
+    def types(function: Any) -> tuple[Any, ...]:
+        # With the types, since the forward and backward parts of a function carry its attributes.
+        signature = function.signature
+        inputs = tuple(a.type for a in signature.input_arg)
+        outputs = tuple(a.type for a in signature.output_arg)
+        return text(function, "api_implements"), inputs, outputs
+
+    named = [f for f in library.function if text(f, "api_implements")]
+    on_cpu = {types(f): f.signature.name for f in named if text(f, _PREFERS) == b"CPU"}
+    others = [f for f in named if text(f, _PREFERS) != b"CPU"]
+    return {f.signature.name: on_cpu[types(f)] for f in others if types(f) in on_cpu}

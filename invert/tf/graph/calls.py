@@ -1,0 +1,83 @@
+"""Functions as TensorFlow 1 wrote them: called by ops of their name, with frames inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from invert.tf.graph.check import parse_tensor
+from invert.tf.graph.functionalize import Made
+from invert.tf.ops.node import Node
+
+
+def as_graph(function: Any, protos: Sequence[Any], offset: Callable[[Node, str], int]) -> Made:
+    """A `FunctionDef` with these nodes as a part of a graph: results have numbers, not names."""
+    nodes = {}
+    for proto in protos:
+        nodes[proto.name] = Node(proto.op, proto.name, proto.attr, function.signature.name)
+
+    def tensor(text: str) -> str:
+        if text.startswith("^"):
+            return text
+        name, output, number = parse_tensor(text)
+        return f"{name}:{number + offset(nodes[name], output)}" if output else text
+
+    copies = []
+    for proto in protos:
+        copy = type(proto)()
+        copy.CopyFrom(proto)
+        copy.input[:] = map(tensor, proto.input)
+        copies.append(copy)
+    return Made(
+        tuple(a.name for a in function.signature.input_arg),
+        tuple(copies),
+        tuple(tensor(function.ret[a.name]) for a in function.signature.output_arg),
+        tuple(function.control_ret.values()),
+    )
+
+
+def with_calls(graph_def: Any) -> Any:
+    """The `GraphDef` with `PartitionedCall` in the place of ops that are library functions."""
+    signatures = {f.signature.name: f.signature for f in graph_def.library.function}
+    bodies = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+    if not any(node.op in signatures for nodes in bodies for node in nodes):
+        return graph_def
+    new = type(graph_def)()
+    new.CopyFrom(graph_def)
+    _rewrite(new.node, signatures)
+    for function in new.library.function:
+        outputs = _rewrite(function.node_def, signatures)
+        for node in function.node_def:
+            for i, name in enumerate(node.input):
+                node.input[i] = _renamed(name, outputs)
+        for key, name in function.ret.items():
+            function.ret[key] = _renamed(name, outputs)
+    return new
+
+
+def _rewrite(nodes: Iterable[Any], signatures: Mapping[str, Any]) -> dict[str, Any]:
+    """Rewrites the calls among `nodes`; returns the signatures of what they call, by node."""
+    found = {}
+    for node in nodes:
+        signature = signatures.get(node.op)
+        if signature is None:
+            continue
+        found[node.name] = signature
+        node.attr["f"].func.name = node.op
+        node.op = "PartitionedCall"
+        types = {"Tin": signature.input_arg, "Tout": signature.output_arg}
+        for key, args in types.items():
+            node.attr[key].list.type.extend(a.type or node.attr[a.type_attr].type for a in args)
+    return found
+
+
+def _renamed(name: str, outputs: Mapping[str, Any]) -> str:
+    """A reference to a result of a call, as to one of `PartitionedCall`: by its number."""
+    if name.startswith("^"):
+        return name
+    node, output, index = parse_tensor(name)
+    if node not in outputs:
+        return name
+    names = [a.name for a in outputs[node].output_arg]
+    # Results of functions are single tensors: there are no lists to count.
+    return f"{node}:output:{names.index(output) + index}" if output in names else name

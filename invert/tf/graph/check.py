@@ -1,0 +1,212 @@
+"""Checks the nodes of a graph against the definitions of their ops, before any rule sees them.
+
+What a rule gets is then well-typed: attributes are there and of their kind, inputs are as many as
+the op takes and of its types, and the outputs that are used exist. The kinds, types and limits are
+those of TensorFlow's registry of ops; nodes of ops that it does not know are left alone, since
+those are reported as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from invert._errors import MalformedModelError, Problem
+from invert.tf.ops.definition import Run, attribute_problems, fits, type_at, types_of, with_defaults
+from invert.tf.ops.node import REFERENCE, type_name
+
+# More problems than these are counted.
+_SHOWN = 20
+
+# For each attribute that is a function, or a list of them, the attributes with the types of its
+# arguments and of its results; `None`: one truth value, or what stands for one. The ops go by their
+# names without `Stateless` and `Stateful`.
+_TYPES = ("Tin", "Tout")
+_CALLED: dict[str, dict[str, tuple[str, str | None]]] = {
+    "Case": {"branches": _TYPES},
+    "If": {"then_branch": _TYPES, "else_branch": _TYPES},
+    "PartitionedCall": {"f": _TYPES},
+    "RemoteCall": {"f": _TYPES},
+    "While": {"cond": ("T", None), "body": ("T", "T")},
+}
+
+
+def parse_tensor(text: str) -> tuple[str, str, int]:
+    """The node, the name of the output where one is given, and the number of a tensor.
+
+    **Raises:** `MalformedModelError` where the text is not the name of a tensor.
+    """
+    name, *rest = text.split(":")
+    if len(rest) > 2 or (rest and not (rest[-1].isascii() and rest[-1].isdigit())):
+        raise MalformedModelError(f"the graph refers to {text!r}, which is not a tensor")
+    return name, rest[0] if len(rest) == 2 else "", int(rest[-1]) if rest else 0
+
+
+def checked(
+    nodes: Iterable[Any],
+    args: Mapping[str, int],
+    outputs: Sequence[tuple[str, int]],
+    *,
+    op_def: Callable[[str], Any],
+    signatures: Mapping[str, Any],
+    function: str = "",
+) -> list[Any]:
+    """The `NodeDef` protos of a graph or function, with the attributes they leave out.
+
+    **Arguments:**
+
+    - `args`: the arguments with their types; nodes of these names are arguments, whatever they are.
+    - `outputs`: names of the results with their types. A type of 0 is not known.
+    - `function`: name of the function; empty for the outermost graph.
+    - `op_def`: gives the `OpDef` proto of an op type, or `None` where it is unknown.
+    - `signatures`: those of the functions of the library.
+
+    **Raises:** `MalformedModelError` with all problems, where there are some.
+    """
+    graph = _Checked(args, function, op_def, signatures)
+    kept = [graph.add(node) for node in nodes]
+    for node in kept:
+        graph.check_inputs(node)
+    graph.check_outputs(outputs)
+    if graph.problems:
+        shown = [f"\n  - {p}" for p in graph.problems[:_SHOWN]]
+        more = len(graph.problems) - len(shown)
+        where = f" function {function!r} of the" if function else ""
+        raise MalformedModelError(
+            f"the{where} graph is damaged:{''.join(shown)}"
+            + (f"\n  and {more} more" if more else "")
+        )
+    return kept
+
+
+class _Checked:
+    def __init__(
+        self,
+        args: Mapping[str, int],
+        function: str,
+        op_def: Callable[[str], Any],
+        signatures: Mapping[str, Any],
+    ):
+        self.problems: list[Problem] = []
+        self._where = f" of function {function!r}" if function else ""
+        self._op_def = op_def
+        self._signatures = signatures
+        self._args = args
+        # The types of the outputs of each node by the name of the output, where they are known.
+        self._outputs: dict[str, dict[str, list[Run]] | None] = {
+            name: {"": [(1, kind)]} for name, kind in args.items()
+        }
+        self._seen: set[str] = set()
+
+    def _report(self, node: Any, reason: str) -> None:
+        self.problems.append(Problem(f"tf.{node.op}", reason, f"node {node.name!r}{self._where}"))
+
+    def add(self, node: Any) -> Any:
+        """The node with all its attributes; what is wrong with those is reported."""
+        if node.name in self._seen:
+            self._report(node, "has the name of another node")
+        self._seen.add(node.name)
+        if node.name in self._args:
+            return node
+        self._outputs[node.name] = None
+        definition = self._op_def(node.op)
+        if definition is None:
+            return node
+        node = with_defaults(node, definition)
+        problems = [*attribute_problems(node.attr, definition)]
+        if not problems:
+            problems = self._call_problems(node)
+        if problems:
+            for reason in problems:
+                self._report(node, reason)
+            return node
+        named = {a.name: list(types_of([a], node.attr)) for a in definition.output_arg}
+        self._outputs[node.name] = {"": [run for runs in named.values() for run in runs], **named}
+        return node
+
+    def _call_problems(self, node: Any) -> list[str]:
+        """Where the functions that a node calls take or give other types than it says."""
+        found = []
+        op = node.op.removeprefix("Stateless").removeprefix("Stateful")
+        for key, (inputs, outputs) in _CALLED.get(op, {}).items():
+            value = node.attr[key]
+            for function in [value.func] if value.HasField("func") else value.list.func:
+                signature = self._signatures.get(function.name)
+                if signature is None:
+                    continue  # reported where it is called
+                given = [a.type for a in signature.input_arg]
+                if not _same(given, list(node.attr[inputs].list.type)):
+                    found.append(f"calls {function.name!r} with arguments it does not take")
+                given = [a.type for a in signature.output_arg]
+                wanted = [0] if outputs is None else list(node.attr[outputs].list.type)
+                if not _same(given, wanted):
+                    found.append(f"calls {function.name!r} for results it does not give")
+        return found
+
+    def check_inputs(self, node: Any) -> None:
+        """Reports inputs that are not there, or that are not of the types the op takes."""
+        if node.name in self._args:
+            return
+        given = []
+        for text in node.input:
+            if text.startswith("^"):
+                if text[1:] not in self._outputs:
+                    self._report(node, f"waits for {text[1:]!r}, which the graph does not have")
+            else:
+                given.append((text, self._type(node, text)))
+        definition = self._op_def(node.op)
+        if definition is None or self._outputs[node.name] is None:
+            return
+        wanted = list(types_of(definition.input_arg, node.attr))
+        count = sum(n for n, _ in wanted)
+        if count != len(given):
+            self._report(node, f"has {len(given)} inputs where the op takes {count}")
+            return
+        for i, (text, kind) in enumerate(given):
+            expected = type_at(wanted, i)
+            if kind is not None and expected is not None and not fits(kind, expected):
+                self._report(
+                    node, f"takes {_name(expected)} as input {i}, and {text!r} is {_name(kind)}"
+                )
+
+    def check_outputs(self, outputs: Sequence[tuple[str, int]]) -> None:
+        """Reports results that are not there, or of another type than is said."""
+        for text, wanted in outputs:
+            kind = self._type(None, text)
+            if kind is not None and not fits(kind, wanted):
+                reason = f"{text!r} is {_name(kind)}, and the signature says {_name(wanted)}"
+                self.problems.append(Problem("result", reason, self._where.strip()))
+
+    def _type(self, node: Any, text: str) -> int | None:
+        """The type of a tensor that a node, or a result, refers to; `None` if that is not known."""
+        reason = "which the graph does not have"
+        try:
+            name, output, index = parse_tensor(text)
+        except MalformedModelError:
+            name, output, index = "", "", 0
+        if name in self._outputs:
+            outputs = self._outputs[name]
+            if outputs is None:
+                return 0
+            kind = type_at(outputs.get(output, ()), index)
+            if kind is not None:
+                return kind
+            reason = f"which is not among the outputs of {name!r}"
+        if node is None:
+            self.problems.append(Problem("result", f"is {text!r}, {reason}", self._where.strip()))
+        else:
+            self._report(node, f"has an input {text!r}, {reason}")
+        return None
+
+
+def _same(given: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether two lists of types are equal, as far as they are known."""
+    return len(given) == len(wanted) and all(
+        a == b or not a or not b for a, b in zip(given, wanted, strict=True)
+    )
+
+
+def _name(kind: int) -> str:
+    if not kind:
+        return "of no known type"
+    return f"a reference to {type_name(kind - REFERENCE)}" if kind >= REFERENCE else type_name(kind)

@@ -1,0 +1,473 @@
+"""Control flow of TensorFlow 1 as functions: `Switch` and `Merge` become `If`, frames `While`.
+
+A frame of TensorFlow 1 is a cycle in the graph: `Enter` and `NextIteration` meet in a `Merge` for
+each variable, a `Switch` on the `LoopCond` leads to the body or to `Exit`
+(tensorflow/python/ops/control_flow_ops.py, TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from invert._errors import MalformedModelError
+from invert.tf.graph.check import parse_tensor
+from invert.tf.ops.node import import_tensorflow
+
+Tensor = tuple[str, int]  # node and number of the output; -1 for a control edge
+
+_ENTERS = ("Enter", "RefEnter")
+_MERGES = ("Merge", "RefMerge")
+_SWITCHES = ("Switch", "RefSwitch")
+_NEXTS = ("NextIteration", "RefNextIteration")
+_EXITS = ("Exit", "RefExit")
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A function made of a part of the graph.
+
+    **Arguments:** names of the arguments, nodes, names of the results, and names of the nodes that
+    have to run besides.
+    """
+
+    args: tuple[str, ...]
+    nodes: tuple[Any, ...]
+    outputs: tuple[str, ...]
+    controls: tuple[str, ...]
+
+
+def holds_frames(nodes: Iterable[Any]) -> bool:
+    """Whether there is control flow of TensorFlow 1 among some `NodeDef` protos."""
+    return any(n.op in (*_ENTERS, *_SWITCHES) for n in nodes)
+
+
+def functionalize(
+    nodes: Iterable[Any], prefix: str, roots: Iterable[str], fed: Iterable[str]
+) -> tuple[list[Any], dict[str, Made]]:
+    """The `NodeDef` protos without control flow of TensorFlow 1, and the functions made of it.
+
+    **Arguments:**
+
+    - `prefix`: put in front of the names of the functions.
+    - `roots`: names of the tensors and nodes that are wanted. Nothing else is looked at.
+    - `fed`: names of the nodes that are arguments.
+
+    **Raises:** `MalformedModelError` where a frame is not built as TensorFlow builds them.
+    """
+    nodes = list(nodes)
+    if not holds_frames(nodes):
+        return nodes, {}
+    fed = set(fed)
+    rewriter = _Rewriter(_needed(nodes, roots, fed), prefix, fed)
+    rewriter.level_stacks()
+    while frame := rewriter.innermost_frame():
+        rewriter.loop(frame)
+    while group := rewriter.innermost_merges():
+        rewriter.branch(group)
+    rewriter.leave_branches()
+    return list(rewriter.nodes.values()), rewriter.functions
+
+
+def _parse(text: str) -> Tensor:
+    if text.startswith("^"):
+        return text[1:], -1
+    name, output, port = parse_tensor(text)
+    if output:
+        raise MalformedModelError(f"a graph has no names of outputs, and refers to {text!r}")
+    return name, port
+
+
+def _text(tensor: Tensor) -> str:
+    name, port = tensor
+    return f"^{name}" if port < 0 else f"{name}:{port}"
+
+
+def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[Any]:
+    """The nodes that the roots depend on. Those that are fed have no inputs of their own."""
+    by_name = {n.name: n for n in nodes}
+    found: dict[str, None] = {}
+    pending = [_parse(r)[0] for r in roots]
+    while pending:
+        name = pending.pop()
+        if name in found or name not in by_name:
+            continue
+        found[name] = None
+        if name not in fed:
+            pending += [_parse(t)[0] for t in by_name[name].input]
+    kept = []
+    for name in found:
+        node = by_name[name]
+        if name in fed and node.input:
+            node = type(node)(name=name, op="Placeholder")
+        kept.append(node)
+    return kept
+
+
+class _Rewriter:
+    def __init__(self, nodes: Sequence[Any], prefix: str, args: Iterable[str]):
+        make = import_tensorflow().compat.v1.NodeDef
+        self.nodes = {a: make(name=a, op="Placeholder") for a in args}
+        self.nodes.update((n.name, n) for n in nodes)
+        self.prefix = prefix
+        self.functions: dict[str, Made] = {}
+        # Nodes that went into a branch, with the `If` that it belongs to.
+        self.moved: dict[str, str] = {}
+
+    def inputs(self, name: str) -> list[Tensor]:
+        return [_parse(t) for t in self.nodes[name].input]
+
+    def _of(self, *ops: str) -> list[str]:
+        return [name for name, n in self.nodes.items() if n.op in ops]
+
+    def _consumers(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {name: [] for name in self.nodes}
+        for name in self.nodes:
+            for source, _ in self.inputs(name):
+                found.setdefault(source, []).append(name)
+        return found
+
+    def _dependents(self, roots: Iterable[str], last: Sequence[str]) -> set[str]:
+        """What depends on `roots`, over data and control, up to and with ops in `last`."""
+        consumers = self._consumers()
+        found = set(roots)
+        pending = list(found)
+        while pending:
+            name = pending.pop()
+            if self.nodes[name].op in last:
+                continue
+            fresh = [c for c in consumers[name] if c not in found]
+            found.update(fresh)
+            pending += fresh
+        return found
+
+    # -- stacks
+
+    def level_stacks(self) -> None:
+        """Lets the stacks of gradients grow and shrink in every step of a loop.
+
+        A branch in a loop saves values for its gradient on stacks of its own, only in the steps
+        that take it; the branch of the gradient takes as many off again. As nothing but the order
+        counts, the other steps may save something too that is never looked at.
+        """
+        for name in self._of("StackPush", "StackPushV2", "StackPop", "StackPopV2"):
+            handle, *rest = self.inputs(name)
+            guards: list[Tensor] = []
+            while self.nodes[handle[0]].op in _SWITCHES:
+                guards.append(handle)
+                handle = self.inputs(handle[0])[0]
+            if not guards:
+                continue
+            if self.nodes[name].op.startswith("StackPush"):
+                for guard in guards:
+                    rest[0] = self._saved(f"{name}/{guard[0]}", rest[0], guard)
+            node = type(self.nodes[name])()
+            node.CopyFrom(self.nodes[name])
+            del node.input[:]
+            node.input.extend(_text(t) for t in (handle, *rest))
+            self.nodes[name] = node
+
+    def _saved(self, name: str, value: Tensor, guard: Tensor) -> Tensor:
+        """What is saved in the steps that take a branch, as a value of all steps."""
+        switch, port = guard
+        source = value[0]
+        if self.nodes[source].op in _SWITCHES and self._condition(source) == self._condition(
+            switch
+        ):
+            return self.inputs(source)[0]
+        self._add(f"{name}/pivot", "Identity", [(switch, 1 - port)])
+        self._add(f"{name}/none", "FakeParam", [(f"{name}/pivot", -1)])
+        self._add(name, "Merge", [value, (f"{name}/none", 0)])
+        return name, 0
+
+    def _is_saved(self, merge: str) -> bool:
+        """Whether a `Merge` is not of the graph itself, but of what a branch saves."""
+        return any(self.nodes[source].op == "FakeParam" for source, _ in self.inputs(merge))
+
+    def _condition(self, switch: str) -> Tensor:
+        return self._source(self.inputs(switch)[1])
+
+    # -- loops
+
+    def innermost_frame(self) -> list[str]:
+        """The `Enter` nodes of a frame that holds no other; empty where there is none."""
+        frames: dict[bytes, list[str]] = {}
+        for name in self._of(*_ENTERS):
+            frames.setdefault(self.nodes[name].attr["frame_name"].s, []).append(name)
+        for enters in frames.values():
+            inside = self._dependents(enters, _EXITS)
+            if not any(self.nodes[n].op in _ENTERS for n in inside - set(enters)):
+                return enters
+        if frames:
+            raise MalformedModelError(f"the frames {sorted(frames)} hold each other")
+        return []
+
+    def loop(self, enters: Sequence[str]) -> None:
+        """Replaces a frame by a `While` node."""
+        inside = self._dependents(enters, _EXITS)
+        of_enter = {
+            source: name
+            for name in inside
+            if self.nodes[name].op in _MERGES
+            for source, _ in self.inputs(name)
+            if source in enters
+        }
+        carried = [e for e in enters if e in of_enter]
+        order = [*carried, *(e for e in enters if e not in of_enter)]
+        args = {e: f"{e}/argument" for e in order}
+        in_test: dict[Tensor, Tensor] = {(e, 0): (args[e], 0) for e in order}
+        in_body = dict(in_test)
+        results: list[Tensor] = []
+        waits: list[Tensor] = []
+        exits: dict[str, int] = {}
+        conditions: set[str] = set()
+        for k, enter in enumerate(carried):
+            merge = of_enter[enter]
+            in_test[merge, 0] = in_body[merge, 0] = (args[enter], 0)
+            backs = [s for s, _ in self.inputs(merge) if self.nodes[s].op in _NEXTS]
+            if len(backs) != 1:
+                raise MalformedModelError(f"node {merge!r} is no variable of a loop")
+            results.append(self.inputs(backs[0])[0])
+            waits += [t for t in self.inputs(backs[0]) if t[1] < 0]
+            for switch in inside:
+                if self.nodes[switch].op not in _SWITCHES or self.inputs(switch)[0][0] != merge:
+                    continue
+                conditions.add(self.inputs(switch)[1][0])
+                in_body[switch, 1] = (args[enter], 0)
+                for leave in inside:
+                    if self.nodes[leave].op in _EXITS and self.inputs(leave)[0] == (switch, 0):
+                        exits[leave] = k
+        if len(conditions) != 1:
+            raise MalformedModelError(f"the loop at {enters[0]!r} has {len(conditions)} conditions")
+        test = self.inputs(conditions.pop())[0]
+        results += [(e, 0) for e in order[len(carried) :]]
+        name = f"{enters[0]}/While"
+        names = list(args.values())
+        cond = self._function(f"{name}/cond", names, [test], in_test)
+        body = self._function(f"{name}/body", names, results, in_body, waits)
+        sources = [self.inputs(e)[0] for e in order]
+        for gone in inside:
+            node = self.nodes.pop(gone)
+            if gone in exits:
+                self._add(gone, "Identity", [(name, exits[gone])], attr=node.attr)
+        self._add(name, "While", sources, functions={"cond": cond, "body": body})
+
+    # -- branches
+
+    def innermost_merges(self) -> list[str]:
+        """The `Merge` nodes of a conditional of which no input goes through another."""
+        merges = self._of(*_MERGES)
+        for merge in merges:
+            if not self._holds_merge(merge):
+                scope = merge.rpartition("/")[0]
+                predicate = self._predicate(merge)
+                group = [merge]
+                for other in merges:
+                    alike = other.rpartition("/")[0] == scope
+                    alike = alike or any(map(self._is_saved, (merge, other)))
+                    alike = alike and other != merge
+                    if (
+                        alike
+                        and not self._holds_merge(other)
+                        and self._predicate(other)[0] == predicate[0]
+                        and not any(self._depend(a, other) for a in group)
+                    ):
+                        group.append(other)
+                return group
+        if merges:
+            raise MalformedModelError(f"the nodes {merges[:3]} merge each other")
+        return []
+
+    def _holds_merge(self, merge: str) -> bool:
+        """Whether a branch of a conditional holds another that was not replaced yet."""
+        above = self._above([s for s, _ in self.inputs(merge)])
+        return any(self.nodes[n].op in _MERGES for n in above)
+
+    def _depend(self, one: str, two: str) -> bool:
+        """Whether one of two nodes needs the other."""
+        for root, wanted in ((one, two), (two, one)):
+            seen, pending = {root}, [root]
+            while pending:
+                fresh = {s for s, _ in self.inputs(pending.pop())} - seen
+                seen |= fresh
+                pending += fresh
+            if wanted in seen:
+                return True
+        return False
+
+    def _above(self, roots: Iterable[str]) -> dict[str, None]:
+        """What `roots` depend on, over data and control, up to and with switches."""
+        found = dict.fromkeys(roots)
+        pending = list(found)
+        while pending:
+            name = pending.pop()
+            if self.nodes[name].op in _SWITCHES:
+                continue
+            for source, _ in self.inputs(name):
+                if source not in found:
+                    found[source] = None
+                    pending.append(source)
+        return found
+
+    def _ports(self, root: Tensor) -> set[tuple[Tensor, int]]:
+        """The predicates, and which way they went, that a value depends on most closely."""
+        found: set[tuple[Tensor, int]] = set()
+        seen = {root}
+        pending = [root]
+        while pending:
+            name, port = pending.pop()
+            node = self.nodes[name]
+            if node.op in _SWITCHES:
+                found.add((self._source(self.inputs(name)[1]), port))
+                continue
+            for source in self.inputs(name):
+                if source not in seen:
+                    seen.add(source)
+                    pending.append(source)
+        return found
+
+    def _source(self, tensor: Tensor) -> Tensor:
+        """Where a predicate comes from, past `Identity` nodes."""
+        while self.nodes[tensor[0]].op == "Identity":
+            tensor = self.inputs(tensor[0])[0]
+        return tensor
+
+    def _predicate(self, merge: str) -> tuple[Tensor, int]:
+        """The predicate of a conditional, and the number of the input of its true branch."""
+        one, two = (self._ports(t) for t in self.inputs(merge)[:2])
+        for predicate, port in sorted(one):
+            if (predicate, 1 - port) in two and port >= 0:
+                return predicate, 0 if port == 1 else 1
+        # A branch of constants alone has no switch of its own but the one of its pivot.
+        for predicate, port in sorted(one | two):
+            here = one if (predicate, port) in one else two
+            if (predicate, port) not in (two if here is one else one):
+                first = here is one
+                return predicate, 0 if (port == 1) == first else 1
+        raise MalformedModelError(f"node {merge!r} merges values of no conditional")
+
+    def branch(self, merges: Sequence[str]) -> None:
+        """Replaces the `Merge` nodes of one conditional by an `If` node."""
+        predicate, _ = self._predicate(merges[0])
+        switches = [s for s in self._of(*_SWITCHES) if self._condition(s) == predicate]
+        inside = self._dependents(switches, _MERGES)
+        name = f"{merges[0]}/If"
+        external: dict[Tensor, Tensor] = {}
+        renamed: list[dict[Tensor, Tensor]] = [{}, {}]
+
+        def argument(tensor: Tensor) -> Tensor:
+            if tensor not in external:
+                external[tensor] = (f"{name}/argument_{len(external)}", 0)
+            return external[tensor]
+
+        results: list[list[Tensor]] = [[], []]
+        for merge in merges:
+            _, true_input = self._predicate(merge)
+            pair = self.inputs(merge)[:2]
+            results[1].append(pair[true_input])
+            results[0].append(pair[1 - true_input])
+        for side in (0, 1):
+            # What the branch uses of outside is passed to it.
+            seen: set[Tensor] = set()
+            pending = list(results[side])
+            while pending:
+                tensor = pending.pop()
+                if tensor in seen or tensor in renamed[side]:
+                    continue
+                seen.add(tensor)
+                if tensor[0] in switches:
+                    renamed[side][tensor] = argument(self.inputs(tensor[0])[0])
+                elif tensor[0] not in inside:
+                    renamed[side][tensor] = argument(tensor)
+                else:
+                    pending += [t for t in self.inputs(tensor[0]) if t[1] >= 0]
+        names = [n for n, _ in external.values()]
+        then = self._function(f"{name}/true", names, results[1], renamed[1])
+        other = self._function(f"{name}/false", names, results[0], renamed[0])
+        for k, merge in enumerate(merges):
+            self.nodes.pop(merge)
+            self._add(merge, "Identity", [(name, k)])
+        self._add(
+            name,
+            "If",
+            [predicate, *external],
+            functions={"then_branch": then, "else_branch": other},
+        )
+
+        for function in (then, other):
+            self.moved.update((n.name, name) for n in self.functions[function].nodes)
+
+    def leave_branches(self) -> None:
+        """Lets what waits for a node of a branch wait for the whole conditional."""
+        for node, conditional in self.moved.items():
+            if node in self.nodes:
+                self._add(node, "NoOp", [(conditional, -1)])
+
+    # -- parts
+
+    def _function(
+        self,
+        name: str,
+        args: Sequence[str],
+        results: Sequence[Tensor],
+        renamed: Mapping[Tensor, Tensor],
+        waits: Sequence[Tensor] = (),
+    ) -> str:
+        """A function of what `results` depend on, up to the tensors in `renamed`.
+
+        `waits`: control edges to nodes that have to run too.
+        """
+        members: dict[str, Any] = {}
+        waits = [t for t in waits if self.nodes[t[0]].op not in _CONTROL]
+        pending = [*waits, *(r for r in results if r not in renamed)]
+        while pending:
+            member, _ = pending.pop()
+            if member in members:
+                continue
+            members[member] = clone = type(self.nodes[member])()
+            clone.CopyFrom(self.nodes[member])
+            del clone.input[:]
+            for source in self.inputs(member):
+                if source[1] < 0:
+                    # Within one branch or step only effects have to wait for each other.
+                    kept = self.nodes[source[0]].op not in _CONTROL
+                    kept = kept and source[0] not in {n for n, _ in renamed}
+                    if not kept or self._is_pivot(source[0]):
+                        continue
+                if source not in renamed:
+                    pending.append(source)
+                clone.input.append(_text(renamed.get(source, source)))
+        key = f"{self.prefix}{name}"
+        outputs = tuple(_text(renamed.get(r, r)) for r in results)
+        controls = tuple(n for n, _ in waits)
+        self.functions[key] = Made(tuple(args), tuple(members.values()), outputs, controls)
+        return key
+
+    def _is_pivot(self, name: str) -> bool:
+        """Whether a node only stands for being on a branch: an `Identity` of a switch or merge."""
+        node = self.nodes[name]
+        if node.op != "Identity":
+            return False
+        source = self.nodes[self.inputs(name)[0][0]]
+        return source.op in _CONTROL
+
+    def _add(
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[Tensor],
+        *,
+        attr: Any = None,
+        functions: Mapping[str, str] | None = None,
+    ) -> None:
+        node = import_tensorflow().compat.v1.NodeDef(name=name, op=op)
+        node.input.extend(_text(t) for t in inputs)
+        if attr is not None and "T" in attr:
+            node.attr["T"].CopyFrom(attr["T"])
+        for key, function in (functions or {}).items():
+            node.attr[key].func.name = function
+        self.nodes[name] = node
+
+
+_CONTROL = frozenset((*_ENTERS, *_MERGES, *_SWITCHES, *_NEXTS, *_EXITS, "LoopCond"))

@@ -1,0 +1,32 @@
+"""Which rule raises a node: one of the registry, the XLA bridge, or TensorFlow on the host."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from invert.tf.fallback.host import host_entry, text_entry
+from invert.tf.fallback.host_ops import REFUSED
+from invert.tf.fallback.xla_bridge import bridge_entry
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import REGISTRY, Entry
+
+# Ops with the inputs and attributes of another, whose rule is theirs.
+_SAME = {"XlaIf": "StatelessIf", "XlaWhile": "StatelessWhile"}
+
+
+def entry_of(node: Node) -> Entry | None:
+    """How to raise `node`; `None` where nothing can."""
+    op = _SAME.get(node.op, node.op)
+    return text_entry(node) or REGISTRY.get(op) or bridge_entry(op) or host_entry(op)
+
+
+def road_of(node: Node) -> Literal["rule", "xla", "host", "none"]:
+    """Which of the roads of `entry_of` a node takes."""
+    op = _SAME.get(node.op, node.op)
+    if text_entry(node) is not None:
+        return "host"
+    if REGISTRY.get(op) is not None:
+        return "rule"
+    if bridge_entry(op) is not None:
+        return "xla"
+    return "none" if op in REFUSED or host_entry(op) is None else "host"

@@ -1,0 +1,1 @@
+"""Numeric routines that rules call: random bits, special functions, steps of optimizers."""

@@ -1,0 +1,1 @@
+"""What the rules of TensorFlow ops are written with: nodes, definitions, the registry."""

@@ -1,0 +1,139 @@
+"""What the definition of an op says of a node: its attributes, and the types of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert.tf.ops.node import REFERENCE, decode_dtype, is_type, type_name
+
+# Tensors of one type in a row: how many, and their `DataType`.
+Run = tuple[int, int]
+
+# The field of an `AttrValue` that holds an attribute of a type of `OpDef`.
+_FIELDS = {
+    "string": "s",
+    "int": "i",
+    "float": "f",
+    "bool": "b",
+    "type": "type",
+    "shape": "shape",
+    "tensor": "tensor",
+    "func": "func",
+}
+# How a function writes an attribute that it is to be called with.
+_LATER = "placeholder"
+
+
+def types_of(args: Iterable[Any], attrs: Mapping[str, Any]) -> Iterator[Run]:
+    """The types of the inputs or outputs of a node, given as `OpDef.ArgDef` protos."""
+    for arg in args:
+        if arg.type_list_attr:
+            yield from ((1, t) for t in attrs[arg.type_list_attr].list.type)
+            continue
+        count = attrs[arg.number_attr].i if arg.number_attr else 1
+        kind = attrs[arg.type_attr].type if arg.type_attr else arg.type
+        yield count, kind + REFERENCE if arg.is_ref and kind < REFERENCE else kind
+
+
+def type_at(runs: Iterable[Run], index: int) -> int | None:
+    """The type of one tensor; `None` where there are not as many."""
+    for count, kind in runs:
+        if index < count:
+            return kind
+        index -= count
+    return None
+
+
+def fits(given: int, wanted: int) -> bool:
+    """Whether a tensor of one type may be an input of another; 0 is a type not known.
+
+    A reference serves as a value, but no value as a reference.
+    """
+    return not given or not wanted or given == wanted or given - REFERENCE == wanted
+
+
+def with_defaults(node: Any, definition: Any) -> Any:
+    """The `NodeDef` proto, or a copy of it with the attributes that it leaves out."""
+    left_out = [
+        a for a in definition.attr if a.HasField("default_value") and a.name not in node.attr
+    ]
+    if not left_out:
+        return node
+    copy = type(node)()
+    copy.CopyFrom(node)
+    for attr in left_out:
+        copy.attr[attr.name].CopyFrom(attr.default_value)
+    return copy
+
+
+def attribute_problems(attrs: Mapping[str, Any], definition: Any) -> Iterator[str]:
+    """What is wrong with the attributes of a node."""
+    for spec in definition.attr:
+        if spec.name not in attrs:
+            yield f"lacks the attribute {spec.name!r}"
+        elif (reason := _problem(attrs[spec.name], spec)) is not None:
+            yield f"has an attribute {spec.name!r} that {reason}"
+
+
+def _problem(value: Any, spec: Any) -> str | None:
+    kind = value.WhichOneof("value")
+    if kind == _LATER:
+        return "is not known before the function is called"
+    listed = spec.type.startswith("list(")
+    plain = _FIELDS.get(spec.type[5:-1] if listed else spec.type)
+    if plain is None:  # a type of attributes that came later
+        return None
+    if kind != ("list" if listed else plain):
+        return f"is not of the type {spec.type}"
+    if not listed:
+        if plain == "i" and spec.has_minimum and value.i < spec.minimum:
+            return f"is {value.i}, which is less than {spec.minimum}"
+        return _wrong_item(plain, getattr(value, plain), spec)
+    for field in value.list.DESCRIPTOR.fields:
+        if field.name != plain and len(getattr(value.list, field.name)):
+            return f"is not of the type {spec.type}"
+    items: Sequence[Any] = getattr(value.list, plain)
+    if spec.has_minimum and len(items) < spec.minimum:
+        return f"has {len(items)} elements, fewer than {spec.minimum}"
+    return next((r for i in items if (r := _wrong_item(plain, i, spec)) is not None), None)
+
+
+def _wrong_item(kind: str, item: Any, spec: Any) -> str | None:
+    if kind == "type" and not is_type(item):
+        return f"is {item}, which is not a type of values"
+    if kind == "shape" and any(d.size < -1 for d in item.dim):
+        return "has a size less than -1"
+    limited = kind in ("s", "type") and spec.HasField("allowed_values")
+    if limited and item not in getattr(spec.allowed_values.list, kind):
+        word = type_name(item) if kind == "type" else repr(item)
+        return f"is {word}, which is not among those that the op allows"
+    return None
+
+
+def result_problem(attrs: Mapping[str, Any], definition: Any, results: Sequence[Any]) -> str | None:
+    """How the results of a node differ from what the definition of its op says, if they do.
+
+    Handles, lists and the like have no type here; nodes that were made of others may leave out
+    attributes with types.
+    """
+    args = definition.output_arg
+    if any(key not in attrs for a in args for key in (a.type_list_attr, a.type_attr) if key):
+        return None
+    runs = list(types_of(args, attrs))
+    if (count := sum(n for n, _ in runs)) != len(results):
+        return f"has {len(results)} results where its definition says {count}"
+    for i, result in enumerate(results):
+        kind = type_at(runs, i) or 0
+        if not isinstance(result, np.ndarray | jax.Array) or kind >= REFERENCE:
+            continue
+        wanted = decode_dtype(kind)
+        # An array of objects holds text, or sizes of which some are symbolic.
+        if "O" in (wanted.kind, result.dtype.kind):
+            continue
+        if jax.dtypes.canonicalize_dtype(wanted) != jax.dtypes.canonicalize_dtype(result.dtype):
+            return f"has a result {i} of {result.dtype} where its definition says {wanted}"
+    return None

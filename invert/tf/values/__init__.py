@@ -1,0 +1,1 @@
+"""What is known of a value: constants, intervals, lengths, lists."""

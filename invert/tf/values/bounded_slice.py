@@ -1,0 +1,112 @@
+"""Slices of the rows of an array whose length depends on data; see `bounded`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._errors import Problem, UnsupportedOpError
+from invert.tf.ops.node import Node
+from invert.tf.ops.registry import Context
+from invert.tf.values.bounded import Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """A slice of an axis, of which the length depends on data.
+
+    **Arguments:**
+
+    - `start`, `stop`: traced scalars, numbers or `None`, as Python's.
+    - `step`: a number.
+    """
+
+    start: Any
+    stop: Any
+    step: int
+
+    def places(self, size: Any, room: Any) -> tuple[Any, Any]:
+        """Which rows are taken, and how many; there is room for a number of them.
+
+        **Arguments:**
+
+        - `size`: how many rows there are to take from, traced or not.
+        """
+        low, high = (0, size) if self.step > 0 else (-1, size - 1)
+        ends = (low, high) if self.step > 0 else (high, low)
+        start, stop = (
+            _clamped(place, size, low, high, default)
+            for place, default in zip((self.start, self.stop), ends, strict=True)
+        )
+        pace = np.int32(abs(self.step))
+        span = stop - start if self.step > 0 else start - stop
+        count = lax.max(span + (pace - np.int32(1)), np.int32(0)) // pace
+        steps = lax.iota(np.int32, self.room(room))
+        # Those too many are the first one: what follows computes on them as well.
+        return start + jnp.where(steps < count, steps, np.int32(0)) * np.int32(self.step), count
+
+    def room(self, size: Any) -> Any:
+        """How many rows there may be of `size`."""
+        return -(-size // abs(self.step))
+
+
+def _clamped(place: Any, size: Any, low: Any, high: Any, default: Any) -> Any:
+    if place is None:
+        return jnp.asarray(default, np.int32)
+    if not hasattr(place, "aval"):
+        place = np.int32(min(max(place, -(2**31)), 2**31 - 1))
+    dtype = place.dtype
+    place = jnp.where(place < 0, place + jnp.asarray(size, dtype), place)
+    clamped = jnp.clip(place, jnp.asarray(low, dtype), jnp.asarray(high, dtype))
+    return lax.convert_element_type(clamped, np.int32)
+
+
+def rows_of(x: Any, stretch: Stretch, origin: Problem) -> Rows:
+    """The rows of x, an array or rows already, that a slice of the first axis takes."""
+    data, size = (x.data, x.count) if isinstance(x, Rows) else (x, x.shape[0])
+    places, count = stretch.places(size, data.shape[0])
+    if isinstance(data.shape[0], int) and data.shape[0] == 0:
+        return Rows(data, count, origin)
+    y = data.at[places].get(mode="clip")
+    # Where there is none, ones: their derivatives are finite, if not used.
+    return Rows(jnp.where(count > 0, y, lax.full_like(y, 1)), count, origin)
+
+
+def put_rows(x: Any, stretch: Stretch, values: Any) -> Any:
+    """x, an array or rows, with other values in the rows that a slice of the first axis takes.
+
+    **Arguments:**
+
+    - `values`: as many rows as there may be.
+    """
+    data, size = (x.data, x.count) if isinstance(x, Rows) else (x, x.shape[0])
+    places, count = stretch.places(size, data.shape[0])
+    there = lax.iota(np.int32, places.shape[0]) < count
+    # A place behind the array leaves it as it is.
+    places = jnp.where(there, places, np.int32(data.shape[0]))
+    y = data.at[places].set(values, mode="drop")
+    return x.with_data(y) if isinstance(x, Rows) else y
+
+
+def slice_origin(node: Node) -> Problem:
+    """What is wrong where the length of a slice has to be known."""
+    reason = "the length of a slice depends on data"
+    remedy = "Use tf.slice or tf.gather, whose results have a fixed size."
+    return Problem(f"tf.{node.op}", reason, node.location, remedy)
+
+
+def checked(ctx: Context, node: Node, index: list[Any]) -> Stretch | None:
+    """The slice of the first axis of an index where its length depends on data.
+
+    **Raises:** `UnsupportedOpError` where that of another axis does.
+    """
+    stretches = [k for k, part in enumerate(index) if isinstance(part, Stretch)]
+    if not stretches:
+        return None
+    if stretches != [0] or ctx.config.dynamic_sizes != "ids":
+        raise UnsupportedOpError([slice_origin(node)])
+    return index[0]

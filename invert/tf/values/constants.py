@@ -1,0 +1,271 @@
+"""Values known while raising: shapes and indices, folded with NumPy instead of traced.
+
+A value in a graph is either a JAX value or a `np.ndarray`. The latter is a constant or was
+computed from shapes; with a symbolic dimension in it, its dtype is `object`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from invert._errors import Problem, UnsupportedOpError
+from invert._private.jax import core
+from invert.tf.ops.node import Node, canonical, unrepeated
+
+# Shape arithmetic is short. A larger integer constant is data, and data is not folded, so that
+# what runs is what the graph says.
+_MAX_FOLD = 1024
+# Sizes of images are computed in floating point; so few numbers of that kind are taken for sizes.
+_MAX_FLOATS = 16
+
+
+def is_static(value: Any) -> bool:
+    """Whether `value` is an index or a shape that may be computed while raising."""
+    if not isinstance(value, np.ndarray) or value.size > _MAX_FOLD:
+        return False
+    if value.dtype.kind == "f":
+        return value.size <= _MAX_FLOATS
+    return value.dtype == object or value.dtype.kind in "iub"
+
+
+def fold_unary(fn: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
+    """`fn(x)` in the dtype of x (bool stays bool); overflow wraps as it does in a graph."""
+    with np.errstate(all="ignore"):
+        return np.asarray(fn(x), x.dtype)
+
+
+def fold_binary(
+    fn: Callable[[Any, Any], Any], x: np.ndarray, y: np.ndarray, dtype: np.dtype
+) -> np.ndarray | None:
+    """`fn(x, y)`, with `dtype` where it is a number; `None` where it has to be traced.
+
+    That is where it would be large, where a comparison holds for some sizes only, and where it is
+    a table, such as a mask, which is no shape. A rule that asks for its value still gets it.
+    """
+    result = np.broadcast(x, y)
+    if result.size > _MAX_FOLD or (result.size > 1 and len(result.shape) > 1):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            out = np.asarray(fn(x, y))
+    except (core.InconclusiveDimensionOperation, ZeroDivisionError):
+        return None
+    if out.dtype == object:
+        items = np.ravel(out).tolist()
+        if all(isinstance(d, bool | np.bool_) for d in items):
+            return out.astype(bool)
+        if any(not isinstance(d, int | np.integer) for d in items):
+            return out
+    return out if out.dtype.kind == "b" else out.astype(dtype)
+
+
+def _same(a: Any, b: Any) -> bool:
+    difference = a - b
+    if isinstance(difference, int | np.integer):
+        return difference == 0
+    if _holds(difference, 1) or _holds(-difference, 1):
+        return False
+    raise core.InconclusiveDimensionOperation(f"{a} == {b} depends on the sizes")
+
+
+def _holds(size: Any, least: int) -> bool:
+    try:
+        return bool(size >= least)
+    except core.InconclusiveDimensionOperation:
+        return False
+
+
+def int_max(a: Any, b: Any) -> Any:
+    """The larger of two sizes, each a number or symbolic."""
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else core.max_dim(a, b)
+
+
+def same_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """`x == y`; for symbolic sizes only where it is decided."""
+    if x.dtype != object and y.dtype != object:
+        return np.asarray(x == y)
+    return np.asarray(np.frompyfunc(_same, 2, 1)(x, y))
+
+
+def max_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The larger of each pair of sizes, which may be symbolic."""
+    if x.dtype != object and y.dtype != object:
+        return np.maximum(x, y)
+    return np.asarray(np.frompyfunc(core.max_dim, 2, 1)(x, y))
+
+
+def min_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The smaller of each pair of sizes, which may be symbolic."""
+    if x.dtype != object and y.dtype != object:
+        return np.minimum(x, y)
+    return np.asarray(np.frompyfunc(core.min_dim, 2, 1)(x, y))
+
+
+def static(node: Node, values: Sequence[Any], index: int) -> np.ndarray:
+    """Input `index` of `node`, which must be known while raising.
+
+    **Raises:**
+
+    - `UnsupportedOpError`: it depends on the data.
+    """
+    value = values[index]
+    if isinstance(value, np.ndarray):
+        return value
+    raise UnsupportedOpError(
+        [
+            Problem(
+                f"tf.{node.op}",
+                f"input {index} must be a constant or follow from shapes, but depends on data",
+                node.location,
+                "Shapes and axes of a JAX program are fixed while it is traced. Let the function "
+                "close over the array that this one is computed from, such as a mask, instead of "
+                "taking it as an argument.",
+            )
+        ]
+    )
+
+
+def ints(value: np.ndarray) -> tuple[Any, ...]:
+    """A static vector or scalar as a tuple of ints and symbolic dimensions."""
+    return tuple(int(d) if isinstance(d, int | np.integer) else d for d in np.ravel(value).tolist())
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """The number of an axis, which may be counted from the last one.
+
+    **Raises:** `ValueError` where an array of this rank does not have it.
+    """
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no axis {axis} in an array of rank {rank}")
+    return axis % rank
+
+
+def pack_dims(dims: Sequence[Any], dtype: np.dtype) -> np.ndarray:
+    """Sizes as a static vector; `object` where one of them is symbolic."""
+    if all(isinstance(d, int | np.integer) for d in dims):
+        return np.asarray(dims, dtype)
+    out = np.empty(len(dims), object)
+    out[:] = dims
+    return out
+
+
+def is_size(value: Any) -> bool:
+    """Whether `value` is the size of an axis: a number, or symbolic."""
+    return isinstance(value, int) or core.is_symbolic_dim(value)
+
+
+def as_sizes(value: Any, dtype: np.dtype) -> np.ndarray:
+    """A part of static sizes, with `dtype` where none of it is symbolic."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value
+    part = np.empty((), object)
+    part[()] = value
+    part = value if isinstance(value, np.ndarray) else part
+    return pack_dims(part.ravel().tolist(), dtype).reshape(part.shape)
+
+
+_INT32 = np.dtype(np.int32)
+
+
+def array(value: Any, dtype: np.dtype = _INT32) -> Any:
+    """`value` as a JAX operand; static sizes that are symbolic become traced `dtype` integers."""
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+        if not value.size:
+            return np.zeros(value.shape, dtype)
+        sizes = [jax.numpy.asarray(d, dtype) for d in np.ravel(value)]
+        return jax.numpy.stack(sizes).reshape(value.shape)
+    value = canonical(value)
+    filled = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
+    return _compact(value) if filled else value
+
+
+def _compact(value: np.ndarray) -> Any:
+    """A constant, or the broadcast of what it repeats, or the range that it counts.
+
+    Folding makes arrays of the size of a batch or a sequence, which are other ones at other sizes.
+    """
+    once = unrepeated(value)
+    content = np.ascontiguousarray(once).reshape(once.shape)
+    # Bits are compared: zeros have signs, and NaN equals nothing.
+    bits = content.view(np.uint8).reshape(*content.shape, content.dtype.itemsize)
+    first = (slice(0, 1),)
+    for axis, size in enumerate(content.shape):
+        before = (slice(None),) * axis
+        head = bits[(*before, *first)]
+        second = bits[(*before, slice(1, 2))]
+        if size > 1 and np.array_equal(head, second) and (bits == head).all():
+            bits, content = head, content[(*before, *first)]
+    kept = [axis for axis, size in enumerate(content.shape) if size == value.shape[axis] > 1]
+    core = content.reshape([content.shape[axis] for axis in kept])
+    compact = _counted(core) if core.ndim == 1 and core.size >= _SHORTEST_RANGE else core
+    if compact is core and core.ndim > 0 and core.size == value.size:
+        return value
+    same = len(kept) == value.ndim
+    return compact if same else lax.broadcast_in_dim(compact, value.shape, kept)
+
+
+# Two numbers that follow each other are as likely a pair of indices.
+_SHORTEST_RANGE = 3
+
+
+def _counted(x: np.ndarray) -> Any:
+    """`x`, or the range that it is; integers may count by any step."""
+    whole = x.dtype.kind in "iu"
+    if not whole and x.dtype not in (np.float32, np.float64):
+        return x
+    with np.errstate(all="ignore"):
+        step = x[1] - x[0] if whole else x.dtype.type(1)
+        if (np.arange(x.size, dtype=x.dtype) * step + x[0]).tobytes() != x.tobytes():
+            return x
+    steps = lax.iota(x.dtype, x.size)
+    if step != 1:
+        steps = lax.mul(steps, step)
+    return steps if x[0] == 0 else lax.add(steps, x[0])
+
+
+def arrays(values: Sequence[Any]) -> list[Any]:
+    """`array` of each, at one integer type where some of them are symbolic sizes."""
+    dtypes = [v.dtype for v in values if not (isinstance(v, np.ndarray) and v.dtype == object)]
+    return [array(v, dtypes[0] if dtypes else _INT32) for v in values]
+
+
+def broadcast(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]:
+    """Operands at their common shape, by the rule NumPy and TensorFlow share.
+
+    Symbolic sizes become integers of `dtype`, or of the dtype of the others.
+    """
+    operands = arrays(values) if dtype is None else [array(v, dtype) for v in values]
+    shape = lax.broadcast_shapes(*(np.shape(x) for x in operands))
+    return [broadcast_to(x, shape) for x in operands]
+
+
+def promote(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]:
+    """Operands as `x + y` of `jax.numpy` passes them to `lax`: at one rank, scalars as they are.
+
+    For elementwise primitives, which stretch sizes of one themselves; the broadcast operand of
+    `broadcast` would name its size in full. Symbolic sizes as there.
+    """
+    operands = arrays(values) if dtype is None else [array(v, dtype) for v in values]
+    lax.broadcast_shapes(*(np.shape(x) for x in operands))
+    rank = max(np.ndim(x) for x in operands)
+    added = [range(rank - np.ndim(x)) if np.ndim(x) else () for x in operands]
+    return [
+        lax.expand_dims(x, axes) if axes else x for x, axes in zip(operands, added, strict=True)
+    ]
+
+
+def broadcast_to(x: Any, shape: tuple[Any, ...]) -> Any:
+    """`x` at `shape`, with sizes of one stretched and leading axes added."""
+    old = tuple(np.shape(x))
+    if old == tuple(shape):
+        return x
+    offset = len(shape) - len(old)
+    keep = [i for i, d in enumerate(old) if not (d == 1 and shape[i + offset] != 1)]
+    squeezed = lax.reshape(x, [old[i] for i in keep]) if len(keep) < len(old) else x
+    return lax.broadcast_in_dim(squeezed, shape, [i + offset for i in keep])

@@ -1,0 +1,464 @@
+"""Lists of tensors: a value for `TensorList`, and what can be done with it.
+
+Outside of loops a list is a tuple of its elements. A list that is indexed by data, or carried by a
+loop, is a buffer with room for `capacity` elements and the number of those in use. The functions
+here are shared by the ops of both kinds of arrays, `TensorList…` and `TensorArray…V3`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._errors import Problem, UnsupportedOpError
+from invert.tf.values.constants import array, is_size, is_static
+
+Element = Any  # a pytree of jax.ShapeDtypeStruct
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class TensorList:
+    """A list of tensors of one type.
+
+    **Arguments:**
+
+    - `items`: the elements, `None` where one was not written; `None` for a list with a buffer.
+    - `buffer`: the elements along the leading axis of each leaf.
+    - `size`: number of elements: an `int`, symbolic, or a scalar array.
+    - `element`: type of an element, where it is known.
+    - `dtype`: type of the elements as the graph states it; `None` for lists of lists.
+    - `same`: a static value that every element has, such as a shape that each step of a loop puts
+        on a list for its gradient; there is no buffer then.
+    - `growth`: for a list of unknown capacity (neither items nor buffer), which stands for a list
+        while the body of a loop is looked at for the first time: the number of elements added.
+    """
+
+    items: tuple[Any, ...] | None
+    buffer: Any
+    size: Any
+    element: Element | None
+    dtype: np.dtype | None
+    same: Any = None
+    growth: int = 0
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        fixed = self.size if is_size(self.size) else None
+        dynamic = None if is_size(self.size) else self.size
+        aux = (fixed, _Hidden((self.element, self.same)), self.dtype, self.growth)
+        return (self.items, self.buffer, dynamic), aux
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> TensorList:
+        items, buffer, dynamic = children
+        fixed, hidden, dtype, growth = aux
+        element, same = hidden.value
+        size = fixed if fixed is not None else dynamic
+        return cls(items, buffer, size, element, dtype, same, growth)
+
+    @property
+    def capacity(self) -> Any:
+        """Number of elements there is room for; `None` where it is not known yet."""
+        if self.items is not None:
+            return len(self.items)
+        if self.is_reserved:
+            return self.size
+        leaves = jax.tree_util.tree_leaves(self.buffer)
+        return leaves[0].shape[0] if leaves else None
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether there is room for a symbolic number of elements, none of which was written."""
+        return self.is_unallocated and is_size(self.size) and not isinstance(self.size, int)
+
+    @property
+    def is_unallocated(self) -> bool:
+        return self.items is None and self.buffer is None and self.same is None
+
+    @property
+    def common(self) -> Any:
+        """The static value that every element has, if there is one."""
+        if self.same is not None or not self.items:
+            return self.same
+        first = self.items[0]
+        return first if all(is_same(x, first) for x in self.items) else None
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two values are static and equal, or lists of which that holds."""
+    if isinstance(a, TensorList) and isinstance(b, TensorList):
+        if jax.tree_util.tree_leaves((a, b)):
+            return False
+        return a.size == b.size and is_same(a.common, b.common)
+    return (
+        isinstance(a, np.ndarray)
+        and isinstance(b, np.ndarray)
+        and (a.dtype, a.shape) == (b.dtype, b.shape)
+        and bool(np.all(a == b))
+    )
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value is an index or a shape that is known, or a list of those."""
+    if not isinstance(value, TensorList):
+        return is_static(value) and value.dtype.kind in "iubO"
+    if value.items is not None:
+        return all(x is None or is_known(x) for x in value.items)
+    return value.same is not None or _known_buffer(value) is not None
+
+
+def _known_buffer(lst: TensorList) -> np.ndarray | None:
+    """The elements of a list that was made of known whole numbers."""
+    known = isinstance(lst.buffer, np.ndarray) and is_known(lst.buffer)
+    return lst.buffer if known and is_size(lst.size) else None
+
+
+class RaggedListError(UnsupportedOpError):
+    """A list whose elements have several shapes where one is needed."""
+
+
+class _Hidden:
+    """Keeps types and arrays out of the comparison of tree structures."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hidden)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def empty(dtype: np.dtype | None, element: Element | None, size: Any = 0) -> TensorList:
+    """A list of `size` elements, an `int` or symbolic, none of which was written."""
+    items = (None,) * size if isinstance(size, int) else None
+    return TensorList(items, None, size, element, dtype)
+
+
+def from_tensor(tensor: Any, dtype: np.dtype | None) -> TensorList:
+    """The list of the slices of an array along its leading axis."""
+    element = jax.ShapeDtypeStruct(tensor.shape[1:], tensor.dtype)
+    return TensorList(None, tensor, tensor.shape[0], element, dtype)
+
+
+def element_of(value: Any) -> Element:
+    """The type of an element."""
+    return jax.tree_util.tree_map(
+        lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(x.dtype)), value
+    )
+
+
+def element_type(shape: Sequence[int | None] | None, dtype: np.dtype | None) -> Element | None:
+    """The type of elements of a declared shape; `None` where a size is open."""
+    if dtype is None or shape is None or not all(isinstance(d, int) and d >= 0 for d in shape):
+        return None
+    return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))
+
+
+def zeros_of(element: Element) -> Any:
+    return jax.tree_util.tree_map(lambda t: jnp.zeros(t.shape, t.dtype), element)
+
+
+def known_element(lst: TensorList, value: Any = None) -> Element | None:
+    """The type of the elements and of `value`; from what is stored where it was not declared."""
+    if lst.element is not None:
+        return lst.element if value is None else merge(lst.element, element_of(value))
+    if lst.same is not None:
+        return element_of(lst.same)
+    stored = [x for x in (*(lst.items or ()), value) if x is not None]
+    if stored:
+        return functools.reduce(merge, map(element_of, stored))
+    if lst.buffer is not None:
+        types = element_of(lst.buffer)
+        return jax.tree_util.tree_map(lambda t: jax.ShapeDtypeStruct(t.shape[1:], t.dtype), types)
+    return None
+
+
+def element_value(value: Any) -> Any:
+    """A value as it is stored: static ones as they are, lists with a buffer."""
+    if isinstance(value, TensorList):
+        common = value.common
+        if common is not None:
+            element = element_of(common)
+            return TensorList(None, None, value.size, element, value.dtype, common)
+        return with_buffer(value)
+    if is_static(value) or not hasattr(value, "dtype"):
+        return value
+    return jnp.asarray(array(value))
+
+
+def merge(one: Element | None, two: Element | None) -> Element | None:
+    """The type that elements of both types can be brought to by `conform`.
+
+    **Raises:** `RaggedListError` where there is none.
+    """
+    if one is None or two is None:
+        return two if one is None else one
+    if isinstance(one, TensorList) and isinstance(two, TensorList):
+        fixed = is_size(one.size) and one.size == two.size
+        same = one.same if is_same(one.same, two.same) else None
+        return TensorList(
+            None,
+            merge(one.buffer, two.buffer),
+            one.size if fixed else jax.ShapeDtypeStruct((), np.dtype(np.int32)),
+            merge(one.element, two.element),
+            one.dtype,
+            same,
+        )
+    types = [None if isinstance(t, TensorList) else _types(t) for t in (one, two)]
+    if None in types or types[0] != types[1]:
+        problem = Problem("tf.TensorList", f"holds elements of several types: {one} and {two}")
+        raise RaggedListError([problem])
+    return one
+
+
+def _types(element: Element) -> tuple[Any, list[Any]]:
+    leaves, tree = jax.tree_util.tree_flatten(element)
+    return tree, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+
+def conform(value: Any, element: Element) -> Any:
+    """A stored value in the type that `merge` found."""
+    if not hasattr(value, "dtype"):
+        return value
+    if not isinstance(element, TensorList) or not isinstance(value, TensorList):
+        return jnp.asarray(array(value)) if not isinstance(value, TensorList) else value
+    if value.same is not None and element.same is None:
+        leaves = jax.tree_util.tree_leaves(element.buffer)
+        value = with_buffer(value, capacity=leaves[0].shape[0] if leaves else None)
+    counted = not is_size(element.size)
+    size = jnp.asarray(value.size, np.int32) if counted else value.size
+    buffer = None if element.same is not None else value.buffer
+    return TensorList(None, buffer, size, element.element, element.dtype, element.same)
+
+
+def with_buffer(
+    lst: TensorList,
+    *,
+    element: Element | None = None,
+    capacity: int | None = None,
+    counted: bool = False,
+) -> TensorList:
+    """The list with a buffer.
+
+    **Arguments:**
+
+    - `element`: type that the elements have at least, see `merge`.
+    - `capacity`: room for at least so many elements.
+    - `counted`: whether the size becomes an array.
+    """
+    element = merge(element, known_element(lst))
+    size = jnp.asarray(lst.size, np.int32) if counted else lst.size
+    if lst.is_reserved and element is not None:
+        return TensorList(None, _room(element, lst.size), size, element, lst.dtype)
+    if lst.is_unallocated or element is None:
+        return dataclasses.replace(lst, items=None, buffer=None, size=size, element=element)
+    buffer = lst.buffer
+    if lst.same is not None:
+        room = lst.size if is_size(lst.size) else capacity
+        if room is None:
+            raise _problem("holds one value, but nothing says how often at most")
+        buffer = jax.tree_util.tree_map(
+            lambda x: lax.broadcast(x, (room,)), conform(lst.same, element)
+        )
+        return with_buffer(
+            TensorList(None, buffer, size, element, lst.dtype), capacity=capacity, counted=counted
+        )
+    if lst.items is not None:
+        items = [zeros_of(element) if x is None else conform(x, element) for x in lst.items]
+        if all(x is None for x in lst.items):
+            buffer = _room(element, len(items))
+        else:
+            try:
+                buffer = jax.tree_util.tree_map(lambda *xs: jnp.stack(xs), *items)
+            except (TypeError, ValueError) as error:
+                problem = Problem("tf.TensorList", f"holds elements of several shapes: {error}")
+                raise RaggedListError([problem]) from error
+    have = len(lst.items) if lst.items is not None else lst.capacity
+    assert have is not None
+    if capacity is not None and capacity > have:
+        buffer = jax.tree_util.tree_map(lambda b: _padded(b, capacity - have), buffer)
+    return TensorList(None, buffer, size, element, lst.dtype)
+
+
+def _room(element: Element, size: Any) -> Any:
+    return jax.tree_util.tree_map(lambda t: lax.full((size, *t.shape), 0, t.dtype), element)
+
+
+def _padded(x: Any, count: int) -> Any:
+    return lax.pad(x, np.zeros((), x.dtype), [(0, count, 0), *([(0, 0, 0)] * (x.ndim - 1))])
+
+
+def _problem(reason: str, remedy: str = "") -> UnsupportedOpError:
+    return UnsupportedOpError([Problem("tf.TensorList", reason, remedy=remedy)])
+
+
+def get_item(lst: TensorList, index: Any, element: Element | None = None) -> Any:
+    """The element at `index`; zeros where none was written."""
+    element = lst.element if lst.element is not None else element
+    if lst.same is not None:
+        return lst.same
+    if lst.items is not None and isinstance(index, np.ndarray):
+        i = int(index)
+        if not 0 <= i < len(lst.items):
+            raise _problem(f"reads element {i} of {len(lst.items)}")
+        if lst.items[i] is not None:
+            return lst.items[i]
+    if isinstance(index, np.ndarray) and (rows := _known_buffer(lst)) is not None:
+        return np.asarray(rows[int(index)])
+    lst = with_buffer(lst, element=element)
+    if lst.buffer is None:
+        if lst.element is None:
+            raise _problem(
+                "reads an element that was not written, of a shape that is not known",
+                "Give the TensorArray an element_shape.",
+            )
+        return zeros_of(lst.element)
+    return jax.tree_util.tree_map(lambda b: slice_at(b, index), lst.buffer)
+
+
+def slice_at(x: Any, index: Any) -> Any:
+    """`x[index]` for an index in range; static where the index is."""
+    if isinstance(index, np.ndarray):
+        i = int(index)
+        return lax.squeeze(lax.slice_in_dim(x, i, i + 1), (0,))
+    starts = (index, *([np.zeros((), index.dtype)] * (x.ndim - 1)))
+    sizes = (1, *x.shape[1:])
+    return lax.squeeze(_dynamic_slice(x, starts, sizes), (0,))
+
+
+def _dynamic_slice(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> Any:
+    # Indices of a list are never negative, so that no correction of them is wanted.
+    return lax.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
+
+
+def update_at(x: Any, value: Any, index: Any) -> Any:
+    """`x` with `value` at `index` of its leading axis."""
+    value = jnp.asarray(array(value))
+    dtype = np.dtype(np.int32) if isinstance(index, np.ndarray) else index.dtype
+    start = np.asarray(index, dtype) if isinstance(index, np.ndarray) else index
+    zeros = [np.zeros((), dtype)] * (x.ndim - 1)
+    return lax.dynamic_update_slice_p.bind(x, lax.expand_dims(value, (0,)), start, *zeros)
+
+
+def set_item(lst: TensorList, index: Any, value: Any, *, resize: bool = False) -> TensorList:
+    """The list with another element at `index`; longer, if need be, where `resize`."""
+    value = element_value(value)
+    if lst.items is not None and isinstance(index, np.ndarray):
+        i = int(index)
+        items = lst.items + (None,) * (i + 1 - len(lst.items) if resize else 0)
+        if not 0 <= i < len(items):
+            raise _problem(f"writes element {i} of {len(items)}")
+        items = (*items[:i], value, *items[i + 1 :])
+        return TensorList(items, None, len(items), lst.element, lst.dtype)
+    element = known_element(lst, value)
+    size = lst.size
+    if resize:
+        end = jnp.asarray(index, np.int32) + np.int32(1)
+        size = lax.max(jnp.asarray(size, np.int32), end)
+    growing = resize and isinstance(lst.size, int)  # how far, only a loop as a whole tells
+    if growing or (lst.same is not None and not is_size(lst.size)):
+        lst = dataclasses.replace(lst, items=None, buffer=None, same=None)
+    lst = with_buffer(lst, element=element)
+    if lst.buffer is None:
+        growth = lst.growth + int(resize)
+        return dataclasses.replace(lst, size=size, element=element, growth=growth)
+    value = conform(value, element)
+    if isinstance(size, int) and size == 1:  # as layers that return the last step alone use it
+        buffer = jax.tree_util.tree_map(lambda v: lax.expand_dims(v, (0,)), value)
+    else:
+        buffer = jax.tree_util.tree_map(lambda b, v: update_at(b, v, index), lst.buffer, value)
+    return dataclasses.replace(lst, buffer=buffer, size=size)
+
+
+def push_back(lst: TensorList, value: Any) -> TensorList:
+    """The list with one more element at the end."""
+    value = element_value(value)
+    if lst.items is not None:
+        items = (*lst.items, value)
+        return TensorList(items, None, len(items), lst.element, lst.dtype)
+    element = known_element(lst, value)
+    longer = lst.size + (1 if isinstance(lst.size, int) else np.int32(1))
+    if lst.same is not None and is_same(lst.same, value):
+        return dataclasses.replace(lst, size=longer)
+    if lst.same is not None and isinstance(lst.size, int):
+        return push_back(with_buffer(lst), value)
+    if lst.buffer is None:
+        size = longer
+        lst = dataclasses.replace(lst, same=None)
+        return dataclasses.replace(lst, size=size, element=element, growth=lst.growth + 1)
+    if isinstance(lst.size, int):
+        capacity = lst.capacity
+        assert capacity is not None
+        if lst.size == capacity:
+            lst = with_buffer(lst, capacity=capacity + 1)
+        index: Any = np.asarray(lst.size, np.int32)
+        size: Any = lst.size + 1
+    else:
+        index, size = lst.size, lst.size + np.int32(1)
+    value = conform(value, element)
+    if isinstance(size, int) and size == 1:  # as layers that return the last step alone use it
+        buffer = jax.tree_util.tree_map(lambda v: lax.expand_dims(v, (0,)), value)
+    else:
+        buffer = jax.tree_util.tree_map(lambda b, v: update_at(b, v, index), lst.buffer, value)
+    return dataclasses.replace(lst, buffer=buffer, size=size, element=element)
+
+
+def pop_back(lst: TensorList, element: Element | None = None) -> tuple[TensorList, Any]:
+    """The list without its last element, and that element."""
+    if isinstance(lst.size, int):
+        if lst.size == 0:
+            raise _problem("takes an element off an empty list")
+        last: Any = np.asarray(lst.size - 1, np.int32)
+        size: Any = lst.size - 1
+    else:
+        last = size = lst.size - np.int32(1)
+    value = get_item(lst, last, element)
+    if lst.items is not None:
+        last_one = lst.element is None and len(lst.items) == 1
+        element = element_of(value) if last_one else lst.element
+        return TensorList(lst.items[:-1], None, size, element, lst.dtype), value
+    return dataclasses.replace(lst, size=size), value
+
+
+def resized(lst: TensorList, size: Any) -> TensorList:
+    """The list cut or filled up to `size` elements."""
+    if isinstance(size, np.ndarray) and isinstance(lst.size, int):
+        n = int(size)
+        if lst.items is not None:
+            items = lst.items[:n] + (None,) * (n - len(lst.items))
+            return TensorList(items, None, n, lst.element, lst.dtype)
+        if lst.buffer is not None and n <= lst.size:
+            return dataclasses.replace(lst, size=n)
+        return dataclasses.replace(with_buffer(lst, capacity=n), size=n)
+    return dataclasses.replace(with_buffer(lst), size=jnp.asarray(array(size), np.int32))
+
+
+def stacked(lst: TensorList, element: Element | None = None) -> Any:
+    """All elements along a new leading axis.
+
+    **Raises:** `UnsupportedOpError` where their number depends on data.
+    """
+    if not is_size(lst.size):
+        raise _problem(
+            "is stacked, but the number of its elements depends on data",
+            "Give the TensorArray a fixed size.",
+        )
+    if lst.items and all(isinstance(x, np.ndarray) and is_known(x) for x in lst.items):
+        return np.stack(lst.items)
+    lst = with_buffer(lst, element=element)
+    if lst.buffer is None:
+        if lst.element is None:
+            raise _problem("is stacked, but nothing was written and no element_shape is known")
+        lst = with_buffer(empty(lst.dtype, lst.element, lst.size))
+    if lst.capacity == lst.size:
+        return lst.buffer
+    return jax.tree_util.tree_map(lambda b: lax.slice_in_dim(b, 0, lst.size), lst.buffer)

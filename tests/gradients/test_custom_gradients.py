@@ -1,0 +1,333 @@
+"""Custom gradients of plain TensorFlow graphs, against `tf.GradientTape`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+from invert.gradients import settle
+
+tf = pytest.importorskip("tensorflow")
+
+PLAIN = invert.Config(verify=False)
+X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+
+@tf.custom_gradient
+def clip(x: Any) -> Any:
+    return 2 * x, lambda dy: tf.clip_by_value(dy, -0.1, 0.1)
+
+
+@tf.custom_gradient
+def triple(x: Any) -> Any:
+    y = tf.exp(0.1 * x)
+    return y, lambda dy: 3 * dy * y
+
+
+@tf.custom_gradient
+def holds_two(x: Any) -> Any:
+    return clip(x) * triple(x), lambda dy: 5 * dy
+
+
+@tf.custom_gradient
+def passes_two(x: Any) -> Any:
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = clip(x) * triple(x)
+    return y, lambda dy: 2 * tape.gradient(y, x, dy)
+
+
+@tf.custom_gradient
+def closes_over(x: Any) -> Any:
+    @tf.custom_gradient
+    def inner(z: Any) -> Any:
+        return z * x, lambda dy: 3 * dy
+
+    return inner(2 * x), lambda dy: 7 * dy
+
+
+@tf.custom_gradient
+def two_of_two(a: Any, b: Any) -> Any:
+    return (a * b, a + b), lambda dy, dz: (7 * dy + dz, -dz)
+
+
+@tf.function(autograph=False)
+def called(x: Any) -> Any:
+    return clip(x) * triple(x)
+
+
+def loop(step: Callable[[Any], Any], x: Any) -> Any:
+    return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, 0.9 * step(y)), (0, x))[1]
+
+
+def overlap(x: Any) -> Any:
+    a = clip(x)
+    b = triple(a)
+    return b * a + clip(b)
+
+
+@tf.recompute_grad
+def recomputed(x: Any) -> Any:
+    return tf.sin(tf.tanh(x) * x)
+
+
+@tf.RegisterGradient("InvertTestTenfold")
+def _tenfold(op: Any, dy: Any) -> Any:
+    return 10 * dy
+
+
+@tf.RegisterGradient("InvertTestGuided")
+def _guided(op: Any, dy: Any) -> Any:
+    return tf.where(dy > 0, dy, 0) * tf.cast(op.outputs[0] > 0, dy.dtype)
+
+
+@tf.RegisterGradient("InvertTestFirst")
+def _first(op: Any, dy: Any) -> Any:
+    return [2 * dy * op.inputs[1], None]
+
+
+def overridden(x: Any) -> Any:
+    names = {"Identity": "Tenfold", "Relu": "Guided", "Mul": "First"}
+    graph = tf.compat.v1.get_default_graph()
+    with graph.gradient_override_map({k: f"InvertTest{v}" for k, v in names.items()}):
+        return tf.nn.relu(tf.identity(x)) * (x + 1)
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "several": lambda x: clip(x) + triple(x),
+    "stacked": lambda x: clip(triple(clip(x))),
+    "nested": holds_two,
+    "nested_and_used": passes_two,
+    "closure": lambda x: closes_over(tf.sin(x)),
+    "overlapping": overlap,
+    "several_results": lambda x: two_of_two(x, x + 1)[0] + two_of_two(x * 2, x)[1],
+    "function": lambda x: called(x) + called(2 * x),
+    "loop": lambda x: loop(clip, x),
+    "map": lambda x: tf.map_fn(clip, x),
+    "branch": lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: clip(x), lambda: triple(x)),
+    "recompute": lambda x: recomputed(recomputed(x)),
+    "override": overridden,
+    "override_in_loop": lambda x: loop(overridden, x),
+    "override_in_function": lambda x: tf.function(overridden, autograph=False)(x),
+    "stop_gradient": lambda x: tf.stop_gradient(x) * x,
+    "straight_through": lambda x: x + tf.stop_gradient(tf.round(x) - x),
+    "pass_through": lambda x: tf.grad_pass_through(tf.round)(x) * x,
+    "library": lambda x: tf.nn.silu(x),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradient_is_that_of_the_tape(name: str) -> None:
+    fn = tf.function(FUNCTIONS[name], autograph=False)
+    module = invert.convert(fn, X, config=PLAIN)
+    with tf.GradientTape() as tape:
+        x = tf.constant(X)
+        tape.watch(x)
+        y = fn(x)
+        loss = tf.reduce_sum(tf.sin(y))
+    np.testing.assert_allclose(module(X), y, rtol=1e-5, atol=1e-6)
+    ours = jax.grad(lambda x: jnp.sum(jnp.sin(module(x))))(X)
+    np.testing.assert_allclose(ours, tape.gradient(loss, x), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_left_of_a_gradient_that_agrees() -> None:
+    module = invert.convert(tf.function(FUNCTIONS["library"]), X, config=PLAIN)
+    assert "agrees with autodiff" in module.report.gradients[0]
+    assert not {"custom_jvp_call", "custom_vjp_call"} & set(module.report.primitives)
+
+
+def test_second_derivative_of_a_gradient_that_is_kept() -> None:
+    fn = tf.function(lambda x: tf.reduce_sum(triple(x) * x), autograph=False)
+    module = invert.convert(fn, X, config=PLAIN)
+    with tf.GradientTape() as outer:
+        x = tf.constant(X)
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = fn(x)
+        grad = inner.gradient(y, x)
+        total = tf.reduce_sum(tf.sin(grad))
+    ours = jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(module)(x))))(X)
+    np.testing.assert_allclose(ours, outer.gradient(total, x), rtol=1e-4, atol=1e-5)
+
+
+def test_variables_of_recomputed_layers() -> None:
+    weights = tf.Variable(np.full((4, 4), 0.3, np.float32), name="weights")
+
+    @tf.recompute_grad
+    def layer(x: Any) -> Any:
+        return tf.tanh(x @ weights)
+
+    fn = tf.function(lambda x: tf.reduce_sum(layer(layer(x)) ** 2), autograph=False)
+    module = invert.convert(fn, X, config=PLAIN)
+    with tf.GradientTape() as tape:
+        loss = fn(tf.constant(X))
+    ours = eqx.filter_grad(lambda m: m(X))(module).params
+    (ours,) = jax.tree_util.tree_leaves(ours)
+    np.testing.assert_allclose(ours, tape.gradient(loss, weights), rtol=1e-5)
+
+
+def blocks(count: int) -> Any:
+    """Residual blocks, each with weights of its own and a gradient that is clipped."""
+    rng = np.random.default_rng(0)
+    weights = [tf.constant(0.3 * rng.normal(size=(4, 4)), tf.float32) for _ in range(count)]
+
+    @tf.custom_gradient
+    def block(x: Any, w: Any) -> Any:
+        y = tf.nn.relu(x @ w)
+
+        def grad(dy: Any) -> Any:
+            d = tf.where(y > 0, tf.clip_by_value(dy, -1.0, 1.0), 0)
+            return d @ tf.transpose(w), tf.transpose(x) @ d
+
+        return y, grad
+
+    @tf.function(input_signature=[tf.TensorSpec([3, 4], tf.float32, "x")], autograph=False)
+    def stack(x: Any) -> Any:
+        for w in weights:
+            x = x + block(x, w)
+        return tf.reduce_sum(x**2)
+
+    stack.get_concrete_function()
+    return stack
+
+
+def test_residual_blocks_at_linear_cost() -> None:
+    invert.convert(blocks(2), config=PLAIN)  # what is compiled once for all
+    seconds = {}
+    for count in (10, 20, 40):
+        fn = blocks(count)
+        taken = []
+        for _ in range(
+            3
+        ):  # the least: what else the process does, such as collecting, comes on top
+            start = time.process_time()  # of this process alone
+            module = invert.convert(fn, config=PLAIN)
+            taken.append(time.process_time() - start)
+        seconds[count] = min(taken)
+        assert len(module.report.gradients) == count
+    with tf.GradientTape() as tape:
+        x = tf.constant(X)
+        tape.watch(x)
+        loss = fn(x)
+    np.testing.assert_allclose(jax.grad(module)(X), tape.gradient(loss, x), rtol=1e-4)
+    assert seconds[40] < 3.5 * seconds[20] and seconds[20] < 3.5 * seconds[10], seconds
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The gradients that were compiled to be compared by numbers."""
+    made: list[Any] = []
+    compare = settle.largest_difference
+
+    def counted(region: Any, raw: Any, wide: bool) -> float:
+        made.append(region)
+        return compare(region, raw, wide)
+
+    monkeypatch.setattr(settle, "largest_difference", counted)
+    return made
+
+
+def test_layers_of_one_kind_are_compared_once(comparisons: list[Any]) -> None:
+    invert.convert(blocks(6), config=PLAIN)
+    assert len(comparisons) == 1
+
+
+def test_elementwise_gradients_are_compared_at_one_shape(comparisons: list[Any]) -> None:
+    def fn(x: Any) -> Any:
+        y = [tf.nn.silu(tf.reshape(x, shape)) for shape in ((12,), (2, 6), (1, 3, 4))]
+        return [*y, tf.nn.silu(x[0]), *(triple(v) for v in y)]
+
+    module = invert.convert(tf.function(fn, autograph=False), X, config=PLAIN)
+    assert len(comparisons) == 2 and len(module.report.gradients) == 7
+    assert sum("agrees" in m for m in module.report.gradients) == 4
+
+
+def test_gradient_that_is_no_more_elementwise_is_compared_again(comparisons: list[Any]) -> None:
+    @tf.custom_gradient
+    def scaled(x: Any, factor: Any) -> Any:
+        return x * factor, lambda dy: (dy * factor, tf.reduce_mean(dy * x))
+
+    fn = tf.function(lambda x: (scaled(x, x[0, 0]), scaled(x[:1, :1], x[0, 0])), autograph=False)
+    module = invert.convert(fn, X, config=PLAIN)
+    # The mean of one number is its sum, so that only the second gradient is that of autodiff.
+    assert len(comparisons) == 2
+    assert ["kept" in m for m in module.report.gradients] == [True, False]
+
+
+def nested(depth: int) -> Any:
+    """Functions with a gradient that hold one another."""
+
+    def make(depth: int) -> Callable[[Any], Any]:
+        if depth == 0:
+            return tf.sin
+        inner = make(depth - 1)
+
+        @tf.custom_gradient
+        def outer(x: Any) -> Any:
+            return 1.5 * inner(x), lambda dy: 0.5 * dy * x
+
+        return outer
+
+    return tf.function(make(depth), autograph=False)
+
+
+def test_nested_gradients_at_linear_cost() -> None:
+    invert.convert(nested(2), X, config=PLAIN)  # what is compiled once for all
+    seconds = {}
+    for depth in (5, 15):
+        fn = nested(depth)
+        fn.get_concrete_function(tf.TensorSpec(X.shape, tf.float32))
+        start = time.process_time()  # of this process alone
+        module = invert.convert(fn, X, config=PLAIN)
+        seconds[depth] = time.process_time() - start
+        assert len(module.report.gradients) == depth
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(module(x)))(X), 0.5 * X)
+    # Work that doubles with each level would take a thousand times as long.
+    assert seconds[15] < 9 * seconds[5], seconds
+
+
+def test_prevent_gradient() -> None:
+    fn = tf.function(lambda x: tf.raw_ops.PreventGradient(input=x * x, message="not this"))
+    module = invert.convert(fn, X, config=PLAIN)
+    np.testing.assert_array_equal(module(X), X * X)
+    with pytest.raises(LookupError, match="not this"):
+        jax.grad(lambda x: jnp.sum(module(x)))(X)
+    warned = invert.convert(fn, X, config=invert.Config(prevent_gradient="warn"))
+    with pytest.warns(UserWarning, match="not this"):
+        grad = jax.grad(lambda x: jnp.sum(warned(x)))(X)
+    np.testing.assert_allclose(grad, 2 * X)
+
+
+def test_gradients_are_left_out_on_request() -> None:
+    config = invert.Config(verify=False, custom_gradients="ignore")
+    module = invert.convert(tf.function(clip), X, config=config)
+    np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(module(x)))(X), np.full_like(X, 2))
+
+
+def test_what_is_linear() -> None:
+    def shown(fn: Callable[..., Any], *types: Any) -> bool:
+        from invert.ir.linearity import is_linear
+
+        return is_linear(jax.make_jaxpr(fn)(*types), 1)
+
+    x = np.ones((3, 3), np.float32)
+    assert shown(lambda w, d: jnp.where(w > 0, (d @ w.T).sum(0) * 3, 0.0) / w, x, x)
+    assert shown(lambda w, d: jnp.concatenate([d, jnp.zeros_like(d)])[1:], x, x)
+    assert shown(jax.jit(lambda w, d: w * d), x, x)
+    assert not shown(lambda w, d: d * d, x, x)
+    assert not shown(lambda w, d: d + 1, x, x)
+    assert not shown(lambda w, d: w / d, x, x)
+    assert not shown(lambda w, d: jnp.clip(d, -1, 1), x, x)
+    assert not shown(lambda w, d: jnp.where(d > 0, d, 0.0), x, x)
+    assert not shown(lambda w, d: jnp.where(w > 0, d, 1.0), x, x)
+    assert not shown(lambda w, d: d.astype(np.int32).astype(np.float32), x, x)
+    assert not shown(lambda w, d: w, x, x)

@@ -1,0 +1,231 @@
+"""The engine: what is refused, what is replaced, what is switched off, what it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax, random
+
+import invert
+from benchmarks.recovery import primitives, stripped
+from invert._private.jax import dce, open_jaxpr
+
+X = np.linspace(-1.5, 2, 9, dtype=np.float32).reshape(3, 3)
+K = np.array([3, 4], np.uint32)
+
+
+def calls(f: Callable[..., Any], *args: Any) -> list[str]:
+    """The primitives of a function in order, calls by their names."""
+    eqns = jax.make_jaxpr(f)(*args).jaxpr.eqns
+    return [e.params["name"] if e.primitive.name == "jit" else e.primitive.name for e in eqns]
+
+
+def pattern(name: str, root: str, function: Callable[..., Any], arity: int) -> invert.Pattern:
+    """Puts a call of `function` where its equations are."""
+
+    def outlined(*args: Any) -> Any:
+        return function(*args)
+
+    outlined.__name__ = outlined.__qualname__ = name
+    call = jax.jit(outlined)
+
+    def propose(site: invert.Site) -> Any:
+        yield invert.Call(name, call, (site.out,) * arity, before=function)
+
+    return invert.Pattern(name, (root,), propose)
+
+
+def rewritten(f: Callable[..., Any], p: invert.Pattern, *args: Any) -> list[str]:
+    """The primitives after the rewrite, which keeps the values."""
+    new = invert.rewrite(f, [p])
+    for got, want in zip(jax.tree.leaves(new(*args)), jax.tree.leaves(f(*args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+    return calls(new, *args)
+
+
+SWISH = pattern("swish", "mul", lambda x: x * (1 / (1 + jnp.exp(-x))), 1)
+PAIR = pattern("pair", "mul", lambda a, b, s: (a * s, b + s), 3)
+BOTH = pattern("both", "add", lambda x: (jnp.sin(x) + 1, jnp.cos(x) * 2), 1)
+
+
+def test_the_equations_of_a_pattern_become_its_call() -> None:
+    assert rewritten(lambda x: x * (1 / (1 + jnp.exp(-x))), SWISH, X) == ["swish"]
+
+
+def test_an_interior_value_may_not_be_used_outside() -> None:
+    def as_result(x: Any) -> Any:
+        e = jnp.exp(-x)
+        return x * (1 / (1 + e)), e
+
+    def by_another(x: Any) -> Any:
+        e = jnp.exp(-x)
+        return x * (1 / (1 + e)), jnp.sin(e)
+
+    for f in (as_result, by_another):
+        assert "swish" not in rewritten(f, SWISH, X)
+
+
+@pytest.mark.parametrize(
+    "near",
+    [
+        lambda x: x * (1 / (2 + jnp.exp(-x))),
+        lambda x: x * (1 / (1 + jnp.exp(x))),
+        lambda x: x * (1 / (1 - jnp.exp(-x))),
+        lambda x: x * ((1 + jnp.exp(-x)) / 1),
+        lambda x: x * (1 / (1 + jnp.exp(-jnp.sin(x)))),
+    ],
+)
+def test_near_misses_are_left_alone(near: Callable[..., Any]) -> None:
+    assert "swish" not in rewritten(near, SWISH, X)
+
+
+def test_results_that_are_not_used_may_be_missing() -> None:
+    assert rewritten(lambda x: jnp.sin(x) + 1, BOTH, X) == ["both"]
+    assert rewritten(lambda x: (jnp.sin(x) + 1, jnp.cos(x) * 2), BOTH, X) == ["both"]
+
+
+def test_a_match_that_needs_its_own_result_is_refused() -> None:
+    assert rewritten(lambda a, b, s: (a * s, b + s), PAIR, X, X + 1, X + 2) == ["pair"]
+
+    def directly(a: Any, s: Any) -> Any:
+        first = a * s
+        return first, first + s
+
+    def through_another(a: Any, s: Any) -> Any:
+        first = a * s
+        return first, jnp.sin(first) + s
+
+    for f in (directly, through_another):
+        assert "add" in rewritten(f, PAIR, X, X + 2)
+
+
+def test_of_two_matches_that_need_each_other_one_is_made() -> None:
+    def f(x: Any, y: Any, s: Any, t: Any) -> Any:
+        first, second = x * s, y * t
+        return first, second, first + t, second + s
+
+    got = rewritten(f, PAIR, X, X - 1, X + 2, X + 3)
+    assert sorted(got) == ["add", "mul", "pair"]
+
+
+def test_patterns_reach_into_bodies() -> None:
+    def f(x: Any) -> Any:
+        step = lambda c, r: lax.cond(c[0] > 0, lambda c: c * (1 / (1 + jnp.exp(-c))), jnp.sin, c)  # noqa: E731
+        return lax.scan(lambda c, r: (step(c, r) + r, None), x[0], x)[0]
+
+    new = jax.make_jaxpr(invert.rewrite(f, [SWISH]))(X).jaxpr
+    assert "exp" in primitives(new, True)  # calls are looked through
+    assert "name=swish" in str(new)
+
+
+def export(f: Callable[..., Any], *args: Any) -> jax.export.Exported:
+    return jax.export.export(jax.jit(f))(*args)
+
+
+def test_patterns_are_switched_by_name() -> None:
+    def f(x: Any) -> Any:
+        return lax.scan(lambda c, r: (c + r, jnp.cumsum(r)), x[0], x)
+
+    exported = export(f, X)
+
+    def recovered(**options: Any) -> invert.Module:
+        module = invert.from_exported(exported, config=invert.Config(**options))
+        for got, want in zip(jax.tree.leaves(module(X)), jax.tree.leaves(f(X)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+        return module
+
+    every, without = recovered(), recovered(disabled_patterns=("cumulative",))
+    alone, raw = recovered(patterns=("scan",)), recovered(patterns=False)
+    assert {"cumsum", "scan"} <= set(every.report.primitives)
+    assert "cumsum" not in without.report.primitives and "scan" in without.report.primitives
+    assert set(alone.report.rewrites) == {"scan"} and "cumsum" not in alone.report.primitives
+    assert not raw.report.rewrites and "while" in raw.report.primitives
+    assert {m.report.certificate.kind for m in (every, without, alone, raw)} == {"exact"}
+    with pytest.raises(ValueError, match="there is no pattern"):
+        recovered(disabled_patterns=("cumulatif",))
+
+
+def test_patterns_of_ones_own_serve_conversions() -> None:
+    exported = export(lambda x: x * (1 / (1 + jnp.exp(-x))), X)
+
+    def propose(site: invert.Site) -> Any:
+        yield invert.Call("tangent", jax.jit(_named_swish), (site.out,))
+
+    own = invert.Pattern("own", ("mul",), propose)
+    module = invert.from_exported(exported, config=invert.Config(extra_patterns=(own,)))
+    assert module.report.rewrites["own"] == 1
+    np.testing.assert_allclose(module(X), X / (1 + np.exp(-X)), rtol=1e-6)
+
+
+def _named_swish(x: Any) -> Any:
+    return x * (1 / (1 + jnp.exp(-x)))
+
+
+def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "patterns.md").read_text()
+    (example,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "def propose" in b)
+    exec(compile(example, "docs/patterns.md", "exec"), {"__name__": "example"})
+    printed = capsys.readouterr().out
+    assert (
+        "dot_general" in printed
+        and "name=silu" in printed
+        and "exp" not in printed.split("silu")[0]
+    )
+
+
+STRIPPED = {
+    "cumsum": (lambda x: jnp.cumsum(x, 0), X),
+    "argmax": (lambda x: jnp.argmax(x, 1), X),
+    "cholesky": (lambda x: jnp.linalg.cholesky(x @ x.T + 3 * jnp.eye(3)), X),
+    "erf_inv": (lambda x: lax.erf_inv(x / 4), X),
+    "digamma": (lax.digamma, X),
+    "scan": (lambda x: lax.scan(lambda c, r: (c * 0.5 + r, c - r), x[0], x), X),
+    "map": (lambda x: lax.map(lambda r: jnp.sin(r) - r[0], x), X),
+    "uniform": (lambda k: random.uniform(k, (3,)), K),
+    "normal": (lambda k: random.normal(k, (2, 2)), K),
+    "softmax": (lambda x: jax.nn.softmax(x, 1), X),
+    "relu": (jax.nn.relu, X),
+    "gather": (lambda x: x.at[jnp.array([2, 5, 0])].get(mode="fill", fill_value=0), X),
+}
+
+
+@pytest.mark.parametrize("name", STRIPPED)
+def test_without_locations_and_names(name: str) -> None:
+    f, x = STRIPPED[name]
+    exported = export(f, x)
+    text = stripped(exported)
+    assert "loc(" not in text
+    module, named = invert.from_stablehlo(text), invert.from_exported(exported)
+    want = primitives(dce(open_jaxpr(jax.make_jaxpr(f)(x))), True)
+    assert primitives(named.jaxpr, True) == want
+    assert primitives(module.jaxpr, True) == want
+    assert module.report.certificate.kind == "exact"
+
+
+def test_the_time_of_the_driver_is_linear() -> None:
+    def chain(n: int) -> Callable[..., Any]:
+        def f(x: Any) -> Any:
+            for i in range(n // 5):
+                x = jnp.sin(x * x - x) + np.float32(i)
+                x = x / 3
+            return x
+
+        return f
+
+    def seconds(n: int) -> float:
+        config = invert.Config(verify=False)
+        exported = export(chain(n), X)
+        runs = [invert.from_exported(exported, config=config).report for _ in range(3)]
+        assert runs[0].equations >= n
+        return min(r.seconds["patterns"] for r in runs)
+
+    seconds(500)
+    assert seconds(2000) < 4 * 2.5 * seconds(500)
