@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import jax
 
 import invert
-from invert._private.jax import dce, make_ir_context, open_jaxpr, stablehlo_dialect
+from invert._private.jax import dce, open_jaxpr
+from invert._private.mlir import make_ir_context, stablehlo_dialect
 from invert.ir import jaxprs
 from tests.harness_cases import Case, harnesses
 

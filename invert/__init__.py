@@ -7,6 +7,7 @@ from invert._api import from_stablehlo as from_stablehlo
 from invert._api import load as load
 from invert._api import rewrite as rewrite
 from invert._api import roundtrip as roundtrip
+from invert._certificate import Certificate as Certificate
 from invert._config import Config as Config
 from invert._errors import EmissionError as EmissionError
 from invert._errors import InvertError as InvertError
@@ -19,7 +20,6 @@ from invert._errors import UnsupportedOpError as UnsupportedOpError
 from invert._errors import VerificationError as VerificationError
 from invert._lazy import submodules as _submodules
 from invert._report import Report as Report
-from invert._verify import Certificate as Certificate
 from invert.emission import Emission as Emission
 from invert.modules.methods import Methods as Methods
 from invert.modules.module import Module as Module

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,148 +10,19 @@ import jax
 import jax.export
 import numpy as np
 
-from invert import _containers, patterns
+from invert import _containers
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint, traced
-from invert._errors import InvertError, SignatureError, nested_too_deep
-from invert._opaque import platform_of
-from invert._private.jax import open_jaxpr
-from invert._report import Report
-from invert._verify import Certificate, certify
-from invert.gradients.cache import without_rules
-from invert.gradients.settle import Settler, plain
-from invert.ir import jaxprs
-from invert.ir.match import equivalent
+from invert._entry import EntryPoint
+from invert._errors import InvertError, SignatureError
+from invert._pipeline import recover
 from invert.modules import save
+from invert.modules.function import Function
 from invert.modules.methods import Methods, build_methods
-from invert.modules.module import Function, Module, Stage, build
+from invert.modules.module import Module, build
 from invert.patterns.rewrite import rewrite as rewrite
-from invert.rewriting.driver import Rewriter
-from invert.rewriting.pattern import Stage as PatternStage
-from invert.rewriting.templates import raise_call
 
 _DEFAULT = Config()
 _STRICT_ORDER = "the comparators of its sorts are strict weak orders"
-
-
-def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
-    """Raises an entry point at the given argument types and rewrites it."""
-    seconds = {}
-    start = time.perf_counter()
-    # Modules hold values of 64 bits whatever the session's setting.
-    with nested_too_deep(entry.name), jax.enable_x64(True):
-        config.begin(f"{entry.name}: raising")
-        closed = traced(entry, avals)
-        seconds["raise"] = time.perf_counter() - start
-        start = time.perf_counter()
-        closed = jaxprs.canonicalize(closed)
-        seconds["canonicalize"] = time.perf_counter() - start
-        start = time.perf_counter()
-        config.begin(f"{entry.name}: recognizing patterns")
-        raw, known = jaxprs.split_constants(plain(closed))
-        platform = entry.platform or platform_of(jaxprs.opaque_targets(raw))
-        closed, rewrites = _recognize(closed, platform, config)
-        closed = jaxprs.merge_broadcasts(closed)
-        seconds["patterns"] = time.perf_counter() - start
-        start = time.perf_counter()
-        config.begin(f"{entry.name}: comparing gradients")
-        settle = Settler(
-            lambda gradient: _recognize(gradient, platform, config)[0],
-            config,
-            platform,
-            wide=jaxprs.has_wide_types(raw),
-        )
-        closed = settle(closed)
-        seconds["gradients"] = time.perf_counter() - start
-        wide = jaxprs.has_wide_types(raw)
-        config.begin(f"{entry.name}: verifying")
-        start = time.perf_counter()
-        # The comparison is over the constants of the raw program; arrays come back after it.
-        recovered = jaxprs.over_constants(closed, known)
-        certificate = _certify(raw, recovered, known, platform, wide, config)
-        if jaxprs.assumes_order(raw):
-            certificate = dataclasses.replace(certificate, assumes=_STRICT_ORDER)
-        seconds["verify"] = time.perf_counter() - start
-        closed = jaxprs.without_hints(jaxprs.restore_arrays(closed))
-        jaxpr, constants = jaxprs.split_constants(closed)
-        notes: list[str] = []
-        if config.bfloat16_constants:
-            jaxpr, constants, notes = jaxprs.narrow_constants(
-                jaxpr, constants, config.bfloat16_constants
-            )
-    counts = jaxprs.primitive_counts(jaxpr)
-    report = Report(
-        entry=entry.name,
-        source=entry.source,
-        primitives=counts,
-        opaque=jaxprs.opaque_targets(jaxpr),
-        rewrites=rewrites,
-        seconds=seconds,
-        certificate=certificate,
-        gradients=tuple(settle.messages),
-        notes=(*entry.notes(), *notes),
-        bridged=_bridged(raw),
-        sizes=_sizes(entry, avals),
-    )
-    return Stage(jaxpr, constants, report, wide)
-
-
-def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
-    """Types of the arguments that have open sizes."""
-    specs: list[ArgSpec] = jax.tree_util.tree_leaves(
-        (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
-    )
-    return tuple(
-        f"{spec.name}: {aval.dtype}[{','.join(map(str, aval.shape))}]"
-        for spec, aval in zip(specs, avals, strict=False)
-        if any(not isinstance(n, int) for n in spec.shape)
-    )
-
-
-def _bridged(raw: Any) -> Mapping[str, int]:
-    """The ops that TensorFlow's XLA bridge compiled: each is a call of a function of its own."""
-    calls = {name: n for name, n in jaxprs.call_counts(raw).items() if name.startswith("tf_")}
-    if not calls:
-        return {}
-    from invert.tf.fallback.xla_bridge_ops import bridged_op
-
-    return {op: n for name, n in calls.items() if (op := bridged_op(name)) is not None}
-
-
-def _certify(
-    raw: Any, jaxpr: Any, constants: Sequence[Any], platform: str, wide: bool, config: Config
-) -> Certificate:
-    if not config.verify:
-        return Certificate("unverified", "switched off by Config(verify=False)")
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
-    by_signature = any(jaxprs.is_wide(v) for v in (*raw.invars, *raw.outvars))
-    wide = wide and by_signature
-    # Where no pattern applied, both lower to the same, whatever that is; rules and `stop_gradient`
-    # leave nothing. Of a custom call that is all that can be said.
-    one, two = (jaxprs.canonicalize(without_rules(plain(p))) for p in (raw, jaxpr))
-    if not jaxprs.opaque_targets(raw) and equivalent(one, two, constants):
-        return Certificate("exact")
-    return certify(raw, jaxpr, avals, constants, platform=platform, wide=wide)
-
-
-def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping[str, int]]:
-    """Applies the patterns that are switched on."""
-    stages = patterns.selected(config.patterns, config.disabled_patterns)
-    if config.extra_patterns:
-        stages = (*stages, PatternStage(tuple(config.extra_patterns)))
-    if not stages:
-        return closed, {}
-    wide = jaxprs.wide_types(open_jaxpr(closed))
-    rewriter = Rewriter(
-        stages,
-        raise_call,
-        platform,
-        x64=bool(wide),
-        # Counters of random bits are of 64 bits in every session.
-        x64_first=bool(wide - {np.dtype(np.uint64)}),
-        named=jaxprs.is_named(closed),
-    )
-    return rewriter.run(closed), dict(sorted(rewriter.counts.items()))
 
 
 def _build(

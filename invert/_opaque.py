@@ -13,13 +13,8 @@ import jax
 from jax.interpreters import ad, batching, mlir
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.jax import (
-    apply_primitive,
-    core,
-    custom_call_is_registered,
-    emit_custom_call,
-    ir,
-)
+from invert._private.jax import apply_primitive, core, custom_call_is_registered, emit_custom_call
+from invert._private.mlir import ir
 
 custom_call_p = core.Primitive("custom_call")
 custom_call_p.multiple_results = True

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from invert._certificate import Certificate
 from invert._errors import plain
-from invert._verify import Certificate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,63 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from invert._certificate import Certificate
 from invert._config import Config
 from invert._errors import InvertError
 from invert._private.jax import (
     eval_closed,
     from_words,
-    key_impl,
     lowered_module,
     open_jaxpr,
     trace_closed,
     words_of,
 )
-from invert.frontends.stablehlo import Program
 from invert.ir import jaxprs
 from invert.ir.match import difference
 from invert.ir.normal_form import normal_form
-
-
-@dataclasses.dataclass(frozen=True)
-class Certificate:
-    """How far the recovery is proved.
-
-    **Attributes:**
-
-    - `kind`: `"exact"`: the recovered program lowers to the very program that was read, equation by
-        equation; where rules of TensorFlow ops wrote that program, to what it lowers to.
-        `"numerical"`: it lowers to another one, and both were run on random inputs.
-        `"unverified"`: neither was possible, or it was switched off.
-    - `reason`: why the certificate is not exact; `""` where it is.
-    - `largest_error`: largest absolute difference of a result, for `"numerical"`.
-    - `assumes`: what this takes for granted of the program, where its format leaves open what it
-        does otherwise; `""` where that is nothing.
-    """
-
-    kind: Literal["exact", "numerical", "unverified"]
-    reason: str = ""
-    largest_error: float | None = None
-    assumes: str = ""
-
-    def __str__(self) -> str:
-        error = self.largest_error
-        details = [
-            "" if error is None else f"largest error {error:.3g}",
-            self.reason,
-            self.assumes and f"provided that {self.assumes}",
-        ]
-        text = "; ".join(filter(None, details))
-        return f"{self.kind} ({text})" if text else self.kind
-
+from invert.ir.numbers import largest_gap, random_value
+from invert.stablehlo.program import Program
 
 # More numbers than this are not run only to compare a text.
 _MOST_RUN = 1 << 26
@@ -189,36 +156,3 @@ def _numerical(
         except (RuntimeError, ValueError, TypeError, NotImplementedError, InvertError) as error:
             return Certificate("unverified", f"{reason}; it could not be run: {error}")
     return Certificate("numerical", reason, largest)
-
-
-def random_value(rng: np.random.Generator, aval: Any) -> Any:
-    """Random values that most programs take: small integers, numbers around zero."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        seeds = rng.integers(0, 2**31, aval.shape).astype(np.uint32)
-        impl = key_impl(aval.dtype)
-        flat = [jax.random.key(s, impl=impl) for s in seeds.reshape(-1)]
-        return jnp.stack(flat).reshape(aval.shape)
-    dtype = np.dtype(aval.dtype)
-    if dtype == np.bool_:
-        return rng.random(aval.shape) < 0.5
-    if jnp.issubdtype(dtype, jnp.integer):
-        return rng.integers(0, 4, aval.shape).astype(dtype)
-    values = rng.standard_normal(aval.shape)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        values = values + 1j * rng.standard_normal(aval.shape)
-    return np.asarray(values).astype(dtype)
-
-
-def largest_gap(x: Any, y: Any) -> float:
-    """Largest absolute difference; infinite where shapes or what is not a number differ."""
-    a, b = np.asarray(x), np.asarray(y)
-    if a.shape != b.shape:
-        return float("inf")
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    a, b = a.astype(wide), b.astype(wide)
-    if not a.size:
-        return 0.0
-    both = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(all="ignore"):
-        gap = np.where(both, 0.0, np.abs(a - b))
-    return float(np.where(np.isnan(gap), np.inf, gap).max())

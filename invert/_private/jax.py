@@ -1,4 +1,4 @@
-"""The only importer of private JAX, jaxlib, MLIR and TensorFlow names.
+"""The private parts of JAX that the package uses.
 
 One place to fix for a new release. Everything here exists in jax 0.10.2 and jax 0.12.
 """
@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import importlib
 import inspect
-import io
-import sys
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -28,17 +24,13 @@ from jax._src.interpreters import partial_eval as partial_eval
 from jax._src.interpreters import pxla as pxla
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import linalg as lax_linalg
-from jax._src.lib import _jax as _jaxlib
 from jax._src.random import core as random_core
 from jax._src.random import philox2x32, philox4x32, threefry2x32, threefry4x32
 from jax._src.random import prng as prng
 from jax._src.util import weakref_lru_cache
 from jaxlib import xla_client as xla_client
-from jaxlib.mlir import ir as ir
-from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
-make_ir_context = jax_mlir.make_ir_context
-mlir_bindings = _jaxlib.mlir
+from invert._private.mlir import ir, make_ir_context, stablehlo_dialect, text_of
 
 threefry2x32_p = threefry2x32.threefry2x32_p
 threefry4x32_p = threefry4x32.threefry4x32_p
@@ -48,16 +40,6 @@ random_gamma_p = random_core.random_gamma_p
 geqrf_p = lax_linalg.geqrf_p
 geqp3_p = lax_linalg.geqp3_p
 linear_solve = lax_linalg._solve
-
-
-def text_of(attribute: Any) -> str:
-    """Text of a string attribute; the bindings do not say that attributes have a value."""
-    return attribute.value
-
-
-def attribute_names(op: ir.Operation) -> list[str]:
-    """Names of the attributes of `op`; their values are not touched."""
-    return list(op.attributes)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -219,142 +201,6 @@ def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -
     return stablehlo_dialect.deserialize_portable_artifact(
         make_ir_context(), exported.mlir_module_serialized
     )
-
-
-def tf_variable_dtype(handle: Any) -> int | None:
-    """The `DataType` of the variable behind an eager handle; `None` where it is of none."""
-    data = getattr(handle, "_handle_data", None)
-    if data is None or not data.is_set or len(data.shape_and_type) != 1:
-        return None
-    return data.shape_and_type[0].dtype
-
-
-def tf_concrete_functions(fn: Any) -> list[Any]:
-    """Concrete functions that a `tf.function` has so far; none is traced for it.
-
-    Of a function that made its variables when it was first called, the trace of that call holds
-    their initialization, behind conditions. TensorFlow itself never gives it away.
-    """
-    if hasattr(fn, "concrete_functions"):  # restored from a SavedModel
-        return list(fn.concrete_functions)
-    first = fn._concrete_variable_creation_fn if fn._created_variables else None
-    return [c for c in fn._list_all_concrete_functions() if c is not first]
-
-
-def keras_flags(variables: Iterable[Any]) -> dict[int, bool]:
-    """Whether Keras trains each of these variables of TensorFlow, by `id`, where Keras made it.
-
-    A frozen layer has that flag on objects of Keras that hold the variables. These do not know
-    their holders, and a traced function does not know its model, so the holders are looked for
-    among all objects of the process.
-    """
-    made = {id(v) for v in variables if v.trainable}
-    new, old = (sys.modules.get(name) for name in ("keras", "tf_keras"))
-    holders = _subclasses(getattr(new, "Variable", None))
-    layers = _subclasses(old.layers.Layer) if old is not None else set()
-    if not made or not holders | layers:
-        return {}
-    flags: dict[int, bool] = {}
-    for found in gc.get_objects():
-        if type(found) in holders:
-            held = {id(found._value): bool(found.trainable)}
-        elif type(found) in layers and not found.trainable:
-            held = {id(v): False for v in found.weights}
-        else:
-            continue
-        flags |= {key: flag for key, flag in held.items() if key in made}
-    return flags
-
-
-def _subclasses(cls: Any) -> set[type]:
-    """A class and all that are derived from it; nothing of `None`."""
-    if cls is None:
-        return set()
-    return {cls}.union(*map(_subclasses, cls.__subclasses__()))
-
-
-def tf_proto(module: str, message: str) -> Any:
-    """A new, empty proto message of a module of TensorFlow."""
-    return getattr(importlib.import_module(f"tensorflow.{module}"), message)()
-
-
-def tf_load_errors() -> tuple[type[Exception], ...]:
-    """What TensorFlow's loader raises besides built-in errors and those of ops."""
-    from google.protobuf.message import DecodeError
-    from tensorflow.python.saved_model import nested_structure_coder
-
-    return (DecodeError, nested_structure_coder.NotEncodableError)
-
-
-def tf_restored_class(kind: str) -> type:
-    """The class of what TensorFlow's loader makes of a `SavedObject` of some kind."""
-    from tensorflow.python.eager import function
-    from tensorflow.python.ops import resource_variable_ops
-    from tensorflow.python.saved_model import function_deserialization
-    from tensorflow.python.trackable import autotrackable, resource
-    from tensorflow.python.trackable.asset import Asset
-
-    return {
-        "asset": Asset,
-        "bare_concrete_function": function.ConcreteFunction,
-        "function": function_deserialization.RestoredFunction,
-        "resource": resource.RestoredResource,
-        "variable": resource_variable_ops.UninitializedVariable,
-    }.get(kind, autotrackable.AutoTrackable)
-
-
-def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
-    """The gradient function that the attribute `_gradient_op_type` of an op names, if known."""
-    from tensorflow.python.framework import ops
-
-    try:
-        return ops.gradient_registry.lookup(op.get_attr("_gradient_op_type"))
-    except LookupError:
-        return None
-
-
-def tf_scratch_graph(name: str) -> Any:
-    """A new function graph, which takes what it uses of other graphs as captured inputs."""
-    from tensorflow.python.framework import func_graph
-
-    return func_graph.FuncGraph(name)
-
-
-def tf_function_graph(graph: Any, function: str) -> Any | None:
-    """The graph of a function in the library of another; `None` where it has none."""
-    return getattr(graph._functions.get(function), "graph", None)
-
-
-# Source that a bare child process runs to get `ir`, `stablehlo_dialect` and `make_ir_context`
-# (see stablehlo/parse.py) in a quarter of the time that importing JAX takes. The dialects are
-# those of jax/_src/interpreters/mlir.py `make_ir_context`, jax 0.10.2 and 0.12.
-READER_PRELUDE = """
-from jaxlib.mlir import ir
-from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy
-from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
-
-def make_ir_context():
-    registry = ir.DialectRegistry()
-    _jax_mlir_ext.register_dialects(registry)
-    context = ir.Context()
-    context.append_dialect_registry(registry)
-    context.load_all_available_dialects()
-    context.enable_multithreading(False)
-    sdy.register_dialect(context)
-    mpmd.register_dialect(context)
-    mhlo.register_mhlo_dialect(context)
-    chlo.register_dialect(context)
-    stablehlo_dialect.register_dialect(context)
-    return context
-"""
-
-
-def module_bytecode(module: ir.Module) -> bytes:
-    """The module as MLIR bytecode."""
-    out = io.BytesIO()
-    module.operation.write_bytecode(file=out)
-    return out.getvalue()
 
 
 # jax 0.12 has one class for closed and open jaxprs.

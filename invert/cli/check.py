@@ -13,12 +13,13 @@ import numpy as np
 
 from invert._errors import InvertError, VerificationError
 from invert._report import Report
-from invert._verify import random_value
 from invert.cli.model import Model
 from invert.emission import dimension_names
 from invert.frontends import original
+from invert.ir.numbers import random_value
 from invert.modules import save
-from invert.modules.module import Function, Module
+from invert.modules.function import Function
+from invert.modules.module import Module
 
 # How far two libraries may be apart on one machine, relative to the largest result: they add in
 # another order. By the bits of the mantissa.

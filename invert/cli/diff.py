@@ -17,12 +17,12 @@ import numpy as np
 from invert._config import Config
 from invert._errors import plain
 from invert._private.jax import is_jaxpr, open_jaxpr
-from invert._verify import largest_gap
 from invert.cli.model import Model
 from invert.cli.programs import Program, programs_of
 from invert.cli.progress import Progress
 from invert.emission import difference
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
+from invert.ir.numbers import largest_gap
 
 # Beyond so many lines that differ, lines that stand often are no anchors for the alignment.
 _MANY = 2000

@@ -15,9 +15,10 @@ from invert._errors import SignatureError
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission import dimension_names, inlined, strong
 from invert.ir import jaxprs
+from invert.ir.graph import is_var
+from invert.modules.function import Function
 from invert.modules.methods import Methods
-from invert.modules.module import Function, Module
-from invert.rewriting.pattern import is_var
+from invert.modules.module import Module
 
 # Open sizes have these, in the order in which they first stand in a signature: primes, so that no
 # product of sizes is another's by chance.

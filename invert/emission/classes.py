@@ -25,8 +25,8 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier
 from invert.emission.python.nouns import NOUNS, PLAIN, of_layer, says
 from invert.emission.sizes.size import Size
+from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
-from invert.rewriting.pattern import is_var
 
 # Type of jaxtyping for the kinds of dtype.
 _KINDS = (

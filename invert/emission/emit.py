@@ -45,7 +45,7 @@ from invert.emission.sizes.probes import DoesNotRun, Shown, SizeError, words
 from invert.emission.sizes.size import Points
 from invert.ir import traced_form
 from invert.ir.arrays import device_array
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
 
 # Ways to write layers that can be asked for.
 STYLES = frozenset({"scan", "equinox"})

@@ -24,7 +24,7 @@ from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
 from invert.emission.python.nouns import PLAIN, says
 from invert.emission.sizes.size import Size
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
 
 
 @dataclasses.dataclass(frozen=True)

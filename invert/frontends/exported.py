@@ -12,7 +12,8 @@ from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.jax import from_words, physical_type, words_of
-from invert.frontends.stablehlo import ArrayType, Program, given_names
+from invert.frontends.stablehlo import given_names
+from invert.stablehlo.program import ArrayType, Program
 
 _AGAIN = "Export the function again."
 

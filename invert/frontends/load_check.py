@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from invert._errors import Problem
-from invert._private.jax import tf_proto, tf_restored_class
+from invert._private.tensorflow import tf_proto, tf_restored_class
 from invert.tf.fallback.eager import op_def
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 from invert.tf.fallback.xla_bridge_ops import BRIDGED

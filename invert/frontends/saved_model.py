@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
-from invert._private.jax import tf_concrete_functions, tf_load_errors, tf_proto
+from invert._private.tensorflow import tf_concrete_functions, tf_load_errors, tf_proto
 from invert.frontends.detached_modules import Modules, take_modules
 from invert.frontends.folder import files_of, stand_in
 from invert.frontends.load_check import asset_names, checkpoint_problems, load_problems, sever

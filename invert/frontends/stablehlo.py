@@ -2,201 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint, OpUse
-from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
-from invert.primitives.stablehlo import calls
-from invert.primitives.stablehlo import rules as _rules
-from invert.stablehlo.ops import interpreter
+from invert._entry import ArgSpec, EntryPoint
+from invert._errors import MalformedModelError
 from invert.stablehlo.ops.attributes import (
-    element_dtype,
-    is_token,
     location_name,
-    location_text,
-    shape_of,
-    string,
 )
-from invert.stablehlo.ops.interpreter import Context, Known, Value
-from invert.stablehlo.parse import parse_module
-
-_PLATFORM_INDEX = "_platform_index"
-
-# A shape, `None` for an open size, and a dtype.
-ArrayType = tuple[tuple[int | None, ...], np.dtype]
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A parsed module with its entry point; calling it raises it under the current trace.
-
-    **Arguments:**
-
-    - `module`: the verified MLIR module.
-    - `platforms`: the platforms it was lowered for; several make it take a platform index.
-    """
-
-    module: Any
-    config: Config
-    platforms: tuple[str, ...] = ()
-    location: str = ""
-
-    @classmethod
-    def from_bytes(
-        cls,
-        blob: bytes | str,
-        *,
-        config: Config,
-        platforms: tuple[str, ...] = (),
-        location: str = "",
-        trusted: bool = False,
-    ) -> Program:
-        """Parses `blob`: MLIR text, bytecode or a portable artifact.
-
-        **Arguments:**
-
-        - `trusted`: whether the bytes were made by this process. Others are read by a child process
-            first, because jaxlib's reader can crash on damaged bytes.
-
-        **Raises:** `MalformedModelError`.
-        """
-        module = parse_module(blob, trusted=trusted)
-        return cls(module, config, tuple(p.lower() for p in platforms), location)
-
-    @functools.cached_property
-    def functions(self) -> Mapping[str, Any]:
-        """Functions by name, and meshes as `sdy.mesh <name>`."""
-        return functions_of(self.module)
-
-    @functools.cached_property
-    def entry(self) -> str:
-        public = [n for n, f in self.functions.items() if is_public(f)]
-        return "main" if "main" in self.functions or not public else public[0]
-
-    @functools.cached_property
-    def problems(self) -> list[Problem]:
-        """Every reachable op that cannot be raised."""
-        return interpreter.reachable_problems(self.functions, self.entry, calls.custom_call_problem)
-
-    def ops(self) -> Iterator[OpUse]:
-        """Every op that is reachable, those of each function once."""
-        for op in interpreter.reachable(self.functions, self.entry):
-            location = location_text(op.location)
-            if op.name == "stablehlo.custom_call":
-                target = string(op.attributes["call_target_name"])
-                yield OpUse(f"{op.name} @{target}", calls.road_of(op), location)
-            else:
-                yield OpUse(op.name, "rule" if interpreter.has_rule(op.name) else "none", location)
-
-    @functools.cached_property
-    def takes_platform_index(self) -> bool:
-        """Whether the first argument stands for the platform. Other arguments that an attribute
-        calls constants, such as sizes, stay arguments: nothing says what they are."""
-        function = self.functions[self.entry]
-        if "arg_attrs" not in function.attributes:
-            return len(self.platforms) > 1
-        first = next(iter(function.attributes["arg_attrs"]), {})
-        if "jax.global_constant" not in first:
-            return len(self.platforms) > 1
-        # Printed, since it need not be a string.
-        return str(first["jax.global_constant"]) == f'"{_PLATFORM_INDEX}"'
-
-    @functools.cached_property
-    def in_types(self) -> list[ArrayType]:
-        """Shapes and dtypes of the arguments."""
-        block = self.functions[self.entry].regions[0].blocks[0]
-        return _array_types([a.type for a in block.arguments][int(self.takes_platform_index) :])
-
-    @functools.cached_property
-    def out_types(self) -> list[ArrayType]:
-        """Shapes and dtypes of the results."""
-        function = self.functions[self.entry]
-        return _array_types(function.attributes["function_type"].value.results)
-
-    @functools.cached_property
-    def is_static(self) -> bool:
-        return all(None not in shape for shape, _ in self.in_types)
-
-    def platform_index(self) -> int:
-        """The index of the branch that is taken: the configured platform, else this process's."""
-        wanted = self.config.platform
-        if wanted is None:
-            wanted = jax.default_backend()
-            wanted = {"gpu": "cuda"}.get(wanted, wanted)
-            return self.platforms.index(wanted) if wanted in self.platforms else 0
-        if wanted not in self.platforms:
-            raise SignatureError(
-                f"the module was lowered for {', '.join(self.platforms)}, not for {wanted!r}; "
-                "choose one of them in Config(platform=...)"
-            )
-        return self.platforms.index(wanted)
-
-    def _check_platform(self) -> None:
-        here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-        if self.config.platform_check and self.platforms and here not in self.platforms:
-            raise SignatureError(
-                f"the module was lowered for {', '.join(self.platforms)}, and this process runs on "
-                f"{here}; Config(platform_check=False) recovers it all the same"
-            )
-
-    def __call__(self, *values: Value) -> list[Value]:
-        """Raises the entry point on `values` (arrays or tracers); returns the flat results.
-
-        **Raises:** `UnsupportedOpError` with everything that cannot be raised; `SignatureError`
-            where number, shape or dtype of the values do not fit.
-        """
-        if self.problems:
-            raise UnsupportedOpError(self.problems)
-        self._check_platform()
-        self._check(values)
-        ctx = Context(functions=self.functions, config=self.config, jitted={}, env={})
-        known = [Known.of(self.platform_index())] if self.takes_platform_index else []
-        return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
-
-    def _check(self, values: Sequence[Value]) -> None:
-        wrong = []
-        if len(values) != len(self.in_types):
-            raise SignatureError(
-                f"the module takes {len(self.in_types)} arrays, but {len(values)} were given"
-            )
-        for i, (value, (shape, dtype)) in enumerate(zip(values, self.in_types, strict=True)):
-            fits = len(value.shape) == len(shape) and all(
-                want in (None, have) for want, have in zip(shape, value.shape, strict=True)
-            )
-            if not fits or value.dtype != dtype:
-                wrong.append(
-                    f"argument {i} is {value.dtype}{list(value.shape)}, "
-                    f"but the module takes {dtype}{['?' if n is None else n for n in shape]}"
-                )
-        if wrong:
-            raise SignatureError("; ".join(wrong))
-
-
-def functions_of(module: Any) -> dict[str, Any]:
-    """The functions of a module by name, and its meshes as `sdy.mesh <name>`."""
-    found = {}
-    for view in module.body.operations:
-        op = view.operation
-        if op.name == "func.func":
-            found[op.attributes["sym_name"].value] = op
-        elif op.name == "sdy.mesh":
-            found[f"sdy.mesh {op.attributes['sym_name'].value}"] = op
-    return found
-
-
-def is_public(function: Any) -> bool:
-    attributes = function.attributes
-    return "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public"
-
+from invert.stablehlo.program import Program
 
 # What holds a StableHLO module.
 Source = bytes | str | os.PathLike[str] | jax.stages.Lowered
@@ -241,10 +58,6 @@ def entry_point(source: Source, *, config: Config) -> EntryPoint:
     )
 
 
-def _array_types(types: Iterable[Any]) -> list[ArrayType]:
-    return [((), np.dtype(bool)) if is_token(t) else (shape_of(t), element_dtype(t)) for t in types]
-
-
 def given_names(program: Program) -> tuple[str, ...] | None:
     """Names of the arguments from their locations; `None` unless all of them have one."""
     block = program.functions[program.entry].regions[0].blocks[0]
@@ -252,6 +65,3 @@ def given_names(program: Program) -> tuple[str, ...] | None:
     names = [location_name(a.location) for a in arguments]
     usable = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
     return tuple(names) if usable else None
-
-
-RULE_FAMILIES = _rules.FAMILIES

@@ -20,7 +20,7 @@ import numpy as np
 from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert._errors import Problem, SignatureError, UnsupportedOpError, nested_too_deep
-from invert._private.jax import keras_flags, tf_concrete_functions, tf_variable_dtype
+from invert._private.tensorflow import keras_flags, tf_concrete_functions, tf_variable_dtype
 from invert.frontends.graph_entry import graph_entry, unique
 from invert.frontends.keras_model import input_specs, is_layer, tracing
 from invert.frontends.signature import (

@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from invert._private.jax import consts_of, evaluate, inline_calls, open_jaxpr, trace_closed
-from invert.gradients.rules import Region
+from invert.gradients.compare import Region
+from invert.ir.graph import Graph
 from invert.ir.jaxprs import canonicalize, equations, map_jaxprs, split_constants
 from invert.ir.match import equivalent
 from invert.rewriting.driver import Replacement, replace
-from invert.rewriting.pattern import Graph
 
 RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
 

@@ -4,171 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from invert._errors import InvertError
-from invert._private.jax import consts_of, core, eval_closed, eval_jaxpr, open_jaxpr, trace_closed
-from invert._verify import largest_gap
+from invert._private.jax import consts_of, core, eval_closed, eval_jaxpr, trace_closed
+from invert.gradients.compare import FAILURES, Region, beyond_rounding, once, samples, type_of
 from invert.ir import jaxprs
 from invert.ir.gradient_marker import is_differentiable
+from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
-from invert.rewriting.pattern import Graph
-
-
-class Region(Protocol):
-    """The equations between the arguments and the results of a marked gradient.
-
-    **Attributes:**
-
-    - `operands`: all variables from outside: the constants `held`, others, then the `inputs`.
-    - `results`: the results; `numbers` are those that have a tangent.
-    - `wanted`: positions of the inputs that the gradient gives cotangents for.
-    - `constants`: values of the constants; `avals`: types of the others and the cotangents.
-    - `forward`: the equations as a closed jaxpr over `operands`.
-    """
-
-    held: Any
-    operands: Any
-    inputs: Any
-    results: Any
-    numbers: Any
-    wanted: Any
-    constants: Any
-    avals: Any
-    forward: Any
-
-    def autodiff(self, *values: Any) -> list[Any]:
-        """What automatic differentiation gives for `avals`."""
-        ...
-
-    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
-        """The same for another program over `operands`."""
-        ...
-
-
-# What JAX raises where it cannot differentiate, transpose, lower or run a program.
-FAILURES = (
-    ArithmeticError, AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError,
-    TypeError, ValueError, InvertError,
-)  # fmt: skip
-
-
-def type_of(v: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a variable."""
-    return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
-
-
-def samples(avals: Sequence[Any], cotangents: int) -> list[list[np.ndarray]]:
-    """Values at which rules are known to differ: ties, zeros, steps, bounds, large numbers."""
-    rng = np.random.default_rng(0)
-    makers: list[Callable[[Any], np.ndarray]] = [
-        lambda shape: rng.standard_normal(shape),
-        lambda shape: np.zeros(shape),
-        lambda shape: np.ones(shape),
-        lambda shape: rng.integers(-3, 4, shape),
-        lambda shape: rng.integers(-8, 9, shape),
-        lambda shape: np.full(shape, 100.0),
-        lambda shape: np.full(shape, -100.0),
-        lambda shape: 30.0 * rng.standard_normal(shape),
-    ]
-    found = []
-    for make in makers:
-        values = []
-        for i, aval in enumerate(avals):
-            dtype = np.dtype(aval.dtype)
-            if i >= len(avals) - cotangents:
-                x = 4 * rng.standard_normal(aval.shape)
-            elif dtype == np.bool_:
-                x = rng.random(aval.shape) < 0.5
-            elif not jnp.issubdtype(dtype, jnp.inexact):
-                # Positions: mostly in bounds, far outside where the numbers are large.
-                x = np.asarray(make(aval.shape))
-                large = np.abs(x).max(initial=0) == 100 and jnp.issubdtype(dtype, jnp.signedinteger)
-                x = x if large else rng.integers(0, 4, aval.shape)
-            else:
-                x = make(aval.shape)
-            if jnp.issubdtype(dtype, jnp.complexfloating):
-                x = x + 1j * rng.standard_normal(aval.shape)
-            values.append(np.asarray(x).astype(dtype))
-        found.append(values)
-    return found
-
-
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled for a few calls: without the optimizations that take most of the time.
-
-    Sums are then rounded in another order or not fused, which numbers are compared up to anyway.
-    """
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-
-
-def largest_difference(region: Region, raw: Any, wide: bool) -> float:
-    """Largest difference of the two gradients that rounding does not explain; 0 where none."""
-    largest = 0.0
-    with jax.enable_x64(wide):
-        both = once(lambda *xs: (eval_closed(raw, xs), region.autodiff(*xs)))
-        count = len(region.numbers)
-        for values in samples(region.avals, count):
-            moved = both(*values[:-count], *map(_rounded, values[-count:]))[0]
-            for x, y, z in zip(*both(*values), moved, strict=True):
-                gap = beyond_rounding(np.asarray(x), np.asarray(y), np.asarray(z))
-                largest = max(largest, gap)
-    return largest
-
-
-# By how many units in the last place results may differ where sums round many times.
-_ULPS = 1e3
-
-
-def _rounded(cotangent: np.ndarray) -> np.ndarray:
-    """A cotangent, rounded as coarsely as two orders of the same sums may differ."""
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], cotangent.shape)
-    step = _ULPS * float(jnp.finfo(cotangent.dtype).eps)
-    return np.asarray(cotangent * (1 + step * signs), cotangent.dtype)
-
-
-def may_not_end(closed: Any) -> bool:
-    """Whether a loop in a program ends on data: on arguments drawn at random it may never."""
-    return any(
-        eqn.primitive.name == "while" and not _counts(eqn.params["cond_jaxpr"])
-        for eqn in jaxprs.equations(open_jaxpr(closed))
-    )
-
-
-def _counts(condition: Any) -> bool:
-    """Whether a condition is one comparison of whole numbers."""
-    eqns = open_jaxpr(condition).eqns
-    avals: list[Any] = [a.aval for eqn in eqns for a in eqn.invars]
-    return len(eqns) == 1 and all(
-        jnp.issubdtype(a.dtype, jnp.integer) and not a.shape for a in avals
-    )
-
-
-def beyond_rounding(x: np.ndarray, y: np.ndarray, moved: np.ndarray | None = None) -> float:
-    """The gap where `x` is finite; elsewhere it says nothing, as at a singular matrix.
-
-    `moved` is `x` for rounded cotangents: where terms cancel, as in the gradient of a softmax, the
-    results say too little about the numbers that were rounded on the way.
-    """
-    finite_x = np.isfinite(x)
-    noise = 0.0
-    if moved is not None and x.dtype.itemsize > 2:
-        both = finite_x & np.isfinite(moved)
-        steps = np.abs(moved[both] - x[both])
-        noise = float(steps.max(initial=0.0))
-    x, y = x[finite_x], y[finite_x]
-    gap = largest_gap(x, y)
-    if gap <= noise:
-        return 0.0
-    finite = np.abs(y[np.isfinite(y)]) if y.size else y
-    scale = float(finite.max()) if finite.size else 1.0
-    eps = float(jnp.finfo(x.dtype).eps)
-    # Long sums round many times; in 16 bits, so many that more would hide a real difference.
-    return gap if gap > (_ULPS if eps < 1e-5 else 16) * eps * scale else 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ the equations between the arguments and the results become a function with a rul
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,36 +24,31 @@ from invert._errors import InvertError
 from invert._private.jax import (
     consts_of,
     core,
-    eval_closed,
-    evaluate,
     lowered_module,
     open_jaxpr,
     trace_closed,
 )
-from invert.frontends.stablehlo import Program
 from invert.gradients.cache import Verdicts, inlined
+from invert.gradients.compare import FAILURES, largest_difference, may_not_end, type_of
+from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
-    FAILURES,
     Rule,
     is_transposable,
     is_zero,
-    largest_difference,
     make_rule,
-    may_not_end,
     plain_function,
     stopped,
-    type_of,
 )
 from invert.gradients.stop_gradient import with_stops
 from invert.ir import jaxprs
-from invert.ir.gradient_marker import custom_gradient_p, is_differentiable, parts
+from invert.ir.gradient_marker import custom_gradient_p, parts
+from invert.ir.graph import Graph
 from invert.ir.match import difference
 from invert.rewriting.driver import Replacement, replace
-from invert.rewriting.pattern import Graph
+from invert.stablehlo.program import Program
 
 # Constants of so many elements are not lowered with a program.
 _LARGE = 1 << 14
-_CLIP = jax.lax.GatherScatterMode.CLIP
 
 
 def plain(closed: Any) -> Any:
@@ -145,7 +139,7 @@ class Settler:
         if gradient.problem:
             self._say(gradient, f"plain autodiff: {gradient.problem}")
             return None
-        region = _Region(graph, eqn, self, settled)
+        region = MarkedRegion(graph, eqn, self, settled)
         is_complex = any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in region.numbers)
         if is_complex and gradient.convention != "jax":
             self._say(gradient, "plain autodiff: the gradient is complex and not a JAX one")
@@ -183,7 +177,7 @@ class Settler:
         self._say(gradient, f"kept as {rule.kind}: {reason}")
         return rule
 
-    def _kept(self, region: _Region, raw: Any) -> Rule:
+    def _kept(self, region: MarkedRegion, raw: Any) -> Rule:
         """The function with the gradient of the container as its rule."""
         if self.order > 1 or not region.gradient.nested:
             backward = self.verdicts.rewritten(raw, lambda: self.recognize(raw))
@@ -208,7 +202,7 @@ class Settler:
     def _say(self, gradient: Any, text: str) -> None:
         self.messages.append(f"{gradient.location}: {text}")
 
-    def _is_proved(self, region: _Region, raw: Any) -> bool:
+    def _is_proved(self, region: MarkedRegion, raw: Any) -> bool:
         """Whether the gradient is the program that autodiff of the recovered one lowers to.
 
         Large constants are arguments of both, so that they are not lowered.
@@ -227,7 +221,7 @@ class Settler:
                 return True
         return False
 
-    def _difference(self, region: _Region, raw: Any) -> str:
+    def _difference(self, region: MarkedRegion, raw: Any) -> str:
         """`""` where the gradient has the values of autodiff, else how they differ."""
         if may_not_end(raw) or may_not_end(region.forward):
             return "another program, which is not run, as a loop in it ends on data"
@@ -238,7 +232,7 @@ class Settler:
             return f"another program, which could not be run ({type(error).__name__}: {first})"
         return "" if gap == 0 else f"largest difference {gap:.3g}"
 
-    def _lowered(self, region: _Region, large: Sequence[Any], wide: bool) -> Any:
+    def _lowered(self, region: MarkedRegion, large: Sequence[Any], wide: bool) -> Any:
         """The gradient by autodiff, lowered and raised, over the constants `large`."""
         avals = [*map(type_of, large), *region.avals]
         run = functools.partial(region.autodiff_over, large)
@@ -246,164 +240,3 @@ class Settler:
             module = lowered_module(run, *avals, platform=self.platform)
         program = Program(module, Config())
         return jaxprs.canonicalize(trace_closed(lambda *xs: program(*xs), *avals))
-
-
-class _Region:
-    """The equations between the arguments and the results of a marker.
-
-    Everything takes the operands: values from outside that are no arguments (their derivative
-    is zero, as it is in TensorFlow), then the arguments, then the cotangents of the results
-    that are numbers with a tangent. `avals` are the types of all of them.
-    """
-
-    def __init__(
-        self, graph: Graph, eqn: Any, settler: Settler, settled: Mapping[int, Replacement]
-    ):
-        self.gradient = eqn.params["gradient"]
-        self.results, inputs, self.captures = parts(eqn)
-        self.inputs = list(dict.fromkeys(v for v in inputs if not isinstance(v, core.Literal)))
-        self.given = inputs
-        atoms = [*self.results, *self.captures]
-        self.eqns, outside = _slice(graph, atoms, set(self.inputs))
-        self.constants = {v: graph.consts[v] for v in outside if v in graph.consts}
-        self.outside = [v for v in outside if v not in self.constants]
-        self.held = [v for v in outside if v in self.constants]
-        self.operands = [*self.held, *self.outside, *self.inputs]
-        self.numbers = [v for v in self.results if is_differentiable(v.aval)]
-        self.wanted = [i for i, v in enumerate(self.inputs) if is_differentiable(v.aval)]
-        types = [v.aval for v in self.operands]
-        run = functools.partial(self._run_settled, settled)
-        # Markers inside were settled before: their values come first. One that uses what comes
-        # before the arguments here is settled again, on the arguments.
-        self.forward = trace_closed(lambda *values: run(values), *types)
-        self.forward = settler(self.forward)
-        self.avals = [
-            *(type_of(v) for v in (*self.outside, *self.inputs)),
-            *(type_of(v) for v in self.numbers),
-        ]
-
-    def _run_settled(self, settled: Mapping[int, Replacement], values: Sequence[Any]) -> list[Any]:
-        env = dict(zip(self.operands, values, strict=True))
-        read = evaluate([], env)
-        for eqn, rule in self._needed(settled):
-            if rule is None:
-                evaluate([eqn], env)
-            else:
-                results = eval_closed(rule.jaxpr, [read(a) for a in rule.inputs])
-                env.update(zip(rule.outputs, results, strict=True))
-        return [read(a) for a in self.results]
-
-    def _needed(self, settled: Mapping[int, Replacement]) -> list[tuple[Any, Replacement | None]]:
-        """The equations that the results need, in order, with what was settled for them.
-
-        What a settled marker stands for needs the arguments of it alone. The equations between
-        those and its results would else be run at each level of nesting, on top of the rule.
-        """
-        producers = {v: e for e in self.eqns for v in e.outvars}
-        given = set(self.operands)
-        found: dict[int, Replacement | None] = {}
-        pending = list(self.results)
-        while pending:
-            atom = pending.pop()
-            eqn = None if isinstance(atom, core.Literal) else producers.get(atom)
-            if eqn is None or atom in given or id(eqn) in found:
-                continue
-            rule = settled.get(id(eqn))
-            inputs = [] if rule is None else [a for a in rule.inputs if not hasattr(a, "val")]
-            if not all(a in producers or a in given for a in inputs):
-                rule = None
-            found[id(eqn)] = rule
-            pending += eqn.invars if rule is None else inputs
-        return [(e, found[id(e)]) for e in self.eqns if id(e) in found]
-
-    def _evaluate(self, values: Sequence[Any], atoms: Sequence[Any]) -> list[Any]:
-        env = dict(zip(self.operands, values, strict=True))
-        read = evaluate(self.eqns, env)
-        return [read(a) for a in atoms]
-
-    def with_promised_bounds(self) -> _Region | None:
-        """The region with gathers that promise to be in bounds; `None` where it has none."""
-        promise = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-        found: list[Any] = []
-
-        def change(jaxpr: Any) -> Any:
-            eqns = []
-            for eqn in jaxpr.eqns:
-                if eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP:
-                    eqn = eqn.replace(params={**eqn.params, "mode": promise})
-                    found.append(eqn)
-                eqns.append(eqn)
-            return jaxpr.replace(eqns=eqns)
-
-        other = copy.copy(self)
-        other.forward = jaxprs.map_jaxprs(self.forward, change)
-        return other if found else None
-
-    def _split(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The operands with the constants in front, and the cotangents."""
-        n = len(self.outside) + len(self.inputs)
-        return [*self.constants.values(), *values[:n]], list(values[n:])
-
-    def backward(self, *, nested: bool = False) -> Any:
-        """The gradient function, as a closed jaxpr from `avals` to cotangents of `wanted`."""
-
-        def run(*values: Any) -> list[Any]:
-            operands, cotangents = self._split(values)
-            captures = self._evaluate(operands, self.captures)
-            found = self.gradient(captures, cotangents, nested=nested)
-            sums: dict[Any, Any] = {}
-            for v, g in zip(self.given, found, strict=True):
-                if g is not None and not isinstance(v, core.Literal) and is_differentiable(v.aval):
-                    sums[v] = sums[v] + g if v in sums else g
-            return [
-                sums[v] if v in sums else jnp.zeros(v.aval.shape, v.aval.dtype)
-                for v in (self.inputs[i] for i in self.wanted)
-            ]
-
-        return trace_closed(run, *self.avals)
-
-    def autodiff(self, *values: Any) -> list[Any]:
-        """What automatic differentiation of the recovered program gives for the same."""
-        return self.autodiff_of(lambda *full: eval_closed(self.forward, full), values)
-
-    def autodiff_over(self, held: Sequence[Any], *values: Any) -> list[Any]:
-        """The same, with values for the constants `held` in front."""
-        other = copy.copy(self)
-        other.constants = {**self.constants, **dict(zip(held, values, strict=False))}
-        return other.autodiff(*values[len(held) :])
-
-    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
-        """What automatic differentiation of another program over `operands` gives."""
-        operands, cotangents = self._split(values)
-        first = len(operands) - len(self.inputs)
-        places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
-
-        def function(*numbers: Any) -> list[Any]:
-            full = list(operands)
-            for i, x in zip(self.wanted, numbers, strict=True):
-                full[first + i] = x
-            results = program(*full)
-            return [results[i] for i in places]
-
-        _, pull = jax.vjp(jax.jit(function), *(operands[first + i] for i in self.wanted))
-        return list(pull(cotangents))
-
-
-def _slice(graph: Graph, atoms: Sequence[Any], stop: set[Any]) -> tuple[list[Any], list[Any]]:
-    """The equations that `atoms` need, up to `stop`, in order; and the values from outside."""
-    eqns: dict[int, Any] = {}
-    outside: dict[Any, None] = {}
-    pending = list(atoms)
-    seen: set[Any] = set()
-    while pending:
-        atom = pending.pop()
-        if isinstance(atom, core.Literal) or atom in stop or atom in seen:
-            continue
-        seen.add(atom)
-        eqn = graph.producers.get(atom)
-        if eqn is None:
-            outside[atom] = None
-        elif id(eqn) not in eqns:
-            eqns[id(eqn)] = eqn
-            pending.extend(eqn.invars)
-    return sorted(eqns.values(), key=lambda e: graph.index[id(e)]), list(outside)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._private.jax import core, eval_closed, evaluate, open_jaxpr, trace_closed
-from invert.gradients.rules import FAILURES, beyond_rounding, samples
+from invert.gradients.compare import FAILURES, beyond_rounding, samples
 from invert.ir.gradient_marker import is_differentiable
 
 # Each place is one more copy of the gradient in a batch.

@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import by_jaxpr, consts_of, core, is_jaxpr, names_of, plain_params
+from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import HINT
-from invert.rewriting.pattern import Graph, is_var
 
 
 class Match:

@@ -28,9 +28,9 @@ from invert._private.jax import (
     scan_layout,
     trace_closed,
 )
+from invert.ir.graph import Graph
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
 from invert.ir.match import difference as _difference
-from invert.rewriting.pattern import Graph
 
 # How deep rules inside of rules are compared.
 _DEPTH = 2

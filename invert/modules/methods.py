@@ -15,16 +15,9 @@ from jax import Array
 from invert._errors import InvertError
 from invert._report import Report
 from invert.emission import Emission, constant_name, emission_of
-from invert.modules.module import (
-    Function,
-    class_of,
-    leaf_of,
-    lookup,
-    method,
-    nest,
-    param_paths,
-    styles_of,
-)
+from invert.modules.function import Function
+from invert.modules.module import class_of, leaf_of, method, styles_of
+from invert.modules.params import lookup, nest, param_paths
 
 
 class Methods(eqx.Module):

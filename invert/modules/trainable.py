@@ -9,7 +9,8 @@ import equinox as eqx
 import jax
 
 from invert.modules.methods import Methods
-from invert.modules.module import Module, nest
+from invert.modules.module import Module
+from invert.modules.params import nest
 
 
 def trainable(module: Module | Methods | eqx.Module) -> Any:

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from invert.ir.graph import is_var
 from invert.patterns.special import is_number, operand_types, produced_by
-from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, is_var, written_broadcasts
+from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, written_broadcasts
 
 
 class Expansion(NamedTuple):

@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import consts_of, core, evaluate, open_jaxpr
-from invert.rewriting.pattern import Graph, Site, Structural
+from invert.ir.graph import Graph
+from invert.rewriting.pattern import Site, Structural
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,9 @@ import jax
 from jax import lax
 
 from invert._private.jax import evaluate
+from invert.ir.graph import Graph, is_var
 from invert.patterns.loops import Access, Counted, access, counted, read, write
-from invert.rewriting.pattern import Call, Graph, Pattern, Site, is_var
+from invert.rewriting.pattern import Call, Pattern, Site
 
 
 @dataclasses.dataclass(frozen=True)

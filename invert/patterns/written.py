@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert._private.jax import core
+from invert.ir.graph import is_var
 from invert.patterns.special import is_number, produced_by
-from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, is_var, written_broadcasts
+from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, written_broadcasts
 
 _CONVERT = "convert_element_type"
 

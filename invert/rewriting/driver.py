@@ -28,19 +28,10 @@ from invert._private.jax import (
     with_names,
 )
 from invert.ir import jaxprs
+from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.jaxprs import HINT
 from invert.ir.match import Match, equivalent
-from invert.rewriting.pattern import (
-    Call,
-    Graph,
-    Pattern,
-    Site,
-    Stage,
-    Structural,
-    Whole,
-    is_var,
-    rounded,
-)
+from invert.rewriting.pattern import Call, Pattern, Site, Stage, Structural, Whole
 
 # Values of leading arguments of a body; `None` where they are not constant.
 Known = tuple[Any, ...]

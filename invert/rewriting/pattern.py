@@ -9,17 +9,16 @@ A *structural* pattern (loops, calls) inspects one equation and returns its repl
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
-import numpy as np
 
-from invert._private.jax import by_jaxpr, core, names_of, open_jaxpr
+from invert._private.jax import core, names_of
 from invert.ir import jaxprs
+from invert.ir.graph import Graph
 from invert.ir.jaxprs import HINT
 
 
@@ -151,11 +150,6 @@ class Site:
         return None if isinstance(atom, core.Literal) else self.graph.producers.get(atom)
 
 
-def is_var(atom: Any) -> bool:
-    """Whether an atom is a variable rather than a literal."""
-    return not isinstance(atom, core.Literal)
-
-
 def hint_of(eqn: Any) -> str:
     """The hint that raising left in the name scopes of an equation."""
     names = names_of(eqn)
@@ -165,61 +159,3 @@ def hint_of(eqn: Any) -> str:
 def written_broadcasts(eqn: Any) -> set[int]:
     """Places of the operands that the author broadcast by hand, as far as locations tell."""
     return {int(part.split("#")[0]) for part in hint_of(eqn).split(";")[1:]}
-
-
-class Graph:
-    """A body with its use-def maps."""
-
-    def __init__(self, jaxpr: Any, consts: Sequence[Any] = ()):
-        self.jaxpr = open_jaxpr(jaxpr)
-        self.eqns = list(self.jaxpr.eqns)
-        self.consts = dict(zip(self.jaxpr.constvars, consts, strict=False))
-        self.producers: dict[Any, Any] = {v: e for e in self.eqns for v in e.outvars}
-        self.index = {id(e): i for i, e in enumerate(self.eqns)}
-
-    @functools.cached_property
-    def users(self) -> dict[Any, list[Any]]:
-        """The equations that use a variable."""
-        found: dict[Any, list[Any]] = collections.defaultdict(list)
-        for eqn in self.eqns:
-            for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, core.Literal)):
-                found[atom].append(eqn)
-        return found
-
-    @functools.cached_property
-    def results(self) -> set[Any]:
-        return {v for v in self.jaxpr.outvars if not isinstance(v, core.Literal)}
-
-    @functools.cached_property
-    def by_primitive(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = collections.defaultdict(list)
-        for eqn in self.eqns:
-            found[eqn.primitive.name].append(eqn)
-        return found
-
-    @functools.cached_property
-    def numbers(self) -> set[int]:
-        """The scalar float and integer literals, rounded as `_rounded` does."""
-        atoms = (a for e in self.eqns for a in e.invars if isinstance(a, core.Literal))
-        found = {rounded(a.val) for a in atoms if np.ndim(a.val) == 0}
-        for eqn in self.eqns:
-            for inner in jaxprs.sub_jaxprs(eqn):
-                found |= _numbers_of(inner)
-        return found - {None}
-
-
-@by_jaxpr
-def _numbers_of(jaxpr: Any) -> set[int]:
-    return Graph(jaxpr).numbers
-
-
-def rounded(value: Any) -> Any:
-    """Key under which a literal and the number it was written as meet, whatever the dtype."""
-    number = np.asarray(value)
-    if number.dtype.kind == "c" or number.dtype == bool:
-        return None
-    number = float(number.astype(np.float64))
-    if not np.isfinite(number) or number == 0:
-        return None
-    mantissa, exponent = np.frexp(abs(number))
-    return (int(exponent), round(float(mantissa) * 64))  # bfloat16 keeps 8 bits

@@ -16,9 +16,9 @@ from invert._private.jax import (
     trace_closed,
     words_of,
 )
-from invert.frontends.stablehlo import Program
 from invert.ir import jaxprs
 from invert.rewriting.pattern import Call
+from invert.stablehlo.program import Program
 
 
 @functools.lru_cache(maxsize=4096)

@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.jax import ir, make_ir_context, stablehlo_dialect
+from invert._private.mlir import ir, make_ir_context, stablehlo_dialect
 from invert.stablehlo.parse_in_child import REMEDY, rewrite_in_child
 from invert.stablehlo.parse_worker import read
 

@@ -7,7 +7,7 @@ import pathlib
 
 from invert._child import Child, ChildError, ChildStartError
 from invert._errors import InvertError, MalformedModelError
-from invert._private.jax import READER_PRELUDE
+from invert._private.mlir import READER_PRELUDE
 
 _WORKER = pathlib.Path(__file__).with_name("parse_worker.py")
 REMEDY = {

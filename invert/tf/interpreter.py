@@ -124,7 +124,7 @@ class Graph:
 
     def program(self, node: Node) -> Any:
         if node not in self._programs:
-            from invert.frontends.stablehlo import Program
+            from invert.stablehlo.program import Program
 
             # Not `node.attr`: it decodes strings as text, and these are bytes.
             module: bytes = node.attrs["module"].s
@@ -552,7 +552,7 @@ class Run:
 
 def _parse(module: bytes, config: Config) -> Any:
     """A StableHLO module that this process made, as a program."""
-    from invert.frontends.stablehlo import Program
+    from invert.stablehlo.program import Program
 
     return Program.from_bytes(module, config=config, trusted=True)
 

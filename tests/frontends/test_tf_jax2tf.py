@@ -13,8 +13,8 @@ from jax.experimental import jax2tf
 
 from invert._config import Config
 from invert._errors import MalformedModelError, UnsupportedOpError
-from invert.frontends import stablehlo
 from invert.frontends.tf_function import entry_point
+from invert.stablehlo.program import Program
 
 CONFIG = Config()
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
@@ -175,13 +175,13 @@ def test_several_platforms():
 
 def test_module_is_parsed_once(monkeypatch):
     parsed = []
-    original = stablehlo.Program.from_bytes
+    original = Program.from_bytes
 
     def count(*args, **kwargs):
         parsed.append(kwargs["location"])
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(stablehlo.Program, "from_bytes", count)
+    monkeypatch.setattr(Program, "from_bytes", count)
     entry = entry_point(tf.function(jax2tf.convert(jnp.sin), autograph=False), (X,), config=CONFIG)
     for _ in range(3):
         jax.make_jaxpr(bound(entry))(X)

@@ -23,7 +23,7 @@ import jax
 import jax.export
 import numpy as np
 
-from invert._private.jax import ir, make_ir_context, stablehlo_dialect
+from invert._private.mlir import ir, make_ir_context, stablehlo_dialect
 from invert.ir import jaxprs
 
 # Seconds that the mutant itself may run; it was compiled before.

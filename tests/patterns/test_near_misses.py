@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 
 import invert.patterns
+from invert._certificate import Certificate
 from invert._config import Config
 from invert._private.jax import open_jaxpr, trace_closed
-from invert._verify import Certificate, certify
+from invert._verify import certify
 from invert.frontends import exported, stablehlo
 from invert.ir import jaxprs
 from invert.ir.match import difference

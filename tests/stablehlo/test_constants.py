@@ -10,7 +10,8 @@ import pytest
 from jax import lax
 
 from invert._errors import MalformedModelError, UnsupportedOpError
-from invert._private.jax import ir, lowered_module, make_ir_context
+from invert._private.jax import lowered_module
+from invert._private.mlir import ir, make_ir_context
 from invert.stablehlo.ops import attributes as A
 from invert.stablehlo.parse import entry_function, parse_module
 

@@ -18,7 +18,8 @@ from jax import lax
 
 import invert
 from invert._errors import InvertError, MalformedModelError
-from invert._private.jax import lowered_module, stablehlo_dialect
+from invert._private.jax import lowered_module
+from invert._private.mlir import stablehlo_dialect
 from invert.stablehlo import parse_in_child
 from invert.stablehlo.parse import entry_function, parse_module
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._api import recover
 from invert._config import Config
+from invert._pipeline import recover
 from invert._private.jax import eval_jaxpr
 from invert.frontends.tf_function import Variables, entry_point
 from tests.tf.op_cases import compare, is_float_type, normal, weigh

@@ -14,7 +14,8 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 
 import invert
-from invert._private.jax import lowered_module, module_bytecode
+from invert._private.jax import lowered_module
+from invert._private.mlir import module_bytecode
 from invert.gradients import settle
 from invert.ir.arrays import device_array
 

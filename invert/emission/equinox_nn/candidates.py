@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
 
 
 @dataclasses.dataclass(frozen=True)

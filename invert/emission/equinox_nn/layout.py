@@ -19,8 +19,8 @@ import numpy as np
 from invert._private.jax import consts_of, inline_calls, open_jaxpr
 from invert.emission.equinox_nn import indices
 from invert.emission.equinox_nn.indices import Index
+from invert.ir.graph import Graph, is_var
 from invert.ir.match import same_params, same_value
-from invert.rewriting.pattern import Graph, is_var
 
 _ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil "

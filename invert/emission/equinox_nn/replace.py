@@ -21,7 +21,7 @@ from invert.emission.expressions.proof import REFUSALS
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.sizes.merge import Program
 from invert.ir import traced_form
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
 
 
 class Replacer:

@@ -20,7 +20,7 @@ from invert.emission.python import syntax
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, noun, says
 from invert.emission.sizes.merge import Program
 from invert.emission.sizes.size import dimension_of
-from invert.rewriting.pattern import Graph, is_var
+from invert.ir.graph import Graph, is_var
 
 # An expression is written into the one that uses it while the line stays about as long.
 _WIDTH = 66

@@ -23,8 +23,8 @@ from invert.emission.expressions.statements import Function, Parameter
 from invert.emission.python import syntax
 from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
+from invert.ir.graph import is_var
 from invert.ir.traced_form import is_smooth
-from invert.rewriting.pattern import is_var
 
 
 class File(Writer, Protocol):

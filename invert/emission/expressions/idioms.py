@@ -18,8 +18,8 @@ from invert.emission.expressions.spelling import Writer, axis_of
 from invert.emission.python import syntax
 from invert.emission.python.nouns import NOUNS, PLAIN, PRODUCT
 from invert.emission.python.syntax import call, number
+from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
-from invert.rewriting.pattern import Graph, is_var
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from invert.emission.expressions import literals
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
 from invert.emission.sizes.merge import Program
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
 
 Expressions = Iterator[ast.expr]
 _ALL = syntax.slice_of

@@ -19,7 +19,7 @@ from invert._private.jax import close_like, consts_of, core, open_jaxpr, rename,
 from invert.emission.python import load, syntax
 from invert.emission.sizes.size import dimension_token
 from invert.ir import traced_form
-from invert.rewriting.pattern import Graph, is_var
+from invert.ir.graph import Graph, is_var
 
 # What emitted text may name.
 NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}

@@ -25,7 +25,7 @@ from invert.emission.python import syntax
 from invert.emission.python.syntax import call, infix, method, number
 from invert.emission.sizes.merge import Program
 from invert.emission.sizes.size import Size
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
 
 
 class Writer(Protocol):

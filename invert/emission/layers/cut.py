@@ -17,7 +17,7 @@ from typing import Any
 
 from invert._private.jax import names_of
 from invert.emission.python.naming import stem
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
 
 Path = tuple[str, ...]
 

@@ -22,8 +22,8 @@ from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.python.naming import snake
 from invert.emission.sizes.merge import Program
 from invert.ir import traced_form
+from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
-from invert.rewriting.pattern import Graph, is_var
 
 # For a variable of the first layers of nested runs: the like of it in all layers of each run.
 Rows = Any

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from invert.emission.layers.cut import Assign, Layer, LayerCall, Path, Primitive
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from invert._private.jax import names_of
 from invert.emission.python.naming import snake
-from invert.rewriting.pattern import is_var
+from invert.ir.graph import is_var
 
 # Names that say nothing: what they are given to is looked for elsewhere.
 _BLANK = frozenset("a b c d e f g h x y z carry chosen state".split())

@@ -11,7 +11,8 @@ import numpy as np
 
 from invert import _opaque
 from invert._errors import Problem
-from invert._private.jax import attribute_names, eval_closed, inline_calls, trace_closed
+from invert._private.jax import eval_closed, inline_calls, trace_closed
+from invert._private.mlir import attribute_names
 from invert.ir.composite import composite
 from invert.primitives.stablehlo import chlo, dynamic, sharding
 from invert.stablehlo.ops.attributes import (

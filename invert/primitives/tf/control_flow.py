@@ -12,7 +12,6 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert.primitives.tf.tensor_arrays import gradient_arrays
 from invert.tf.control.branch_types import (
     Absent,
     Form,
@@ -30,6 +29,7 @@ from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.ops.state import Resource
 from invert.tf.values.constants import array, arrays
+from invert.tf.values.gradient_arrays import gradient_arrays
 from invert.tf.values.tensor_list import TensorList
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.jax import tf_proto
+from invert._private.tensorflow import tf_proto
 from invert.primitives.tf.variables import assign, current
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, Rule, add_table, raises_tf

@@ -49,19 +49,6 @@ def _tensor_array(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [handle, _FLOW] if node.op.endswith("V3") else [handle]
 
 
-def gradient_arrays(ctx: Context, inner: Context) -> bool:
-    """Makes the gradient arrays that a body made exist before it; whether there were any.
-
-    Each step of a loop, and each branch, asks for the gradient array anew and means the same one.
-    """
-    new = [r for r in inner.state if r.kind == "tensor_array_gradient" and r not in ctx.state]
-    for resource in new:
-        lst = inner.state[resource]
-        element = lists.known_element(lst)
-        ctx.write(resource, lists.empty(lst.dtype, element, lst.size))
-    return bool(new)
-
-
 @raises_tf(*_versions("TensorArrayGrad"), "TensorArrayGradWithShape")
 def _gradient_array(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     forward = values[0]

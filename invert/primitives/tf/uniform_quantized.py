@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._private.jax import tf_proto
+from invert._private.tensorflow import tf_proto
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from invert._private.jax import ir, stablehlo_dialect
+from invert._private.mlir import ir, stablehlo_dialect
 from invert.stablehlo.ops.constants import DTYPES as DTYPES
 from invert.stablehlo.ops.constants import UnsupportedType as UnsupportedType
 from invert.stablehlo.ops.constants import aval as aval

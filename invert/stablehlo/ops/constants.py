@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.jax import ir
+from invert._private.mlir import ir
 
 
 class UnsupportedType(UnsupportedOpError):

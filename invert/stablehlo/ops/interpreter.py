@@ -20,7 +20,8 @@ from jax import lax
 
 from invert._config import Config
 from invert._errors import InvertError, Problem, UnsupportedOpError
-from invert._private.jax import attribute_names, ir, name_stack
+from invert._private.jax import name_stack
+from invert._private.mlir import attribute_names, ir
 from invert.ir.jaxprs import HINT, WRITTEN_ARRAY
 from invert.stablehlo.ops import attributes as op_attributes
 

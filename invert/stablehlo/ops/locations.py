@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from invert._private.jax import ir
+from invert._private.mlir import ir
 
 
 def location_name(loc: ir.Location) -> str:

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._private.jax import ir, lowered_module
+from invert._private.jax import lowered_module
+from invert._private.mlir import ir
 
 Signature = tuple[Any, ...]
 

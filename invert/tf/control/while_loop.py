@@ -16,7 +16,6 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert.primitives.tf.tensor_arrays import gradient_arrays
 from invert.tf.control import trip_count
 from invert.tf.control.branch_types import (
     Arrays,
@@ -35,6 +34,7 @@ from invert.tf.ops.node import Body, Node
 from invert.tf.ops.registry import Context
 from invert.tf.ops.state import Resource
 from invert.tf.values.constants import array
+from invert.tf.values.gradient_arrays import gradient_arrays
 from invert.tf.values.intervals import Known, Range, ends_of
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 

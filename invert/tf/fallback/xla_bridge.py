@@ -20,7 +20,7 @@ from jax import lax
 
 from invert._config import Config
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.jax import mlir_bindings
+from invert._private.mlir import mlir_bindings
 from invert.tf.fallback.eager import (
     Input,
     constants_of,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from invert._errors import UnsupportedOpError
-from invert._private.jax import tf_scratch_graph
+from invert._private.tensorflow import tf_scratch_graph
 from invert.ir.gradient_marker import mark
 from invert.tf.fallback.eager import constants_of, graph_of
 from invert.tf.fallback.xla_bridge_ops import BRIDGED

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from invert._errors import InvertError, UnsupportedOpError
-from invert._private.jax import tf_function_graph, tf_gradient_function, tf_scratch_graph
+from invert._private.tensorflow import tf_function_graph, tf_gradient_function, tf_scratch_graph
 from invert.tf.fallback.xla_bridge_ops import BRIDGED
 from invert.tf.ops.node import Body, import_tensorflow
 from invert.tf.ops.registry import REGISTRY

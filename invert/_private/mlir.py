@@ -1,0 +1,56 @@
+"""The private parts of the MLIR bindings that the package uses."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from jax._src.interpreters import mlir as jax_mlir
+from jax._src.lib import _jax as _jaxlib
+from jaxlib.mlir import ir as ir
+from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
+
+make_ir_context = jax_mlir.make_ir_context
+mlir_bindings = _jaxlib.mlir
+
+
+def text_of(attribute: Any) -> str:
+    """Text of a string attribute; the bindings do not say that attributes have a value."""
+    return attribute.value
+
+
+def attribute_names(op: ir.Operation) -> list[str]:
+    """Names of the attributes of `op`; their values are not touched."""
+    return list(op.attributes)
+
+
+# Source that a bare child process runs to get `ir`, `stablehlo_dialect` and `make_ir_context`
+# (see stablehlo/parse.py) in a quarter of the time that importing JAX takes. The dialects are
+# those of jax/_src/interpreters/mlir.py `make_ir_context`, jax 0.10.2 and 0.12.
+READER_PRELUDE = """
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy
+from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
+
+def make_ir_context():
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context = ir.Context()
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    context.enable_multithreading(False)
+    sdy.register_dialect(context)
+    mpmd.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    chlo.register_dialect(context)
+    stablehlo_dialect.register_dialect(context)
+    return context
+"""
+
+
+def module_bytecode(module: ir.Module) -> bytes:
+    """The module as MLIR bytecode."""
+    out = io.BytesIO()
+    module.operation.write_bytecode(file=out)
+    return out.getvalue()

@@ -1,0 +1,44 @@
+"""Random values of a type, and how far two results are apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert._private.jax import key_impl
+
+
+def random_value(rng: np.random.Generator, aval: Any) -> Any:
+    """Random values that most programs take: small integers, numbers around zero."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        seeds = rng.integers(0, 2**31, aval.shape).astype(np.uint32)
+        impl = key_impl(aval.dtype)
+        flat = [jax.random.key(s, impl=impl) for s in seeds.reshape(-1)]
+        return jnp.stack(flat).reshape(aval.shape)
+    dtype = np.dtype(aval.dtype)
+    if dtype == np.bool_:
+        return rng.random(aval.shape) < 0.5
+    if jnp.issubdtype(dtype, jnp.integer):
+        return rng.integers(0, 4, aval.shape).astype(dtype)
+    values = rng.standard_normal(aval.shape)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        values = values + 1j * rng.standard_normal(aval.shape)
+    return np.asarray(values).astype(dtype)
+
+
+def largest_gap(x: Any, y: Any) -> float:
+    """Largest absolute difference; infinite where shapes or what is not a number differ."""
+    a, b = np.asarray(x), np.asarray(y)
+    if a.shape != b.shape:
+        return float("inf")
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    if not a.size:
+        return 0.0
+    both = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(all="ignore"):
+        gap = np.where(both, 0.0, np.abs(a - b))
+    return float(np.where(np.isnan(gap), np.inf, gap).max())

@@ -1,0 +1,370 @@
+"""A function of a container: its programs by shape, and how it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import checkify
+
+from invert._config import Config
+from invert._entry import ArgSpec, EntryPoint, traced
+from invert._errors import SignatureError
+from invert._private.jax import core, eval_jaxpr, is_tracer, name_stack, open_jaxpr
+from invert._report import Report
+from invert.emission import Emission
+from invert.ir import jaxprs
+from invert.ir.jaxprs import equations
+from invert.modules import signatures
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage:
+    """The recovered program at fixed argument types.
+
+    **Arguments:**
+
+    - `jaxpr`: takes the constants, then the parameters, then the flat arguments.
+    - `constants`: values of the leading arguments of `jaxpr`.
+    - `report`: how it was recovered.
+    """
+
+    jaxpr: Any
+    constants: tuple[np.ndarray, ...]
+    report: Report
+    wide: bool
+
+    @functools.cached_property
+    def compiles_only(self) -> bool:
+        """Whether JAX refuses to run it equation by equation: constraints on an abstract mesh."""
+        names = {e.primitive.name for e in equations(open_jaxpr(self.jaxpr))}
+        return "sharding_constraint" in names
+
+    def run(self, *values: Any) -> list[Any]:
+        """Evaluates the equations on arrays or tracers."""
+        if not self.wide:
+            return eval_jaxpr(self.jaxpr, values)
+        # Values of 64 bits exist whatever the session's setting, as they do in the module.
+        with jax.enable_x64(True):
+            widened = [
+                _widen(x, v.aval.dtype) for x, v in zip(values, self.jaxpr.invars, strict=True)
+            ]
+            return eval_jaxpr(self.jaxpr, widened)
+
+
+class Function:
+    """An entry point with the programs recovered for the argument types seen so far."""
+
+    def __init__(
+        self,
+        entry: EntryPoint,
+        recover: Callable[[EntryPoint, Sequence[Any]], Stage],
+        config: Config,
+        *,
+        stateful: bool = False,
+    ):
+        self.entry = entry
+        self.config = config
+        self._recover = recover
+        self._stages: dict[Any, Stage] = {}
+        self._compiled: dict[Stage, Callable[..., Any]] = {}
+        self.home: Stage | None = None
+        self._called: Stage | None = None
+        self.emissions: dict[frozenset[str], Emission] = {}
+        # Of several functions on the same parameters, the first one has the text of all.
+        self.emissions_together: dict[frozenset[str], Emission] = {}
+        specs, self.in_tree = jax.tree_util.tree_flatten(
+            (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
+        )
+        self.specs: list[ArgSpec] = specs
+        self.signature = signatures.signature(entry, stateful=stateful)
+        self._state, self._key = signatures.state_and_key(entry, stateful)
+        self._safe = signatures.parameter_names(entry)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the arguments have one shape only."""
+        return all(isinstance(n, int) for spec in self.specs for n in spec.shape)
+
+    @property
+    def state_name(self) -> str | None:
+        """What the argument for the state is called; `None` where there is none."""
+        return self._state
+
+    @property
+    def key_name(self) -> str | None:
+        """What the argument for the key is called; `None` where there is none."""
+        return self._key
+
+    @property
+    def called(self) -> Stage | None:
+        """The program at the sizes of an example or of the first call; `None` without either."""
+        return self.home or self._called
+
+    @property
+    def shown(self) -> Stage | None:
+        """What there is to report: the program of a call, else one that a text was written from."""
+        return self.called or next(iter(self._stages.values()), None)
+
+    def begin(self, values: Sequence[Any]) -> None:
+        """Recovers the program at the shapes of an example, whose constants the module holds."""
+        self.home = self.stage(values)
+
+    def stage(self, values: Sequence[Any], key: Any = None) -> Stage:
+        """The program for the shapes of `values` and the kind of `key`, recovered once."""
+        avals = self._avals(values, key)
+        types = tuple((a.shape, a.dtype) for a in avals)
+        if types not in self._stages:
+            # The caller may be traced; what is run to verify and to fold runs now.
+            with core.eval_context(), name_stack(()):
+                self._stages[types] = self._recover(self.entry, avals)
+        return self._stages[types]
+
+    def raw(self, values: Sequence[Any]) -> Any:
+        """The program for the shapes of `values` as it was read, a closed jaxpr."""
+        with core.eval_context(), name_stack(()), jax.enable_x64(True):
+            return jaxprs.canonicalize(traced(self.entry, self._avals(values, None)))
+
+    def _avals(self, values: Sequence[Any], key: Any) -> list[jax.ShapeDtypeStruct]:
+        avals = [
+            jax.ShapeDtypeStruct(tuple(v.shape), spec.dtype)
+            for v, spec in zip(values, self.specs, strict=True)
+        ]
+        if self._key:
+            # jax.random.key makes keys of the session's default generator.
+            drawn = (jax.random.key(0) if key is None else key).dtype
+            avals.append(jax.ShapeDtypeStruct((), drawn))
+        return avals
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        # The program of a module is never changed; graphs of TensorFlow cannot be copied.
+        return self
+
+    def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
+        """The flat arguments, the state and the key, checked against the signature.
+
+        **Raises:** `SignatureError` with all that does not fit.
+        """
+        name = self.entry.name
+        if self._key is not None and kwargs.get(self._key) is None:
+            raise SignatureError(
+                f"{name}{self.signature} draws random numbers; pass {self._key}=jax.random.key(0) "
+                "or another key"
+            )
+        try:
+            bound = self.signature.bind(*args, **self._renamed(kwargs))
+        except TypeError as error:
+            raise SignatureError(f"{name}{self.signature}: {error}") from error
+        state = key = None
+        if self._key is not None:
+            key = _typed_key(bound.arguments.pop(self._key), name)
+        if self._state is not None:
+            state = bound.arguments.pop(self._state)
+            if not isinstance(state, eqx.nn.State):
+                raise SignatureError(
+                    f"{name}: {self._state!r} is a {type(state).__name__}, expected the "
+                    "equinox.nn.State that equinox.nn.State(module) makes"
+                )
+        return self._flat(bound), state, key
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The flat arguments, without state and key, checked against the signature.
+
+        **Raises:** `SignatureError` with all that does not fit.
+        """
+        extra = (self._state, self._key)
+        parameters = [p for n, p in self.signature.parameters.items() if n not in extra]
+        try:
+            signature = self.signature.replace(parameters=parameters)
+            bound = signature.bind(*args, **self._renamed(kwargs))
+        except TypeError as error:
+            raise SignatureError(f"{self.entry.name}{self.signature}: {error}") from error
+        return self._flat(bound)
+
+    def _renamed(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by the names of the parameters; those of the container serve as well."""
+        return {self._safe.get(name, name): value for name, value in kwargs.items()}
+
+    def _flat(self, bound: inspect.BoundArguments) -> list[Any]:
+        names = [self._safe[n] for n in self.entry.arg_names]
+        args = tuple(bound.arguments[n] for n in names)
+        rest = {k: bound.arguments[self._safe[k]] for k in self.entry.kwargs}
+        values, tree = jax.tree_util.tree_flatten((args, rest))
+        if tree != self.in_tree:
+            given = dict(zip(self.entry.arg_names, args, strict=True)) | rest
+            wanted = dict(zip(self.entry.arg_names, self.entry.args, strict=True))
+            said = _differences(given, wanted | dict(self.entry.kwargs))
+            said = said or f"the arguments have the structure {tree}, expected {self.in_tree}"
+            raise SignatureError(f"{self.entry.name}: {said}")
+        problems: list[str] = []
+        pairs = zip(values, self.specs, strict=True)
+        flat = [_fit(v, s, problems, self.config) for v, s in pairs]
+        self._check_named_sizes(flat, problems)
+        if problems:
+            raise SignatureError(f"{self.entry.name}: " + "; ".join(problems))
+        return flat
+
+    def _check_named_sizes(self, flat: Sequence[Any], problems: list[str]) -> None:
+        sizes: dict[str, tuple[int, str]] = {}
+        for value, spec in zip(flat, self.specs, strict=True):
+            if value is None:
+                continue
+            for size, name in zip(value.shape, spec.shape, strict=True):
+                if not isinstance(name, str) or not name.isidentifier():
+                    continue
+                seen, where = sizes.setdefault(name, (size, spec.name))
+                if seen != size:
+                    problems.append(
+                        f"{spec.name!r} has size {size} where {where!r} has {seen}, but both are "
+                        f"the dimension {name!r}"
+                    )
+
+    def __call__(
+        self,
+        constants: Sequence[Any],
+        params: Sequence[Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Runs the program.
+
+        **Arguments:**
+
+        - `constants`: values of the leading arguments of the program the module was built with.
+        - `params`: arrays, or `eqx.nn.StateIndex` for those whose values are in the state.
+        - `args`, `kwargs`: as the user gave them.
+
+        **Returns:** the results; with the new state, where there are assigned variables.
+        """
+        flat, state, key = self.split(args, kwargs)
+        stage = self.stage(flat, key)
+        self._called = self._called or stage
+        # The module carries the constants of the program it was built with; others bring their own.
+        held = constants if stage is self.home else stage.constants
+        read = [_read_param(p, state) for p in params]
+        values = (*held, *read, *flat, *(() if key is None else (key,)))
+        traced = any(is_tracer(v) for v in values)
+        if traced and not stage.compiles_only:
+            results = stage.run(*values)
+        else:
+            if stage not in self._compiled:
+                self._compiled[stage] = jax.jit(stage.run)
+            with jax.enable_x64(True) if stage.wide else contextlib.nullcontext():
+                results = self._compiled[stage](*values)
+        assigned = self.entry.assigned
+        results = _checked(results, self.entry.checks, len(assigned), self.config)
+        count = len(results) - len(assigned)
+        out = jax.tree_util.tree_unflatten(self.entry.out_tree, results[:count])
+        if not assigned:
+            return out
+        assert state is not None
+        for i, value in zip(assigned, results[count:], strict=True):
+            # Without 64-bit types the state holds narrower values than the program computes.
+            state = state.set(params[i], _widen(value, state.get(params[i]).dtype))
+        return out, state
+
+
+def _read_param(param: Any, state: Any) -> Any:
+    return state.get(param) if isinstance(param, eqx.nn.StateIndex) else param
+
+
+def _typed_key(key: Any, name: str) -> Any:
+    """One typed key; words of the older kind are wrapped."""
+    if getattr(key, "dtype", None) == np.uint32 and np.ndim(key) == 1:
+        key = jax.random.wrap_key_data(key)
+    typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed or np.shape(key) != ():
+        raise SignatureError(f"{name}: the key is none that jax.random.key makes")
+    return key
+
+
+def _widen(value: Any, dtype: Any) -> Any:
+    """A value that JAX has narrowed, because 64-bit types were off, in the type of the program.
+
+    And the other way round for what goes back into a state.
+    """
+    return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)
+
+
+def _checked(results: list[Any], checks: Sequence[str], assigned: int, config: Config) -> list[Any]:
+    """The results of a program without those of its assertions, which are made here."""
+    if not checks:
+        return results
+    last = len(results) - assigned
+    first = last - len(checks)
+    failed, results = results[first:last], [*results[:first], *results[last:]]
+    for message, flag in zip(checks, failed, strict=True):
+        if config.assertions == "checkify":
+            # The text of a check is a format.
+            text = message.replace("{", "{{").replace("}", "}}")
+            checkify.check(jnp.logical_not(flag), text)
+        elif results:
+            results = eqx.error_if(results, flag, message)
+    return results
+
+
+def _differences(given: Any, wanted: Any) -> str:
+    """Which places two trees do not have in common."""
+    have, want = (
+        [
+            jax.tree_util.keystr(path, simple=True, separator=".")
+            for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
+        ]
+        for tree in (given, wanted)
+    )
+    parts = [f"{n!r} was given" for n in have if n not in want]
+    parts += [f"{n!r} is missing" for n in want if n not in have]
+    return ", ".join(parts)
+
+
+def _fit(value: Any, spec: ArgSpec, problems: list[str], config: Config) -> Any:
+    """`value` as an array of the type of `spec`, or a line in `problems`."""
+    if isinstance(value, (bool, int, float, complex)):
+        value = np.asarray(value, spec.dtype)
+    elif not isinstance(value, jax.Array | np.ndarray | np.generic) and (
+        not hasattr(value, "shape")
+        or not hasattr(value, "dtype")
+        # Arrays of other libraries, such as TensorFlow's.
+        or (hasattr(value, "__array__") and not hasattr(value, "__jax_array__"))
+    ):
+        try:
+            value = np.asarray(value)
+        except (TypeError, ValueError) as error:
+            problems.append(f"{spec.name!r} is no array: {error}")
+            return None
+        if not value.shape and value.dtype == object:
+            problems.append(f"{spec.name!r} is no array but a {type(value.item()).__name__}")
+            return None
+    want = tuple(n if isinstance(n, int) else "?" if n is None else n for n in spec.shape)
+    have = tuple(value.shape)
+    if len(have) != len(want) or (
+        config.strict_shapes
+        and any(isinstance(w, int) and w != h for w, h in zip(want, have, strict=True))
+    ):
+        problems.append(f"{spec.name!r} has the shape {_shape(have)}, expected {_shape(want)}")
+        return None
+    if value.dtype == spec.dtype:
+        return value
+    # Without jax_enable_x64, JAX narrows 64-bit arguments on its own before they come here.
+    if value.dtype == jax.dtypes.canonicalize_dtype(spec.dtype):
+        with jax.enable_x64(True):
+            return jnp.asarray(value).astype(spec.dtype)
+    to_real = np.issubdtype(value.dtype, np.complexfloating) and spec.dtype.kind != "c"
+    if not config.strict_dtypes and not to_real:
+        with jax.enable_x64(True):
+            return jnp.asarray(value).astype(spec.dtype)
+    remedy = "" if to_real else "; Config(strict_dtypes=False) converts it"
+    problems.append(f"{spec.name!r} has the dtype {value.dtype}, expected {spec.dtype}{remedy}")
+    return None
+
+
+def _shape(shape: Sequence[Any]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

@@ -1,0 +1,36 @@
+"""Parameters by the parts of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def param_paths(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Paths into nested dictionaries for variable names such as `dense/kernel`.
+
+    A name that is also the prefix of another keeps its slashes, so that both have a place.
+    """
+    split = [tuple(n.split("/")) for n in names]
+    leaves = set(split)
+    return [
+        path if not any(path[:i] in leaves for i in range(1, len(path))) else ("/".join(path),)
+        for path in split
+    ]
+
+
+def nest(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Values as nested dictionaries, see `param_paths`."""
+    tree: dict[str, Any] = {}
+    for path, value in zip(param_paths(names), values, strict=True):
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = value
+    return tree
+
+
+def lookup(tree: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        tree = tree[part]
+    return tree

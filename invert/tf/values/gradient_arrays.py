@@ -1,0 +1,19 @@
+"""Gradient arrays of tensor arrays, which bodies make and their callers hold."""
+
+from __future__ import annotations
+
+from invert.tf.ops.registry import Context
+from invert.tf.values import tensor_list as lists
+
+
+def gradient_arrays(ctx: Context, inner: Context) -> bool:
+    """Makes the gradient arrays that a body made exist before it; whether there were any.
+
+    Each step of a loop, and each branch, asks for the gradient array anew and means the same one.
+    """
+    new = [r for r in inner.state if r.kind == "tensor_array_gradient" and r not in ctx.state]
+    for resource in new:
+        lst = inner.state[resource]
+        element = lists.known_element(lst)
+        ctx.write(resource, lists.empty(lst.dtype, element, lst.size))
+    return bool(new)
