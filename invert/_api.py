@@ -22,7 +22,6 @@ from invert.modules.module import Module, build
 from invert.patterns.rewrite import rewrite as rewrite
 
 _DEFAULT = Config()
-_STRICT_ORDER = "the comparators of its sorts are strict weak orders"
 
 
 def _build(

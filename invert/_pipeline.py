@@ -11,7 +11,6 @@ import jax.export
 import numpy as np
 
 from invert import patterns
-from invert._api import _STRICT_ORDER
 from invert._certificate import Certificate
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, traced
@@ -28,6 +27,8 @@ from invert.modules.function import Stage
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage as PatternStage
 from invert.rewriting.templates import raise_call
+
+_STRICT_ORDER = "the comparators of its sorts are strict weak orders"
 
 
 def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:

@@ -24,60 +24,24 @@ PRIVATE = (
     "tensorflow.python",
 )
 
-# Parts of the package in the order of the flow. A module may import from its own part and from
-# parts with a smaller number; whatever is not listed here fails the test. The longest name wins.
-RANK = {
-    "_errors": 0,
-    "_config": 0,
-    "_compat": 0,
-    "_arrays": 0,
-    "_lazy": 0,
-    "_child": 1,
-    "_entry": 1,
-    "_composite": 1,
-    "_opaque": 1,
-    "_gradient": 1,
-    "_jaxpr": 2,
-    "_normal": 3,
-    # Decoding of attributes, constants and locations, for the rules and for the walk alike.
-    "primitives.stablehlo._constants": 1,
-    "primitives.stablehlo._locations": 1,
-    "primitives.stablehlo._attributes": 2,
-    "_linearity": 3,
-    "_raise": 3,
-    "primitives": 4,
-    "frontends": 5,
-    "_pattern": 4,
-    "_match": 5,
-    "_rewrite": 6,
-    "_templates": 7,
-    "patterns": 8,
-    "_verify": 9,
-    "_gradient_rules": 10,
-    "_stops": 11,
-    "_verdicts": 11,
-    "_derivatives": 12,
-    "_report": 10,
-    "_annotations": 10,
-    "emission": 10,
-    "_save": 11.5,
-    "_container": 11.6,
-    "_module": 11,
-    "_methods": 11.2,
-    "_trainable": 11.4,
-    "_rewriting": 9,
-    "_api": 12.5,
-    "__init__": 13,
-    "testing": 14,
-    "compat": 14,
-    "cli": 14,
-    "__main__": 15,
-}
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+# Folders and files of the package in the order of the page, top floor first. A module may import
+# from its own room and from those below.
+ROOMS = re.findall(r"^\| `invert/([^`]+)` \|", PAGE, re.MULTILINE)
 
 
 def _module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _room(path: Path) -> str:
+    inside = path.relative_to(PACKAGE)
+    return inside.name if inside.parent == Path() else f"{inside.parent.as_posix()}/"
+
+
+ROOM_OF = {_module_name(path): _room(path) for path in SOURCES}
 
 
 def imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
@@ -119,11 +83,11 @@ def _within(module: str, prefix: str) -> bool:
     return module == prefix or module.startswith(prefix + ".")
 
 
-def _part(module: str) -> str:
-    """The longest key of `RANK` that `module` lies in; its first component where there is none."""
-    inside = module.removeprefix("invert").removeprefix(".") or "__init__"
-    keys = [key for key in RANK if _within(inside, key)]
-    return max(keys, key=len) if keys else inside.split(".")[0]
+def _room_of(module: str) -> str:
+    """The room of a module, or of the module that holds a name."""
+    while module not in ROOM_OF:
+        module = module.rpartition(".")[0]
+    return ROOM_OF[module]
 
 
 def _relative(path: Path) -> str:
@@ -151,50 +115,71 @@ def test_import_finder_sees_every_form() -> None:
     ]
 
 
-def _backward_imports(part: str, found: list[tuple[int, str]]) -> list[str]:
+def _upward_imports(room: str, found: list[tuple[int, str]]) -> list[str]:
     wrong = []
     for line, module in found:
         if not _within(module, "invert"):
             continue
-        target = _part(module)
-        # `from invert import name` goes through the public face, which comes last, unless `name`
-        # is a module.
-        rank = RANK.get(target, RANK["__init__"])
-        if target != part and rank >= max(RANK[part], 1):
-            wrong.append(f"line {line}: {part} imports {module}")
+        target = _room_of(module)
+        if target != room and ROOMS.index(target) < ROOMS.index(room):
+            wrong.append(f"line {line}: invert/{room} imports {module}, of invert/{target}")
     return wrong
 
 
-def test_backward_imports_are_found() -> None:
-    code = "from invert import _api\nfrom ..patterns import scan\nfrom invert._raise import Op\n"
+def test_upward_imports_are_found() -> None:
+    code = (
+        "from invert import _api\n"
+        "from ..patterns import scan\n"
+        "def f():\n"
+        "    from invert.tf.interpreter import Graph\n"
+        "from invert.tf.ops.node import Node\n"
+        "from invert.primitives.tf import nn\n"
+    )
     found = list(imports(ast.parse(code), "invert.primitives"))
-    wrong = _backward_imports("primitives", found)
-    assert [text.split(":")[0] for text in wrong] == ["line 1", "line 2"]
+    wrong = _upward_imports("primitives/tf/", found)
+    assert [text.split(":")[0] for text in wrong] == ["line 1", "line 2", "line 4"]
+
+
+def test_the_page_names_every_room_once() -> None:
+    assert sorted(ROOMS) == sorted(set(ROOM_OF.values()))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
-def test_imports_point_one_way(path: Path) -> None:
-    part = _part(_module_name(path))
-    assert part in RANK, f"{_relative(path)}: give `{part}` its place in RANK and in the docs"
-    wrong = _backward_imports(part, _imports_of(path))
+def test_imports_point_downwards(path: Path) -> None:
+    wrong = _upward_imports(_room(path), _imports_of(path))
     assert not wrong, f"{_relative(path)}:\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
-def test_private_modules_only_in_compat(path: Path) -> None:
-    if path == PACKAGE / "_compat.py":
+def test_imports_are_absolute(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    wrong = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level]
+    assert not wrong, f"{_relative(path)}: lines {wrong}"
+
+
+def test_underscores_mark_what_is_private_to_the_package_only() -> None:
+    # Whatever lies in a folder is private already, unless the package re-exports it.
+    inside = [path.relative_to(PACKAGE) for path in SOURCES if path.parent != PACKAGE]
+    wrong = [p.as_posix() for p in inside if p.name.startswith("_") and p.name != "__init__.py"]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_relative)
+def test_private_modules_in_one_room(path: Path) -> None:
+    if _room(path) == "_private/":
         pytest.skip("the one place for them")
     wrong = [
         f"{_relative(path)}:{line}: {module}"
         for line, module in _imports_of(path)
         if any(_within(module, p) for p in PRIVATE)
     ]
-    assert not wrong, "move these to invert/_compat.py:\n" + "\n".join(wrong)
+    assert not wrong, "move these to invert/_private/:\n" + "\n".join(wrong)
 
 
-def test_compat_uses_private_modules() -> None:
+def test_private_room_uses_private_modules() -> None:
     # Guards the test above: were PRIVATE misspelled, it would pass on anything.
-    used = [module for _, module in _imports_of(PACKAGE / "_compat.py")]
+    room = (PACKAGE / "_private").glob("*.py")
+    used = [module for path in room for _, module in _imports_of(path)]
     assert any(_within(m, "jax._src") for m in used)
     assert any(_within(m, "jaxlib") for m in used)
 
@@ -223,13 +208,13 @@ def test_tensorflow_only_in_front_ends_and_never_at_import(path: Path) -> None:
     ]
     assert not early, f"import TensorFlow inside the function that needs it: {early}"
     if any(_within(module, "tensorflow") for _, module in _imports_of(path)):
-        allowed = _part(_module_name(path)) in ("frontends", "_compat") or "tf" in path.parts
-        assert allowed, f"{_relative(path)}: only front ends and primitives/tf know TensorFlow"
+        allowed = _room(path) in ("frontends/", "_private/") or "tf" in path.parts
+        assert allowed, f"{_relative(path)}: only front ends and tf/ know TensorFlow"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
 def test_no_code_execution_from_files(path: Path) -> None:
-    if path == PACKAGE / "emission" / "_run.py":
+    if path == PACKAGE / "emission" / "python" / "load.py":
         pytest.skip("compiles syntax trees that the package has built itself")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     calls = [

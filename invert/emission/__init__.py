@@ -1,11 +1,9 @@
 """Recovered programs as readable Python: the text of an Equinox module that is run.
 
 `emission_of` is the way in. It chooses the programs (`recovered`), which become one whose sizes are
-expressions (`emission.sizes.merge`, `emission.sizes.size`), cuts it into layers
-(`emission.layers.cut`, `emission.layers.tree`), and writes classes (`classes`, `main_class`),
-functions (`emission.expressions.control_flow`) and statements (`emission.expressions.body`,
-`emission.expressions.statements`). Every expression is proved by tracing
-(`emission.expressions.proof`, `ir.traced_form`), and so is the whole file (`emit`).
+expressions (`sizes`), cuts it into layers (`layers`), and writes classes (`classes`, `main_class`)
+around functions and statements (`expressions`). Every expression is proved by tracing
+(`expressions.proof`, `ir.traced_form`), and so is the whole file (`emit`).
 """
 
 from invert.emission.emit import STYLES as STYLES
