@@ -1,4 +1,4 @@
-"""Models with random damage: one of our own errors, or a module; never anything else."""
+"""Models with random damage: one of our own errors, or a module with the values of that model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -75,21 +77,41 @@ def outcomes(models: list[Path], work: Path, seed: int, count: int) -> collectio
             file = Path(shutil.copy(model, copy))
         file.write_bytes(damaged(file.read_bytes(), draw))
         try:
-            invert.load(copy)
+            result = compared(invert.load(copy), copy)
         except InvertError as error:
             found[type(error).__name__] += 1
         except BaseException as error:  # what is looked for  # noqa: BLE001
             found[f"foreign: {type(error).__name__}: {str(error)[:300]}"] += 1
         else:
-            found["loaded"] += 1
+            found[result] += 1
     return found
+
+
+def compared(module: invert.Module, copy: Path) -> str:
+    """`"equal"`, `"WRONG"`, or `"not run"` where TensorFlow does not run the damaged model."""
+    x = np.random.default_rng(0).standard_normal((2, 3 + (copy.suffix == ".keras")), np.float32)
+    try:
+        if copy.is_dir():
+            root = tf.saved_model.load(copy)  # which holds the variables
+            want = root.call(tf.constant(x))
+        else:
+            want = keras.saving.load_model(copy)(x)
+    except Exception as error:  # noqa: BLE001  what TensorFlow cannot run says nothing
+        return f"not run: {copy.suffix} {type(error).__name__}"
+    wants, have = jax.tree.leaves(want), jax.tree.leaves(module(x))
+    same = len(wants) == len(have) and all(
+        np.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+        for a, b in zip(wants, have, strict=True)
+    )
+    return "equal" if same else "WRONG"
 
 
 def _check(tmp_path: Path, seed: int, count: int) -> None:
     work = tmp_path / "work"
     work.mkdir()
     found = outcomes(build(tmp_path), work, seed, count)
-    assert not [k for k in found if k.startswith("foreign")], found
+    assert not [k for k in found if k.startswith(("foreign", "WRONG"))], found
+    assert found["equal"]
     assert found.total() == count
 
 

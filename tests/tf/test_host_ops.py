@@ -150,6 +150,19 @@ def test_tables():
     )
 
 
+def test_lookups_of_one_key():
+    """Whose result has no axes."""
+    names = table(["a", "b"], [10.0, 20.0], -1.0)
+    codes = table(tf.constant([7, 3], tf.int64), [10.0, 20.0], -1.0)
+    many = table(tf.range(100, dtype=tf.int64), tf.range(100.0), -1.0)
+
+    def fn(i):
+        return names.lookup(tf.constant("b")), codes.lookup(i), many.lookup(i)
+
+    results = converted(fn, tf.TensorSpec([], tf.int64))(np.int64(3))
+    np.testing.assert_array_equal(results, [20, 20, 3])
+
+
 def test_tables_of_a_saved_model(tmp_path):
     vocabulary = tmp_path / "words.txt"
     vocabulary.write_text("alpha\nbeta\n")

@@ -318,7 +318,7 @@ def _find(keys: np.ndarray, content: np.ndarray, given: Sequence[np.ndarray]) ->
     out = np.empty((len(found), *content.shape[1:]), content.dtype)
     for i, value in enumerate(found):
         out[i] = value if not isinstance(value, np.ndarray) or value.ndim else value.item()
-    return [out.reshape(*wanted.shape, *content.shape[1:])]
+    return [out.reshape((*wanted.shape, *content.shape[1:]))]
 
 
 # Up to so many keys are compared with all of them at once.
@@ -338,5 +338,5 @@ def _search(keys: np.ndarray, content: np.ndarray, wanted: Any, default: Any) ->
         keys, content = keys[order], content[order]
         place = jnp.clip(jnp.searchsorted(keys, wanted), 0, len(keys) - 1)
         hit = jnp.equal(jnp.asarray(keys)[place], wanted)
-    hit = hit.reshape(*hit.shape, *(1,) * (content.ndim - 1))
+    hit = hit.reshape((*hit.shape, *(1,) * (content.ndim - 1)))
     return jnp.where(hit, jnp.asarray(content)[place], default)
