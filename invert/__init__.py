@@ -9,6 +9,7 @@ from invert._api import rewrite as rewrite
 from invert._api import roundtrip as roundtrip
 from invert._certificate import Certificate as Certificate
 from invert._config import Config as Config
+from invert._errors import DefectWarning as DefectWarning
 from invert._errors import EmissionError as EmissionError
 from invert._errors import InvertError as InvertError
 from invert._errors import MalformedModelError as MalformedModelError

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 
 def plain(text: str) -> str:
@@ -45,6 +47,11 @@ class VerificationError(InvertError):
 
 class EmissionError(InvertError):
     """The recovered program cannot be written as source."""
+
+
+class DefectWarning(UserWarning):
+    """An optional step was left out because of a defect of this package; what is returned is right
+    without it."""
 
 
 class SaveError(InvertError, OSError):
@@ -116,3 +123,28 @@ def nested_too_deep(name: str) -> Iterator[None]:
             "sys.setrecursionlimit, by about 20 for each level.",
         )
         raise UnsupportedOpError([problem]) from error
+
+
+def attempt(step: str, defects: list[str], function: Callable[..., Any], *args: Any) -> Any | None:
+    """The result of an optional step: a pattern, a nicer spelling. `None` where it has a defect.
+
+    A program converts without it, so a defect ends the step and not the conversion. It is a
+    `DefectWarning`, which the tests of this package turn into an error, and a line in `defects`.
+    What a step may meet in a right program, it catches by name itself.
+
+    **Arguments:**
+
+    - `step`: what the step is called, such as `the pattern silu`.
+    - `defects`: gets one line for each defect, once.
+    """
+    try:
+        return function(*args)
+    except (InvertError, MemoryError, RecursionError, DefectWarning):
+        raise
+    except Exception as error:  # noqa: BLE001  told to the reader, and an error in the tests
+        first = (str(error).splitlines() or [""])[0]
+        text = f"{step} was left out, because of a defect: {type(error).__name__}: {first}"
+        if text not in defects:
+            defects.append(text)
+        warnings.warn(f"{text}. Please report it.", DefectWarning, stacklevel=2)
+        return None

@@ -47,13 +47,14 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         config.begin(f"{entry.name}: recognizing patterns")
         raw, known = jaxprs.split_constants(plain(closed))
         platform = entry.platform or platform_of(jaxprs.opaque_targets(raw))
-        closed, rewrites = _recognize(closed, platform, config)
+        defects: list[str] = []
+        closed, rewrites = _recognize(closed, platform, config, defects)
         closed = jaxprs.merge_broadcasts(closed)
         seconds["patterns"] = time.perf_counter() - start
         start = time.perf_counter()
         config.begin(f"{entry.name}: comparing gradients")
         settle = Settler(
-            lambda gradient: _recognize(gradient, platform, config)[0],
+            lambda gradient: _recognize(gradient, platform, config, defects)[0],
             config,
             platform,
             wide=jaxprs.has_wide_types(raw),
@@ -86,7 +87,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         seconds=seconds,
         certificate=certificate,
         gradients=tuple(settle.messages),
-        notes=(*entry.notes(), *notes),
+        notes=(*entry.notes(), *notes, *defects),
         bridged=_bridged(raw),
         sizes=_sizes(entry, avals),
     )
@@ -131,7 +132,9 @@ def _certify(
     return certify(raw, jaxpr, avals, constants, platform=platform, wide=wide)
 
 
-def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping[str, int]]:
+def _recognize(
+    closed: Any, platform: str, config: Config, defects: list[str]
+) -> tuple[Any, Mapping[str, int]]:
     """Applies the patterns that are switched on."""
     stages = patterns.selected(config.patterns, config.disabled_patterns)
     if config.extra_patterns:
@@ -147,5 +150,6 @@ def _recognize(closed: Any, platform: str, config: Config) -> tuple[Any, Mapping
         # Counters of random bits are of 64 bits in every session.
         x64_first=bool(wide - {np.dtype(np.uint64)}),
         named=jaxprs.is_named(closed),
+        defects=defects,
     )
     return rewriter.run(closed), dict(sorted(rewriter.counts.items()))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint
-from invert._errors import EmissionError
+from invert._errors import EmissionError, attempt
 from invert._private.jax import (
     close_like,
     consts_of,
@@ -170,16 +170,19 @@ def emit_methods(
     if styles != checks:
         ways.insert(0, (True, False, styles))
     for layers, plain, chosen in ways:
-        attempt = _Attempt(recovered, title, layers, plain, chosen)
+        how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
+        way = _Attempt(recovered, title, layers, plain, chosen)
         try:
-            found = attempt.run()
+            # The last is what all programs can be written as.
+            found = way.run() if plain else attempt(f"the text as {how}", failures, way.run)
         except EmissionError as error:
             failures.append(str(error))
             if isinstance(error, SizeError):
                 refused = refused or error
             continue
+        if found is None:
+            continue
         if failures:
-            how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
             messages.append(f"written as {how}: {failures[0]}")
         found = dataclasses.replace(found, messages=(*notes, *messages, *found.messages))
         space: Any = found.namespace
@@ -220,6 +223,10 @@ class _Attempt:
         self._shared: dict[Any, Any] = {}
 
     def run(self) -> Emission:
+        with load.loading() as module_of:
+            return self._run(module_of)
+
+    def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:
         merged = {name: _merged(r) for name, r in self.recovered.items()}
         programs = {name: self._parameters(name, program) for name, program in merged.items()}
         program = merge.together(list(programs.values()))
@@ -261,7 +268,7 @@ class _Attempt:
             check_types(file.definitions)
         text = file.text()
         source = headed(text, self._doc(certificates))
-        namespace = load.module_of(source, f"emitted_{cls}")
+        namespace = module_of(source, f"emitted_{cls}")
         for name, r in self.recovered.items():
             own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
             check = self._comparison(
@@ -276,10 +283,11 @@ class _Attempt:
                 certificates[name] = _with_sizes(r.certificate, shown)
                 main.limit(name, shown.limits)
         forget_traces(vars(namespace))
+        self.messages += prover.defects
         if any(r.probe is not None for r in self.recovered.values()):
             text = file.text() if main.limited else text
             source = headed(text, self._doc(certificates))
-            namespace = load.module_of(source, f"emitted_{cls}")
+            namespace = module_of(source, f"emitted_{cls}")
         model = self._instance(namespace, cls, tree.root)
         places = {".".join(path): v for path, v in tree.root.leaves()}
         rows, layouts = self.weights.rows, self.weights.layouts
@@ -423,7 +431,7 @@ class _Attempt:
                 with jax.enable_x64(wide):
                     try:
                         again = trace_closed(run, *avals)
-                    except (TypeError, ValueError, AttributeError, NameError, KeyError) as error:
+                    except (TypeError, ValueError) as error:  # as REFUSALS, at other sizes
                         raise DoesNotRun(f"the text does not run: {error}") from error
                 again = inlined(again)
                 found = self.weights.difference(again, program, own, leaves)

@@ -46,11 +46,17 @@ class Region(Protocol):
         ...
 
 
-# What JAX raises where it cannot differentiate, transpose, lower or run a program.
+# What JAX raises where it cannot differentiate, lower or run a right program: `jax.vjp` a
+# `ValueError` of a loop without a reverse derivative, and a `TypeError` of a `custom_vjp` that is
+# differentiated forwards; a primitive without a derivative or a lowering a `NotImplementedError`;
+# the compiler and the program that runs a `JaxRuntimeError`.
 FAILURES = (
-    ArithmeticError, AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError,
-    TypeError, ValueError, InvertError,
+    NotImplementedError, TypeError, ValueError, InvertError, jax.errors.JaxRuntimeError,
 )  # fmt: skip
+
+# The same of `jax.linear_transpose`, of which the rules for products (`lax.mul`, `dot_general`)
+# only assert that the function is linear.
+NOT_TRANSPOSED = (*FAILURES, AssertionError)
 
 
 def type_of(v: Any) -> jax.ShapeDtypeStruct:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from invert._private.jax import consts_of, core, eval_closed, eval_jaxpr, trace_closed
-from invert.gradients.compare import FAILURES, Region, beyond_rounding, once, samples, type_of
+from invert.gradients.compare import NOT_TRANSPOSED, Region, beyond_rounding, once, samples, type_of
 from invert.ir import jaxprs
 from invert.ir.gradient_marker import is_differentiable
 from invert.ir.graph import Graph
@@ -171,6 +171,6 @@ def is_transposable(region: Region, backward: Any, wide: bool) -> bool:
                         return False
                     if beyond_rounding(np.asarray(one) + np.asarray(two), np.asarray(sum_)):
                         return False
-    except FAILURES:
+    except NOT_TRANSPOSED:
         return False
     return True

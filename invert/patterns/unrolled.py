@@ -133,7 +133,7 @@ def _unrolled(site: Site) -> Iterator[Call]:
         if times < 2 or not _repeats(loop.work, times):
             continue
         results = _results(loop, times)
-        if results is not None:
+        if results is not None and _is_closed(loop, times, results):
             yield from _calls(site, loop, times, results)
 
 
@@ -188,6 +188,23 @@ def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | Non
     return found[: len(carry)], found[len(carry) :]  # pyright: ignore[reportReturnType]
 
 
+def _is_closed(loop: _Loop, times: int, results: tuple[list[Source], list[Source]]) -> bool:
+    """Whether the first copy and its results read nothing that only another copy has."""
+    copy = loop.work[: len(loop.work) // times]
+    given = {c for i, c in enumerate(loop.counted.consts) if i not in loop.arrays}
+    given.update(loop.counted.carry[i] for i in loop.carried)
+    given.update(v for v, (_, row) in loop.rows.items() if row == _first(loop, times))
+    given.update(v for e in (*loop.constants, *copy) for v in e.outvars)
+    atoms = [a for e in copy for a in e.invars]
+    atoms += [source[1] for source in itertools.chain(*results) if source[0] == "atom"]
+    return all(a in given for a in atoms if is_var(a))
+
+
+def _first(loop: _Loop, times: int) -> int:
+    """The row of a block that the first copy reads."""
+    return times - 1 if loop.reverse else 0
+
+
 def _in(made: Mapping[Any, tuple[int, int]], atom: Any, start: int) -> bool:
     return is_var(atom) and atom in made and made[atom][0] >= start
 
@@ -236,7 +253,7 @@ def _scan(
 ) -> Callable[..., Any]:
     """The scan as a function of the constants, the first carry and the inputs."""
     copy = loop.work[: len(loop.work) // times]
-    first = times - 1 if loop.reverse else 0
+    first = _first(loop, times)
     inline = {id(copy[0])} if opened else ()
 
     def call(*operands: Any) -> list[Any]:

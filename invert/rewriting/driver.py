@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._errors import InvertError
+from invert._errors import InvertError, attempt
 from invert._private.jax import (
     close_like,
     constants_as_arguments,
@@ -50,6 +50,7 @@ class Rewriter:
     - `x64`: whether the program holds 64-bit types, so that calls are lowered with them too.
     - `x64_first`: whether that form is tried first.
     - `named`: whether the locations of the program name primitives.
+    - `defects`: gets a line for each pattern that was left out because of a defect of its own.
     """
 
     stages: Sequence[Stage]
@@ -58,6 +59,7 @@ class Rewriter:
     x64: bool = False
     x64_first: bool = False
     named: bool = True
+    defects: list[str] = dataclasses.field(default_factory=list)
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     _bodies: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     _names: dict[int, tuple[Any, frozenset[str]]] = dataclasses.field(default_factory=dict)
@@ -73,7 +75,9 @@ class Rewriter:
             for pattern in self.stages[number].patterns:
                 if not isinstance(pattern, Whole):
                     continue
-                if (rewritten := pattern.rewrite(closed)) is not None:
+                step = f"the pattern {pattern.name}"
+                rewritten = attempt(step, self.defects, pattern.rewrite, closed)
+                if rewritten is not None:
                     closed = rewritten
                     self.counts[pattern.name] += 1
         return closed
@@ -156,15 +160,15 @@ class Rewriter:
             ]
             if not roots or not _holds(graph, marker):
                 continue
+            step = f"the pattern {pattern.name}"
             for eqn in roots:
                 if id(eqn) in claimed:
                     continue
                 site = Site(graph, eqn, self.platform, self.named)
                 if isinstance(pattern, Structural):
-                    function = pattern.rewrite(site)
-                    replacement = None if function is None else _structural(eqn, function)
+                    replacement = attempt(step, self.defects, _structural, pattern, site)
                 elif isinstance(pattern, Pattern):
-                    replacement = self._try(pattern, site, number)
+                    replacement = attempt(step, self.defects, self._try, pattern, site, number)
                 else:  # a program as a whole has no site
                     continue
                 if replacement is None or claimed & replacement.removed:
@@ -206,7 +210,10 @@ class Rewriter:
         if key not in self._templates:
             closed = self.raise_call(call, self.platform)
             if closed is not None:
-                inner = Rewriter(self.stages, self.raise_call, self.platform, call.wide, call.wide)
+                wide = call.wide
+                inner = Rewriter(
+                    self.stages, self.raise_call, self.platform, wide, wide, defects=self.defects
+                )
                 closed = inner.run(closed, number)
             if len(self._templates) >= _MAX_TEMPLATES:
                 self._templates.clear()
@@ -287,7 +294,10 @@ def _trace(call: Call) -> Any:
         return trace_closed(call.function, *call.avals)
 
 
-def _structural(eqn: Any, function: Callable[..., Any]) -> Replacement:
+def _structural(pattern: Structural, site: Site) -> Replacement | None:
+    function, eqn = pattern.rewrite(site), site.eqn
+    if function is None:
+        return None
     avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in eqn.invars]
     closed = trace_closed(function, *avals)
     return Replacement(closed, eqn.invars, eqn.outvars, frozenset({id(eqn)}), eqn)

@@ -12,7 +12,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._entry import OpUse
-from invert._errors import Problem, SignatureError, UnsupportedOpError
+from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.primitives.stablehlo import calls
 from invert.primitives.stablehlo import rules as _rules
 from invert.stablehlo.ops import interpreter
@@ -105,7 +105,10 @@ class Program:
     @functools.cached_property
     def in_types(self) -> list[ArrayType]:
         """Shapes and dtypes of the arguments."""
-        block = self.functions[self.entry].regions[0].blocks[0]
+        blocks = self.functions[self.entry].regions[0].blocks
+        if not len(blocks):
+            raise MalformedModelError(f"@{self.entry}, where the module starts, has no body in it.")
+        block = blocks[0]
         return _array_types([a.type for a in block.arguments][int(self.takes_platform_index) :])
 
     @functools.cached_property

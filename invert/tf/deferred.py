@@ -56,11 +56,6 @@ class Deferred:
         self._made: dict[int, _Made] = {}
         self._known: dict[int, np.ndarray | Spread | None] = {}
 
-    def clear(self) -> None:
-        """Forgets all; traced values must not outlive their trace."""
-        self._made.clear()
-        self._known.clear()
-
     def note(self, op: str, rule: Rule, operands: Sequence[Any], results: Sequence[Any]) -> None:
         """Remembers the `results` of `rule` on `operands`, where they follow from constants."""
         if not operands or not all(is_static(v) or id(v) in self._made for v in operands):

@@ -6,6 +6,7 @@ once. A `Run` evaluates bodies on the current values of variables and other stat
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,11 +96,8 @@ class Graph:
         self._bodies: dict[str, Body] = {}
         self._constants: dict[Node, np.ndarray] = {}
         self._programs: dict[Node, Any] = {}
-        self.active: set[str] = set()  # functions under way, to refuse a recursive library
         self._effects: dict[str, bool] = {}
         self.notes: dict[str, None] = {}  # lines for the report
-        self.deferred = Deferred()
-        self.plans: dict[Any, Any] = {}  # what loops found out about their variables
         fed = [name.rpartition(":")[0] or name for name in inputs]
         roots = [*outputs, *control_outputs]
         given = {n.name: n.attr["dtype"].type for n in graph_def.node if "dtype" in n.attr}
@@ -272,10 +270,7 @@ class Graph:
 
     def run(self, body: Body, values: Sequence[Any], state: State | None = None) -> list[Any]:
         """Evaluates `body` on `values`, one for each argument; changes `state`."""
-        try:
-            return Run(self, {} if state is None else state).run(body, values)
-        finally:
-            self.deferred.clear()
+        return Run(self, {} if state is None else state).run(body, values)
 
     def value(self, result: Any, state: State) -> Any:
         """A result of `run`, read where it is a reference to a variable.
@@ -408,11 +403,30 @@ class Graph:
         return output_offset(node, output, self._op_def(node.op), self._functions)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Evaluation:
+    """What is found out while a graph is evaluated once. Threads may evaluate a graph together, and
+    traced values must not outlive their trace: so it is not a part of the graph.
+
+    **Arguments:**
+
+    - `active`: functions under way, to refuse a recursive library.
+    - `plans`: what loops found out about their variables.
+    """
+
+    active: set[str] = dataclasses.field(default_factory=set)
+    deferred: Deferred = dataclasses.field(default_factory=Deferred)
+    plans: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+
 class Run:
     """A graph on one state: the context that rules receive."""
 
-    def __init__(self, graph: Graph, state: State, branch: int = 0):
+    def __init__(
+        self, graph: Graph, state: State, branch: int = 0, evaluation: _Evaluation | None = None
+    ):
         self.graph = graph
+        self.evaluation = evaluation or _Evaluation()
         self.state = state
         self.branch = branch
         self.within: Body | None = None
@@ -428,7 +442,7 @@ class Run:
         self.graph_of = graph._gradient_graph
         self.reads_gradients = graph._tf_graph is not None
         self.note = graph.note
-        self.plans = graph.plans
+        self.plans = self.evaluation.plans
         self.origins: dict[int, tuple[Any, Any]] = {}
 
     @property
@@ -440,12 +454,13 @@ class Run:
         return self.inside_compiled or self.graph.compiled()
 
     def on(self, state: State, branch: int | None = None) -> Run:
-        run = Run(self.graph, state, self.branch if branch is None else branch)
+        branch = self.branch if branch is None else branch
+        run = Run(self.graph, state, branch, self.evaluation)
         run.inside_compiled = self.inside_compiled
         return run
 
     def call(self, function: str, values: Sequence[Any]) -> list[Any]:
-        active = self.graph.active
+        active = self.evaluation.active
         if function in active:
             raise MalformedModelError(f"the function {function!r} calls itself without end")
         active.add(function)
@@ -510,9 +525,9 @@ class Run:
 
     def _apply(self, rule: Rule, node: Node, operands: list[Any]) -> Sequence[Any]:
         if any(isinstance(v, Rows) or holds_count(v) for v in operands):
-            known = self.graph.deferred.known(operands)
+            known = self.evaluation.deferred.known(operands)
             return apply_to_rows(rule, self, node, known)
-        deferred = self.graph.deferred
+        deferred = self.evaluation.deferred
         if node.op in CHOICES:  # branches that are never taken need not agree on shapes
             operands = [*deferred.known(operands[:1]), *operands[1:]]
         if attr_functions(node) or self.graph.has_state(node):

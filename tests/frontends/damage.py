@@ -16,6 +16,7 @@ import resource
 import signal
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 import invert
+from invert._errors import DefectWarning
 from invert._private.jax import lowered_module
 from invert.ir.jaxprs import equations
 from invert.stablehlo import parse_in_child
@@ -430,6 +432,7 @@ def sweep(
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, most))
+    warnings.simplefilter("error", DefectWarning)
     parse_in_child._SECONDS = 3.0  # some damage makes the reader run forever
     files = corpus()
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import invert
+from invert.stablehlo.ops import interpreter
 
 ROOT = Path(__file__).parents[2]
 T = "tensor<4xf32>"
@@ -212,6 +213,21 @@ def test_functions_without_a_body() -> None:
         invert.from_stablehlo(
             module(f"%0 = call @e(%a) : ({T}) -> {T}", f"func.func private @e({T}) -> {T}")
         )
+
+
+def test_an_entry_without_a_body() -> None:
+    with pytest.raises(invert.MalformedModelError, match=r"@main.*no body"):
+        invert.from_stablehlo(f"func.func private @main({T}) -> {T}")
+
+
+def test_a_defect_of_a_rule_is_not_the_fault_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(ctx: Any, op: Any, x: Any) -> Any:
+        return {}[op.name]
+
+    text = f"func.func @main(%a: {T}) -> {T} {{ %0 = stablehlo.sine %a : {T} return %0 : {T} }}"
+    monkeypatch.setitem(interpreter._RULES, "stablehlo.sine", broken)
+    with pytest.raises(KeyError):
+        invert.from_stablehlo(text)
 
 
 def test_a_function_called_with_the_platform_and_with_another_number() -> None:

@@ -229,3 +229,39 @@ def test_the_time_of_the_driver_is_linear() -> None:
 
     seconds(500)
     assert seconds(2000) < 4 * 2.5 * seconds(500)
+
+
+def test_a_pattern_with_a_defect_is_left_out_and_named() -> None:
+    def propose(site: invert.Site) -> Any:
+        yield {}[site.hint]
+
+    def propose_call(site: invert.Site) -> Any:
+        yield invert.Call("typo", lambda x: jnp.no_such_function(x), (site.out,))
+
+    def rewrite_one(site: invert.Site) -> Any:
+        return lambda *xs: xs[7]
+
+    broken = [
+        (invert.Pattern("of_a_site", ("mul",), propose), "KeyError"),
+        (invert.Pattern("of_a_call", ("mul",), propose_call), "AttributeError"),
+        (invert.Structural("of_an_equation", ("mul",), rewrite_one), "IndexError"),
+    ]
+    exported = export(lambda x: jnp.sin(x * x), X)
+    for pattern_, error in broken:
+        config = invert.Config(extra_patterns=(pattern_,))
+        text = f"the pattern {pattern_.name} was left out, because of a defect: {error}"
+        with pytest.warns(invert.DefectWarning, match=text):
+            module = invert.from_exported(exported, config=config)
+        np.testing.assert_allclose(module(X), jnp.sin(X * X), rtol=1e-6)
+        assert len([n for n in module.report.notes if n.startswith(text)]) == 1
+        with pytest.raises(invert.DefectWarning, match=error):  # as warnings are errors here
+            invert.from_exported(exported, config=config)
+
+
+def test_a_call_that_does_not_fit_is_no_defect() -> None:
+    def propose(site: invert.Site) -> Any:
+        yield invert.Call("unfit", lambda x: jnp.linalg.det(x), (jax.ShapeDtypeStruct((2,), "f4"),))
+
+    config = invert.Config(extra_patterns=(invert.Pattern("unfit", ("mul",), propose),))
+    module = invert.from_exported(export(lambda x: x * x, X), config=config)
+    assert "unfit" not in module.report.rewrites

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from invert._errors import attempt
 from invert._private.jax import core
 from invert.emission.expressions import indexing
 from invert.emission.expressions.products import dot_options, relettered, subscripts
@@ -221,7 +222,8 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
         if id(eqn) in taken:
             continue
         for row in ROWS.get(eqn.primitive.name, ()):
-            group = _first(row(eqn, graph, writer), eqn, graph, writer, taken)
+            step, defects = f"an idiom for {eqn.primitive.name}", writer.prover.defects
+            group = attempt(step, defects, _first, row, eqn, graph, writer, taken)
             if group is not None:
                 found[id(eqn)] = group
                 taken |= group.covered | {id(eqn)}
@@ -229,10 +231,8 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
     return found
 
 
-def _first(
-    proposals: Iterator[Proposal], eqn: Any, graph: Graph, writer: Writer, taken: set[int]
-) -> Group | None:
-    for proposal in proposals:
+def _first(row: Row, eqn: Any, graph: Graph, writer: Writer, taken: set[int]) -> Group | None:
+    for proposal in row(eqn, graph, writer):
         if (group := _try(proposal, eqn, graph, writer, taken)) is not None:
             return group
     return None

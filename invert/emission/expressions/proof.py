@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import EmissionError
+from invert._errors import EmissionError, attempt
 from invert._private.jax import close_like, consts_of, core, open_jaxpr, rename, trace_closed
 from invert.emission.python import load, syntax
 from invert.emission.sizes.size import dimension_token
@@ -24,11 +24,10 @@ from invert.ir.graph import Graph, is_var
 # What emitted text may name.
 NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}
 
-# What JAX raises where a call does not fit its arguments.
-REFUSALS = (
-    ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError,
-    NotImplementedError, OverflowError, RuntimeError, TypeError, ValueError,
-)  # fmt: skip
+# What the functions of `jax.lax`, `jax.numpy` and `jax.nn` raise of arguments, or a number of
+# them, that they do not take; NumPy an `OverflowError` of a number that its dtype does not hold.
+# Everything else, such as a name that there is not, is a defect of the text.
+REFUSALS = (TypeError, ValueError, NotImplementedError, OverflowError)
 
 
 @dataclasses.dataclass
@@ -40,11 +39,13 @@ class Prover:
     - `settings`: the values of `jax_enable_x64` under which the text will run.
     - `dimensions`: the open dimensions and their sizes in the program.
     - `chosen`: for equations that were spelled, by their signature, which form it was.
+    - `defects`: gets a line for each expression that was left out because of a defect of its own.
     """
 
     settings: tuple[bool, ...] = (False, True)
     dimensions: Mapping[str, int] = dataclasses.field(default_factory=dict)
     chosen: dict[Any, int] = dataclasses.field(default_factory=dict)
+    defects: list[str] = dataclasses.field(default_factory=list)
     _traced: dict[Any, Any] = dataclasses.field(default_factory=dict)
     _graphs: dict[int, tuple[Any, Graph]] = dataclasses.field(default_factory=dict)
 
@@ -67,7 +68,9 @@ class Prover:
         closed = syntax.substitute(expression, values)
         key = (syntax.text_of(closed), tuple(map(_type_key, avals)), wide)
         if key not in self._traced:
-            self._traced[key] = _trace(load.function_of(names, closed, NAMESPACE), avals, wide)
+            function = load.function_of(names, closed, NAMESPACE)
+            step = f"the expression {key[0]}"
+            self._traced[key] = attempt(step, self.defects, _trace, function, avals, wide)
         return self._traced[key]
 
     def holds(

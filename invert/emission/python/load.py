@@ -7,11 +7,12 @@ by then, or strings inside of literals (see `naming.py`).
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import linecache
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _numbers = itertools.count()
@@ -50,3 +51,29 @@ def module_of(source: str, name: str) -> types.ModuleType:
     sys.modules[name] = module
     exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     return module
+
+
+def forget(module: types.ModuleType) -> None:
+    """Takes back a module of `module_of` that nobody is to have."""
+    sys.modules.pop(module.__name__, None)
+    linecache.cache.pop(str(module.__file__), None)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[Callable[[str, str], types.ModuleType]]:
+    """Gives `module_of`, for texts of which the last one is meant: it takes the place of those
+    before it, and none stays after an error."""
+    loaded: list[types.ModuleType] = []
+
+    def load(source: str, name: str) -> types.ModuleType:
+        while loaded:
+            forget(loaded.pop())
+        loaded.append(module_of(source, name))
+        return loaded[0]
+
+    try:
+        yield load
+    except BaseException:
+        for module in loaded:
+            forget(module)
+        raise

@@ -245,9 +245,9 @@ class Context:
         try:
             with jax.ensure_compile_time_eval() if computes_size else contextlib.nullcontext():
                 results = rule(self, op, *operands)
-        except (InvertError, RecursionError):
+        except InvertError:
             raise
-        except Exception as error:
+        except _NOT_TAKEN as error:
             raise UnsupportedOpError(
                 [Problem(op.name, f"{type(error).__name__}: {error}", op.location)]
             ) from error
@@ -287,6 +287,12 @@ class Context:
                     ]
                 )
 
+
+# What says that an op of the module is not one of JAX's: `bind` of a primitive and the functions of
+# `jax.lax` check shapes, dtypes and parameters by `TypeError`, `ValueError` and
+# `NotImplementedError`; NumPy refuses sizes and numbers out of its bounds by `OverflowError` and
+# `MemoryError`. Everything else is a defect of a rule, and not the module's.
+_NOT_TAKEN = (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError)
 
 # Shapes, paddings and the like have no more numbers than this.
 _MOST_SIZES = 64

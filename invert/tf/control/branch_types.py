@@ -8,7 +8,7 @@ The jaxpr is then evaluated inside of them, so that a body is raised once howeve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jax import lax
 
 from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.tf.ops.state import Resource
-from invert.tf.values.bounded import Rows, holds_count, resized
+from invert.tf.values.bounded import Count, Rows, holds_count, resized
 from invert.tf.values.constants import array, is_size
 from invert.tf.values.tensor_list import (
     Element,
@@ -219,6 +219,39 @@ def form_of(value: Any) -> Form:
     if is_known(value) or isinstance(value, Absent):
         return Fixed(value)
     return Arrays(type_of(value))
+
+
+def key_of(form: Form) -> Hashable:
+    """What two forms have in common that no loop tells apart, whatever trace they belong to."""
+    if isinstance(form, Fixed):
+        return "fixed", _value_key(form.value)
+    if isinstance(form, Arrays):
+        return "array", _type_key(form.type)
+    if isinstance(form, Varying):
+        return "rows", _type_key(form.type), form.of.origin, form.of.marked
+    if isinstance(form, Choices):
+        return "choices", tuple((key, key_of(f)) for key, f in form.forms.items())
+    leaves, tree = jax.tree_util.tree_flatten(form.element)
+    element = (tree, tuple(map(_type_key, leaves)))
+    same = None if form.same is None else key_of(form_of(form.same))
+    return "list", form.capacity, form.size, element, same, form.is_empty
+
+
+def _type_key(t: Any) -> Hashable:
+    return tuple(t.shape), str(t.dtype)
+
+
+def _value_key(value: Any) -> Hashable:
+    """All of a static value, of which a large array prints but the ends."""
+    if isinstance(value, np.ndarray):
+        if value.dtype != object:
+            return str(value.dtype), value.shape, value.tobytes()
+        return value.shape, tuple(map(_value_key, value.ravel()))
+    if isinstance(value, Count):
+        return "count", value.most, value.least
+    if isinstance(value, Absent):
+        return "absent"
+    return type(value), repr(value) if isinstance(value, float) else value
 
 
 def join(one: Form, two: Form, *, growing: bool = False) -> Form:

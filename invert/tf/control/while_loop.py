@@ -8,7 +8,7 @@ closed over, and those that are static stay static.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from invert.tf.control.branch_types import (
     flatten,
     form_of,
     join,
+    key_of,
     type_of,
 )
 from invert.tf.ops.node import Body, Node
@@ -145,7 +146,7 @@ class _Loop:
             self.forms[i] = form
         self._hints = ctx.plans
         self._ranges: list[Range | None] = []
-        self._key = (node, tuple(str(f) for f in self.forms.values()))
+        self._key = (node, tuple(map(key_of, self.forms.values())))
         for place, (entry, form) in self._hints.get(self._key, {}).items():
             known = self.forms.get(place)
             if isinstance(place, Resource) and place not in ctx.state:
@@ -195,8 +196,8 @@ class _Loop:
         self._growth: dict[int | Resource, int] = {}
         self.staged = Staged(self._step, [type_of(x) for x in self.leaves])
 
-    def _entry(self, place: int | Resource) -> str:
-        return str(form_of(self._value(place)))
+    def _entry(self, place: int | Resource) -> Hashable:
+        return key_of(form_of(self._value(place)))
 
     def _value(self, place: int | Resource) -> Any:
         return self.ctx.state[place] if isinstance(place, Resource) else self.values[place]
