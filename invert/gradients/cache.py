@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from invert._private.jax import consts_of, evaluate, inline_calls, open_jaxpr, trace_closed
+from invert._private.jax import close_like, consts_of, open_jaxpr
 from invert.gradients.compare import Region
 from invert.ir.graph import Graph
+from invert.ir.interpret import inline_calls, retrace
 from invert.ir.jaxprs import canonicalize, equations, map_jaxprs, split_constants
 from invert.ir.match import equivalent
 from invert.rewriting.driver import Replacement, replace
@@ -217,11 +218,5 @@ def _at_size(closed: Any) -> Any:
         else eqn
         for eqn in jaxpr.eqns
     ]
-
-    def run(*values: Any) -> list[Any]:
-        atoms = [*jaxpr.constvars, *jaxpr.invars]
-        env = dict(zip(atoms, [*consts_of(closed), *values], strict=True))
-        read = evaluate(eqns, env)
-        return [read(v) for v in jaxpr.outvars]
-
-    return trace_closed(run, *(_at(v.aval) for v in jaxpr.invars))
+    program = close_like(closed, jaxpr.replace(eqns=eqns))
+    return retrace(program, types=[_at(v.aval) for v in jaxpr.invars])

@@ -19,7 +19,6 @@ from invert._private.jax import (
     consts_of,
     dce,
     eval_jaxpr,
-    evaluate,
     holds_jaxprs,
     is_jaxpr,
     live_part,
@@ -29,6 +28,7 @@ from invert._private.jax import (
     trace_closed,
     with_names,
 )
+from invert.ir.interpret import bind, retrace
 
 # The last name scope of a raised equation is what its location calls the primitive, behind this
 # sign. Patterns may look at it to choose among programs that lower to the same ops.
@@ -181,14 +181,10 @@ def restore_arrays(closed: Any) -> Any:
     if not arrays:
         return closed
 
-    def run(*values: Any) -> list[Any]:
-        held = [*jaxpr.constvars, *jaxpr.invars]
-        env = dict(zip(held, [*consts_of(closed), *values], strict=True))
-        env.update((e.outvars[0], arrays[id(e)]) for e in jaxpr.eqns if id(e) in arrays)
-        read = evaluate([e for e in jaxpr.eqns if id(e) not in arrays], env)
-        return [read(v) for v in jaxpr.outvars]
+    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+        return [arrays[id(eqn)]] if id(eqn) in arrays else bind(eqn, operands)
 
-    return trace_closed(run, *(v.aval for v in jaxpr.invars))
+    return retrace(closed, on_eqn)
 
 
 def is_named(closed: Any) -> bool:

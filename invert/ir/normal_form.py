@@ -13,11 +13,11 @@ from invert._private.jax import (
     consts_of,
     core,
     holds_jaxprs,
-    inline_calls,
     open_jaxpr,
     rename,
 )
 from invert.ir import jaxprs
+from invert.ir.interpret import inline_calls
 
 
 def normal_form(closed: Any) -> Any:
@@ -92,7 +92,7 @@ def _with_one_counter(eqn: Any, names: dict[Any, Any]) -> Any:
     test, body = (open_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     tested, carried = test.invars[n_cond:], body.invars[n_body:]
     init = eqn.invars[n_cond + n_body :]
-    producers = {v: e for e in body.eqns for v in e.outvars}
+    producers: dict[Any, Any] = {v: e for e in body.eqns for v in e.outvars}
     firsts: dict[Any, int] = {}
     others: dict[int, int] = {}
     for i, (variable, out) in enumerate(zip(carried, body.outvars, strict=True)):

@@ -18,9 +18,9 @@ import numpy as np
 from invert._errors import EmissionError
 from invert._private.jax import (
     close_like,
+    constants_as_arguments,
     consts_of,
     core,
-    evaluate,
     is_tracer,
     open_jaxpr,
     plain_params,
@@ -29,6 +29,7 @@ from invert._private.jax import (
     trace_closed,
 )
 from invert.ir.graph import Graph
+from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
 from invert.ir.match import difference as _difference
 
@@ -67,31 +68,22 @@ def strong(closed: Any) -> Any:
 def _strengthened(jaxpr: Any) -> Any:
     made = [v for e in jaxpr.eqns for v in e.outvars]
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
-    if not weak and not any(map(_is_identity, jaxpr.eqns)):
-        return jaxpr.replace(
-            eqns=[_typed_operands(e) for e in jaxpr.eqns],
-            outvars=[_typed(a) for a in jaxpr.outvars],
-        )
-    held = [*jaxpr.constvars, *jaxpr.invars]
+    identities = any(map(_is_identity, jaxpr.eqns))
+    jaxpr = jaxpr.replace(
+        eqns=[_typed_operands(e) for e in jaxpr.eqns],
+        outvars=[_typed(a) for a in jaxpr.outvars],
+    )
+    if not weak and not identities:
+        return jaxpr
 
-    def run(*values: Any) -> list[Any]:
-        env = dict(zip(held, values, strict=True))
+    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+        return operands if _is_identity(eqn) else bind(eqn, operands)
 
-        def read(atom: Any) -> Any:
-            return _typed(atom).val if isinstance(atom, core.Literal) else env[atom]
-
-        for eqn in map(_typed_operands, jaxpr.eqns):
-            if _is_identity(eqn):
-                env[eqn.outvars[0]] = read(eqn.invars[0])
-            else:
-                evaluate([eqn], env)
-        return [read(a) for a in jaxpr.outvars]
-
+    count = len(jaxpr.constvars)
+    jaxpr = constants_as_arguments(jaxpr)
     # What it is made of has types of 64 bits where the program has.
     with jax.enable_x64(True):
-        traced = trace_closed(run, *(_strong_type(v) for v in held))
-    inner = open_jaxpr(traced)
-    count = len(jaxpr.constvars)
+        inner = open_jaxpr(retrace(jaxpr, on_eqn, map(_strong_type, jaxpr.invars)))
     return inner.replace(constvars=inner.invars[:count], invars=inner.invars[count:])
 
 
@@ -309,18 +301,8 @@ def _setting_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _alone(eqn: Any) -> Callable[..., list[Any]]:
-    """An equation as a function of its operands.
-
-    They become variables of its own: an operand may be a literal, or one variable several times.
-    """
-    places = [core.Var(v.aval) for v in eqn.invars]
-    call = eqn.replace(invars=places)
-
-    def run(*values: Any) -> list[Any]:
-        read = evaluate([call], dict(zip(places, values, strict=True)))
-        return [read(v) for v in eqn.outvars]
-
-    return run
+    """An equation as a function of its operands."""
+    return lambda *values: bind(eqn, values)
 
 
 def _traced_rule(eqn: Any) -> Any:

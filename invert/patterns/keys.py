@@ -20,9 +20,7 @@ import jax
 from invert._private.jax import (
     bind_equation,
     by_jaxpr,
-    consts_of,
     context_of,
-    core,
     key_impl,
     open_jaxpr,
     prng,
@@ -31,6 +29,7 @@ from invert._private.jax import (
     trace_closed,
 )
 from invert.ir import jaxprs
+from invert.ir.interpret import interpret
 from invert.rewriting.pattern import Whole
 
 # Functions that JAX outlines one operation on keys into.
@@ -81,7 +80,7 @@ def lift(closed: Any) -> Any | None:
     lifter = _Lifter()
 
     def run(*args: Any) -> list[Any]:
-        return [_plain(v) for v in lifter.body(jaxpr, consts_of(closed), args, typed)]
+        return [_plain(v) for v in lifter.body(closed, args, typed)]
 
     return jaxprs.canonicalize(trace_closed(run, *(v.aval for v in jaxpr.invars)))
 
@@ -153,20 +152,14 @@ class _Lifter:
         self.calls: dict[Any, tuple[Callable[..., Any], list[bool]]] = {}
         self.alive: list[Any] = []
 
-    def body(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], typed: bool
-    ) -> list[Any]:
+    def body(self, closed: Any, args: Sequence[Any], typed: bool) -> list[Any]:
         """Evaluates a body; `typed` says in which style it is written."""
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
+        def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
             with context_of(eqn):
-                results = self.equation(eqn, [read(a) for a in eqn.invars], typed)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+                return self.equation(eqn, operands, typed)
+
+        return interpret(closed, args, on_eqn)
 
     def equation(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         primitive = eqn.primitive
@@ -189,9 +182,9 @@ class _Lifter:
 
     def jit(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         name, closed = eqn.params["name"], eqn.params["jaxpr"]
-        jaxpr, consts = open_jaxpr(closed), consts_of(closed)
+        jaxpr = open_jaxpr(closed)
         if _is_one_operation(name, jaxpr):
-            return self.body(jaxpr, consts, args, typed)
+            return self.body(closed, args, typed)
         if name in _LIBRARY:
             typed = True
             args = [
@@ -205,7 +198,7 @@ class _Lifter:
             found: list[bool] = []
 
             def call(*values: Any) -> list[Any]:
-                results = self.body(jaxpr, consts, _marked(values, kinds), typed)
+                results = self.body(closed, _marked(values, kinds), typed)
                 found[:] = [isinstance(r, _Key) for r in results]
                 return _bare(results)
 
@@ -229,12 +222,7 @@ class _Lifter:
 
         # Bound through `lax.scan`, since the primitive's parameters differ between releases.
         def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-            results = self.body(
-                open_jaxpr(closed),
-                consts_of(closed),
-                _marked([*values[:c], *carry, *xs], kinds),
-                typed,
-            )
+            results = self.body(closed, _marked([*values[:c], *carry, *xs], kinds), typed)
             results[:n] = _as(results[:n], kinds[c : c + n])
             results = _bare(results)
             return results[:n], results[n:]
@@ -295,9 +283,7 @@ class _Lifter:
         found: list[bool] = []
 
         def run(*values: Any) -> list[Any]:
-            results = self.body(
-                open_jaxpr(closed), consts_of(closed), _marked(values, kinds), typed
-            )
+            results = self.body(closed, _marked(values, kinds), typed)
             for i, want in enumerate(wanted or ()):
                 results[i] = results[i] if want else _plain(results[i])
             found[:] = [isinstance(r, _Key) for r in results]

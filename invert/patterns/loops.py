@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from invert._private.jax import consts_of, core, evaluate, open_jaxpr
+from invert._private.jax import consts_of, core, open_jaxpr
 from invert.ir.graph import Graph
+from invert.ir.interpret import evaluate, replacing
 from invert.rewriting.pattern import Site, Structural
 
 
@@ -236,7 +237,7 @@ def _build(
     def call(*operands: Any) -> list[Any]:
         consts = operands[n_cond : n_cond + n_body]
         init = operands[n_cond + n_body :]
-        outside = dict(zip(graph.jaxpr.constvars, graph.consts.values(), strict=True))
+        outside: dict[Any, Any] = dict(graph.consts)
         outside.update(zip(loop.consts, consts, strict=True))
 
         def step(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -244,7 +245,7 @@ def _build(
             env.update(zip((loop.carry[i] for i in carried), carry, strict=True))
             of = dict(zip(map(id, xs), slices, strict=True))
             env.update((r.result, of[id(r.array)]) for r in reads.values())
-            value_of = evaluate(kept, env, inline=_whole_body(kept))
+            value_of = evaluate(kept, env, replacing(_whole_body(kept)))
             return (
                 [value_of(graph.jaxpr.outvars[i]) for i in carried],
                 [value_of(outputs[i].value) for i in sorted(outputs)],
@@ -296,11 +297,11 @@ def _needed(
     return kept
 
 
-def _whole_body(eqns: Sequence[Any]) -> set[int]:
-    """The function that the lowering puts around a whole body, if there is one."""
+def _whole_body(eqns: Sequence[Any]) -> dict[int, Any]:
+    """The program of the function that the lowering puts around a whole body, if there is one."""
     calls = [e for e in eqns if e.primitive.name == "jit"]
     rest = [e for e in eqns if e.primitive.name not in ("jit", "add", "sub")]
-    return {id(calls[0])} if len(calls) == 1 and not rest else set()
+    return {id(e): e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}
 
 
 PATTERNS = (Structural("scan", ("while",), _scan),)

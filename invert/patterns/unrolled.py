@@ -20,8 +20,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from invert._private.jax import evaluate
 from invert.ir.graph import Graph, is_var
+from invert.ir.interpret import evaluate, replacing
 from invert.patterns.loops import Access, Counted, access, counted, read, write
 from invert.rewriting.pattern import Call, Pattern, Site
 
@@ -237,7 +237,7 @@ def _scan(
     """The scan as a function of the constants, the first carry and the inputs."""
     copy = loop.work[: len(loop.work) // times]
     first = times - 1 if loop.reverse else 0
-    inline = {id(copy[0])} if opened else ()
+    on_eqn = replacing({id(copy[0]): copy[0].params["jaxpr"]} if opened else {})
 
     def call(*operands: Any) -> list[Any]:
         consts = {loop.counted.consts[i]: v for i, v in zip(used, operands, strict=False)}
@@ -247,7 +247,7 @@ def _scan(
             env = dict(consts)
             env.update(zip((loop.counted.carry[i] for i in loop.carried), carry, strict=True))
             env.update((v, slices[n]) for v, (n, row) in loop.rows.items() if row == first)
-            value = evaluate([*loop.constants, *copy], env, inline=inline)
+            value = evaluate([*loop.constants, *copy], env, on_eqn)
 
             def of(source: Source) -> Any:
                 match source:

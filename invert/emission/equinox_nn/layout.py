@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._private.jax import consts_of, inline_calls, open_jaxpr
+from invert._private.jax import consts_of, open_jaxpr
 from invert.emission.equinox_nn import indices
 from invert.emission.equinox_nn.indices import Index
 from invert.ir.graph import Graph, is_var
+from invert.ir.interpret import inline_calls
 from invert.ir.match import same_params, same_value
 
 _ELEMENTWISE = frozenset(
