@@ -12,6 +12,7 @@ import numpy as np
 from invert._errors import InvertError
 from invert._private.jax import eval_closed, open_jaxpr
 from invert.ir import jaxprs
+from invert.ir.loops import WhileParts
 from invert.ir.numbers import largest_gap
 
 
@@ -130,7 +131,7 @@ def _rounded(cotangent: np.ndarray) -> np.ndarray:
 def may_not_end(closed: Any) -> bool:
     """Whether a loop in a program ends on data: on arguments drawn at random it may never."""
     return any(
-        eqn.primitive.name == "while" and not _counts(eqn.params["cond_jaxpr"])
+        eqn.primitive.name == "while" and not _counts(WhileParts.of(eqn).cond)
         for eqn in jaxprs.equations(open_jaxpr(closed))
     )
 

@@ -25,12 +25,12 @@ from invert._private.jax import (
     open_jaxpr,
     plain_params,
     rename,
-    scan_layout,
     trace_closed,
 )
 from invert.ir.graph import Graph
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
+from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
 
 # How deep rules inside of rules are compared.
@@ -196,8 +196,8 @@ def _reorder(
 
 
 def _scan(eqn: Any, depth: int) -> Any:
-    count, _ = scan_layout(eqn.params)
-    (jaxpr,), operands = _reorder([eqn.params["jaxpr"]], eqn.invars, count)
+    parts = ScanParts.of(eqn)
+    (jaxpr,), operands = _reorder([parts.body], eqn.invars, len(parts.consts))
     params = {**plain_params(eqn.params), "jaxpr": jaxpr}
     for name in ("num_consts", "linear"):
         params.pop(name, None)
@@ -205,27 +205,17 @@ def _scan(eqn: Any, depth: int) -> Any:
 
 
 def _while(eqn: Any, depth: int) -> Any:
-    params = eqn.params
-    n, m = params["cond_nconsts"], params["body_nconsts"]
-    (cond,), first = _reorder([params["cond_jaxpr"]], [*eqn.invars[:n], *eqn.invars[n + m :]], n)
-    (body,), second = _reorder([params["body_jaxpr"]], eqn.invars[n:], m)
-    carried = len(eqn.invars) - n - m
-    held = first[: len(first) - carried]
-    params = {
-        **params,
-        "cond_jaxpr": cond,
-        "body_jaxpr": body,
-        "cond_nconsts": len(held),
-        "body_nconsts": len(second) - carried,
-    }
-    return eqn.replace(params=params, invars=[*held, *second])
+    p = WhileParts.of(eqn)
+    (cond,), tested = _reorder([p.cond], p.cond_consts, len(p.cond_consts))
+    (body,), held = _reorder([p.body], p.body_consts, len(p.body_consts))
+    return WhileParts(cond, body, tested, held, p.init).put_into(eqn)
 
 
 def _cond(eqn: Any, depth: int) -> Any:
-    count = len(eqn.invars) - 1
-    branches, operands = _reorder(eqn.params["branches"], eqn.invars[1:], count)
+    parts = CondParts.of(eqn)
+    branches, operands = _reorder(parts.branches, parts.operands, len(parts.operands))
     params = {**eqn.params, "branches": tuple(branches)}
-    return eqn.replace(params=params, invars=[eqn.invars[0], *operands])
+    return eqn.replace(params=params, invars=[parts.index, *operands])
 
 
 def _custom_call(eqn: Any, depth: int) -> Any:

@@ -25,11 +25,11 @@ from invert._private.jax import (
     open_jaxpr,
     prng,
     random_core,
-    scan_layout,
     trace_closed,
 )
 from invert.ir import jaxprs
 from invert.ir.interpret import interpret
+from invert.ir.loops import ScanParts, WhileParts, bodies
 from invert.rewriting.pattern import Whole
 
 # Functions that JAX outlines one operation on keys into.
@@ -96,21 +96,13 @@ def _has_keys(jaxpr: Any) -> bool:
 
 def _inner_uses(eqn: Any, var: Any) -> list[tuple[Any, Any]]:
     """Where a call or loop takes `var`: `(inner jaxpr, its variable)`."""
-    params, name = eqn.params, eqn.primitive.name
-    positions = [i for i, a in enumerate(eqn.invars) if a is var]
-    if name == "while":
-        c, b = params["cond_nconsts"], params["body_nconsts"]
-        parts = [(params["cond_jaxpr"], {**{i: i for i in range(c)}})]
-        parts[0][1].update({i: i - b for i in range(c + b, len(eqn.invars))})
-        parts.append((params["body_jaxpr"], {i: i - c for i in range(c, len(eqn.invars))}))
-    elif name == "cond":
-        parts = [(b, {i: i - 1 for i in range(1, len(eqn.invars))}) for b in params["branches"]]
-    elif name in ("jit", "scan"):
-        parts = [(params["jaxpr"], {i: i for i in range(len(eqn.invars))})]
-    else:
-        return []
-    opened = [(open_jaxpr(j), at) for j, at in parts]
-    return [(j, j.invars[at[i]]) for j, at in opened for i in positions if i in at]
+    opened = [(open_jaxpr(body), operands) for body, operands in bodies(eqn)]
+    return [
+        (j, v)
+        for j, operands in opened
+        for v, a in zip(j.invars, operands, strict=True)
+        if a is var
+    ]
 
 
 def _is_wrapped(jaxpr: Any, var: Any) -> bool:
@@ -209,28 +201,28 @@ class _Lifter:
         return _marked(results, found)
 
     def scan(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
-        params = eqn.params
-        c, n = scan_layout(params)
-        closed = params["jaxpr"]
+        params, parts = eqn.params, ScanParts.of(eqn)
+        c, n = len(parts.consts), len(parts.init)
+        closed = parts.body
 
         def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
             avals = [_element(a, i >= c + n) for i, a in enumerate(_as(args, kinds))]
             return self.trace(closed, avals, kinds, kinds[c : c + n], typed)
 
         kinds, (_, found) = _fixpoint(args, range(c, c + n), trace)
-        values = _bare(_as(args, kinds))
+        consts, init, rows = parts.split(_bare(_as(args, kinds)))
 
         # Bound through `lax.scan`, since the primitive's parameters differ between releases.
         def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-            results = self.body(closed, _marked([*values[:c], *carry, *xs], kinds), typed)
+            results = self.body(closed, _marked([*consts, *carry, *xs], kinds), typed)
             results[:n] = _as(results[:n], kinds[c : c + n])
             results = _bare(results)
             return results[:n], results[n:]
 
         carry, ys = jax.lax.scan(
             step,
-            values[c : c + n],
-            values[c + n :],
+            list(init),
+            list(rows),
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
@@ -239,21 +231,19 @@ class _Lifter:
         return _marked([*carry, *ys], found)
 
     def while_loop(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
-        params = eqn.params
-        c, b = params["cond_nconsts"], params["body_nconsts"]
+        parts = WhileParts.of(eqn)
+        c, b = len(parts.cond_consts), len(parts.body_consts)
 
         def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
             avals = [_element(a, False) for a in _as(args, kinds)]
-            return self.trace(params["body_jaxpr"], avals[c:], kinds[c:], kinds[c + b :], typed)
+            return self.trace(parts.body, avals[c:], kinds[c:], kinds[c + b :], typed)
 
         kinds, (body, found) = _fixpoint(args, range(c + b, len(args)), trace)
         avals = [_element(a, False) for a in _as(args, kinds)]
-        picked = [*range(c), *range(c + b, len(args))]
-        cond, _ = self.trace(
-            params["cond_jaxpr"], [avals[i] for i in picked], [kinds[i] for i in picked], (), typed
-        )
+        (held, _, carry), (kept, _, moving) = parts.split(avals), parts.split(kinds)
+        cond, _ = self.trace(parts.cond, [*held, *carry], [*kept, *moving], (), typed)
         results = eqn.primitive.bind(
-            *_bare(_as(args, kinds)), **{**params, "body_jaxpr": body, "cond_jaxpr": cond}
+            *_bare(_as(args, kinds)), **{**eqn.params, "body_jaxpr": body, "cond_jaxpr": cond}
         )
         return _marked(results, found)
 

@@ -18,6 +18,7 @@ from jax import lax
 from invert._private.jax import consts_of, core, open_jaxpr
 from invert.ir.graph import Graph
 from invert.ir.interpret import evaluate, replacing
+from invert.ir.loops import WhileParts
 from invert.rewriting.pattern import Site, Structural
 
 
@@ -62,24 +63,22 @@ class Counted:
 
 
 def counted(eqn: Any) -> Counted | None:
-    params = eqn.params
-    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    test = open_jaxpr(cond)
+    parts = WhileParts.of(eqn)
+    test = open_jaxpr(parts.cond)
     if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt":
         return None
     variable, limit = test.eqns[0].invars
     if list(test.outvars) != list(test.eqns[0].outvars):
         return None
-    if not isinstance(limit, core.Literal) or variable not in test.invars[n_cond:]:
+    if not isinstance(limit, core.Literal) or variable not in parts.tested:
         return None
-    counter = test.invars[n_cond:].index(variable)
-    start = eqn.invars[n_cond + n_body + counter]
+    counter = parts.tested.index(variable)
+    start = parts.init[counter]
     if not isinstance(start, core.Literal) or int(start.val) != 0:
         return None
-    graph = Graph(body, consts_of(body))
-    arguments = graph.jaxpr.invars
-    loop = Counted(graph, arguments[:n_body], arguments[n_body:], counter, max(int(limit.val), 0))
+    graph = Graph(parts.body, consts_of(parts.body))
+    held = graph.jaxpr.invars[: len(parts.body_consts)]
+    loop = Counted(graph, held, parts.carried, counter, max(int(limit.val), 0))
     return loop if loop.index(graph.jaxpr.outvars[counter]) == (1, 1) else None
 
 
@@ -232,11 +231,10 @@ def _build(
         if i not in outputs and (i != loop.counter or counting is not None)
     ]
     xs = list({id(r.array): r.array for r in reads.values()}.values())
-    n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    parts = WhileParts.of(eqn)
 
     def call(*operands: Any) -> list[Any]:
-        consts = operands[n_cond : n_cond + n_body]
-        init = operands[n_cond + n_body :]
+        _, consts, init = parts.split(operands)
         outside: dict[Any, Any] = dict(graph.consts)
         outside.update(zip(loop.consts, consts, strict=True))
 

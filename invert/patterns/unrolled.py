@@ -22,6 +22,7 @@ from jax import lax
 
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import evaluate, replacing
+from invert.ir.loops import WhileParts
 from invert.patterns.loops import Access, Counted, access, counted, read, write
 from invert.rewriting.pattern import Call, Pattern, Site
 
@@ -199,11 +200,10 @@ def _is(loop: _Loop, position: int, atom: Any) -> bool:
 def _calls(
     site: Site, loop: _Loop, times: int, results: tuple[list[Source], list[Source]]
 ) -> Iterator[Call]:
-    params = site.eqn.params
-    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    consts = [site.aval(a) for a in site.eqn.invars[n_cond : n_cond + n_body]]
-    init = [site.aval(site.eqn.invars[n_cond + n_body + i]) for i in loop.carried]
-    used = [i for i in range(n_body) if i not in loop.arrays]
+    parts = WhileParts.of(site.eqn)
+    consts = [site.aval(a) for a in parts.body_consts]
+    init = [site.aval(parts.init[i]) for i in loop.carried]
+    used = [i for i in range(len(consts)) if i not in loop.arrays]
     everything = tuple(range(len(init)))
     # What is left over does not count further where nobody asks for the last count.
     counters = tuple(i for i, v in enumerate(init) if not v.shape and v.dtype.kind in "iu")

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import EmissionError
-from invert._private.jax import close_like, core, open_jaxpr, scan_layout
+from invert._private.jax import close_like, core, open_jaxpr
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.python.naming import snake
 from invert.emission.sizes.merge import Program
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import OnEqn, evaluate, interpret
+from invert.ir.loops import ScanParts
 from invert.ir.match import Match
 
 # For a variable of the first layers of nested runs: the like of it in all layers of each run.
@@ -385,10 +386,10 @@ def _writing(eqns: list[Any]) -> OnEqn:
 
 def _calls(eqn: Any, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
     """The results of a scan, of which the steps are written out."""
-    inner = open_jaxpr(eqn.params["jaxpr"])
-    consts, count = scan_layout(eqn.params)
-    held, carry = list(operands[:consts]), list(operands[consts : consts + count])
-    xs = operands[consts + count :]
+    parts = ScanParts.of(eqn)
+    inner = open_jaxpr(parts.body)
+    held, carry, xs = parts.split(operands)
+    count = len(carry)
     if eqn.params["reverse"] or not all(isinstance(x, list) for x in xs) or inner.constvars:
         raise EmissionError("a scan over other than stacked parameters alone")
     collected: list[list[Any]] = [[] for _ in inner.outvars[count:]]
