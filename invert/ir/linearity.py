@@ -8,21 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from invert._private.jax import open_jaxpr
-from invert.ir import jaxprs
+from invert.ir import jaxprs, kinds
 from invert.ir.interpret import interpret
-
-# Linear in all operands together: zero operands may stand among linear ones.
-_ADDITIVE = frozenset(("add", "sub", "add_any", "concatenate", "pad", "dynamic_update_slice"))
-# Linear in each operand where the others are fixed.
-_PRODUCTS = frozenset(("mul", "dot_general", "conv_general_dilated"))
-# Linear in the first operand; the others, which are indices, are fixed.
-_FIRST = frozenset(
-    (
-        *("neg", "reshape", "broadcast_in_dim", "transpose", "slice", "squeeze", "rev", "copy"),
-        *("reduce_sum", "cumsum", "expand_dims", "div"),
-        *("dynamic_slice", "gather", "reduce_window_sum", "convert_element_type", "split"),
-    )
-)
 
 
 class _Fact(NamedTuple):
@@ -67,21 +54,21 @@ def _on_eqn(eqn: Any, operands: list[_Fact]) -> list[_Fact]:
     name = eqn.primitive.name
     touched = [x.linear for x in operands]
     if not any(touched):
-        zero = name in _FIRST and operands[0].zero
+        zero = name in kinds.LINEAR and operands[0].zero
         return [_Fact(zero=zero) for _ in eqn.outvars]
     if name == "jit":
         inner = open_jaxpr(eqn.params["jaxpr"])
         shown = not inner.constvars and _are_shown(interpret(inner, operands, _on_eqn, _of_literal))
-    elif name in _ADDITIVE:
+    elif name in kinds.ADDITIVE:
         # The last operands of a dynamic_update_slice are places.
         count = 2 if name == "dynamic_update_slice" else len(operands)
         shown = _are_shown(operands[:count]) and not any(touched[count:])
-    elif name in _PRODUCTS:
+    elif name in kinds.PRODUCTS:
         shown = sum(touched) == 1
     elif name == "select_n":
         shown = not touched[0] and _are_shown(operands[1:])
     else:
-        shown = name in _FIRST and not any(touched[1:]) and _is_inexact(eqn)
+        shown = name in kinds.LINEAR and not any(touched[1:]) and _is_inexact(eqn)
     if not shown:
         raise _NotShown
     return [_Fact(linear=True) for _ in eqn.outvars]

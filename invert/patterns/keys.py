@@ -27,9 +27,9 @@ from invert._private.jax import (
     random_core,
     trace_closed,
 )
-from invert.ir import jaxprs
+from invert.ir import jaxprs, kinds
 from invert.ir.interpret import interpret
-from invert.ir.loops import ScanParts, WhileParts, bodies
+from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
 from invert.rewriting.pattern import Whole
 
 # Functions that JAX outlines one operation on keys into.
@@ -41,7 +41,8 @@ _ONE_OPERATION = frozenset(
 # them alone is such a function, whatever it is called.
 _ALWAYS_OUTLINED = frozenset(("random_split", "random_fold_in"))
 _LIBRARY = frozenset(n for n in vars(random_core) if n.startswith("_"))
-_MOVES = frozenset("slice reshape squeeze broadcast_in_dim dynamic_slice transpose".split())
+# Words of keys are never reversed.
+_MOVES = kinds.LAYOUT | kinds.PARTS
 
 
 class _Key:
@@ -251,7 +252,7 @@ class _Lifter:
         index, *args = args
         kinds = [isinstance(a, _Key) for a in args]
         avals = [_element(a, False) for a in args]
-        branches = eqn.params["branches"]
+        branches = CondParts.of(eqn).branches
         founds = [self.trace(b, avals, kinds, None, typed)[1] for b in branches]
         wanted = [all(f) for f in zip(*founds, strict=True)]
         new = tuple(self.trace(b, avals, kinds, wanted, typed)[0] for b in branches)

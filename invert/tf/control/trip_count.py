@@ -294,7 +294,8 @@ class _Program:
         return program._numbers(program._consts[atom], program.finite)
 
 
-# Equations that pass a scalar on.
+# Equations that pass a scalar on: all that moves elements leaves one alone, but only these stand
+# before a counter.
 _SAME = frozenset(("convert_element_type", "copy", "reduce_and", "reshape"))
 
 
