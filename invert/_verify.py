@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -85,21 +85,26 @@ def same_numbers(a: Any, b: Any, wide: bool) -> bool:
     types: list[Any] = [v.aval for v in open_jaxpr(a).invars]
     if sum(math.prod(t.shape) for t in types) > _MOST_RUN:
         return False
-    rng = np.random.default_rng(0)
     try:
         with jax.enable_x64(wide):
-            run = jax.jit(lambda *xs: [eval_closed(p, xs) for p in (a, b)])
-            for _ in range(2):
-                for x, y in zip(*run(*(random_value(rng, t) for t in types)), strict=True):
-                    finite = (
-                        np.abs(x[np.isfinite(x)]) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-                    )
-                    scale = float(np.max(finite, initial=1.0))
-                    if not largest_gap(x, y) <= 1e-5 * scale:
-                        return False
+            for x, y in _runs(a, b, types):
+                finite = np.abs(x[np.isfinite(x)]) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+                scale = float(np.max(finite, initial=1.0))
+                if not largest_gap(x, y) <= 1e-5 * scale:
+                    return False
     except (RuntimeError, ValueError, TypeError, NotImplementedError, InvertError):
         return False
     return True
+
+
+def _runs(
+    a: Any, b: Any, avals: Sequence[Any], constants: Sequence[Any] = ()
+) -> Iterator[tuple[Any, Any]]:
+    """The results of two programs on random inputs behind the constants, drawn twice."""
+    rng = np.random.default_rng(0)
+    run = jax.jit(lambda *xs: [eval_closed(p, xs) for p in (a, b)])
+    for _ in range(2):
+        yield from zip(*run(*constants, *(random_value(rng, t) for t in avals)), strict=True)
 
 
 def _lower_alike(
@@ -144,15 +149,11 @@ def _numerical(
 ) -> Certificate:
     if jaxprs.opaque_targets(raw):
         return Certificate("unverified", f"{reason}; opaque custom calls cannot be run")
-    rng = np.random.default_rng(0)
     largest = 0.0
     with jax.enable_x64(jaxprs.has_wide_types(raw)):
         try:
-            run = jax.jit(lambda *xs: [eval_closed(j, xs) for j in (raw, recovered)])
-            for _ in range(2):
-                drawn = [random_value(rng, a) for a in avals[len(constants) :]]
-                for x, y in zip(*run(*constants, *drawn), strict=True):
-                    largest = max(largest, largest_gap(x, y))
+            for x, y in _runs(raw, recovered, avals[len(constants) :], constants):
+                largest = max(largest, largest_gap(x, y))
         except (RuntimeError, ValueError, TypeError, NotImplementedError, InvertError) as error:
             return Certificate("unverified", f"{reason}; it could not be run: {error}")
     return Certificate("numerical", reason, largest)

@@ -9,8 +9,8 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.export
@@ -31,6 +31,40 @@ from jax._src.util import weakref_lru_cache
 from jaxlib import xla_client as xla_client
 
 from invert._private.mlir import ir, make_ir_context, stablehlo_dialect, text_of
+
+if TYPE_CHECKING:
+    # As JAX's classes, but that the type of a value is known to be that of an array.
+    class Var(core.Var):
+        aval: core.ShapedArray  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    class Literal:
+        val: Any
+        aval: core.ShapedArray
+
+        def __init__(self, val: Any, aval: core.ShapedArray) -> None: ...
+
+    class Eqn(core.JaxprEqn):
+        invars: list[Var | Literal]  # pyright: ignore
+        outvars: list[Var]  # pyright: ignore
+
+        def replace(self, *args: Any, **kwargs: Any) -> Eqn: ...
+
+    class Jaxpr(core.Jaxpr):
+        constvars: list[Var]  # pyright: ignore
+        invars: list[Var]  # pyright: ignore
+        outvars: list[Var | Literal]  # pyright: ignore
+        eqns: list[Eqn]  # pyright: ignore
+
+        def replace(self, **kwargs: Any) -> Jaxpr: ...
+
+    class ClosedJaxpr(core.ClosedJaxpr):
+        jaxpr: Jaxpr
+        consts: Sequence[Any]
+else:
+    Var, Literal, Eqn, Jaxpr = core.Var, core.Literal, core.JaxprEqn, core.Jaxpr
+    # jax 0.12 has one class for closed and open jaxprs.
+    ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
+ShapedArray = core.ShapedArray
 
 threefry2x32_p = threefry2x32.threefry2x32_p
 threefry4x32_p = threefry4x32.threefry4x32_p
@@ -64,25 +98,25 @@ def _scopes(stack: source_info_util.NameStack) -> tuple[str, ...]:
     return tuple(s.name for s in stack.stack if isinstance(s, source_info_util.Scope))
 
 
-def names_of(eqn: core.JaxprEqn) -> tuple[str, ...]:
+def names_of(eqn: Eqn) -> tuple[str, ...]:
     """The name scopes of an equation, transforms left out."""
     return _scopes(eqn.source_info.name_stack)
 
 
-def with_names(eqn: core.JaxprEqn, names: tuple[str, ...]) -> core.JaxprEqn:
+def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:
     """The equation under other name scopes."""
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
 
 
-def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[core.Jaxpr, list[Any]]:
+def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[Jaxpr, list[Any]]:
     """Traces `fn` into a jaxpr without constants and the values of its constant variables."""
     closed = jax.make_jaxpr(fn)(*avals)
-    return partial_eval.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)
+    return cast(Any, partial_eval.convert_constvars_jaxpr(closed.jaxpr)), list(closed.consts)
 
 
-def trace_closed(fn: Callable[..., Any], *avals: Any) -> Any:
+def trace_closed(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
     """Traces `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`."""
-    return jax.make_jaxpr(fn)(*avals)
+    return cast(Any, jax.make_jaxpr(fn)(*avals))
 
 
 def forget_traces(namespace: Mapping[str, Any]) -> None:
@@ -203,11 +237,10 @@ def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -
     )
 
 
-# jax 0.12 has one class for closed and open jaxprs.
-_JAXPRS = (core.Jaxpr, getattr(core, "ClosedJaxpr", core.Jaxpr))
+_JAXPRS = (core.Jaxpr, ClosedJaxpr)
 
 
-def holds_jaxprs(eqn: core.JaxprEqn) -> bool:
+def holds_jaxprs(eqn: Eqn) -> bool:
     """Whether a parameter of the equation is a jaxpr or a tuple that begins with one."""
     for value in eqn.params.values():
         if isinstance(value, tuple) and value:
@@ -235,26 +268,27 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, _JAXPRS)
 
 
-def open_jaxpr(closed: Any) -> core.Jaxpr:
+def open_jaxpr(closed: Any) -> Jaxpr:
     """The jaxpr without the values of its constants."""
     return getattr(closed, "jaxpr", closed)
 
 
-def dce(jaxpr: core.Jaxpr) -> core.Jaxpr:
+def dce(jaxpr: Jaxpr) -> Jaxpr:
     """Removes equations whose results are not used; keeps all arguments."""
-    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
+    kept = [True] * len(jaxpr.outvars)
+    return cast(Any, partial_eval.dce_jaxpr(jaxpr, kept, instantiate=True)[0])
 
 
 def live_part(
-    jaxpr: core.Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
-) -> tuple[core.Jaxpr, list[bool]]:
+    jaxpr: Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
+) -> tuple[Jaxpr, list[bool]]:
     """What the used results need, without other arguments than those kept; which it needs."""
-    return partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept)
+    return cast(Any, partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept))
 
 
-def constants_as_arguments(jaxpr: core.Jaxpr) -> core.Jaxpr:
+def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
     """Makes the constant variables the leading arguments."""
-    return partial_eval.convert_constvars_jaxpr(jaxpr)
+    return cast(Any, partial_eval.convert_constvars_jaxpr(jaxpr))
 
 
 def eval_jaxpr(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
@@ -267,11 +301,11 @@ def eval_closed(closed: Any, values: Sequence[Any]) -> list[Any]:
     return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
 
 
-def rename(jaxpr: core.Jaxpr, names: Mapping[Any, Any]) -> core.Jaxpr:
+def rename(jaxpr: Jaxpr, names: Mapping[Any, Any]) -> Jaxpr:
     """Puts other variables in the place of those in `names`."""
 
     def new(atom: Any) -> Any:
-        return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
+        return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
     eqns = [e.replace(invars=[new(a) for a in e.invars]) for e in jaxpr.eqns]
     return jaxpr.replace(eqns=eqns, outvars=[new(v) for v in jaxpr.outvars])
@@ -315,57 +349,15 @@ def consts_of(jaxpr: Any) -> Sequence[Any]:
     return getattr(jaxpr, "consts", ())
 
 
-def close_like(original: Any, jaxpr: core.Jaxpr) -> Any:
+def close_like(original: Any, jaxpr: Jaxpr) -> Any:
     """`jaxpr` in the form of `original`: closed over its constants, or open."""
     if isinstance(original, core.Jaxpr):
         return jaxpr
     return cast(Any, _JAXPRS[1])(jaxpr, original.consts)
 
 
-def evaluate(
-    eqns: Iterable[core.JaxprEqn], env: dict[Any, Any], inline: Container[int] = ()
-) -> Callable[[Any], Any]:
-    """Binds equations on the values in `env`; returns the function that reads an atom.
-
-    The calls whose `id` is in `inline` are replaced by what they call.
-    """
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else env[atom]
-
-    for eqn in eqns:
-        if id(eqn) in inline:
-            inner = eqn.params["jaxpr"]
-            results = core.eval_jaxpr(open_jaxpr(inner), consts_of(inner), *map(read, eqn.invars))
-            env.update(zip(eqn.outvars, results, strict=True))
-            continue
-        bound = eqn.primitive.get_bind_params(eqn.params)
-        # jax 0.10 gives functions apart from parameters.
-        functions, params = bound if isinstance(bound, tuple) else ((), bound)
-        with context_of(eqn):
-            results = eqn.primitive.bind(*functions, *map(read, eqn.invars), **params)
-        results = results if eqn.primitive.multiple_results else [results]
-        env.update(zip(eqn.outvars, results, strict=True))
-    return read
-
-
-def inline_calls(closed: Any) -> Any:
-    """Inlines the `jit` equations of the outermost level."""
-    jaxpr = open_jaxpr(closed)
-    calls = {id(e) for e in jaxpr.eqns if e.primitive.name == "jit"}
-
-    def run(*values: Any) -> list[Any]:
-        env = dict(
-            zip([*jaxpr.constvars, *jaxpr.invars], [*consts_of(closed), *values], strict=True)
-        )
-        read = evaluate(jaxpr.eqns, env, inline=calls)
-        return [read(v) for v in jaxpr.outvars]
-
-    return jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars))
-
-
 @contextlib.contextmanager
-def context_of(eqn: Any) -> Iterator[None]:
+def context_of(eqn: Eqn) -> Iterator[None]:
     """Traces what is inside as part of an equation: its name scopes, source and settings."""
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
@@ -373,7 +365,7 @@ def context_of(eqn: Any) -> Iterator[None]:
         yield
 
 
-def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
+def bind_equation(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
     """The results of an equation on other operands."""
     results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]

@@ -19,7 +19,6 @@ from invert._private.jax import (
     close_like,
     consts_of,
     forget_traces,
-    inline_calls,
     open_jaxpr,
     rename,
     trace_closed,
@@ -46,6 +45,7 @@ from invert.emission.sizes.size import Points
 from invert.ir import traced_form
 from invert.ir.arrays import device_array
 from invert.ir.graph import is_var
+from invert.ir.interpret import inline_calls
 
 # Ways to write layers that can be asked for.
 STYLES = frozenset({"scan", "equinox"})

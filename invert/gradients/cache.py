@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from invert._private.jax import consts_of, evaluate, inline_calls, open_jaxpr, trace_closed
+from invert._private.jax import close_like, consts_of, open_jaxpr
 from invert.gradients.compare import Region
+from invert.ir import kinds
 from invert.ir.graph import Graph
+from invert.ir.interpret import inline_calls, retrace
 from invert.ir.jaxprs import canonicalize, equations, map_jaxprs, split_constants
 from invert.ir.match import equivalent
 from invert.rewriting.driver import Replacement, replace
@@ -156,16 +158,7 @@ class Verdicts:
 
 
 # Each element of the results depends on the elements at its place alone.
-_ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
-    clz complex conj convert_element_type copy cos cosh digamma div eq erf erf_inv erfc exp exp2
-    expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max
-    min mul ne neg nextafter not or population_count pow real reduce_precision rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-    stop_gradient sub tan tanh xor
-    """.split()
-)
+_ELEMENTWISE = kinds.ELEMENTWISE | {"copy", "stop_gradient"}
 _SIZE = 256
 
 
@@ -217,11 +210,5 @@ def _at_size(closed: Any) -> Any:
         else eqn
         for eqn in jaxpr.eqns
     ]
-
-    def run(*values: Any) -> list[Any]:
-        atoms = [*jaxpr.constvars, *jaxpr.invars]
-        env = dict(zip(atoms, [*consts_of(closed), *values], strict=True))
-        read = evaluate(eqns, env)
-        return [read(v) for v in jaxpr.outvars]
-
-    return trace_closed(run, *(_at(v.aval) for v in jaxpr.invars))
+    program = close_like(closed, jaxpr.replace(eqns=eqns))
+    return retrace(program, types=[_at(v.aval) for v in jaxpr.invars])

@@ -12,7 +12,8 @@ import numpy as np
 from invert._errors import InvertError
 from invert._private.jax import eval_closed, open_jaxpr
 from invert.ir import jaxprs
-from invert.ir.numbers import largest_gap
+from invert.ir.loops import WhileParts
+from invert.ir.numbers import largest_gap, random_value
 
 
 class Region(Protocol):
@@ -81,21 +82,17 @@ def samples(avals: Sequence[Any], cotangents: int) -> list[list[np.ndarray]]:
     for make in makers:
         values = []
         for i, aval in enumerate(avals):
-            dtype = np.dtype(aval.dtype)
             if i >= len(avals) - cotangents:
-                x = 4 * rng.standard_normal(aval.shape)
-            elif dtype == np.bool_:
-                x = rng.random(aval.shape) < 0.5
-            elif not jnp.issubdtype(dtype, jnp.inexact):
+                x = random_value(rng, aval, lambda shape: 4 * rng.standard_normal(shape))
+            elif jnp.issubdtype(aval.dtype, jnp.integer):
                 # Positions: mostly in bounds, far outside where the numbers are large.
                 x = np.asarray(make(aval.shape))
-                large = np.abs(x).max(initial=0) == 100 and jnp.issubdtype(dtype, jnp.signedinteger)
-                x = x if large else rng.integers(0, 4, aval.shape)
+                large = np.abs(x).max(initial=0) == 100
+                fits = large and jnp.issubdtype(aval.dtype, jnp.signedinteger)
+                x = x.astype(aval.dtype) if fits else random_value(rng, aval)
             else:
-                x = make(aval.shape)
-            if jnp.issubdtype(dtype, jnp.complexfloating):
-                x = x + 1j * rng.standard_normal(aval.shape)
-            values.append(np.asarray(x).astype(dtype))
+                x = random_value(rng, aval, make)
+            values.append(x)
         found.append(values)
     return found
 
@@ -136,7 +133,7 @@ def _rounded(cotangent: np.ndarray) -> np.ndarray:
 def may_not_end(closed: Any) -> bool:
     """Whether a loop in a program ends on data: on arguments drawn at random it may never."""
     return any(
-        eqn.primitive.name == "while" and not _counts(eqn.params["cond_jaxpr"])
+        eqn.primitive.name == "while" and not _counts(WhileParts.of(eqn).cond)
         for eqn in jaxprs.equations(open_jaxpr(closed))
     )
 

@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from invert._private.jax import core, eval_closed, evaluate, trace_closed
+from invert._private.jax import core, eval_closed, trace_closed
 from invert.gradients.compare import type_of
 from invert.ir import jaxprs
 from invert.ir.gradient_marker import is_differentiable, parts
 from invert.ir.graph import Graph
+from invert.ir.interpret import OnEqn, bind, evaluate, replacing
 from invert.rewriting.driver import Replacement
 
 _CLIP = jax.lax.GatherScatterMode.CLIP
@@ -59,18 +60,11 @@ class MarkedRegion:
         ]
 
     def _run_settled(self, settled: Mapping[int, Replacement], values: Sequence[Any]) -> list[Any]:
-        env = dict(zip(self.operands, values, strict=True))
-        read = evaluate([], env)
-        for eqn, rule in self._needed(settled):
-            if rule is None:
-                evaluate([eqn], env)
-            else:
-                results = eval_closed(rule.jaxpr, [read(a) for a in rule.inputs])
-                env.update(zip(rule.outputs, results, strict=True))
-        return [read(a) for a in self.results]
+        eqns, rules = self._needed(settled)
+        return self._evaluate(values, self.results, eqns, replacing(rules))
 
-    def _needed(self, settled: Mapping[int, Replacement]) -> list[tuple[Any, Replacement | None]]:
-        """The equations that the results need, in order, with what was settled for them.
+    def _needed(self, settled: Mapping[int, Replacement]) -> tuple[list[Any], dict[int, Any]]:
+        """The equations that the results need, and by their `id` what some were settled as.
 
         What a settled marker stands for needs the arguments of it alone. The equations between
         those and its results would else be run at each level of nesting, on top of the rule.
@@ -90,12 +84,19 @@ class MarkedRegion:
                 rule = None
             found[id(eqn)] = rule
             pending += eqn.invars if rule is None else inputs
-        return [(e, found[id(e)]) for e in self.eqns if id(e) in found]
+        eqns, rules = [], {}
+        for eqn in (e for e in self.eqns if id(e) in found):
+            if (rule := found[id(eqn)]) is not None:
+                eqn = eqn.replace(invars=list(rule.inputs))
+                rules[id(eqn)] = rule.jaxpr
+            eqns.append(eqn)
+        return eqns, rules
 
-    def _evaluate(self, values: Sequence[Any], atoms: Sequence[Any]) -> list[Any]:
+    def _evaluate(
+        self, values: Sequence[Any], atoms: Sequence[Any], eqns: Sequence[Any], on_eqn: OnEqn = bind
+    ) -> list[Any]:
         env = dict(zip(self.operands, values, strict=True))
-        read = evaluate(self.eqns, env)
-        return [read(a) for a in atoms]
+        return list(map(evaluate(eqns, env, on_eqn), atoms))
 
     def with_promised_bounds(self) -> MarkedRegion | None:
         """The region with gathers that promise to be in bounds; `None` where it has none."""
@@ -125,7 +126,7 @@ class MarkedRegion:
 
         def run(*values: Any) -> list[Any]:
             operands, cotangents = self._split(values)
-            captures = self._evaluate(operands, self.captures)
+            captures = self._evaluate(operands, self.captures, self.eqns)
             found = self.gradient(captures, cotangents, nested=nested)
             sums: dict[Any, Any] = {}
             for v, g in zip(self.given, found, strict=True):

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import core, eval_closed, evaluate, open_jaxpr, trace_closed
+from invert._private.jax import core, eval_closed, open_jaxpr, trace_closed
 from invert.gradients.compare import FAILURES, beyond_rounding, samples
 from invert.ir.gradient_marker import is_differentiable
+from invert.ir.interpret import bind, evaluate
 
 # Each place is one more copy of the gradient in a batch.
 _MAX_PLACES = 192
@@ -82,22 +84,20 @@ class _Places:
         """The program with `gate(use, value)` in the place of each value that is used."""
 
         def run(*values: Any) -> list[Any]:
-            env = dict(zip(self.jaxpr.invars, values, strict=True))
-            found: list[Any] = []
-            for i, atoms in _operands(self.jaxpr):
-                operands = [
-                    a.val if isinstance(a, core.Literal) else gate((i, k), env[a])
-                    for k, a in enumerate(atoms)
+            places = itertools.count()
+
+            def gated(i: int, atoms: Sequence[Any], operands: Iterable[Any]) -> list[Any]:
+                return [
+                    x if isinstance(a, core.Literal) else gate((i, k), x)
+                    for k, (a, x) in enumerate(zip(atoms, operands, strict=True))
                 ]
-                if i < 0:
-                    found = operands
-                    continue
-                keys = [object() for _ in operands]
-                eqn = self.jaxpr.eqns[i].replace(invars=keys)
-                local = dict(zip(keys, operands, strict=True))
-                read = evaluate((eqn,), local)
-                env.update((v, read(v)) for v in eqn.outvars)
-            return found
+
+            def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+                return bind(eqn, gated(next(places), eqn.invars, operands))
+
+            env = dict(zip(self.jaxpr.invars, values, strict=True))
+            read = evaluate(self.jaxpr.eqns, env, on_eqn)
+            return gated(-1, self.jaxpr.outvars, map(read, self.jaxpr.outvars))
 
         return run
 

@@ -19,7 +19,6 @@ from invert._private.jax import (
     consts_of,
     dce,
     eval_jaxpr,
-    evaluate,
     holds_jaxprs,
     is_jaxpr,
     live_part,
@@ -29,6 +28,8 @@ from invert._private.jax import (
     trace_closed,
     with_names,
 )
+from invert.ir.interpret import bind, retrace
+from invert.ir.loops import WhileParts
 
 # The last name scope of a raised equation is what its location calls the primitive, behind this
 # sign. Patterns may look at it to choose among programs that lower to the same ops.
@@ -94,9 +95,9 @@ def _live(jaxpr: Any) -> Any:
 
 def _live_loop(eqn: Any, used: Set[Any]) -> Any:
     """A `while` that carries only what it goes on by and what is used after it."""
-    params = eqn.params
-    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    test, body = (open_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    parts = WhileParts.of(eqn)
+    test, body = open_jaxpr(parts.cond), open_jaxpr(parts.body)
+    n_cond, n_body = len(parts.cond_consts), len(parts.body_consts)
     _, tested = live_part(test, [True])
     live = [v in used or t for v, t in zip(eqn.outvars, tested[n_cond:], strict=True)]
     while True:
@@ -106,23 +107,19 @@ def _live_loop(eqn: Any, used: Set[Any]) -> Any:
             break
         live = more
     kept_test, kept_body = [*tested[:n_cond], *live], [*needed[:n_body], *live]
-    kept = [*tested[:n_cond], *kept_body]
-    if all(kept):
+    if all((*kept_test, *kept_body)):
         return eqn
     # A carry that the test or the body does not look at stays an argument of both.
     test, _ = live_part(test, [True], kept_test)
     body, _ = live_part(body, live, kept_body)
-    return eqn.replace(
-        invars=_kept(eqn.invars, kept),
-        outvars=_kept(eqn.outvars, live),
-        params={
-            **params,
-            "cond_jaxpr": close_like(params["cond_jaxpr"], test),
-            "body_jaxpr": close_like(params["body_jaxpr"], body),
-            "cond_nconsts": sum(tested[:n_cond]),
-            "body_nconsts": sum(needed[:n_body]),
-        },
+    kept = WhileParts(
+        close_like(parts.cond, test),
+        close_like(parts.body, body),
+        _kept(parts.cond_consts, tested[:n_cond]),
+        _kept(parts.body_consts, needed[:n_body]),
+        _kept(parts.init, live),
     )
+    return kept.put_into(eqn).replace(outvars=_kept(eqn.outvars, live))
 
 
 def _kept(values: Sequence[Any], keep: Sequence[bool]) -> list[Any]:
@@ -181,14 +178,10 @@ def restore_arrays(closed: Any) -> Any:
     if not arrays:
         return closed
 
-    def run(*values: Any) -> list[Any]:
-        held = [*jaxpr.constvars, *jaxpr.invars]
-        env = dict(zip(held, [*consts_of(closed), *values], strict=True))
-        env.update((e.outvars[0], arrays[id(e)]) for e in jaxpr.eqns if id(e) in arrays)
-        read = evaluate([e for e in jaxpr.eqns if id(e) not in arrays], env)
-        return [read(v) for v in jaxpr.outvars]
+    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+        return [arrays[id(eqn)]] if id(eqn) in arrays else bind(eqn, operands)
 
-    return trace_closed(run, *(v.aval for v in jaxpr.invars))
+    return retrace(closed, on_eqn)
 
 
 def is_named(closed: Any) -> bool:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from invert._private.jax import core, open_jaxpr
-from invert.ir import jaxprs
+from invert._private.jax import open_jaxpr
+from invert.ir import jaxprs, kinds
+from invert.ir.interpret import interpret
 
-# Linear in all operands together: zero operands may stand among linear ones.
-_ADDITIVE = frozenset(("add", "sub", "add_any", "concatenate", "pad", "dynamic_update_slice"))
-# Linear in each operand where the others are fixed.
-_PRODUCTS = frozenset(("mul", "dot_general", "conv_general_dilated"))
-# Linear in the first operand; the others, which are indices, are fixed.
-_FIRST = frozenset(
-    (
-        *("neg", "reshape", "broadcast_in_dim", "transpose", "slice", "squeeze", "rev", "copy"),
-        *("reduce_sum", "cumsum", "expand_dims", "div"),
-        *("dynamic_slice", "gather", "reduce_window_sum", "convert_element_type", "split"),
-    )
-)
+
+class _Fact(NamedTuple):
+    """What is shown of a value."""
+
+    linear: bool = False
+    zero: bool = False
+
+
+class _NotShown(Exception):
+    """An equation is neither shown to be linear nor independent."""
 
 
 def is_linear(closed: Any, arguments: int) -> bool:
@@ -29,57 +29,49 @@ def is_linear(closed: Any, arguments: int) -> bool:
     `False` says only that these rules do not show it.
     """
     jaxpr, constants = jaxprs.split_constants(closed)
-    held = dict(zip(jaxpr.invars, constants, strict=False))
-    zeros = {v for v, c in held.items() if not np.any(np.asarray(c))}
-    start = len(jaxpr.invars) - arguments
-    found = _walk(jaxpr, set(jaxpr.invars[start:]), zeros)
-    return found is not None and all(found)
+    facts = [_of_number(c) for c in constants]
+    facts += [_Fact()] * (len(jaxpr.invars) - arguments - len(constants))
+    facts += [_Fact(linear=True)] * arguments
+    try:
+        return _are_shown(interpret(jaxpr, facts, _on_eqn, _of_literal))
+    except _NotShown:
+        return False
 
 
-def _walk(jaxpr: Any, linear: set[Any], zeros: set[Any]) -> list[bool] | None:
-    """Whether each result is linear or zero; `None` where an equation is neither shown to be linear
-    nor independent."""
+def _of_number(value: Any) -> _Fact:
+    return _Fact(zero=not np.any(np.asarray(value)))
 
-    def is_zero(atom: Any) -> bool:
-        return not np.any(atom.val) if isinstance(atom, core.Literal) else atom in zeros
 
-    def fits(atom: Any) -> bool:
-        return is_zero(atom) or (not isinstance(atom, core.Literal) and atom in linear)
+def _of_literal(literal: Any) -> _Fact:
+    return _of_number(literal.val)
 
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        touched = [not isinstance(a, core.Literal) and a in linear for a in eqn.invars]
-        if not any(touched):
-            if name in _FIRST and is_zero(eqn.invars[0]):
-                zeros.update(eqn.outvars)
-            continue
-        if name == "jit":
-            inner = open_jaxpr(eqn.params["jaxpr"])
-            if inner.constvars:
-                return None
-            pairs = list(zip(inner.invars, eqn.invars, strict=True))
-            inside = _walk(
-                inner,
-                {v for (v, _), t in zip(pairs, touched, strict=True) if t},
-                {v for v, a in pairs if is_zero(a)},
-            )
-            if inside is None or not all(inside):
-                return None
-        elif name in _ADDITIVE:
-            # The last operands of a dynamic_update_slice are places.
-            operands = eqn.invars[:2] if name == "dynamic_update_slice" else eqn.invars
-            if not all(map(fits, operands)) or any(touched[len(operands) :]):
-                return None
-        elif name in _PRODUCTS:
-            if sum(touched) != 1:
-                return None
-        elif name == "select_n":
-            if touched[0] or not all(map(fits, eqn.invars[1:])):
-                return None
-        elif name not in _FIRST or any(touched[1:]) or not _is_inexact(eqn):
-            return None
-        linear.update(eqn.outvars)
-    return [fits(a) for a in jaxpr.outvars]
+
+def _are_shown(facts: Sequence[_Fact]) -> bool:
+    return all(fact.linear or fact.zero for fact in facts)
+
+
+def _on_eqn(eqn: Any, operands: list[_Fact]) -> list[_Fact]:
+    name = eqn.primitive.name
+    touched = [x.linear for x in operands]
+    if not any(touched):
+        zero = name in kinds.LINEAR and operands[0].zero
+        return [_Fact(zero=zero) for _ in eqn.outvars]
+    if name == "jit":
+        inner = open_jaxpr(eqn.params["jaxpr"])
+        shown = not inner.constvars and _are_shown(interpret(inner, operands, _on_eqn, _of_literal))
+    elif name in kinds.ADDITIVE:
+        # The last operands of a dynamic_update_slice are places.
+        count = 2 if name == "dynamic_update_slice" else len(operands)
+        shown = _are_shown(operands[:count]) and not any(touched[count:])
+    elif name in kinds.PRODUCTS:
+        shown = sum(touched) == 1
+    elif name == "select_n":
+        shown = not touched[0] and _are_shown(operands[1:])
+    else:
+        shown = name in kinds.LINEAR and not any(touched[1:]) and _is_inexact(eqn)
+    if not shown:
+        raise _NotShown
+    return [_Fact(linear=True) for _ in eqn.outvars]
 
 
 def _is_inexact(eqn: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import dataclasses
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from invert._private.jax import (
     consts_of,
     core,
     holds_jaxprs,
-    inline_calls,
     open_jaxpr,
     rename,
 )
 from invert.ir import jaxprs
+from invert.ir.interpret import inline_calls
+from invert.ir.loops import WhileParts
 
 
 def normal_form(closed: Any) -> Any:
@@ -87,32 +89,25 @@ def _with_one_counter(eqn: Any, names: dict[Any, Any]) -> Any:
     The others are then carried for nothing, which the canonical form leaves out. Their results
     after the loop go into `names`.
     """
-    params = eqn.params
-    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    test, body = (open_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
-    tested, carried = test.invars[n_cond:], body.invars[n_body:]
-    init = eqn.invars[n_cond + n_body :]
-    producers = {v: e for e in body.eqns for v in e.outvars}
+    parts = WhileParts.of(eqn)
+    body = open_jaxpr(parts.body)
+    producers: dict[Any, Any] = {v: e for e in body.eqns for v in e.outvars}
     firsts: dict[Any, int] = {}
     others: dict[int, int] = {}
-    for i, (variable, out) in enumerate(zip(carried, body.outvars, strict=True)):
+    for i, (variable, out) in enumerate(zip(parts.carried, body.outvars, strict=True)):
         step: Any = None if isinstance(out, core.Literal) else producers.get(out)
         if step is not None and step.primitive.name == "add" and step.invars[0] is variable:
             by = step.invars[1]
-            first = firsts.setdefault((_atom_key(init[i]), _atom_key(by)), i)
+            first = firsts.setdefault((_atom_key(parts.init[i]), _atom_key(by)), i)
             if first != i and isinstance(by, core.Literal):
                 others[i] = first
     if not others:
         return eqn
     names.update((eqn.outvars[i], eqn.outvars[k]) for i, k in others.items())
-    renamed = {
-        name: close_like(
-            params[name],
-            rename(jaxpr, {variables[i]: variables[k] for i, k in others.items()}),
-        )
-        for name, jaxpr, variables in (
-            ("cond_jaxpr", test, tested),
-            ("body_jaxpr", body, carried),
-        )
-    }
-    return eqn.replace(params={**params, **renamed})
+
+    def merged(program: Any, variables: Sequence[Any]) -> Any:
+        same = {variables[i]: variables[k] for i, k in others.items()}
+        return close_like(program, rename(open_jaxpr(program), same))
+
+    cond, body = merged(parts.cond, parts.tested), merged(parts.body, parts.carried)
+    return dataclasses.replace(parts, cond=cond, body=body).put_into(eqn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,10 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._private.jax import key_impl
+from invert.ir.types import Aval, Value
 
 
-def random_value(rng: np.random.Generator, aval: Any) -> Any:
-    """Random values that most programs take: small integers, numbers around zero."""
+def random_value(
+    rng: np.random.Generator,
+    aval: Aval,
+    draw: Callable[[Sequence[int]], np.ndarray] | None = None,
+) -> Value:
+    """Random values that most programs take: small integers, numbers around zero.
+
+    `draw` makes other numbers of a shape, where they are floating-point or complex.
+    """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         seeds = rng.integers(0, 2**31, aval.shape).astype(np.uint32)
         impl = key_impl(aval.dtype)
@@ -23,7 +32,7 @@ def random_value(rng: np.random.Generator, aval: Any) -> Any:
         return rng.random(aval.shape) < 0.5
     if jnp.issubdtype(dtype, jnp.integer):
         return rng.integers(0, 4, aval.shape).astype(dtype)
-    values = rng.standard_normal(aval.shape)
+    values = (draw or rng.standard_normal)(aval.shape)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         values = values + 1j * rng.standard_normal(aval.shape)
     return np.asarray(values).astype(dtype)

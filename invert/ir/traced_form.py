@@ -18,18 +18,19 @@ import numpy as np
 from invert._errors import EmissionError
 from invert._private.jax import (
     close_like,
+    constants_as_arguments,
     consts_of,
     core,
-    evaluate,
     is_tracer,
     open_jaxpr,
     plain_params,
     rename,
-    scan_layout,
     trace_closed,
 )
 from invert.ir.graph import Graph
+from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
+from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
 
 # How deep rules inside of rules are compared.
@@ -67,31 +68,22 @@ def strong(closed: Any) -> Any:
 def _strengthened(jaxpr: Any) -> Any:
     made = [v for e in jaxpr.eqns for v in e.outvars]
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
-    if not weak and not any(map(_is_identity, jaxpr.eqns)):
-        return jaxpr.replace(
-            eqns=[_typed_operands(e) for e in jaxpr.eqns],
-            outvars=[_typed(a) for a in jaxpr.outvars],
-        )
-    held = [*jaxpr.constvars, *jaxpr.invars]
+    identities = any(map(_is_identity, jaxpr.eqns))
+    jaxpr = jaxpr.replace(
+        eqns=[_typed_operands(e) for e in jaxpr.eqns],
+        outvars=[_typed(a) for a in jaxpr.outvars],
+    )
+    if not weak and not identities:
+        return jaxpr
 
-    def run(*values: Any) -> list[Any]:
-        env = dict(zip(held, values, strict=True))
+    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+        return operands if _is_identity(eqn) else bind(eqn, operands)
 
-        def read(atom: Any) -> Any:
-            return _typed(atom).val if isinstance(atom, core.Literal) else env[atom]
-
-        for eqn in map(_typed_operands, jaxpr.eqns):
-            if _is_identity(eqn):
-                env[eqn.outvars[0]] = read(eqn.invars[0])
-            else:
-                evaluate([eqn], env)
-        return [read(a) for a in jaxpr.outvars]
-
+    count = len(jaxpr.constvars)
+    jaxpr = constants_as_arguments(jaxpr)
     # What it is made of has types of 64 bits where the program has.
     with jax.enable_x64(True):
-        traced = trace_closed(run, *(_strong_type(v) for v in held))
-    inner = open_jaxpr(traced)
-    count = len(jaxpr.constvars)
+        inner = open_jaxpr(retrace(jaxpr, on_eqn, map(_strong_type, jaxpr.invars)))
     return inner.replace(constvars=inner.invars[:count], invars=inner.invars[count:])
 
 
@@ -204,8 +196,8 @@ def _reorder(
 
 
 def _scan(eqn: Any, depth: int) -> Any:
-    count, _ = scan_layout(eqn.params)
-    (jaxpr,), operands = _reorder([eqn.params["jaxpr"]], eqn.invars, count)
+    parts = ScanParts.of(eqn)
+    (jaxpr,), operands = _reorder([parts.body], eqn.invars, len(parts.consts))
     params = {**plain_params(eqn.params), "jaxpr": jaxpr}
     for name in ("num_consts", "linear"):
         params.pop(name, None)
@@ -213,27 +205,17 @@ def _scan(eqn: Any, depth: int) -> Any:
 
 
 def _while(eqn: Any, depth: int) -> Any:
-    params = eqn.params
-    n, m = params["cond_nconsts"], params["body_nconsts"]
-    (cond,), first = _reorder([params["cond_jaxpr"]], [*eqn.invars[:n], *eqn.invars[n + m :]], n)
-    (body,), second = _reorder([params["body_jaxpr"]], eqn.invars[n:], m)
-    carried = len(eqn.invars) - n - m
-    held = first[: len(first) - carried]
-    params = {
-        **params,
-        "cond_jaxpr": cond,
-        "body_jaxpr": body,
-        "cond_nconsts": len(held),
-        "body_nconsts": len(second) - carried,
-    }
-    return eqn.replace(params=params, invars=[*held, *second])
+    p = WhileParts.of(eqn)
+    (cond,), tested = _reorder([p.cond], p.cond_consts, len(p.cond_consts))
+    (body,), held = _reorder([p.body], p.body_consts, len(p.body_consts))
+    return WhileParts(cond, body, tested, held, p.init).put_into(eqn)
 
 
 def _cond(eqn: Any, depth: int) -> Any:
-    count = len(eqn.invars) - 1
-    branches, operands = _reorder(eqn.params["branches"], eqn.invars[1:], count)
+    parts = CondParts.of(eqn)
+    branches, operands = _reorder(parts.branches, parts.operands, len(parts.operands))
     params = {**eqn.params, "branches": tuple(branches)}
-    return eqn.replace(params=params, invars=[eqn.invars[0], *operands])
+    return eqn.replace(params=params, invars=[parts.index, *operands])
 
 
 def _custom_call(eqn: Any, depth: int) -> Any:
@@ -309,18 +291,8 @@ def _setting_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _alone(eqn: Any) -> Callable[..., list[Any]]:
-    """An equation as a function of its operands.
-
-    They become variables of its own: an operand may be a literal, or one variable several times.
-    """
-    places = [core.Var(v.aval) for v in eqn.invars]
-    call = eqn.replace(invars=places)
-
-    def run(*values: Any) -> list[Any]:
-        read = evaluate([call], dict(zip(places, values, strict=True)))
-        return [read(v) for v in eqn.outvars]
-
-    return run
+    """An equation as a function of its operands."""
+    return lambda *values: bind(eqn, values)
 
 
 def _traced_rule(eqn: Any) -> Any:

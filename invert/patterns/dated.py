@@ -21,6 +21,7 @@ from jax import lax
 
 from invert._opaque import template_call_p
 from invert._private.jax import eval_closed, threefry2x32_p
+from invert.ir.kinds import COMPARISONS
 from invert.patterns.dated_routines import Routine, UnknownOptionsError, Values, routine_of, scalar
 from invert.rewriting.pattern import Call, Pattern, Site, Structural
 
@@ -34,16 +35,13 @@ def _values(site: Site, routine: Routine, operands: Values) -> list[Any]:
     return values
 
 
-_TESTS = frozenset({"eq", "ne", "ge", "gt", "le", "lt"})
-
-
 def _is_plain(site: Site, routine: Routine) -> bool:
     """Whether the program uses the results and no more of the status than a test of it."""
     for i, v in enumerate(site.eqn.outvars):
         if i in routine.results:
             continue
         users = site.graph.users.get(v, ())
-        tests = i == routine.status and all(u.primitive.name in _TESTS for u in users)
+        tests = i == routine.status and all(u.primitive.name in COMPARISONS for u in users)
         if v in site.graph.results or (users and not tests):
             return False
     return True

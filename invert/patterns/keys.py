@@ -20,17 +20,16 @@ import jax
 from invert._private.jax import (
     bind_equation,
     by_jaxpr,
-    consts_of,
     context_of,
-    core,
     key_impl,
     open_jaxpr,
     prng,
     random_core,
-    scan_layout,
     trace_closed,
 )
-from invert.ir import jaxprs
+from invert.ir import jaxprs, kinds
+from invert.ir.interpret import interpret
+from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
 from invert.rewriting.pattern import Whole
 
 # Functions that JAX outlines one operation on keys into.
@@ -42,7 +41,8 @@ _ONE_OPERATION = frozenset(
 # them alone is such a function, whatever it is called.
 _ALWAYS_OUTLINED = frozenset(("random_split", "random_fold_in"))
 _LIBRARY = frozenset(n for n in vars(random_core) if n.startswith("_"))
-_MOVES = frozenset("slice reshape squeeze broadcast_in_dim dynamic_slice transpose".split())
+# Words of keys are never reversed.
+_MOVES = kinds.LAYOUT | kinds.PARTS
 
 
 class _Key:
@@ -81,7 +81,7 @@ def lift(closed: Any) -> Any | None:
     lifter = _Lifter()
 
     def run(*args: Any) -> list[Any]:
-        return [_plain(v) for v in lifter.body(jaxpr, consts_of(closed), args, typed)]
+        return [_plain(v) for v in lifter.body(closed, args, typed)]
 
     return jaxprs.canonicalize(trace_closed(run, *(v.aval for v in jaxpr.invars)))
 
@@ -97,21 +97,13 @@ def _has_keys(jaxpr: Any) -> bool:
 
 def _inner_uses(eqn: Any, var: Any) -> list[tuple[Any, Any]]:
     """Where a call or loop takes `var`: `(inner jaxpr, its variable)`."""
-    params, name = eqn.params, eqn.primitive.name
-    positions = [i for i, a in enumerate(eqn.invars) if a is var]
-    if name == "while":
-        c, b = params["cond_nconsts"], params["body_nconsts"]
-        parts = [(params["cond_jaxpr"], {**{i: i for i in range(c)}})]
-        parts[0][1].update({i: i - b for i in range(c + b, len(eqn.invars))})
-        parts.append((params["body_jaxpr"], {i: i - c for i in range(c, len(eqn.invars))}))
-    elif name == "cond":
-        parts = [(b, {i: i - 1 for i in range(1, len(eqn.invars))}) for b in params["branches"]]
-    elif name in ("jit", "scan"):
-        parts = [(params["jaxpr"], {i: i for i in range(len(eqn.invars))})]
-    else:
-        return []
-    opened = [(open_jaxpr(j), at) for j, at in parts]
-    return [(j, j.invars[at[i]]) for j, at in opened for i in positions if i in at]
+    opened = [(open_jaxpr(body), operands) for body, operands in bodies(eqn)]
+    return [
+        (j, v)
+        for j, operands in opened
+        for v, a in zip(j.invars, operands, strict=True)
+        if a is var
+    ]
 
 
 def _is_wrapped(jaxpr: Any, var: Any) -> bool:
@@ -153,20 +145,14 @@ class _Lifter:
         self.calls: dict[Any, tuple[Callable[..., Any], list[bool]]] = {}
         self.alive: list[Any] = []
 
-    def body(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], typed: bool
-    ) -> list[Any]:
+    def body(self, closed: Any, args: Sequence[Any], typed: bool) -> list[Any]:
         """Evaluates a body; `typed` says in which style it is written."""
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
+        def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
             with context_of(eqn):
-                results = self.equation(eqn, [read(a) for a in eqn.invars], typed)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+                return self.equation(eqn, operands, typed)
+
+        return interpret(closed, args, on_eqn)
 
     def equation(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         primitive = eqn.primitive
@@ -189,9 +175,9 @@ class _Lifter:
 
     def jit(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         name, closed = eqn.params["name"], eqn.params["jaxpr"]
-        jaxpr, consts = open_jaxpr(closed), consts_of(closed)
+        jaxpr = open_jaxpr(closed)
         if _is_one_operation(name, jaxpr):
-            return self.body(jaxpr, consts, args, typed)
+            return self.body(closed, args, typed)
         if name in _LIBRARY:
             typed = True
             args = [
@@ -205,7 +191,7 @@ class _Lifter:
             found: list[bool] = []
 
             def call(*values: Any) -> list[Any]:
-                results = self.body(jaxpr, consts, _marked(values, kinds), typed)
+                results = self.body(closed, _marked(values, kinds), typed)
                 found[:] = [isinstance(r, _Key) for r in results]
                 return _bare(results)
 
@@ -216,33 +202,28 @@ class _Lifter:
         return _marked(results, found)
 
     def scan(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
-        params = eqn.params
-        c, n = scan_layout(params)
-        closed = params["jaxpr"]
+        params, parts = eqn.params, ScanParts.of(eqn)
+        c, n = len(parts.consts), len(parts.init)
+        closed = parts.body
 
         def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
             avals = [_element(a, i >= c + n) for i, a in enumerate(_as(args, kinds))]
             return self.trace(closed, avals, kinds, kinds[c : c + n], typed)
 
         kinds, (_, found) = _fixpoint(args, range(c, c + n), trace)
-        values = _bare(_as(args, kinds))
+        consts, init, rows = parts.split(_bare(_as(args, kinds)))
 
         # Bound through `lax.scan`, since the primitive's parameters differ between releases.
         def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-            results = self.body(
-                open_jaxpr(closed),
-                consts_of(closed),
-                _marked([*values[:c], *carry, *xs], kinds),
-                typed,
-            )
+            results = self.body(closed, _marked([*consts, *carry, *xs], kinds), typed)
             results[:n] = _as(results[:n], kinds[c : c + n])
             results = _bare(results)
             return results[:n], results[n:]
 
         carry, ys = jax.lax.scan(
             step,
-            values[c : c + n],
-            values[c + n :],
+            list(init),
+            list(rows),
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
@@ -251,21 +232,19 @@ class _Lifter:
         return _marked([*carry, *ys], found)
 
     def while_loop(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
-        params = eqn.params
-        c, b = params["cond_nconsts"], params["body_nconsts"]
+        parts = WhileParts.of(eqn)
+        c, b = len(parts.cond_consts), len(parts.body_consts)
 
         def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
             avals = [_element(a, False) for a in _as(args, kinds)]
-            return self.trace(params["body_jaxpr"], avals[c:], kinds[c:], kinds[c + b :], typed)
+            return self.trace(parts.body, avals[c:], kinds[c:], kinds[c + b :], typed)
 
         kinds, (body, found) = _fixpoint(args, range(c + b, len(args)), trace)
         avals = [_element(a, False) for a in _as(args, kinds)]
-        picked = [*range(c), *range(c + b, len(args))]
-        cond, _ = self.trace(
-            params["cond_jaxpr"], [avals[i] for i in picked], [kinds[i] for i in picked], (), typed
-        )
+        (held, _, carry), (kept, _, moving) = parts.split(avals), parts.split(kinds)
+        cond, _ = self.trace(parts.cond, [*held, *carry], [*kept, *moving], (), typed)
         results = eqn.primitive.bind(
-            *_bare(_as(args, kinds)), **{**params, "body_jaxpr": body, "cond_jaxpr": cond}
+            *_bare(_as(args, kinds)), **{**eqn.params, "body_jaxpr": body, "cond_jaxpr": cond}
         )
         return _marked(results, found)
 
@@ -273,7 +252,7 @@ class _Lifter:
         index, *args = args
         kinds = [isinstance(a, _Key) for a in args]
         avals = [_element(a, False) for a in args]
-        branches = eqn.params["branches"]
+        branches = CondParts.of(eqn).branches
         founds = [self.trace(b, avals, kinds, None, typed)[1] for b in branches]
         wanted = [all(f) for f in zip(*founds, strict=True)]
         new = tuple(self.trace(b, avals, kinds, wanted, typed)[0] for b in branches)
@@ -295,9 +274,7 @@ class _Lifter:
         found: list[bool] = []
 
         def run(*values: Any) -> list[Any]:
-            results = self.body(
-                open_jaxpr(closed), consts_of(closed), _marked(values, kinds), typed
-            )
+            results = self.body(closed, _marked(values, kinds), typed)
             for i, want in enumerate(wanted or ()):
                 results[i] = results[i] if want else _plain(results[i])
             found[:] = [isinstance(r, _Key) for r in results]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jax.scipy.special
 
 from invert._private.jax import open_jaxpr
-from invert.ir import jaxprs
+from invert.ir import jaxprs, kinds
 from invert.rewriting.pattern import Call, Pattern, Site
 
 # Functions that JAX keeps as a call: name of the call -> function.
@@ -119,7 +119,8 @@ def _through(site: Site, atom: Any, *names: str) -> Any:
     return eqn
 
 
-_SHAPES = ("broadcast_in_dim", "reshape", "squeeze", "convert_element_type")
+# What is summed along an axis is put back there, so that nothing is transposed.
+_SHAPES = (kinds.LAYOUT - {"transpose"}) | {"convert_element_type"}
 
 
 def _softmax(site: Site) -> Iterator[Call]:

@@ -18,6 +18,7 @@ import jax
 from jax.lax import linalg
 
 from invert._private.jax import core, geqp3_p, geqrf_p
+from invert.ir.loops import WhileParts
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 # Names of the attributes that hold the parameters of a routine: FFI calls, and those before them.
@@ -145,7 +146,8 @@ def _pivots_loop(site: Site) -> Iterator[Call]:
     """`while { swap(permutation, i, pivots[i]) }` from the identity."""
     eqn = site.eqn
     shape = eqn.outvars[-1].aval.shape
-    for atom in eqn.invars[: eqn.params["body_nconsts"] + eqn.params["cond_nconsts"]]:
+    parts = WhileParts.of(eqn)
+    for atom in (*parts.cond_consts, *parts.body_consts):
         aval = site.aval(atom)
         if str(aval.dtype) == "int32" and aval.shape[:-1] == shape[:-1] and aval.shape and shape:
             yield bind(linalg.lu_pivots_to_permutation_p, aval, permutation_size=shape[-1])

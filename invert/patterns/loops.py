@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from invert._private.jax import consts_of, core, evaluate, open_jaxpr
+from invert._private.jax import consts_of, core, open_jaxpr
 from invert.ir.graph import Graph
+from invert.ir.interpret import evaluate, replacing
+from invert.ir.loops import WhileParts
 from invert.rewriting.pattern import Site, Structural
 
 
@@ -61,24 +63,22 @@ class Counted:
 
 
 def counted(eqn: Any) -> Counted | None:
-    params = eqn.params
-    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    test = open_jaxpr(cond)
+    parts = WhileParts.of(eqn)
+    test = open_jaxpr(parts.cond)
     if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt":
         return None
     variable, limit = test.eqns[0].invars
     if list(test.outvars) != list(test.eqns[0].outvars):
         return None
-    if not isinstance(limit, core.Literal) or variable not in test.invars[n_cond:]:
+    if not isinstance(limit, core.Literal) or variable not in parts.tested:
         return None
-    counter = test.invars[n_cond:].index(variable)
-    start = eqn.invars[n_cond + n_body + counter]
+    counter = parts.tested.index(variable)
+    start = parts.init[counter]
     if not isinstance(start, core.Literal) or int(start.val) != 0:
         return None
-    graph = Graph(body, consts_of(body))
-    arguments = graph.jaxpr.invars
-    loop = Counted(graph, arguments[:n_body], arguments[n_body:], counter, max(int(limit.val), 0))
+    graph = Graph(parts.body, consts_of(parts.body))
+    held = graph.jaxpr.invars[: len(parts.body_consts)]
+    loop = Counted(graph, held, parts.carried, counter, max(int(limit.val), 0))
     return loop if loop.index(graph.jaxpr.outvars[counter]) == (1, 1) else None
 
 
@@ -231,12 +231,11 @@ def _build(
         if i not in outputs and (i != loop.counter or counting is not None)
     ]
     xs = list({id(r.array): r.array for r in reads.values()}.values())
-    n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    parts = WhileParts.of(eqn)
 
     def call(*operands: Any) -> list[Any]:
-        consts = operands[n_cond : n_cond + n_body]
-        init = operands[n_cond + n_body :]
-        outside = dict(zip(graph.jaxpr.constvars, graph.consts.values(), strict=True))
+        _, consts, init = parts.split(operands)
+        outside: dict[Any, Any] = dict(graph.consts)
         outside.update(zip(loop.consts, consts, strict=True))
 
         def step(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -244,7 +243,7 @@ def _build(
             env.update(zip((loop.carry[i] for i in carried), carry, strict=True))
             of = dict(zip(map(id, xs), slices, strict=True))
             env.update((r.result, of[id(r.array)]) for r in reads.values())
-            value_of = evaluate(kept, env, inline=_whole_body(kept))
+            value_of = evaluate(kept, env, replacing(_whole_body(kept)))
             return (
                 [value_of(graph.jaxpr.outvars[i]) for i in carried],
                 [value_of(outputs[i].value) for i in sorted(outputs)],
@@ -296,11 +295,11 @@ def _needed(
     return kept
 
 
-def _whole_body(eqns: Sequence[Any]) -> set[int]:
-    """The function that the lowering puts around a whole body, if there is one."""
+def _whole_body(eqns: Sequence[Any]) -> dict[int, Any]:
+    """The program of the function that the lowering puts around a whole body, if there is one."""
     calls = [e for e in eqns if e.primitive.name == "jit"]
     rest = [e for e in eqns if e.primitive.name not in ("jit", "add", "sub")]
-    return {id(calls[0])} if len(calls) == 1 and not rest else set()
+    return {id(e): e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}
 
 
 PATTERNS = (Structural("scan", ("while",), _scan),)

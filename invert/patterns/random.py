@@ -24,6 +24,7 @@ from invert._private.jax import (
     threefry2x32_p,
     threefry4x32_p,
 )
+from invert.ir import kinds
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _UINT32 = np.dtype(np.uint32)
@@ -263,9 +264,8 @@ def _bytes(aval: Any, n: int) -> int:
     return math.prod(aval.shape[n:]) * np.dtype(aval.dtype).itemsize
 
 
-_FORMING = frozenset(
-    "concatenate slice reshape convert_element_type shift_left or and shift_right_logical "
-    "broadcast_in_dim transpose squeeze".split()
+_FORMING = kinds.LAYOUT | frozenset(
+    "and concatenate convert_element_type or shift_left shift_right_logical slice".split()
 )
 
 

@@ -20,8 +20,9 @@ from typing import Any
 import jax
 from jax import lax
 
-from invert._private.jax import evaluate
 from invert.ir.graph import Graph, is_var
+from invert.ir.interpret import evaluate, replacing
+from invert.ir.loops import WhileParts
 from invert.patterns.loops import Access, Counted, access, counted, read, write
 from invert.rewriting.pattern import Call, Pattern, Site
 
@@ -216,11 +217,10 @@ def _is(loop: _Loop, position: int, atom: Any) -> bool:
 def _calls(
     site: Site, loop: _Loop, times: int, results: tuple[list[Source], list[Source]]
 ) -> Iterator[Call]:
-    params = site.eqn.params
-    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    consts = [site.aval(a) for a in site.eqn.invars[n_cond : n_cond + n_body]]
-    init = [site.aval(site.eqn.invars[n_cond + n_body + i]) for i in loop.carried]
-    used = [i for i in range(n_body) if i not in loop.arrays]
+    parts = WhileParts.of(site.eqn)
+    consts = [site.aval(a) for a in parts.body_consts]
+    init = [site.aval(parts.init[i]) for i in loop.carried]
+    used = [i for i in range(len(consts)) if i not in loop.arrays]
     everything = tuple(range(len(init)))
     # What is left over does not count further where nobody asks for the last count.
     counters = tuple(i for i, v in enumerate(init) if not v.shape and v.dtype.kind in "iu")
@@ -254,7 +254,7 @@ def _scan(
     """The scan as a function of the constants, the first carry and the inputs."""
     copy = loop.work[: len(loop.work) // times]
     first = _first(loop, times)
-    inline = {id(copy[0])} if opened else ()
+    on_eqn = replacing({id(copy[0]): copy[0].params["jaxpr"]} if opened else {})
 
     def call(*operands: Any) -> list[Any]:
         consts = {loop.counted.consts[i]: v for i, v in zip(used, operands, strict=False)}
@@ -264,7 +264,7 @@ def _scan(
             env = dict(consts)
             env.update(zip((loop.counted.carry[i] for i in loop.carried), carry, strict=True))
             env.update((v, slices[n]) for v, (n, row) in loop.rows.items() if row == first)
-            value = evaluate([*loop.constants, *copy], env, inline=inline)
+            value = evaluate([*loop.constants, *copy], env, on_eqn)
 
             def of(source: Source) -> Any:
                 match source:

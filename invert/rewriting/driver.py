@@ -23,13 +23,13 @@ from invert._private.jax import (
     live_part,
     names_of,
     open_jaxpr,
-    scan_layout,
     trace_closed,
     with_names,
 )
 from invert.ir import jaxprs
 from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.jaxprs import HINT
+from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, equivalent
 from invert.rewriting.pattern import Call, Pattern, Site, Stage, Structural, Whole
 
@@ -244,18 +244,16 @@ def _graph(jaxpr: Any, consts: Mapping[Any, Any]) -> Graph:
 
 def _fixed_operands(eqn: Any, name: str) -> Sequence[Any]:
     """The operands that the leading arguments of an inner jaxpr are whenever it runs."""
-    params = eqn.params
     match eqn.primitive.name:
         case "jit":
             return eqn.invars
         case "cond":
-            return eqn.invars[1:]
+            return CondParts.of(eqn).operands
         case "scan":
-            return eqn.invars[: scan_layout(params)[0]]
+            return ScanParts.of(eqn).consts
         case "while":
-            n = params["cond_nconsts"]
-            start, end = (0, n) if name == "cond_jaxpr" else (n, n + params["body_nconsts"])
-            return eqn.invars[start:end]
+            parts = WhileParts.of(eqn)
+            return parts.cond_consts if name == "cond_jaxpr" else parts.body_consts
         case _:
             return ()
 

@@ -10,13 +10,13 @@ import jax
 from invert._config import Config
 from invert._private.jax import (
     from_words,
-    inline_calls,
     lowered_module,
     open_jaxpr,
     trace_closed,
     words_of,
 )
 from invert.ir import jaxprs
+from invert.ir.interpret import inline_calls
 from invert.rewriting.pattern import Call
 from invert.stablehlo.program import Program
 

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from invert.ir import kinds
 from invert.ir.graph import is_var
 
 
@@ -105,7 +106,8 @@ class _Uses:
         return next((i for i, n in self.first.items() if n == name), None)
 
 
-_PASSED = frozenset("broadcast_in_dim reshape squeeze transpose convert_element_type".split())
+# Behind these a parameter is still the whole parameter.
+_PASSED = kinds.LAYOUT | {"convert_element_type"}
 
 
 def _linear(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:

@@ -16,24 +16,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._private.jax import consts_of, inline_calls, open_jaxpr
+from invert._private.jax import consts_of, open_jaxpr
 from invert.emission.equinox_nn import indices
 from invert.emission.equinox_nn.indices import Index
+from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
+from invert.ir.interpret import inline_calls
 from invert.ir.match import same_params, same_value
 
-_ELEMENTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil "
-    "clamp complex conj convert_element_type cos cosh digamma div eq erf erf_inv erfc exp exp2 "
-    "expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne "
-    "neg nextafter not or pow real reduce_precision rem round rsqrt select_n shift_left "
-    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
-)
-_COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor"})
-_REDUCTIONS = frozenset(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor".split()
-)
-_MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "transpose"})
 # Parameters of a convolution that do not say where the axes are.
 _WINDOW = (
     "window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count",
@@ -74,9 +64,9 @@ class _Side:
     def _add(self, eqn: Any) -> None:
         name, operands = _operation(eqn)
         parts = [self.print_of(a) for a in operands]
-        if name in _MOVES:
+        if name in kinds.LAYOUT:
             found = parts[0]
-        elif name in _COMMUTATIVE or name == "dot_general":
+        elif name in kinds.COMMUTATIVE or name == "dot_general":
             found = hash((name, *sorted(parts)))
         else:
             found = hash((name, *parts))
@@ -92,7 +82,7 @@ class _Side:
                     break
                 atom, at = part
                 continue
-            if eqn.primitive.name not in _MOVES:
+            if eqn.primitive.name not in kinds.LAYOUT:
                 break
             at = _below(eqn, at)
             atom = eqn.invars[0]
@@ -199,11 +189,11 @@ class Comparison:
             raise Difference(f"{other} where Equinox has {name}")
         if name == "dot_general":
             self._dot(first, at, second, to)
-        elif name in _REDUCTIONS:
+        elif name in kinds.REDUCTIONS:
             self._reduce(first, at, second, to)
         elif name == "conv_general_dilated":
             self._convolution(first, at, second, to)
-        elif name in _ELEMENTWISE:
+        elif name in kinds.ELEMENTWISE:
             if name != "mul" and not same_params(first.params, second.params):
                 raise Difference(f"{name} with other parameters")
             if self._swapped(name, operands, others):
@@ -217,7 +207,7 @@ class Comparison:
 
     def _swapped(self, name: str, operands: Sequence[Any], others: Sequence[Any]) -> bool:
         """Whether the operands of two operations are in another order."""
-        if name not in _COMMUTATIVE and name != "dot_general":
+        if name not in kinds.COMMUTATIVE and name != "dot_general":
             return False
         here = [self.a.print_of(v) for v in operands]
         there = [self.b.print_of(w) for w in others]

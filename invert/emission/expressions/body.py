@@ -21,6 +21,7 @@ from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, noun, says
 from invert.emission.sizes.merge import Program
 from invert.emission.sizes.size import dimension_of
 from invert.ir.graph import Graph, is_var
+from invert.ir.loops import CondParts
 
 # An expression is written into the one that uses it while the line stays about as long.
 _WIDTH = 66
@@ -85,13 +86,14 @@ def _choices(graph: Graph) -> dict[int, Choice]:
     """The choices of branches that the public functions can make, by the `cond` equation."""
     found: dict[int, Choice] = {}
     for eqn in graph.by_primitive.get("cond", ()):
-        index = eqn.invars[0]
+        parts = CondParts.of(eqn)
+        index = parts.index
         made = graph.producers.get(index) if is_var(index) else None
         if made is None or len(graph.users[index]) != 1 or index in graph.results:
             continue
-        if any(a is index for a in eqn.invars[1:]):
+        if any(a is index for a in parts.operands):
             continue
-        count = len(eqn.params["branches"])
+        count = len(parts.branches)
         name, atoms = made.primitive.name, made.invars
         if name == "convert_element_type" and count == 2 and atoms[0].aval.dtype == np.bool_:
             found[id(eqn)] = Choice(made, atoms[0], is_switch=False)

@@ -15,7 +15,6 @@ from invert._private.jax import (
     holds_jaxprs,
     is_jaxpr,
     open_jaxpr,
-    scan_layout,
 )
 from invert.emission.expressions import library, literals, spelling
 from invert.emission.expressions.body import Body, Placed, Writer
@@ -24,6 +23,7 @@ from invert.emission.python import syntax
 from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
 from invert.ir.graph import is_var
+from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.traced_form import is_smooth
 
 
@@ -177,19 +177,15 @@ def _of_library(file: File, eqn: Any, name: str) -> ast.expr | None:
 
 
 def _scan(file: File, body: Body, eqn: Any) -> Placed:
-    params = eqn.params
-    held, carried = scan_layout(params)
-    scanned = len(eqn.invars) - held - carried
-    atoms = eqn.invars
+    params, parts = eqn.params, ScanParts.of(eqn)
+    carried, scanned = len(parts.init), len(parts.xs)
 
     def result(values: list[ast.expr]) -> ast.expr:
         return syntax.tuple_of([packed(values[:carried]), packed(values[carried:])])
 
     parameters = [("carry", _arity(carried)), ("x", _arity(scanned))]
-    starts = atoms[held : held + carried]
-    function = local(file, body, params["jaxpr"], "step", atoms[:held], parameters, result, starts)
-    operands = [body.operand(a) for a in atoms[held:]]
-    init, xs = packed(operands[:carried]), packed(operands[carried:])
+    function = local(file, body, parts.body, "step", parts.consts, parameters, result, parts.init)
+    init, xs = (packed([body.operand(a) for a in atoms]) for atoms in (parts.init, parts.xs))
     keywords: dict[str, ast.expr] = {}
     if not scanned:
         keywords["length"] = literals.size(params["length"])
@@ -202,7 +198,7 @@ def _scan(file: File, body: Body, eqn: Any) -> Placed:
     expression = call("lax.scan", _reference(function), init, xs, **keywords)
     outs = len(eqn.outvars)
     pattern = (unpacking(range(carried)), unpacking(range(carried, outs)))
-    hints = _named(body, starts, "carry") + ["ys"] * (outs - carried)
+    hints = _named(body, parts.init, "carry") + ["ys"] * (outs - carried)
     return Placed(expression, False, [function], hints, pattern=pattern)
 
 
@@ -212,23 +208,20 @@ def _arity(count: int) -> int:
 
 
 def _while(file: File, body: Body, eqn: Any) -> Placed:
-    params = eqn.params
-    aval: Any = open_jaxpr(params["cond_jaxpr"]).outvars[0].aval
+    parts = WhileParts.of(eqn)
+    aval = open_jaxpr(parts.cond).outvars[0].aval
     if aval.shape:
         kind = aval.str_short(short_dtypes=False)
         raise EmissionError(
             f"while: a batched condition ({kind}), which `jax.vmap` of a loop makes, has no public "
             "function; lowering and raising the program gives it one"
         )
-    n, m = params["cond_nconsts"], params["body_nconsts"]
-    state = eqn.invars[n + m :]
+    state = parts.init
     parameter = [("state", _arity(len(state)))]
-    held = eqn.invars[n : n + m]
     test = local(
-        file, body, params["cond_jaxpr"], "condition", eqn.invars[:n], parameter, lambda v: v[0],
-        state,
-    )  # fmt: skip
-    step = local(file, body, params["body_jaxpr"], "step", held, parameter, packed, state)
+        file, body, parts.cond, "condition", parts.cond_consts, parameter, lambda v: v[0], state
+    )
+    step = local(file, body, parts.body, "step", parts.body_consts, parameter, packed, state)
     init = packed([body.operand(a) for a in state])
     expression = call("lax.while_loop", _reference(test), _reference(step), init)
     pattern = unpacking(range(len(state)))
@@ -236,18 +229,18 @@ def _while(file: File, body: Body, eqn: Any) -> Placed:
 
 
 def _cond(file: File, body: Body, eqn: Any) -> Placed:
-    branches = eqn.params["branches"]
+    parts = CondParts.of(eqn)
     choice = body.chosen.get(id(eqn))
     if choice is None:
         return _bound(file, body, eqn)
-    names = [f"branch_{i}" for i in range(len(branches))]
+    names = [f"branch_{i}" for i in range(len(parts.branches))]
     if choice.platforms:
         names = ["on_" + "_".join(p or ("others",)) for p in choice.platforms]
     elif not choice.is_switch:
         names = ["if_false", "if_true"]
     functions = [
-        local(file, body, branch, name, eqn.invars[1:], [], results_of)
-        for branch, name in zip(branches, names, strict=True)
+        local(file, body, branch, name, parts.operands, [], results_of)
+        for branch, name in zip(parts.branches, names, strict=True)
     ]
     references = list(map(_reference, functions))
     if choice.platforms:

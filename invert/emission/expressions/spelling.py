@@ -25,6 +25,7 @@ from invert.emission.python import syntax
 from invert.emission.python.syntax import call, infix, method, number
 from invert.emission.sizes.merge import Program
 from invert.emission.sizes.size import Size
+from invert.ir import kinds
 from invert.ir.graph import is_var
 
 
@@ -288,7 +289,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
 # Whether a result takes over the name of an operand that is not needed any more: of one of its own
 # type, or of any where it is the same array in another form.
 FLOWS: dict[str, bool | str] = {
-    **dict.fromkeys(("reshape", "transpose", "squeeze", "rev", "convert_element_type"), "any"),
+    # A broadcast is often of a number, and a slice has as many siblings as there are parts.
+    **dict.fromkeys(kinds.MOVES - kinds.PARTS - {"broadcast_in_dim"}, "any"),
+    "convert_element_type": "any",
     **dict.fromkeys(("reduce_sum", "reduce_max", "exp", "iota", "random_bits", "rsqrt"), False),
 }
 

@@ -17,12 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import EmissionError
-from invert._private.jax import close_like, core, open_jaxpr, scan_layout
+from invert._private.jax import close_like, core, open_jaxpr
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.python.naming import snake
 from invert.emission.sizes.merge import Program
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
+from invert.ir.interpret import OnEqn, evaluate, interpret
+from invert.ir.loops import ScanParts
 from invert.ir.match import Match
 
 # For a variable of the first layers of nested runs: the like of it in all layers of each run.
@@ -347,12 +349,12 @@ def unrolled(
     """
     jaxpr = open_jaxpr(closed)
     fresh = {v: core.Var(core.ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
-    env: dict[Any, Any] = {
-        v: _listed(renamed(rows, fresh)) for v, rows in zip(jaxpr.invars, leaves, strict=False)
-    }
+    env: dict[Any, Any] = {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}
+    env.update(
+        (v, _listed(renamed(rows, fresh))) for v, rows in zip(jaxpr.invars, leaves, strict=False)
+    )
     eqns: list[Any] = []
-    _walk(jaxpr.eqns, env, eqns)
-    outvars = [_read(env, a) for a in jaxpr.outvars]
+    outvars = list(map(evaluate(jaxpr.eqns, env, _writing(eqns), _same), jaxpr.outvars))
     if any(isinstance(a, list) for a in outvars):
         raise EmissionError("a stack of values is a result")
     invars = [*fresh.values(), *jaxpr.invars[len(leaves) :]]
@@ -363,37 +365,36 @@ def _listed(rows: Rows) -> Rows:
     return [_listed(r) for r in rows] if isinstance(rows, (list, tuple)) else rows
 
 
-def _read(env: Mapping[Any, Any], atom: Any) -> Any:
-    return env.get(atom, atom) if is_var(atom) else atom
+def _same(literal: Any) -> Any:
+    return literal
 
 
-def _walk(body: Sequence[Any], env: dict[Any, Any], eqns: list[Any]) -> None:
-    """Appends the equations of a body to `eqns`."""
-    for eqn in body:
-        operands = [_read(env, a) for a in eqn.invars]
+def _writing(eqns: list[Any]) -> OnEqn:
+    """Appends equations to `eqns`, on other variables or stacks of them."""
+
+    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
         if not any(isinstance(a, list) for a in operands):
             outvars = [core.Var(v.aval) for v in eqn.outvars]
             eqns.append(eqn.replace(invars=operands, outvars=outvars))
-            env.update(zip(eqn.outvars, outvars, strict=True))
-        elif eqn.primitive.name == "scan":
-            env.update(zip(eqn.outvars, _calls(eqn, operands, eqns), strict=True))
-        else:
-            env[eqn.outvars[0]] = _part(eqn, operands[0])
+            return outvars
+        if eqn.primitive.name == "scan":
+            return _calls(eqn, operands, on_eqn)
+        return [_part(eqn, operands[0])]
+
+    return on_eqn
 
 
-def _calls(eqn: Any, operands: Sequence[Any], eqns: list[Any]) -> list[Any]:
+def _calls(eqn: Any, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
     """The results of a scan, of which the steps are written out."""
-    inner = open_jaxpr(eqn.params["jaxpr"])
-    consts, count = scan_layout(eqn.params)
-    held, carry = list(operands[:consts]), list(operands[consts : consts + count])
-    xs = operands[consts + count :]
+    parts = ScanParts.of(eqn)
+    inner = open_jaxpr(parts.body)
+    held, carry, xs = parts.split(operands)
+    count = len(carry)
     if eqn.params["reverse"] or not all(isinstance(x, list) for x in xs) or inner.constvars:
         raise EmissionError("a scan over other than stacked parameters alone")
     collected: list[list[Any]] = [[] for _ in inner.outvars[count:]]
     for k in range(eqn.params["length"]):
-        env = dict(zip(inner.invars, [*held, *carry, *(x[k] for x in xs)], strict=True))
-        _walk(inner.eqns, env, eqns)
-        results = [_read(env, a) for a in inner.outvars]
+        results = interpret(inner, [*held, *carry, *(x[k] for x in xs)], on_eqn, _same)
         carry = results[:count]
         for found, value in zip(collected, results[count:], strict=True):
             found.append(value)

@@ -13,6 +13,7 @@ from invert._errors import EmissionError
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, stem
+from invert.ir import kinds
 
 Path = tuple[str, ...]
 
@@ -71,7 +72,8 @@ _USES = {
     "dot_general": "weight", "conv_general_dilated": "kernel", "add": "bias", "sub": "offset",
     "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice",
 }  # fmt: skip
-_MOVES = frozenset("reshape broadcast_in_dim transpose convert_element_type squeeze slice".split())
+# Of an array that is known, a slice at places that are known is a part of it by the same name.
+_MOVES = kinds.LAYOUT | {"convert_element_type", "slice"}
 
 
 def constant_name(v: Any, users: Mapping[Any, Sequence[Any]]) -> str:

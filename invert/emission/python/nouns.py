@@ -12,6 +12,7 @@ from typing import Any
 
 from invert._private.jax import names_of
 from invert.emission.python.naming import snake
+from invert.ir import kinds
 from invert.ir.graph import is_var
 
 # Names that say nothing: what they are given to is looked for elsewhere.
@@ -34,15 +35,12 @@ NOUNS = {
     "cond": "chosen", "top_k": "top", "sqrt": "sqrt", "rsqrt": "rsqrt",
     "sign": "sign", "dynamic_slice": "part", "concatenate": "joined",
     "logistic": "sigmoid", "conv_general_dilated": "conv",
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "is_finite", "and", "or", "not"), "mask"),
+    **dict.fromkeys((*kinds.COMPARISONS, "is_finite", "and", "or", "not"), "mask"),
     **{n: n for n in "tanh sin cos tan sinh cosh erf erf_inv erfc atan2 cumsum cumprod".split()},
 }  # fmt: skip
 
 # The same array in another form.
-FORMS = frozenset(
-    "reshape transpose squeeze rev convert_element_type broadcast_in_dim slice copy expand_dims "
-    "stop_gradient reduce_precision optimization_barrier".split()
-)
+FORMS = (kinds.MOVES - {"dynamic_slice"}) | kinds.IDENTITIES | kinds.CONVERSIONS
 _LONGEST = 28
 
 

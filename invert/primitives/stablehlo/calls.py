@@ -11,9 +11,10 @@ import numpy as np
 
 from invert import _opaque
 from invert._errors import Problem
-from invert._private.jax import eval_closed, inline_calls, trace_closed
+from invert._private.jax import eval_closed, trace_closed
 from invert._private.mlir import attribute_names
 from invert.ir.composite import composite
+from invert.ir.interpret import inline_calls
 from invert.primitives.stablehlo import chlo, dynamic, sharding
 from invert.stablehlo.ops.attributes import (
     aval,

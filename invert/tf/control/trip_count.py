@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._private.jax import consts_of, core, is_tracer, open_jaxpr
+from invert.ir.loops import CondParts, bodies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,9 +145,7 @@ class _Program:
         """A branch of a `cond`, or the program that is called."""
         key = id(eqn), number
         if key not in self._inner:
-            is_cond = eqn.primitive.name == "cond"
-            closed = eqn.params["branches"][number] if is_cond else eqn.params["jaxpr"]
-            operands = eqn.invars[1:] if is_cond else eqn.invars
+            closed, operands = bodies(eqn)[number]
             self._inner[key] = _Program(closed, (), self._numbers, (self, operands))
         return self._inner[key]
 
@@ -295,14 +294,15 @@ class _Program:
         return program._numbers(program._consts[atom], program.finite)
 
 
-# Equations that pass a scalar on.
+# Equations that pass a scalar on: all that moves elements leaves one alone, but only these stand
+# before a counter.
 _SAME = frozenset(("convert_element_type", "copy", "reduce_and", "reshape"))
 
 
 def _is_choice(eqn: Any) -> bool:
     """Whether an equation takes one of two ways."""
     if eqn.primitive.name == "cond":
-        return len(eqn.params["branches"]) == 2
+        return len(CondParts.of(eqn).branches) == 2
     return (
         eqn.primitive.name == "select_n" and len(eqn.invars) == 3 and not eqn.invars[0].aval.shape
     )

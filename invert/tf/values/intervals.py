@@ -14,6 +14,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from invert._private.jax import is_tracer, made_by
+from invert.ir import kinds
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context
 
@@ -66,7 +67,7 @@ def range_of(
     rule = _RULES.get(name)
     if rule is None:
         return whole
-    if name in _OF_FIRST:
+    if name in kinds.MOVES:
         operands = operands[:1]
     ranges = [range_of(x, known, finite=finite, depth=depth + 1) for x in operands]
     low, high = rule(*ranges, **_OPTIONS.get(name, _no_options)(value, operands, params))
@@ -152,24 +153,10 @@ def _same(x: Range) -> Range:
     return x
 
 
-_OF_FIRST = frozenset(("dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"))
 _ROUNDED = frozenset(("add", "convert_element_type", "div", "log", "mul", "reduce_sum", "sub"))
 _RULES: dict[str, Callable[..., Range]] = {
-    **dict.fromkeys(
-        (
-            "broadcast_in_dim",
-            "copy",
-            "dynamic_slice",
-            "expand_dims",
-            "reduce_max",
-            "reduce_min",
-            "reshape",
-            "slice",
-            "squeeze",
-            "transpose",
-        ),
-        _same,
-    ),
+    # Along an axis the largest number is one of them.
+    **dict.fromkeys(kinds.MOVES | {"copy", "reduce_max", "reduce_min"}, _same),
     "abs": lambda x: (max(x[0], -x[1], 0.0), max(-x[0], x[1])),
     "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
     "ceil": _rounded(math.ceil),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from invert._private.jax import is_tracer, made_by
+from invert.ir import kinds
 
 # Bounds are short vectors, and a few equations away from what they depend on.
 _MOST = 16
@@ -131,13 +132,9 @@ _RULES: dict[str, _Rule] = {
     "sub": _elementwise(lambda a, b: _added(a, b, -1)),
     "mul": _elementwise(_times),
     "neg": _negative,
-    "convert_element_type": _same,
-    "copy": _same,
-    "reshape": _same,
-    "squeeze": _same,
-    "expand_dims": _same,
-    # Of a scalar; what a vector becomes has as many elements only where it stays one.
-    "broadcast_in_dim": _same,
+    # A broadcast is of a scalar; what a vector becomes has as many elements only where it stays
+    # one. A transpose puts the elements in another order.
+    **dict.fromkeys(kinds.LAYOUT - {"transpose"} | {"convert_element_type", "copy"}, _same),
     "concatenate": _joined,
     "stack": _joined,
     "slice": _slice,

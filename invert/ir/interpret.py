@@ -1,0 +1,92 @@
+"""The evaluator of jaxprs: what an equation gives of its operands is up to the caller.
+
+Where equations are bound as they are, JAX's own (`eval_closed`) does, which frees values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from invert._private.jax import (
+    bind_equation,
+    consts_of,
+    context_of,
+    eval_closed,
+    open_jaxpr,
+    trace_closed,
+)
+from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Literal, Program, Value
+
+# The results of an equation on values of its operands.
+OnEqn: TypeAlias = Callable[[Eqn, list[Value]], Sequence[Value]]
+
+
+def bind(eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
+    """Binds an equation on other operands, in its own name scopes and settings."""
+    with context_of(eqn):
+        return bind_equation(eqn, operands)
+
+
+def replacing(programs: Mapping[int, Program]) -> OnEqn:
+    """Binds equations, but evaluates a program in the place of each whose `id` is among them."""
+
+    def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+        program = programs.get(id(eqn))
+        return bind(eqn, operands) if program is None else eval_closed(program, operands)
+
+    return on_eqn
+
+
+def value_of(literal: Literal) -> Value:
+    """The number that a literal is."""
+    return literal.val
+
+
+def evaluate(
+    eqns: Iterable[Eqn],
+    env: dict[Atom, Value],
+    on_eqn: OnEqn = bind,
+    on_literal: Callable[[Literal], Value] = value_of,
+) -> Callable[[Atom], Value]:
+    """Evaluates equations over the values in `env`; returns the function that reads an atom."""
+
+    def read(atom: Atom) -> Value:
+        return on_literal(atom) if isinstance(atom, Literal) else env[atom]
+
+    for eqn in eqns:
+        results = on_eqn(eqn, [read(a) for a in eqn.invars])
+        env.update(zip(eqn.outvars, results, strict=True))
+    return read
+
+
+def interpret(
+    program: Program,
+    args: Sequence[Value],
+    on_eqn: OnEqn = bind,
+    on_literal: Callable[[Literal], Value] = value_of,
+) -> list[Value]:
+    """The results of a program on `args`, where `on_eqn` says what an equation gives."""
+    jaxpr = open_jaxpr(program)
+    names: list[Atom] = [*jaxpr.constvars, *jaxpr.invars]
+    env = dict(zip(names, [*consts_of(program), *args], strict=True))
+    return list(map(evaluate(jaxpr.eqns, env, on_eqn, on_literal), jaxpr.outvars))
+
+
+def retrace(
+    program: Program, on_eqn: OnEqn = bind, types: Iterable[Aval] | None = None
+) -> ClosedJaxpr:
+    """Traces what `interpret` makes of a program, at the types of its arguments or others."""
+
+    def run(*values: Value) -> list[Value]:
+        return interpret(program, values, on_eqn)
+
+    return trace_closed(run, *(types or (v.aval for v in open_jaxpr(program).invars)))
+
+
+def inline_calls(program: Program) -> ClosedJaxpr:
+    """Inlines the `jit` equations of the outermost level."""
+    eqns = open_jaxpr(program).eqns
+    return retrace(
+        program, replacing({id(e): e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})
+    )

@@ -1,0 +1,126 @@
+"""What loops and branches are made of: their programs, and which operands are what."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeVar
+
+from invert._private.jax import open_jaxpr, scan_layout
+from invert.ir.types import Atom, Eqn, Program, Var
+
+_T = TypeVar("_T")
+
+
+def _split(
+    values: Sequence[_T], first: int, second: int
+) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
+    return values[:first], values[first : first + second], values[first + second :]
+
+
+@dataclasses.dataclass(frozen=True)
+class WhileParts:
+    """A `while`.
+
+    **Attributes:**
+
+    - `cond`, `body`: the programs; the first arguments of each are its constants.
+    - `cond_consts`, `body_consts`, `init`: the operands; `init` is the first carry.
+    """
+
+    cond: Program
+    body: Program
+    cond_consts: Sequence[Atom]
+    body_consts: Sequence[Atom]
+    init: Sequence[Atom]
+
+    @classmethod
+    def of(cls, eqn: Eqn) -> WhileParts:
+        """The parts of an equation."""
+        p = eqn.params
+        operands = _split(eqn.invars, p["cond_nconsts"], p["body_nconsts"])
+        return cls(p["cond_jaxpr"], p["body_jaxpr"], *operands)
+
+    def split(self, values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
+        """Values for the operands, as `cond_consts`, `body_consts` and `init`."""
+        return _split(values, len(self.cond_consts), len(self.body_consts))
+
+    @property
+    def tested(self) -> Sequence[Var]:
+        """The arguments of the condition that are the carry."""
+        return open_jaxpr(self.cond).invars[len(self.cond_consts) :]
+
+    @property
+    def carried(self) -> Sequence[Var]:
+        """The arguments of the body that are the carry."""
+        return open_jaxpr(self.body).invars[len(self.body_consts) :]
+
+    def put_into(self, eqn: Eqn) -> Eqn:
+        """The equation with these parts in the place of its own."""
+        params = {
+            **eqn.params,
+            "cond_jaxpr": self.cond,
+            "body_jaxpr": self.body,
+            "cond_nconsts": len(self.cond_consts),
+            "body_nconsts": len(self.body_consts),
+        }
+        invars = [*self.cond_consts, *self.body_consts, *self.init]
+        return eqn.replace(params=params, invars=invars)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScanParts:
+    """A `scan`.
+
+    **Attributes:**
+
+    - `body`: the program of `consts`, the carry and one row of each of `xs`.
+    - `consts`, `init`, `xs`: the operands; `init` is the first carry.
+    """
+
+    body: Program
+    consts: Sequence[Atom]
+    init: Sequence[Atom]
+    xs: Sequence[Atom]
+
+    @classmethod
+    def of(cls, eqn: Eqn) -> ScanParts:
+        """The parts of an equation."""
+        return cls(eqn.params["jaxpr"], *_split(eqn.invars, *scan_layout(eqn.params)))
+
+    def split(self, values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
+        """Values for the operands, as `consts`, `init` and `xs`."""
+        return _split(values, len(self.consts), len(self.init))
+
+
+@dataclasses.dataclass(frozen=True)
+class CondParts:
+    """A `cond`: the branch of the number `index`, on `operands`."""
+
+    branches: Sequence[Program]
+    index: Atom
+    operands: Sequence[Atom]
+
+    @classmethod
+    def of(cls, eqn: Eqn) -> CondParts:
+        """The parts of an equation."""
+        index, *operands = eqn.invars
+        return cls(eqn.params["branches"], index, operands)
+
+
+def bodies(eqn: Eqn) -> list[tuple[Program, Sequence[Atom]]]:
+    """The programs of a loop, branches or a call, with the operands that their arguments are.
+
+    Of what a loop carries this holds for the first step, and of a `scan` the rows are meant.
+    """
+    match eqn.primitive.name:
+        case "while":
+            p = WhileParts.of(eqn)
+            return [(p.cond, [*p.cond_consts, *p.init]), (p.body, [*p.body_consts, *p.init])]
+        case "cond":
+            p = CondParts.of(eqn)
+            return [(branch, p.operands) for branch in p.branches]
+        case "jit" | "scan":
+            return [(eqn.params["jaxpr"], eqn.invars)]
+        case _:
+            return []

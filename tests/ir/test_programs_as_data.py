@@ -1,0 +1,109 @@
+"""The evaluator, the parts of loops and branches, and the table of kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax._src.interpreters import mlir
+
+from invert.ir import kinds
+from invert.ir.interpret import bind, evaluate, inline_calls, interpret, retrace
+from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def _only(closed: Any, name: str) -> Any:
+    (eqn,) = (e for e in closed.jaxpr.eqns if e.primitive.name == name)
+    return eqn
+
+
+def test_a_program_is_evaluated_with_other_equations() -> None:
+    shift = np.float32([5, 6, 7])
+    closed = jax.make_jaxpr(lambda x: (jnp.sin(x) * 2 + shift, 3.0))(X)
+
+    def on_eqn(eqn: Any, operands: list[Any]) -> Any:
+        return [jnp.cos(operands[0])] if eqn.primitive.name == "sin" else bind(eqn, operands)
+
+    found, number = interpret(closed, [X], on_eqn)
+    np.testing.assert_allclose(found, np.cos(X) * 2 + shift, rtol=1e-6)
+    assert number == 3.0
+    assert retrace(closed, on_eqn).jaxpr.eqns[0].primitive.name == "cos"
+
+
+def test_facts_are_evaluated_as_values_are() -> None:
+    closed = jax.make_jaxpr(lambda x: jnp.sum(x * 2) * 3)(X)
+    depth = interpret(closed, [0], lambda eqn, xs: [1 + max(xs)], lambda literal: 0)
+    assert depth == [len(closed.jaxpr.eqns)]
+
+
+def test_equations_are_evaluated_on_what_is_known() -> None:
+    closed = jax.make_jaxpr(lambda x: jnp.exp(jnp.sin(x)))(X)
+    sin, exp = closed.jaxpr.eqns
+    read = evaluate([exp], {sin.outvars[0]: X})
+    np.testing.assert_allclose(read(closed.jaxpr.outvars[0]), np.exp(X), rtol=1e-6)
+
+
+def test_calls_are_inlined_one_level_deep() -> None:
+    inner = jax.jit(lambda x: jax.jit(jnp.sin)(x) + 1)
+    closed = inline_calls(jax.make_jaxpr(lambda x: inner(x) * 2)(X))
+    assert [e.primitive.name for e in closed.jaxpr.eqns] == ["jit", "add", "mul"]
+
+
+def test_parts_of_a_while() -> None:
+    def run(x: Any, low: Any, step: Any) -> Any:
+        return lax.while_loop(lambda s: s[1].sum() > low, lambda s: (s[0] + 1, s[1] - step), (0, x))
+
+    closed = jax.make_jaxpr(run)(X, np.float32(1), np.float32(2))
+    x, low, step = closed.jaxpr.invars
+    eqn = _only(closed, "while")
+    parts = WhileParts.of(eqn)
+    assert (*parts.cond_consts, *parts.body_consts) == (low, step)
+    assert parts.init[1] is x
+    assert parts.split("abcd") == ("a", "b", "cd")
+    assert [v.aval.shape for v in parts.tested] == [v.aval.shape for v in parts.carried]
+    again = parts.put_into(eqn)
+    assert again.params == eqn.params and again.invars == eqn.invars
+    (_, tested), (_, carried) = bodies(eqn)
+    assert list(tested) == [low, *parts.init] and list(carried) == [step, *parts.init]
+
+
+def test_parts_of_a_scan_and_a_cond() -> None:
+    def run(x: Any, w: Any, flag: Any) -> Any:
+        carry, ys = lax.scan(lambda c, row: (c * w + row, c), x[0], x)
+        return lax.cond(flag, jnp.sin, lambda c: c * w, carry), ys
+
+    closed = jax.make_jaxpr(run)(X, np.float32(2), True)
+    x, w, _ = closed.jaxpr.invars
+    scan = ScanParts.of(_only(closed, "scan"))
+    assert list(scan.consts) == [w] and len(scan.init) == 1 and list(scan.xs) == [x]
+    eqn = _only(closed, "cond")
+    cond = CondParts.of(eqn)
+    assert len(cond.branches) == 2 and cond.index is eqn.invars[0] and w in cond.operands
+    assert [operands for _, operands in bodies(eqn)] == [cond.operands] * 2
+
+
+@pytest.mark.parametrize("kind", [k for k in vars(kinds) if k.isupper()])
+def test_kinds_name_primitives_of_jax(kind: str) -> None:
+    known = {p.name for p in mlir._lowerings} | {
+        p.name for table in mlir._platform_specific_lowerings.values() for p in table
+    }
+    assert getattr(kinds, kind) <= known
+
+
+def test_elementwise_primitives_keep_the_shape() -> None:
+    unary = (n for n in sorted(kinds.ELEMENTWISE) if hasattr(lax, f"{n}_p") and hasattr(lax, n))
+    found = 0
+    for name in unary:
+        try:
+            closed = jax.make_jaxpr(getattr(lax, name))(X)
+        except (TypeError, ValueError):
+            continue
+        found += 1
+        assert all(v.aval.shape == X.shape for v in closed.jaxpr.outvars), name
+    assert found > 20
