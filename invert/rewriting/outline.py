@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from invert._private.jax import core
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Miss, differ, other_params, same_value
 
@@ -111,21 +110,26 @@ _Pairs = list[tuple[Any, Any, Any]]
 class _Search:
     def __init__(self, template: Graph, graph: Graph, misses: list[Miss] | None):
         self.template, self.graph, self.misses = template, graph, misses
-        self.steps = self.depth = 0
+        self.steps = 0
 
     def run(self, head: Any, eqn: Any) -> Outline | None:
-        found = self._paired(head, eqn, [], Outline())
-        if found is None:
-            return None
-        # What the head is not computed from: other results, from operands to users.
-        for other in (*heads(self.template), *self.template.eqns):
-            if id(other) not in found.eqns and other.primitive.name not in _SHAPING:
-                found = self._extended(other, found)
-        for number, v in enumerate(self.template.jaxpr.invars):
-            if v not in found.operands:
+        """The first outline that holds every equation of the template, else the largest."""
+        best: Outline | None = None
+        wanted = [e for e in self.template.eqns if e.primitive.name not in _SHAPING]
+        for found in self._paired(head, eqn, [], Outline()):
+            # What the head is not computed from: other results, from operands to users.
+            for other in (*heads(self.template), *wanted):
+                if id(other) not in found.eqns:
+                    found = self._extended(other, found)
+            missing = [v for v in self.template.jaxpr.invars if v not in found.operands]
+            if missing:
+                number = self.template.jaxpr.invars.index(missing[0])
                 self._miss(found, eqn, f"nothing is found for operand {number} of the pattern")
-                return None
-        return found
+            elif best is None or len(found.eqns) > len(best.eqns):
+                best = found
+            if best is found and all(id(e) in found.eqns for e in wanted):
+                break
+        return best
 
     def _extended(self, eqn: Any, found: Outline) -> Outline:
         for atom in eqn.invars:
@@ -134,7 +138,7 @@ class _Search:
                     for user in self.graph.users.get(value, ()):
                         same = user.primitive is eqn.primitive
                         if same and all(user is not e for e in found.eqns.values()):
-                            new = self._paired(eqn, user, [], found.copy())
+                            new = next(self._paired(eqn, user, [], found.copy()), None)
                             if new is not None:
                                 return new
         return found
@@ -150,21 +154,20 @@ class _Search:
         target = None if eqn is None else found.eqns.get(id(eqn))
         return () if eqn is None or target is None else [target.outvars[eqn.outvars.index(last)]]
 
-    def _walk(self, pairs: _Pairs, found: Outline) -> Outline | None:
+    def _walk(self, pairs: _Pairs, found: Outline, depth: int) -> Iterator[Outline]:
+        """All outlines that hold `found` and lay these values over one another."""
         while pairs:
             user, atom, value = pairs.pop()
             self.steps += 1
             if self.steps > _MAX_STEPS:
-                return None
+                return
             last, sources = _sources(self.template, atom)[-1], _sources(self.graph, value)
-            if not is_var(last):
-                if is_var(sources[-1]):
-                    return self._miss(found, user, self._differ(last, sources[-1]))
+            if not is_var(last) and not is_var(sources[-1]):
                 continue
-            if last in self.template.consts:
+            if is_var(last) and last in self.template.consts:
                 continue
-            eqn = self.template.producers.get(last)
-            if eqn is None:
+            eqn = self.template.producers.get(last) if is_var(last) else None
+            if is_var(last) and eqn is None:
                 known = found.operands.get(last, sources)
                 found.operands[last] = [a for a in known if any(_same(a, b) for b in sources)]
                 if not found.operands[last]:
@@ -172,39 +175,44 @@ class _Search:
                     return self._miss(found, user, reason)
                 continue
             target = self.graph.producers.get(sources[-1]) if is_var(sources[-1]) else None
-            known = found.eqns.get(id(eqn))
-            if target is None or (known is not None and known is not target):
+            if (
+                eqn is None
+                or target is None
+                or found.eqns.get(id(eqn), target) is not target
+                or eqn.primitive is not target.primitive
+                or len(eqn.invars) != len(target.invars)
+            ):
                 return self._miss(found, user, self._differ(last, sources[-1]))
-            if known is None:
-                if eqn.primitive is not target.primitive or len(eqn.invars) != len(target.invars):
-                    return self._miss(found, user, self._differ(last, sources[-1]))
-                if eqn.primitive.name in _COMMUTATIVE and self.depth < _MAX_DEPTH:
-                    return self._paired(eqn, target, pairs, found)
-                found.eqns[id(eqn)] = target
-                pairs += [(target, a, b) for a, b in zip(eqn.invars, target.invars, strict=True)]
-        return found
+            if id(eqn) in found.eqns:
+                continue
+            if eqn.primitive.name in _COMMUTATIVE and depth < _MAX_DEPTH:
+                yield from self._paired(eqn, target, pairs, found, depth + 1)
+                return
+            found.eqns[id(eqn)] = target
+            pairs += [(target, a, b) for a, b in zip(eqn.invars, target.invars, strict=True)]
+        yield found
 
-    def _paired(self, eqn: Any, target: Any, pairs: _Pairs, found: Outline) -> Outline | None:
-        """`found` with an equation of the template laid over one of the program."""
+    def _paired(
+        self, eqn: Any, target: Any, pairs: _Pairs, found: Outline, depth: int = 0
+    ) -> Iterator[Outline]:
+        """`found` with an equation of the template laid over one of the program, in both orders."""
         found.eqns[id(eqn)] = target
-        straight = [(target, a, b) for a, b in zip(eqn.invars, target.invars, strict=True)]
-        if eqn.primitive.name not in _COMMUTATIVE:
-            return self._walk([*pairs, *straight], found)
-        self.depth += 1
-        done = self._walk([*pairs, *straight], found.copy())
-        if done is None:
-            crossed = zip(eqn.invars, reversed(target.invars), strict=True)
-            found.commuted |= {self.template.index[id(eqn)]}
-            done = self._walk([*pairs, *((target, a, b) for a, b in crossed)], found)
-        self.depth -= 1
-        return done
+        orders = [target.invars]
+        if eqn.primitive.name in _COMMUTATIVE:
+            orders.append(list(reversed(target.invars)))
+        for number, operands in enumerate(orders):
+            new = found.copy()
+            if number:
+                new.commuted |= {self.template.index[id(eqn)]}
+            laid = [(target, a, b) for a, b in zip(eqn.invars, operands, strict=True)]
+            yield from self._walk([*pairs, *laid], new, depth)
 
     def _differ(self, atom: Any, value: Any) -> str:
         ours, theirs = self._said(self.template, atom), self._said(self.graph, value)
         return differ((ours, theirs))
 
     def _said(self, graph: Graph, atom: Any) -> str:
-        if isinstance(atom, core.Literal):
+        if not is_var(atom):
             return str(atom.val)
         eqn = graph.producers.get(atom)
         return f"an argument of type {atom.aval}" if eqn is None else eqn.primitive.name

@@ -58,7 +58,7 @@ def _scaled(x: Any, y: Any, a: Any) -> Any:
     return jnp.sin(x) * a + jnp.cos(y)
 
 
-HARD_SWISH = invert.pattern(_hard_swish, jax.nn.hard_swish)
+HARD_SWISH = invert.pattern(_hard_swish, jax.nn.hard_swish, name="hard_swish")
 RELU2 = invert.pattern(_relu2, lambda x: jnp.square(jax.nn.relu(x)), name="relu2")
 SOFTPLUS = invert.pattern(_softplus, jax.nn.softplus)
 RMS = invert.pattern(_rms, named("rms_norm", _rms))
@@ -86,8 +86,8 @@ def in_dtype(dtype: Any, *shapes: tuple[int, ...]) -> list[Any]:
 
 
 FOUND = {
-    "hard_swish": (_hard_swish, HARD_SWISH, (X,), ["hard_swish"]),
-    "relu2": (_relu2, RELU2, (X,), ["relu", "square"]),
+    "hard_swish": (_hard_swish, HARD_SWISH, (X,), ["hard_silu"]),
+    "relu2": (_relu2, RELU2, (X,), ["custom_jvp_call", "square"]),
     "softplus": (_softplus, SOFTPLUS, (X,), ["softplus"]),
     "of a scalar": (_softplus, SOFTPLUS, (X[0, 0],), ["softplus"]),
     "of four axes": (_softplus, SOFTPLUS, (X.reshape(3, 1, 2, 2),), ["softplus"]),
@@ -111,7 +111,7 @@ FOUND = {
         lambda x: jnp.minimum(6, jnp.maximum(0, 3 + x)) * x / 6,
         HARD_SWISH,
         (X,),
-        ["hard_swish"],
+        ["hard_silu"],
     ),
     "the other order of many": (
         lambda x, s: s * (lax.rsqrt(1e-6 + jnp.mean(x * x, -1, keepdims=True)) * x),
