@@ -9,6 +9,7 @@ both orders are tried. What is found says at which types to try, and is proved b
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,9 +43,10 @@ class Outline:
         return Outline(dict(self.operands), dict(self.eqns), self.commuted)
 
 
+@functools.lru_cache(maxsize=1024)
 def heads(template: Graph) -> list[Any]:
     """The equations that give the results, but for changes of shape and dtype."""
-    found = {}
+    found: dict[int, Any] = {}
     for v in template.jaxpr.outvars:
         last = _sources(template, v)[-1]
         eqn = template.producers.get(last) if is_var(last) else None

@@ -20,13 +20,15 @@ from invert.rewriting.pattern import Call, Site
 from invert.rewriting.templates import written_call
 
 Avals = tuple[jax.ShapeDtypeStruct, ...]
+# Keyword arguments that both functions are called with.
+Choice = tuple[tuple[str, Any], ...]
 
 # What JAX raises where a function does not take arrays of these types.
 _REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError)
 _DTYPES = (np.float32, np.int32, np.complex64, np.bool_)
 _RANKS = (2, 1, 3, 4, 0)
 # How many combinations of types are tried at one site.
-_MAX_TYPES = 16
+_MAX_TYPES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,19 +37,22 @@ class Short:
 
     **Arguments:**
 
-    - `before`, `after`, `arity`: the two functions and how many operands they take.
+    - `before`, `after`, `arity`: the two functions and how many operands they take. Where `before`
+        is `None`, what JAX lowers `after` to is looked for, with operands in that order alone.
     - `choices`: keyword arguments to try, one after the other.
     - `given`: types at which `before` traces, where its author says so.
     """
 
-    before: Callable[..., Any]
+    before: Callable[..., Any] | None
     after: Callable[..., Any]
     arity: int
-    choices: tuple[tuple[tuple[str, Any], ...], ...] = ((),)
+    choices: tuple[Choice, ...] = ((),)
     given: Avals | None = None
 
-    def call(self, choice: tuple[tuple[str, Any], ...], avals: Avals) -> Call:
-        before, after = (functools.partial(f, **dict(choice)) for f in (self.before, self.after))
+    def call(self, choice: Choice, avals: Avals) -> Call:
+        options = dict(choice)
+        before = None if self.before is None else functools.partial(self.before, **options)
+        after = functools.partial(self.after, **options)
         return Call((self.before, self.after, choice), after, avals, before=before)
 
     @functools.cached_property
@@ -72,61 +77,69 @@ class Short:
                     continue
                 if site.misses is not None and (miss := parameters_differ(template, found)):
                     site.misses.append(miss)
-                yield dataclasses.replace(call, commuted=found.commuted)
+                # The call itself lowers to one order of operands.
+                commuted = frozenset() if self.before is None else found.commuted
+                yield dataclasses.replace(call, commuted=commuted)
 
-    def _types(self, site: Site, choice: tuple[tuple[str, Any], ...]) -> Iterator[Avals]:
+    def _types(self, site: Site, choice: Choice) -> Iterator[Avals]:
         """Types of the operands as far as an outline finds values for them."""
         types: dict[Avals, None] = {}
         refused: dict[Avals, None] = {}
-        wanted = {(v.aval.shape, v.aval.dtype) for v in shaped(site.graph, site.eqn.outvars[0])}
-        for skeleton in self._skeletons(site, choice):
+        laid = 0
+        for skeleton in self._skeletons(choice, len(site.out.shape), site.out.dtype):
             template = site.template(skeleton)
             if template is None:
                 continue
             found = outline(template, site.graph, site.eqn, site.misses)
             if found is None:
                 continue
+            laid = len(found.eqns)
+            made = shaped(site.graph, site.eqn.outvars[0])
+            wanted = {(v.aval.shape, v.aval.dtype) for v in made}
             # What an operand was broadcast or converted from is likelier than what it became.
             atoms = [reversed(found.operands[v]) for v in template.jaxpr.invars]
-            for avals in itertools.product(*(dict.fromkeys(map(site.aval, a)) for a in atoms)):
+            tries = itertools.product(*(dict.fromkeys(map(site.aval, a)) for a in atoms))
+            for avals in itertools.islice(tries, _MAX_TYPES):
                 call = self.call(choice, avals)
                 results = result_types(call) if _agree(call) else None
                 fits = not wanted.isdisjoint((r.shape, r.dtype) for r in results or ())
                 (types if fits else refused)[avals] = None
-                if len(types) == _MAX_TYPES:
-                    break
             if types:
                 break
         if refused and not types and site.misses is not None:
             said = "; ".join(", ".join(map(_short, avals)) for avals in refused)
             reason = f"no operands of a type that gives {_short(site.out)}: {said}"
-            site.misses.append(Miss(len(self.choices), site.eqn, reason))
+            site.misses.append(Miss(laid, site.eqn, reason))
         yield from types
 
-    def _skeletons(self, site: Site, choice: tuple[tuple[str, Any], ...]) -> list[Call]:
-        """Examples in the dtype of the site where `before` traces at it, of its rank first."""
-        key = self.call(choice, ()).key
-        own = [call for call in self.examples if call.key == key]
-        own.sort(key=lambda call: any(len(a.shape) != len(site.out.shape) for a in call.avals))
-        found = []
-        for call in own:
-            avals = tuple(
-                jax.ShapeDtypeStruct(
-                    a.shape, site.out.dtype if a.dtype == call.avals[0].dtype else a.dtype
-                )
-                for a in call.avals
-            )
-            recast = self.call(choice, avals)
-            found.append(call if result_types(recast) is None else recast)
-        # Where the rank is not what decides, a second outline would say the same.
-        return list(dict.fromkeys(found))[:2]
+    def _skeletons(self, choice: Choice, rank: int, dtype: Any) -> tuple[Call, ...]:
+        """Examples in this dtype where `before` traces at it, one of this rank first."""
+        key = choice, rank, dtype
+        if key not in self._known:
+            own = [c for c in self.examples if c.key == self.call(choice, ()).key]
+            own.sort(key=lambda call: any(len(a.shape) != rank for a in call.avals))
+            # Where the rank is not what decides, a third outline would say the same.
+            self._known[key] = tuple(_recast(call, dtype) for call in own[:2])
+        return self._known[key]
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[Choice, int, Any], tuple[Call, ...]]:
+        return {}
+
+
+def _recast(call: Call, dtype: Any) -> Call:
+    """An example with `dtype` in the place of that of its first operand, if it traces so."""
+    first = call.avals[0].dtype
+    dtypes = [dtype if a.dtype == first else a.dtype for a in call.avals]
+    pairs = zip(call.avals, dtypes, strict=True)
+    new = dataclasses.replace(call, avals=tuple(jax.ShapeDtypeStruct(a.shape, d) for a, d in pairs))
+    return call if result_types(new) is None else new
 
 
 @functools.lru_cache(maxsize=4096)
 def result_types(call: Call) -> tuple[jax.ShapeDtypeStruct, ...] | None:
     """Types of the results of the program to look for; `None` where JAX refuses the call."""
-    assert call.before is not None
-    return _results(call, call.before)
+    return _results(call, call.before or call.function)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -165,9 +178,7 @@ def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) ->
             return
 
 
-def combinations(
-    name: str, options: Mapping[str, Sequence[Any]]
-) -> tuple[tuple[tuple[str, Any], ...], ...]:
+def combinations(name: str, options: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
     """Every combination of the options, in their order."""
     found = tuple(
         tuple(zip(options, values, strict=True)) for values in itertools.product(*options.values())
@@ -213,7 +224,7 @@ def untraced(short: Short) -> str:
     said = ", ".join(map(_short, avals))
     try:
         with jax.enable_x64(call.wide):
-            results = jax.eval_shape(short.before, *avals, **dict(short.choices[0]))
+            results = jax.eval_shape(short.before or short.after, *avals, **dict(short.choices[0]))
     except _REFUSALS as error:
         line = str(error).strip().splitlines()[:1]
         return (
