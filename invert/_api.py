@@ -19,7 +19,9 @@ from invert.modules import save
 from invert.modules.function import Function
 from invert.modules.methods import Methods, build_methods
 from invert.modules.module import Module, build
+from invert.patterns.explain import explain as explain
 from invert.patterns.rewrite import rewrite as rewrite
+from invert.patterns.short import pattern as pattern
 
 _DEFAULT = Config()
 

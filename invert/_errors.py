@@ -41,6 +41,10 @@ class SignatureError(InvertError, TypeError):
     """Arguments do not fit the signature: tree, number, shape or dtype."""
 
 
+class PatternError(InvertError, ValueError):
+    """Two functions do not make a pattern, or no pattern has that name."""
+
+
 class VerificationError(InvertError):
     """The recovered program differs from the program it came from."""
 

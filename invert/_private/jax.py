@@ -10,6 +10,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -101,6 +102,18 @@ def _scopes(stack: source_info_util.NameStack) -> tuple[str, ...]:
 def names_of(eqn: Eqn) -> tuple[str, ...]:
     """The name scopes of an equation, transforms left out."""
     return _scopes(eqn.source_info.name_stack)
+
+
+def source_line(eqn: Eqn) -> str:
+    """The file and line that an equation was written at; `""` where no file of a user's says so."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    if frame is None or Path(frame.file_name).is_relative_to(_PACKAGE):
+        return ""
+    return f"{Path(frame.file_name).name}:{frame.start_line}"
+
+
+# Raising writes the equations of a file itself.
+_PACKAGE = Path(__file__).parents[1]
 
 
 def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -9,16 +10,44 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from invert._private.jax import by_jaxpr, consts_of, core, is_jaxpr, names_of, plain_params
+from invert._private.jax import (
+    by_jaxpr,
+    consts_of,
+    core,
+    is_jaxpr,
+    names_of,
+    plain_params,
+    source_line,
+)
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import HINT
 
 
-class Match:
-    """One attempt to find a template in a graph."""
+@dataclasses.dataclass(frozen=True)
+class Miss:
+    """Where an attempt to find a template ended.
 
-    def __init__(self, template: Graph, graph: Graph):
-        self.template, self.graph = template, graph
+    **Arguments:**
+
+    - `compared`: how many equations were the same until then.
+    - `eqn`: the equation of the program at which they differ.
+    - `reason`: what the template has there and what the program has.
+    """
+
+    compared: int
+    eqn: Any
+    reason: str
+
+
+class Match:
+    """One attempt to find a template in a graph.
+
+    `misses`, where a list is given, collects where the attempt ended; it costs nothing else.
+    """
+
+    def __init__(self, template: Graph, graph: Graph, misses: list[Miss] | None = None):
+        self.template, self.graph, self.misses = template, graph, misses
+        self._before = len(misses or ())
         self.atoms: dict[Any, Any] = {}
         self.eqns: dict[int, Any] = {}
         self.taken: set[int] = set()
@@ -28,9 +57,12 @@ class Match:
     def seed(self, eqn: Any, target: Any) -> bool:
         """Matches an equation with all it is computed from."""
         mark = len(self._trail)
+        self._last = eqn.outvars[0], target.outvars[0]
         pending: list[tuple[Any, Any]] = []
         if self._pair(eqn, target, pending) and self.run(pending):
             return True
+        if self.misses is not None:
+            self.misses.append(self._miss(target))
         self._undo(mark)
         return False
 
@@ -65,20 +97,32 @@ class Match:
         """Where the last attempt ended: what the template has and what the program has."""
         if self._last is None:
             return "nothing was compared"
+        sides = self._sides(*self._last)
+        return sides if isinstance(sides, str) else " against ".join(sides)
+
+    def _miss(self, root: Any) -> Miss:
+        """The failure of a seed at `root`, before what it has matched is undone."""
+        assert self._last is not None
         atom, found = self._last
+        users = ((e, self.eqns[id(e)]) for e in self.template.eqns if id(e) in self.eqns)
+        pairs = ((p, *ab) for e, p in users for ab in zip(e.invars, p.invars, strict=True))
+        eqn = next((p for p, a, b in pairs if a is atom and b is found), root)
+        sides = self._sides(atom, found)
+        known = None if isinstance(atom, core.Literal) else self.atoms.get(atom)
+        if known is not None and not _same_atom(known, found):
+            one, two = _said(self.graph, known), _said(self.graph, found)
+            return Miss(len(self.eqns), eqn, f"one value in the pattern, two here: {one}; {two}")
+        return Miss(len(self.eqns), eqn, differ(sides))
+
+    def _sides(self, atom: Any, found: Any) -> str | tuple[str, str]:
+        """What the template has and what the program has, or in which call they differ."""
         literal = isinstance(atom, core.Literal) or isinstance(found, core.Literal)
         eqn = None if literal else self.template.producers.get(atom)
         target = None if literal else self.graph.producers.get(found)
-        if eqn is not None and target is not None and eqn.primitive is target.primitive:
-            found_params = plain_params(target.params)
-            for name, value in plain_params(eqn.params).items():
-                other = found_params.get(name)
-                if is_jaxpr(value) and is_jaxpr(other):
-                    if (inner := difference(value, other)) is not None:
-                        return f"in {eqn.primitive.name}: {inner}"
-                elif name not in _FREE_PARAMS and not _same_param(value, other):
-                    return f"{eqn.primitive.name}[{name}={value}] against {name}={other}"
-        return f"{_said(self.template, atom)} against {_said(self.graph, found)}"
+        same = eqn is not None and target is not None and eqn.primitive is target.primitive
+        if same and (differing := other_params(eqn, target)) is not None:
+            return differing
+        return _said(self.template, atom), _said(self.graph, found)
 
     def bind_input(self, atom: Any, found: Any) -> bool:
         if atom.aval.shape != found.aval.shape or atom.aval.dtype != found.aval.dtype:
@@ -168,16 +212,45 @@ class Match:
         found = [None if isinstance(v, core.Literal) else self.atoms.get(v) for v in results]
         if all(v is None for v in found):
             return None
-        produced = {v for v in found if v is not None and not isinstance(v, core.Literal)}
+        return None if self._leak(found) is not None else found
+
+    def _leak(self, results: Sequence[Any]) -> tuple[Any, Any | None] | None:
+        """An equation inside whose value is used outside, by this one or as a result (`None`)."""
+        produced = {v for v in results if v is not None and not isinstance(v, core.Literal)}
         for target in self.eqns.values():
             for v in target.outvars:
                 if v in produced or _is_constant(target):
                     continue
                 if v in self.graph.results:
-                    return None
-                if any(id(u) not in self.taken for u in self.graph.users.get(v, ())):
-                    return None
-        return found
+                    return target, None
+                for user in self.graph.users.get(v, ()):
+                    if id(user) not in self.taken:
+                        return target, user
+        return None
+
+    def refused(self, root: Any, reason: str = "") -> None:
+        """Notes why what was matched from `root` is not a replacement, where that is asked for."""
+        if self.misses is None:
+            return
+        if reason:
+            self.misses.append(Miss(len(self.eqns), root, reason))
+            return
+        if len(self.misses) > self._before and len(self.eqns) < len(self.template.eqns):
+            return  # an equation that should belong to it was compared, and differs
+        results = self.template.jaxpr.outvars
+        found = [None if isinstance(v, core.Literal) else self.atoms.get(v) for v in results]
+        leak = self._leak(found)
+        if all(v is None for v in found):
+            eqn, reason = root, "no result of the pattern is a value of the program"
+        elif leak is not None:
+            eqn, user = leak
+            by = "as a result of the program" if user is None else f"by {said(user)}"
+            reason = f"an interior value of the pattern is used elsewhere, {by}"
+        elif self.inputs() is None:
+            eqn, reason = root, "not all operands of the pattern are values of the program"
+        else:
+            eqn, reason = root, "an operand is computed from a result"
+        self.misses.append(Miss(len(self.eqns), eqn, reason))
 
     def removed(self) -> frozenset[int]:
         """The equations that the match replaces. Constants stay, as others may share them."""
@@ -217,12 +290,28 @@ def _is_constant(eqn: Any) -> bool:
 def _said(graph: Graph, atom: Any) -> str:
     """An atom in words: its value, or the equation it comes from and the place of that."""
     if isinstance(atom, core.Literal):
-        return f"the number {atom.val}"
+        return f"{atom.val}"
     eqn = graph.producers.get(atom)
     if eqn is None:
         return f"an argument of type {atom.aval}"
-    names = "/".join(n for n in names_of(eqn) if not n.startswith(HINT))
-    return f"{eqn.primitive.name}:{atom.aval}" + (f" in {names}" if names else "")
+    scope = scope_of(eqn)
+    return f"{eqn.primitive.name}:{atom.aval}" + (f" in {scope}" if scope else "")
+
+
+def scope_of(eqn: Any) -> str:
+    """The name scopes of an equation, without what is a hint; `""` where there are none."""
+    return "/".join(n for n in names_of(eqn) if not n.startswith(HINT))
+
+
+def place_of(eqn: Any) -> str:
+    """The name scopes of an equation and the line that it was written at, as far as known."""
+    return ", ".join(filter(None, (scope_of(eqn), source_line(eqn))))
+
+
+def said(eqn: Any) -> str:
+    """An equation in words: its primitive and its place, as far as that is known."""
+    place = place_of(eqn)
+    return f"{eqn.primitive.name} at {place}" if place else eqn.primitive.name
 
 
 def _same_atom(a: Any, b: Any) -> bool:
@@ -251,6 +340,26 @@ def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two equations of one primitive have the same parameters, inner jaxprs included."""
     a, b = plain_params(a), plain_params(b)
     return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
+
+
+def other_params(eqn: Any, target: Any) -> str | tuple[str, str] | None:
+    """The first parameter in which two equations of one primitive differ, or what does inside."""
+    found_params = plain_params(target.params)
+    for name, value in plain_params(eqn.params).items():
+        other = found_params.get(name)
+        if is_jaxpr(value) and is_jaxpr(other):
+            if (inner := difference(value, other)) is not None:
+                return f"in {eqn.primitive.name}: {inner}"
+        elif name not in _FREE_PARAMS and not _same_param(value, other):
+            return f"{eqn.primitive.name}[{name}={value}]", f"{name}={other}"
+    return None
+
+
+def differ(sides: str | tuple[str, str]) -> str:
+    """What the pattern has and what the program has, in words."""
+    return (
+        sides if isinstance(sides, str) else "{} in the pattern, {} in the program".format(*sides)
+    )
 
 
 @by_jaxpr

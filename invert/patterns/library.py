@@ -85,6 +85,7 @@ def _fingerprints() -> tuple[tuple[Callable[..., Any], frozenset[tuple[str, ...]
 _WRITTEN_OUT: dict[str, tuple[Callable[..., Any], int, str, tuple[str, ...]]] = {
     "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add")),
     "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add")),
+    "entr": (jax.scipy.special.entr, 1, "select_n", ("lt",)),
     "xlogy": (jax.scipy.special.xlogy, 2, "jit", ("or",)),
     "xlog1py": (jax.scipy.special.xlog1py, 2, "jit", ("or",)),
     "logit": (jax.scipy.special.logit, 1, "log", ("div",)),

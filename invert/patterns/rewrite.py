@@ -12,8 +12,8 @@ from invert._private.jax import eval_closed, trace_closed
 from invert.ir import jaxprs
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
-from invert.rewriting.pattern import Call, Pattern, Stage, Structural
-from invert.rewriting.templates import raise_call
+from invert.rewriting.pattern import Pattern, Stage, Structural
+from invert.rewriting.templates import written_call
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -59,16 +59,8 @@ def rewrite(
             return results
 
         closed = jaxprs.canonicalize(trace_closed(run, *flat))
-        rewriter = Rewriter(stages, template, platform)
+        rewriter = Rewriter(stages, written_call, platform)
         results = eval_closed(rewriter.run(closed), flat)
         return jax.tree_util.tree_unflatten(out_tree[-1], results)
 
     return cast(_F, wrapper)
-
-
-def template(call: Call, platform: str) -> Any | None:
-    """What a call looks like in a program: as its author wrote it where that is given."""
-    if call.before is None:
-        return raise_call(call, platform)
-    with jax.enable_x64(call.wide):
-        return jaxprs.canonicalize(trace_closed(call.before, *call.avals))

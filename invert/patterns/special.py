@@ -11,6 +11,7 @@ primitives, or where there is no location.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from jax import lax
 
 from invert._private.jax import core, prng
 from invert.rewriting.pattern import Call, Pattern, Site, bind
+from invert.rewriting.short import Short
 
 
 class Expansion(NamedTuple):
@@ -149,28 +151,6 @@ def may_be(site: Site, primitive: str) -> bool:
     return site.hint in ("", primitive)
 
 
-def _nextafter(site: Site) -> Iterator[Call]:
-    """Comparisons of bits -> nextafter."""
-    out = site.out
-    eqn = produced_by(site, site.eqn.invars[0], "select_n")
-    if jnp.issubdtype(out.dtype, jnp.floating) and eqn is not None:
-        for avals in operand_types(site, out.dtype, 2):
-            yield bind(lax.nextafter_p, *avals)
-
-
-def _logistic(site: Site) -> Iterator[Call]:
-    """1 / (1 + exp(-x)) -> logistic, though its location cannot be told from a written quotient.
-
-    Values are the same. The derivative is that of `logistic`, which is finite where `exp(-x)`
-    overflows and that of the quotient is not.
-    """
-    one, x = site.eqn.invars
-    eqn = produced_by(site, x, "add")
-    plain = eqn is not None and any(is_number(a, 1) for a in eqn.invars)
-    if is_number(one, 1) and plain:
-        yield bind(lax.logistic_p, site.out, accuracy=None)
-
-
 def _exp2(site: Site) -> Iterator[Call]:
     """exp(x log 2) -> exp2."""
     eqn = produced_by(site, site.eqn.invars[0], "mul")
@@ -183,13 +163,6 @@ def _atan(site: Site) -> Iterator[Call]:
     """atan2(x, 1) -> atan."""
     if may_be(site, "atan") and is_number(site.eqn.invars[1], 1):
         yield bind(lax.atan_p, site.out)
-
-
-def _asin(site: Site) -> Iterator[Call]:
-    """atan2(x, sqrt((1 - x) (1 + x))) -> asin, as jax 0.12 lowers it."""
-    eqn = produced_by(site, site.eqn.invars[1], "sqrt")
-    if eqn is not None and produced_by(site, eqn.invars[0], "mul") is not None:
-        yield bind(lax.asin_p, site.out)
 
 
 def _sign(site: Site) -> Iterator[Call]:
@@ -233,6 +206,12 @@ def _expansion(name: str, entry: Expansion) -> Pattern:
     return Pattern(name, ("convert_element_type", entry.root), _expanded(entry), entry.markers)
 
 
+def lowered(name: str, root: str, function: Callable[..., Any], arity: int = 1) -> Pattern:
+    """What JAX lowers `function` to, ended by `root` -> `function`."""
+    example = (jax.ShapeDtypeStruct((2,), np.float32),) * arity
+    return Pattern(name, (root,), Short(None, function, arity, given=example))
+
+
 def _iota_2x32_shape(site: Site) -> Iterator[Call]:
     """The halves of 64-bit positions -> iota_2x32_shape."""
     x = site.eqn.invars[0]
@@ -243,11 +222,13 @@ def _iota_2x32_shape(site: Site) -> Iterator[Call]:
 
 PATTERNS = (
     *(_expansion(name, entry) for name, entry in EXPANSIONS.items()),
-    Pattern("nextafter", ("bitcast_convert_type",), _nextafter),
-    Pattern("logistic", ("div",), _logistic),
+    lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, 2),
+    # 1 / (1 + exp(-x)), though its location cannot be told from a written quotient. Values are the
+    # same; the derivative of `logistic` is finite where `exp(-x)` overflows and the quotient's not.
+    lowered("logistic", "div", functools.partial(lax.logistic_p.bind, accuracy=None)),
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),
-    Pattern("asin", ("atan2",), _asin),
+    lowered("asin", "atan2", lax.asin_p.bind),  # as jax 0.12 lowers it
     Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP),
     Pattern("sign", ("select_n",), _sign),
     Pattern("iota_2x32_shape", ("convert_element_type",), _iota_2x32_shape),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from invert.ir import jaxprs
 from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.jaxprs import HINT
 from invert.ir.loops import CondParts, ScanParts, WhileParts
-from invert.ir.match import Match, equivalent
+from invert.ir.match import Match, Miss, equivalent
 from invert.rewriting.pattern import Call, Pattern, Site, Stage, Structural, Whole
 
 # Values of leading arguments of a body; `None` where they are not constant.
@@ -51,6 +51,7 @@ class Rewriter:
     - `x64_first`: whether that form is tried first.
     - `named`: whether the locations of the program name primitives.
     - `defects`: gets a line for each pattern that was left out because of a defect of its own.
+    - `attempts`: where a list is given, it collects what became of each equation that was tried.
     """
 
     stages: Sequence[Stage]
@@ -61,6 +62,7 @@ class Rewriter:
     named: bool = True
     defects: list[str] = dataclasses.field(default_factory=list)
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    attempts: list[Attempt] | None = None
     _bodies: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     _names: dict[int, tuple[Any, frozenset[str]]] = dataclasses.field(default_factory=dict)
 
@@ -71,16 +73,25 @@ class Rewriter:
     def run(self, closed: Any, stages: int | None = None) -> Any:
         """The program rewritten by the first `stages` stages (all, by default)."""
         for number in range(len(self.stages) if stages is None else stages):
-            closed = self._body(closed, number)
-            for pattern in self.stages[number].patterns:
-                if not isinstance(pattern, Whole):
-                    continue
-                step = f"the pattern {pattern.name}"
-                rewritten = attempt(step, self.defects, pattern.rewrite, closed)
-                if rewritten is not None:
-                    closed = rewritten
-                    self.counts[pattern.name] += 1
+            closed = self.run_stage(closed, number)
         return closed
+
+    def run_stage(self, closed: Any, number: int) -> Any:
+        """The program rewritten by one stage."""
+        closed = self._body(closed, number)
+        for pattern in self.stages[number].patterns:
+            if not isinstance(pattern, Whole):
+                continue
+            step = f"the pattern {pattern.name}"
+            rewritten = attempt(step, self.defects, pattern.rewrite, closed)
+            if rewritten is not None:
+                closed = rewritten
+                self.counts[pattern.name] += 1
+        return closed
+
+    def matches(self, closed: Any) -> bool:
+        """Whether a pattern of the first stage applies, bodies inside left aside."""
+        return bool(self._sweep(_graph(open_jaxpr(closed), {}), 0))
 
     def _body(self, jaxpr: Any, number: int, known: Known = ()) -> Any:
         """One stage over one jaxpr and those inside of it; a shared jaxpr stays shared.
@@ -152,6 +163,8 @@ class Rewriter:
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
         found: list[Replacement] = []
         claimed: set[int] = set()
+        template = functools.partial(self._template, number=number)
+        begin = len(self.attempts or ())
         for pattern in self.stages[number].patterns:
             marker = getattr(pattern, "marker", None)
             # The last equation first: of nested matches the larger one is meant.
@@ -164,18 +177,28 @@ class Rewriter:
             for eqn in roots:
                 if id(eqn) in claimed:
                     continue
-                site = Site(graph, eqn, self.platform, self.named)
+                misses = None if self.attempts is None else []
+                site = Site(graph, eqn, self.platform, self.named, template, misses)
                 if isinstance(pattern, Structural):
                     replacement = attempt(step, self.defects, _structural, pattern, site)
                 elif isinstance(pattern, Pattern):
                     replacement = attempt(step, self.defects, self._try, pattern, site, number)
                 else:  # a program as a whole has no site
                     continue
-                if replacement is None or claimed & replacement.removed:
+                if replacement is not None and claimed & replacement.removed:
+                    if misses is not None:
+                        misses.append(Miss(0, eqn, "it shares equations with another match"))
+                    replacement = None
+                if self.attempts is not None:
+                    self.attempts.append(Attempt(eqn, replacement is not None, misses or ()))
+                if replacement is None:
                     continue
                 claimed |= replacement.removed
                 found.append(replacement)
                 self.counts[pattern.name] += 1
+        if found and self.attempts is not None and not self.stages[number].outermost_first:
+            # What failed is tried again on the new body.
+            self.attempts[begin:] = [a for a in self.attempts[begin:] if a.matched]
         return found
 
     def _try(self, pattern: Pattern, site: Site, number: int) -> Replacement | None:
@@ -184,15 +207,17 @@ class Rewriter:
             if template is None:
                 continue
             for eqn in _anchors(template, site.eqn):
-                match = Match(template, site.graph)
+                match = Match(template, site.graph, site.misses)
                 if not match.seed(eqn, site.eqn):
                     continue
                 match.extend()
                 inputs, outputs = match.inputs(), match.outputs()
                 if inputs is None or outputs is None or match.needs_itself():
+                    match.refused(site.eqn)
                     continue
                 jaxpr = _trace(call)
                 if _no_progress(jaxpr, template):
+                    match.refused(site.eqn, "the program holds the replacement already")
                     continue
                 return Replacement(jaxpr, inputs, outputs, match.removed(), site.eqn)
         return None
@@ -208,13 +233,13 @@ class Rewriter:
     def _template(self, call: Call, number: int) -> Graph | None:
         key = (call, number)
         if key not in self._templates:
-            closed = self.raise_call(call, self.platform)
+            closed = self.raise_call(dataclasses.replace(call, commuted=frozenset()), self.platform)
             if closed is not None:
                 wide = call.wide
                 inner = Rewriter(
                     self.stages, self.raise_call, self.platform, wide, wide, defects=self.defects
                 )
-                closed = inner.run(closed, number)
+                closed = _commuted(inner.run(closed, number), call.commuted)
             if len(self._templates) >= _MAX_TEMPLATES:
                 self._templates.clear()
             self._templates[key] = None if closed is None else Graph(closed, consts_of(closed))
@@ -222,6 +247,27 @@ class Rewriter:
 
 
 _MAX_TEMPLATES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """An equation at which a pattern was tried, and where each try ended."""
+
+    eqn: Any
+    matched: bool
+    misses: Sequence[Miss]
+
+
+def _commuted(closed: Any, places: Set[int]) -> Any:
+    """A program with the operands of these equations in the other order."""
+    if not places:
+        return closed
+    jaxpr = open_jaxpr(closed)
+    eqns = [
+        e.replace(invars=list(reversed(e.invars))) if i in places else e
+        for i, e in enumerate(jaxpr.eqns)
+    ]
+    return close_like(closed, jaxpr.replace(eqns=eqns))
 
 
 @functools.lru_cache(maxsize=8)

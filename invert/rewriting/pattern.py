@@ -20,6 +20,7 @@ from invert._private.jax import core, names_of
 from invert.ir import jaxprs
 from invert.ir.graph import Graph
 from invert.ir.jaxprs import HINT
+from invert.ir.match import Miss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Call:
         is opened, as JAX outlines some primitives into functions.
     - `before`: the program to look for, where it is not what `function` lowers to. Whoever writes
         it answers for the two being equal, and states in the docstring where they are not.
+    - `commuted`: places of equations of the program that `before` lowers to whose two operands
+        stand in the other order in the program to look for.
     """
 
     key: Hashable
@@ -45,6 +48,7 @@ class Call:
     x64: bool = False
     is_call: bool = False
     before: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
+    commuted: frozenset[int] = frozenset()
 
     @property
     def wide(self) -> bool:
@@ -124,13 +128,17 @@ class Stage:
 class Site:
     """An equation at which a pattern is tried, in its body.
 
-    `named` says whether locations of the program name primitives at all.
+    `named` says whether locations of the program name primitives at all. `template(call)` is what
+    the engine would look for, `None` where JAX refuses the call. Why nothing is proposed is put
+    into `misses` where that is a list.
     """
 
     graph: Graph
     eqn: Any
     platform: str
     named: bool = True
+    template: Callable[[Call], Graph | None] = lambda call: None
+    misses: list[Miss] | None = None
 
     def aval(self, atom: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)

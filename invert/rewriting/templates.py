@@ -53,3 +53,11 @@ def unwrap(closed: Any) -> Any:
         closed = inline_calls(closed)
         jaxpr = open_jaxpr(closed)
     return closed
+
+
+def written_call(call: Call, platform: str) -> Any | None:
+    """What a call looks like in a program: as its author wrote it where that is given."""
+    if call.before is None:
+        return raise_call(call, platform)
+    with jax.enable_x64(call.wide):
+        return jaxprs.canonicalize(trace_closed(call.before, *call.avals))

@@ -225,6 +225,7 @@ PREIMAGES: dict[str, Preimage] = {
     "library_call": _of(jax.nn.relu, V),
     "logaddexp": _of(jnp.logaddexp, V, V),
     "logaddexp2": _of(jnp.logaddexp2, V, V),
+    "entr": _of(special.entr, V),
     "xlogy": _of(special.xlogy, V, V),
     "xlog1py": _of(special.xlog1py, V, V),
     "logit": _of(special.logit, V),

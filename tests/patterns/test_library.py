@@ -27,6 +27,7 @@ FUNCTIONS = {
     "logaddexp": lambda x: jnp.logaddexp(x, x[::-1]),
     "logaddexp2": lambda x: jnp.logaddexp2(x, x),
     "sinc": jnp.sinc,
+    "entr": jax.scipy.special.entr,
     "xlogy": lambda x: jax.scipy.special.xlogy(x, jnp.abs(x)),
     "det": lambda x: jnp.linalg.det(x @ x.T),
     "slogdet": lambda x: jnp.linalg.slogdet(x @ x.T + jnp.eye(3))[1],

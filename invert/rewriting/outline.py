@@ -1,0 +1,224 @@
+"""Outlines: which values of a program may be the operands of a template, types left aside.
+
+A template is traced at types; which ones a site has, nobody knows before its operands are found. So
+a template at example types is laid over the program by primitives alone: what changes shapes and
+dtypes is looked through, numbers and parameters are not compared, and where an equation commutes
+both orders are tried. What is found says at which types to try, and is proved by a match.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from invert.ir.graph import Graph, is_var
+from invert.ir.match import Miss, differ, other_params, same_value
+
+# What broadcasting and promotion of types put between an operand and what it is used for.
+_SHAPING = frozenset({"broadcast_in_dim", "reshape", "squeeze", "convert_element_type"})
+_COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
+_MAX_STEPS = 4096
+_MAX_DEPTH = 100
+
+
+@dataclasses.dataclass
+class Outline:
+    """What was found.
+
+    **Attributes:**
+
+    - `operands`: for each argument of the template the atoms that it may be, the one that is used
+        first and then those that it was broadcast, reshaped or converted from.
+    - `eqns`: equations of the program by the `id` of those of the template.
+    - `commuted`: places of the template's equations whose operands stand in the other order.
+    """
+
+    operands: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
+    eqns: dict[int, Any] = dataclasses.field(default_factory=dict)
+    commuted: frozenset[int] = frozenset()
+
+    def copy(self) -> Outline:
+        return Outline(dict(self.operands), dict(self.eqns), self.commuted)
+
+
+@functools.lru_cache(maxsize=1024)
+def heads(template: Graph) -> list[Any]:
+    """The equations that give the results, but for changes of shape and dtype."""
+    found: dict[int, Any] = {}
+    for v in template.jaxpr.outvars:
+        last = _sources(template, v)[-1]
+        eqn = template.producers.get(last) if is_var(last) else None
+        if eqn is None and is_var(v):
+            eqn = template.producers.get(v)
+        if eqn is not None:
+            found[id(eqn)] = eqn
+    return list(found.values())
+
+
+def outline(template: Graph, graph: Graph, eqn: Any, misses: list[Miss] | None) -> Outline | None:
+    """An outline of `template` in which one of its heads is `eqn`."""
+    for head in heads(template):
+        if head.primitive is eqn.primitive and len(head.invars) == len(eqn.invars):
+            search = _Search(template, graph, misses)
+            if (found := search.run(head, eqn)) is not None:
+                return found
+    return None
+
+
+def parameters_differ(template: Graph, found: Outline) -> Miss | None:
+    """The first equation in program order that the outline pairs with one of other parameters.
+
+    The types of what is computed from it differ too, and that is what a match would come upon.
+    """
+    for eqn in template.eqns:
+        target = found.eqns.get(id(eqn))
+        sides = None if target is None else other_params(eqn, target)
+        if sides is not None:
+            return Miss(len(found.eqns), target, differ(sides))
+    return None
+
+
+def _sources(graph: Graph, atom: Any) -> list[Any]:
+    """An atom and those that it was broadcast, reshaped or converted from."""
+    found = [atom]
+    while is_var(atom):
+        eqn = graph.producers.get(atom)
+        if eqn is None or eqn.primitive.name not in _SHAPING:
+            break
+        atom = eqn.invars[0]
+        found.append(atom)
+    return found
+
+
+def shaped(graph: Graph, atom: Any) -> Iterator[Any]:
+    """A variable and those that are made of it by broadcasts, reshapes and conversions."""
+    pending = [atom]
+    while pending:
+        yield (atom := pending.pop())
+        for user in graph.users.get(atom, ()):
+            if user.primitive.name in _SHAPING:
+                pending.extend(user.outvars)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (not is_var(a) and not is_var(b) and same_value(a.val, b.val))
+
+
+_Pairs = list[tuple[Any, Any, Any]]
+
+
+class _Search:
+    def __init__(self, template: Graph, graph: Graph, misses: list[Miss] | None):
+        self.template, self.graph, self.misses = template, graph, misses
+        self.steps = 0
+
+    def run(self, head: Any, eqn: Any) -> Outline | None:
+        """The first outline that holds every equation of the template, else the largest."""
+        best: Outline | None = None
+        wanted = [e for e in self.template.eqns if e.primitive.name not in _SHAPING]
+        for found in self._paired(head, eqn, [], Outline()):
+            # What the head is not computed from: other results, from operands to users.
+            for other in (*heads(self.template), *wanted):
+                if id(other) not in found.eqns:
+                    found = self._extended(other, found)
+            missing = [v for v in self.template.jaxpr.invars if v not in found.operands]
+            if missing:
+                number = self.template.jaxpr.invars.index(missing[0])
+                self._miss(found, eqn, f"nothing is found for operand {number} of the pattern")
+            elif best is None or len(found.eqns) > len(best.eqns):
+                best = found
+            if best is found and all(id(e) in found.eqns for e in wanted):
+                break
+        return best
+
+    def _extended(self, eqn: Any, found: Outline) -> Outline:
+        for atom in eqn.invars:
+            for known in self._known(atom, found):
+                for value in shaped(self.graph, known):
+                    for user in self.graph.users.get(value, ()):
+                        same = user.primitive is eqn.primitive
+                        if same and all(user is not e for e in found.eqns.values()):
+                            new = next(self._paired(eqn, user, [], found.copy()), None)
+                            if new is not None:
+                                return new
+        return found
+
+    def _known(self, atom: Any, found: Outline) -> Sequence[Any]:
+        """The program's variables for a value of the template, as far as they are found."""
+        last = _sources(self.template, atom)[-1]
+        if not is_var(last):
+            return ()
+        if last in found.operands:
+            return [a for a in found.operands[last] if is_var(a)]
+        eqn = self.template.producers.get(last)
+        target = None if eqn is None else found.eqns.get(id(eqn))
+        return () if eqn is None or target is None else [target.outvars[eqn.outvars.index(last)]]
+
+    def _walk(self, pairs: _Pairs, found: Outline, depth: int) -> Iterator[Outline]:
+        """All outlines that hold `found` and lay these values over one another."""
+        while pairs:
+            user, atom, value = pairs.pop()
+            self.steps += 1
+            if self.steps > _MAX_STEPS:
+                return
+            last, sources = _sources(self.template, atom)[-1], _sources(self.graph, value)
+            if not is_var(last) and not is_var(sources[-1]):
+                continue
+            if is_var(last) and last in self.template.consts:
+                continue
+            eqn = self.template.producers.get(last) if is_var(last) else None
+            if is_var(last) and eqn is None:
+                known = found.operands.get(last, sources)
+                found.operands[last] = [a for a in known if any(_same(a, b) for b in sources)]
+                if not found.operands[last]:
+                    reason = "one operand of the pattern is two values of the program"
+                    return self._miss(found, user, reason)
+                continue
+            target = self.graph.producers.get(sources[-1]) if is_var(sources[-1]) else None
+            if (
+                eqn is None
+                or target is None
+                or found.eqns.get(id(eqn), target) is not target
+                or eqn.primitive is not target.primitive
+                or len(eqn.invars) != len(target.invars)
+            ):
+                return self._miss(found, user, self._differ(last, sources[-1]))
+            if id(eqn) in found.eqns:
+                continue
+            if eqn.primitive.name in _COMMUTATIVE and depth < _MAX_DEPTH:
+                yield from self._paired(eqn, target, pairs, found, depth + 1)
+                return
+            found.eqns[id(eqn)] = target
+            pairs += [(target, a, b) for a, b in zip(eqn.invars, target.invars, strict=True)]
+        yield found
+
+    def _paired(
+        self, eqn: Any, target: Any, pairs: _Pairs, found: Outline, depth: int = 0
+    ) -> Iterator[Outline]:
+        """`found` with an equation of the template laid over one of the program, in both orders."""
+        found.eqns[id(eqn)] = target
+        orders = [target.invars]
+        if eqn.primitive.name in _COMMUTATIVE:
+            orders.append(list(reversed(target.invars)))
+        for number, operands in enumerate(orders):
+            new = found.copy()
+            if number:
+                new.commuted |= {self.template.index[id(eqn)]}
+            laid = [(target, a, b) for a, b in zip(eqn.invars, operands, strict=True)]
+            yield from self._walk([*pairs, *laid], new, depth)
+
+    def _differ(self, atom: Any, value: Any) -> str:
+        ours, theirs = self._said(self.template, atom), self._said(self.graph, value)
+        return differ((ours, theirs))
+
+    def _said(self, graph: Graph, atom: Any) -> str:
+        if not is_var(atom):
+            return str(atom.val)
+        eqn = graph.producers.get(atom)
+        return f"an argument of type {atom.aval}" if eqn is None else eqn.primitive.name
+
+    def _miss(self, found: Outline, eqn: Any, reason: str) -> None:
+        if self.misses is not None:
+            self.misses.append(Miss(len(found.eqns), eqn, reason))

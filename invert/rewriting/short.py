@@ -1,0 +1,274 @@
+"""The short form of a pattern: two functions, from which everything else is read off."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._errors import PatternError
+from invert._private.jax import core, open_jaxpr, trace_closed
+from invert.ir.match import Miss
+from invert.rewriting.outline import outline, parameters_differ, shaped
+from invert.rewriting.pattern import Call, Site
+from invert.rewriting.templates import written_call
+
+Avals = tuple[jax.ShapeDtypeStruct, ...]
+# Keyword arguments that both functions are called with.
+Choice = tuple[tuple[str, Any], ...]
+
+# What JAX raises where a function does not take arrays of these types.
+_REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError)
+_DTYPES = (np.float32, np.int32, np.complex64, np.bool_)
+_RANKS = (2, 1, 3, 4, 0)
+# How many combinations of types are tried at one site.
+_MAX_TYPES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Short:
+    """Proposes calls of `after` where `before` may be.
+
+    **Arguments:**
+
+    - `before`, `after`, `arity`: the two functions and how many operands they take. Where `before`
+        is `None`, what JAX lowers `after` to is looked for, with operands in that order alone.
+    - `choices`: keyword arguments to try, one after the other.
+    - `given`: types at which `before` traces, where its author says so.
+    """
+
+    before: Callable[..., Any] | None
+    after: Callable[..., Any]
+    arity: int
+    choices: tuple[Choice, ...] = ((),)
+    given: Avals | None = None
+
+    def call(self, choice: Choice, avals: Avals) -> Call:
+        options = dict(choice)
+        before = None if self.before is None else functools.partial(self.before, **options)
+        after = functools.partial(self.after, **options)
+        return Call((self.before, self.after, choice), after, avals, before=before)
+
+    @functools.cached_property
+    def examples(self) -> tuple[Call, ...]:
+        """Calls at which `before` traces: of each choice at each rank that it takes."""
+        return tuple(
+            call
+            for choice in self.choices
+            for call in _accepted(functools.partial(self.call, choice), self.given, self.arity)
+        )
+
+    def __call__(self, site: Site) -> Iterator[Call]:
+        for choice in self.choices:
+            for avals in self._types(site, choice):
+                call = self.call(choice, avals)
+                template = site.template(call)
+                if template is None:
+                    continue
+                found = outline(template, site.graph, site.eqn, None)
+                if found is None:
+                    yield call
+                    continue
+                if site.misses is not None and (miss := parameters_differ(template, found)):
+                    site.misses.append(miss)
+                # The call itself lowers to one order of operands.
+                commuted = frozenset() if self.before is None else found.commuted
+                yield dataclasses.replace(call, commuted=commuted)
+
+    def _types(self, site: Site, choice: Choice) -> Iterator[Avals]:
+        """Types of the operands as far as an outline finds values for them."""
+        types: dict[Avals, None] = {}
+        refused: dict[Avals, None] = {}
+        laid = 0
+        for skeleton in self._skeletons(choice, len(site.out.shape), site.out.dtype):
+            template = site.template(skeleton)
+            if template is None:
+                continue
+            found = outline(template, site.graph, site.eqn, site.misses)
+            if found is None:
+                continue
+            laid = len(found.eqns)
+            made = shaped(site.graph, site.eqn.outvars[0])
+            wanted = {(v.aval.shape, v.aval.dtype) for v in made}
+            # What an operand was broadcast or converted from is likelier than what it became.
+            atoms = [reversed(found.operands[v]) for v in template.jaxpr.invars]
+            tries = itertools.product(*(dict.fromkeys(map(site.aval, a)) for a in atoms))
+            for avals in itertools.islice(tries, _MAX_TYPES):
+                call = self.call(choice, avals)
+                results = result_types(call) if _agree(call) else None
+                fits = not wanted.isdisjoint((r.shape, r.dtype) for r in results or ())
+                (types if fits else refused)[avals] = None
+            if types:
+                break
+        if refused and not types and site.misses is not None:
+            said = "; ".join(", ".join(map(_short, avals)) for avals in refused)
+            reason = f"no operands of a type that gives {_short(site.out)}: {said}"
+            site.misses.append(Miss(laid, site.eqn, reason))
+        yield from types
+
+    def _skeletons(self, choice: Choice, rank: int, dtype: Any) -> tuple[Call, ...]:
+        """Examples in this dtype where `before` traces at it, one of this rank first."""
+        key = choice, rank, dtype
+        if key not in self._known:
+            own = [c for c in self.examples if c.key == self.call(choice, ()).key]
+            own.sort(key=lambda call: any(len(a.shape) != rank for a in call.avals))
+            # Where the rank is not what decides, a third outline would say the same.
+            self._known[key] = tuple(_recast(call, dtype) for call in own[:2])
+        return self._known[key]
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[Choice, int, Any], tuple[Call, ...]]:
+        return {}
+
+
+def _recast(call: Call, dtype: Any) -> Call:
+    """An example with `dtype` in the place of that of its first operand, if it traces so."""
+    first = call.avals[0].dtype
+    dtypes = [dtype if a.dtype == first else a.dtype for a in call.avals]
+    pairs = zip(call.avals, dtypes, strict=True)
+    new = dataclasses.replace(call, avals=tuple(jax.ShapeDtypeStruct(a.shape, d) for a, d in pairs))
+    return call if result_types(new) is None else new
+
+
+@functools.lru_cache(maxsize=4096)
+def result_types(call: Call) -> tuple[jax.ShapeDtypeStruct, ...] | None:
+    """Types of the results of the program to look for; `None` where JAX refuses the call."""
+    return _results(call, call.before or call.function)
+
+
+@functools.lru_cache(maxsize=4096)
+def _agree(call: Call) -> bool:
+    """Whether results of the call have the types of those of the program to look for."""
+    theirs, ours = _results(call, call.function), result_types(call)
+    return (
+        theirs is not None
+        and ours is not None
+        and list(map(_short, theirs)) == list(map(_short, ours))
+    )
+
+
+def _results(call: Call, function: Callable[..., Any]) -> tuple[jax.ShapeDtypeStruct, ...] | None:
+    try:
+        with jax.enable_x64(call.wide):
+            return tuple(jax.tree_util.tree_leaves(jax.eval_shape(function, *call.avals)))
+    except _REFUSALS:
+        return None
+
+
+def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) -> Iterator[Call]:
+    """Calls that trace: at what is given, else at operands of one shape, else of any few."""
+    if given is not None:
+        tries = [[given]]
+    else:
+        kinds = [[jax.ShapeDtypeStruct((2,) * r, d) for r in _RANKS] for d in _DTYPES]
+        tries = [[(a,) * arity for a in kind] for kind in kinds]
+        if 1 < arity <= 3:
+            mixed = [a for kind in kinds[:2] for a in kind[:4]]
+            tries.append(list(itertools.product(mixed, repeat=arity)))
+    for group in tries:
+        found = [call for call in map(make, group) if result_types(call)]
+        if found:
+            yield from found[: len(_RANKS)]
+            return
+
+
+def combinations(name: str, options: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
+    """Every combination of the options, in their order."""
+    found = tuple(
+        tuple(zip(options, values, strict=True)) for values in itertools.product(*options.values())
+    )
+    try:
+        hash(found)
+    except TypeError as error:
+        raise PatternError(f"pattern {name!r}: values of options must be hashable") from error
+    if not found:
+        raise PatternError(f"pattern {name!r}: an option has no values to try")
+    return found
+
+
+def _parameters(name: str, before: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+    try:
+        return list(inspect.signature(before).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise PatternError(
+            f"pattern {name!r}: the operands of `before` cannot be read off its signature; "
+            "wrap it in a lambda"
+        ) from error
+
+
+def arity_of(name: str, before: Callable[..., Any]) -> int:
+    """The number of operands: positional parameters without a default."""
+    parameters = _parameters(name, before)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise PatternError(
+            f"pattern {name!r}: `before` takes any number of operands; "
+            "wrap it in a lambda of a fixed number"
+        )
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    arity = sum(p.kind in positional and p.default is p.empty for p in parameters)
+    if arity == 0:
+        raise PatternError(f"pattern {name!r}: `before` has no operand")
+    return arity
+
+
+def untraced(short: Short) -> str:
+    """Why no example was found, in the words of JAX."""
+    avals = short.given or (jax.ShapeDtypeStruct((2, 2), np.float32),) * short.arity
+    call = short.call(short.choices[0], avals)
+    said = ", ".join(map(_short, avals))
+    try:
+        with jax.enable_x64(call.wide):
+            results = jax.eval_shape(short.before or short.after, *avals, **dict(short.choices[0]))
+    except _REFUSALS as error:
+        line = str(error).strip().splitlines()[:1]
+        return (
+            f"`before` does not trace, at {said} for one: {type(error).__name__}: "
+            f"{''.join(line)}; give types at which it does as `example`, "
+            "and values for its keyword arguments as `options`"
+        )
+    return f"`before` computes nothing: its result is {results!r}"
+
+
+def problems(short: Short) -> Iterator[str]:
+    for call in short.examples:
+        said = ", ".join(map(_short, call.avals))
+        try:
+            with jax.enable_x64(call.wide):
+                one = written_call(call, "cpu")
+                two = trace_closed(call.function, *call.avals)
+        except _REFUSALS as error:
+            line = "".join(str(error).strip().splitlines()[:1])
+            yield f"`after` does not trace where `before` does: {type(error).__name__}: {line}"
+            return
+        for which, closed in (("before", one), ("after", two)):
+            if open_jaxpr(closed).effects:
+                yield f"`{which}` has effects, which a pattern cannot move"
+        body = open_jaxpr(one)
+        if not body.eqns:
+            yield "`before` computes nothing: it has no equation to look for"
+            continue
+        used = {a for e in body.eqns for a in e.invars if not isinstance(a, core.Literal)}
+        for i, v in enumerate(body.invars):
+            if v not in used:
+                yield f"`before` does not use operand {i}, so that nothing says what it is"
+        ours, theirs = ([_short(v.aval) for v in open_jaxpr(c).outvars] for c in (one, two))
+        if ours != theirs:
+            yield (
+                f"results differ in type: at {said}, `before` gives {', '.join(ours)} "
+                f"and `after` gives {', '.join(theirs)}"
+            )
+            return
+
+
+def type_of(value: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value))
+
+
+def _short(aval: Any) -> str:
+    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
