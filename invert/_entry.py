@@ -89,6 +89,7 @@ class EntryPoint:
     - `problems`: what cannot be raised, where the front end was asked to hand over such a program
         too; `fn` raises `UnsupportedOpError` then.
     - `ops`: gives the ops of the program, those of called functions once.
+    - `outside`: what stands before the raw jaxpr, so that the certificate does not cover it.
     - `checks`: messages of the assertions that are kept. For each, a boolean follows the results
         of `fn`, before the assigned parameters: whether it failed.
     - `source`: one line that says where it came from.
@@ -112,6 +113,7 @@ class EntryPoint:
     problems: tuple[Problem, ...] = ()
     ops: Callable[[], Iterable[OpUse]] = tuple
     checks: tuple[str, ...] = ()
+    outside: str = ""
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:

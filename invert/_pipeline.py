@@ -90,6 +90,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         notes=(*entry.notes(), *notes, *defects),
         bridged=_bridged(raw),
         sizes=_sizes(entry, avals),
+        outside=entry.outside,
     )
     return Stage(jaxpr, constants, report, wide)
 

@@ -25,6 +25,7 @@ class Report:
     - `bridged`: number of TensorFlow ops, by type, that have no rule and were compiled alone by
         TensorFlow's XLA bridge; those inside of loops and branches count once.
     - `notes`: what else the reader should know, such as ops that were left out.
+    - `outside`: what the certificate does not cover, as it stands before the raw jaxpr.
     - `sizes`: types of the arguments that all of this holds for, where their sizes are open: the
         program is recovered again for others.
     """
@@ -40,6 +41,7 @@ class Report:
     notes: tuple[str, ...] = ()
     bridged: Mapping[str, int] = dataclasses.field(default_factory=dict)
     sizes: tuple[str, ...] = ()
+    outside: str = ""
 
     @property
     def equations(self) -> int:
@@ -51,6 +53,7 @@ class Report:
             f"{self.entry}: from {self.source or 'a StableHLO module'}",
             f"  certificate: {self.certificate}"
             + (f" at {', '.join(self.sizes)}" if self.sizes else ""),
+            *([f"  outside of the certificate: {self.outside}"] if self.outside else []),
             f"  {self.equations} equations of {len(self.primitives)} primitives",
         ]
         if self.rewrites:

@@ -57,6 +57,8 @@ def page_of(
     for method, (_, certificate) in entries.items():
         of = "" if len(entries) == 1 else f" of `{method}`"
         lines += wrapped_comment(f"Certificate of the recovery{of}: {certificate or 'none'}.")
+    if entry.outside:
+        lines += wrapped_comment(f"Outside of the certificate: {entry.outside}.")
     lines += ["", "The text of `model.py` was traced and compared with the recovered program: "]
     lines[-1] += "they are equal."
     lines.append("")

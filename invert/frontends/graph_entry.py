@@ -86,6 +86,7 @@ def graph_entry(
         notes=lambda: tuple(program.notes),
         problems=tuple(problems),
         ops=program.ops,
+        outside="the rules that raised its TensorFlow ops",
         checks=tuple(
             f"tf.{node.op} ({node.location}) failed: {node.message}".rstrip(": ")
             for node in checks.values()

@@ -71,7 +71,9 @@ class Program:
 
     @functools.cached_property
     def entry(self) -> str:
-        public = [n for n, f in self.functions.items() if is_public(f)]
+        # Beside functions there are meshes.
+        functions = [(n, f) for n, f in self.functions.items() if f.name == "func.func"]
+        public = [n for n, f in functions if is_public(f)]
         return "main" if "main" in self.functions or not public else public[0]
 
     @functools.cached_property
@@ -105,7 +107,8 @@ class Program:
     @functools.cached_property
     def in_types(self) -> list[ArrayType]:
         """Shapes and dtypes of the arguments."""
-        blocks = self.functions[self.entry].regions[0].blocks
+        function = self.functions.get(self.entry)
+        blocks = () if function is None else function.regions[0].blocks
         if not len(blocks):
             raise MalformedModelError(f"@{self.entry}, where the module starts, has no body in it.")
         block = blocks[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
@@ -168,3 +169,15 @@ def test_a_specification_with_an_open_size_is_a_signature():
     module = invert.convert(tf.function(lambda x: x * 2.0), tf.TensorSpec([None, 3]))
     for n in (1, 4):
         np.testing.assert_array_equal(module(np.ones((n, 3), np.float32)), np.full((n, 3), 2))
+
+
+def test_the_report_says_which_half_the_certificate_covers(tmp_path: Path) -> None:
+    line = "the rules that raised its TensorFlow ops"
+    module = invert.convert(tf.function(lambda x: tf.sin(x) * 2.0), tf.TensorSpec([3], tf.float32))
+    assert f"  outside of the certificate: {line}\n" in str(module.report)
+    invert.save(module, tmp_path / "of_tensorflow")
+    pages = [p.read_text() for p in (tmp_path / "of_tensorflow").glob("*.md")]
+    assert any(f"Outside of the certificate: {line}." in page for page in pages)
+    spec = jax.ShapeDtypeStruct((3,), np.float32)
+    other = invert.from_exported(jax.export.export(jax.jit(jnp.sin))(spec))
+    assert "outside" not in str(other.report)

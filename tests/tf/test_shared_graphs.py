@@ -21,9 +21,9 @@ def _nested(x: Any, rows: Any) -> Any:
         def body(i: Any, total: Any, rows: Any) -> Any:
             if depth > 1:
                 inner, rows = loop(depth - 1, rows)
-                total += inner
+                total = tf.maximum(total, inner)
             else:
-                total, rows = total + tf.reduce_sum(rows), rows * 0.5
+                total, rows = tf.maximum(total, tf.reduce_sum(rows)), rows * 0.5
             return i + 1, total, rows
 
         shapes = (tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([None]))
