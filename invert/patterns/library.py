@@ -31,6 +31,8 @@ _CALLS: dict[str, tuple[Callable[..., Any], ...]] = {
     "expi": (jax.scipy.special.expi,),
     "expn": (jax.scipy.special.exp1,),
     "sinc": (jnp.sinc,),
+    "i0": (jnp.i0,),
+    "log1mexp": (jax.nn.log1mexp,),
 }
 
 

@@ -27,6 +27,8 @@ FUNCTIONS = {
     "logaddexp": lambda x: jnp.logaddexp(x, x[::-1]),
     "logaddexp2": lambda x: jnp.logaddexp2(x, x),
     "sinc": jnp.sinc,
+    "i0": jnp.i0,
+    "log1mexp": nn.log1mexp,
     "entr": jax.scipy.special.entr,
     "xlogy": lambda x: jax.scipy.special.xlogy(x, jnp.abs(x)),
     "det": lambda x: jnp.linalg.det(x @ x.T),
