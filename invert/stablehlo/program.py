@@ -108,10 +108,9 @@ class Program:
     def in_types(self) -> list[ArrayType]:
         """Shapes and dtypes of the arguments."""
         function = self.functions.get(self.entry)
-        blocks = () if function is None else function.regions[0].blocks
-        if not len(blocks):
+        if function is None or not len(function.regions[0].blocks):
             raise MalformedModelError(f"@{self.entry}, where the module starts, has no body in it.")
-        block = blocks[0]
+        block = function.regions[0].blocks[0]
         return _array_types([a.type for a in block.arguments][int(self.takes_platform_index) :])
 
     @functools.cached_property
