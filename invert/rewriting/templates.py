@@ -30,8 +30,9 @@ def raise_call(call: Call, platform: str) -> Any | None:
             module = lowered_module(call.before or call.function, *call.avals, platform=platform)
     # At types that a call does not take: the functions of `jax.lax` and `jax.numpy` check shapes
     # and dtypes so, and `mlir.lower_jaxpr_to_module` says so of a primitive without a lowering for
-    # the platform. Anything else is a defect of the pattern.
-    except (TypeError, ValueError, NotImplementedError):
+    # the platform. Lowering `select_and_gather_add` makes an integer of an infinity. Anything else
+    # is a defect of the pattern.
+    except (TypeError, ValueError, NotImplementedError, OverflowError):
         return None
     program = Program(module, Config())
 
