@@ -63,7 +63,7 @@ def candidates(name: str, eqn: Any, args: Sequence[ast.expr]) -> Iterator[ast.ex
                 break
 
 
-_RANDOM = frozenset({"_uniform", "_normal", "_normal_real", "_gumbel", "_exponential"})
+_RANDOM = frozenset({"_uniform", "_normal", "_gumbel", "_exponential"})
 
 _NOUNS = {"where": "y", "clip": "y"}
 
