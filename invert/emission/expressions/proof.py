@@ -25,9 +25,12 @@ from invert.ir.graph import Graph, is_var
 NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}
 
 # What the functions of `jax.lax`, `jax.numpy` and `jax.nn` raise of arguments, or a number of
-# them, that they do not take; NumPy an `OverflowError` of a number that its dtype does not hold.
+# them, that they do not take, and what some of them assert instead; NumPy an `OverflowError` of a
+# number that its dtype does not hold.
 # Everything else, such as a name that there is not, is a defect of the text.
-REFUSALS = (TypeError, ValueError, NotImplementedError, OverflowError)
+REFUSALS = (
+    TypeError, ValueError, NotImplementedError, ArithmeticError, IndexError, AssertionError,
+)  # fmt: skip
 
 
 @dataclasses.dataclass
