@@ -51,7 +51,7 @@ def program(blocks: int, *, scoped: bool) -> Recovered:
         out_tree=jax.tree_util.tree_structure(0),
         params=params,
     )
-    return Recovered(entry, [open_jaxpr(jaxpr)], (), wide=False)
+    return Recovered(entry, [open_jaxpr(jaxpr)], (), x64=False)
 
 
 def measure(blocks: int, *, scoped: bool) -> tuple[int, float, Emission]:

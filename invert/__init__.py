@@ -32,9 +32,12 @@ from invert.modules.trainable import trainable as trainable
 from invert.patterns.explain import Attempt as Attempt
 from invert.patterns.explain import Explanation as Explanation
 from invert.rewriting.pattern import Call as Call
+from invert.rewriting.pattern import EquationPattern as EquationPattern
 from invert.rewriting.pattern import Pattern as Pattern
 from invert.rewriting.pattern import Site as Site
-from invert.rewriting.pattern import Structural as Structural
+
+# Its name before; programs that register their own patterns use it.
+Structural = EquationPattern
 
 __version__ = "0.1.0"
 __getattr__ = _submodules("invert", "compat", "testing")

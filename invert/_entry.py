@@ -54,7 +54,7 @@ class OpUse:
     **Arguments:**
 
     - `op`: its name, such as `tf.MatMul` or `stablehlo.dot_general`.
-    - `road`: what raises it: `"rule"`, a rule of its own; `"xla"`, TensorFlow's XLA bridge, which
+    - `route`: what raises it: `"rule"`, a rule of its own; `"xla"`, TensorFlow's XLA bridge, which
         compiles it alone; `"host"`, TensorFlow, which runs it at conversion, or on request at run
         time; `"opaque"`: it stays a custom call unless a pattern knows it; `"none"`: nothing.
     - `location`: node name or source location, as the container states it.
@@ -62,7 +62,7 @@ class OpUse:
     """
 
     op: str
-    road: Literal["rule", "xla", "host", "opaque", "none"]
+    route: Literal["rule", "xla", "host", "opaque", "none"]
     location: str
     draws: bool = False
 

@@ -20,7 +20,7 @@ from invert._private.jax import open_jaxpr
 from invert._report import Report
 from invert._verify import certify
 from invert.gradients.cache import without_rules
-from invert.gradients.settle import Settler, plain
+from invert.gradients.settle import GradientResolver, plain
 from invert.ir import jaxprs
 from invert.ir.match import equivalent
 from invert.modules.function import Stage
@@ -53,20 +53,20 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         seconds["patterns"] = time.perf_counter() - start
         start = time.perf_counter()
         config.begin(f"{entry.name}: comparing gradients")
-        settle = Settler(
+        settle = GradientResolver(
             lambda gradient: _recognize(gradient, platform, config, defects)[0],
             config,
             platform,
-            wide=jaxprs.has_wide_types(raw),
+            x64=jaxprs.has_wide_types(raw),
         )
         closed = settle(closed)
         seconds["gradients"] = time.perf_counter() - start
-        wide = jaxprs.has_wide_types(raw)
+        x64 = jaxprs.has_wide_types(raw)
         config.begin(f"{entry.name}: verifying")
         start = time.perf_counter()
         # The comparison is over the constants of the raw program; arrays come back after it.
         recovered = jaxprs.over_constants(closed, known)
-        certificate = _certify(raw, recovered, known, platform, wide, config)
+        certificate = _certify(raw, recovered, known, platform, x64, config)
         if jaxprs.assumes_order(raw):
             certificate = dataclasses.replace(certificate, assumes=_STRICT_ORDER)
         seconds["verify"] = time.perf_counter() - start
@@ -92,7 +92,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         sizes=_sizes(entry, avals),
         outside=entry.outside,
     )
-    return Stage(jaxpr, constants, report, wide)
+    return Stage(jaxpr, constants, report, x64)
 
 
 def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
@@ -118,19 +118,19 @@ def _bridged(raw: Any) -> Mapping[str, int]:
 
 
 def _certify(
-    raw: Any, jaxpr: Any, constants: Sequence[Any], platform: str, wide: bool, config: Config
+    raw: Any, jaxpr: Any, constants: Sequence[Any], platform: str, x64: bool, config: Config
 ) -> Certificate:
     if not config.verify:
         return Certificate("unverified", "switched off by Config(verify=False)")
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
     by_signature = any(jaxprs.is_wide(v) for v in (*raw.invars, *raw.outvars))
-    wide = wide and by_signature
+    x64 = x64 and by_signature
     # Where no pattern applied, both lower to the same, whatever that is; rules and `stop_gradient`
     # leave nothing. Of a custom call that is all that can be said.
     one, two = (jaxprs.canonicalize(without_rules(plain(p))) for p in (raw, jaxpr))
     if not jaxprs.opaque_targets(raw) and equivalent(one, two, constants):
         return Certificate("exact")
-    return certify(raw, jaxpr, avals, constants, platform=platform, wide=wide)
+    return certify(raw, jaxpr, avals, constants, platform=platform, x64=x64)
 
 
 def _recognize(

@@ -38,7 +38,7 @@ def certify(
     constants: Sequence[Any] = (),
     *,
     platform: str,
-    wide: bool,
+    x64: bool,
 ) -> Certificate:
     """Compares the raw jaxpr with what the recovered one lowers to.
 
@@ -48,12 +48,12 @@ def certify(
     - `avals`: types of these arguments.
     - `constants`: values of the leading arguments that are constants of the program.
     - `platform`: the platform the program was lowered for.
-    - `wide`: whether the program was probably lowered with 64-bit types enabled, which changes how
+    - `x64`: whether the program was probably lowered with 64-bit types enabled, which changes how
         some primitives lower; the other way is tried next.
     """
     where = ""
     # Where nothing read is of 64 bits, nothing was lowered with such types enabled.
-    for mode in (wide, not wide) if jaxprs.has_wide_types(raw) else (False,):
+    for mode in (x64, not x64) if jaxprs.has_wide_types(raw) else (False,):
         try:
             again = _again(recovered, avals, platform, mode)
         except (TypeError, ValueError, NotImplementedError, InvertError) as error:
@@ -66,18 +66,18 @@ def certify(
     return _numerical(raw, recovered, avals, constants, where)
 
 
-def same_lowering(a: Any, b: Any, platform: str, wide: bool) -> bool:
+def same_lowering(a: Any, b: Any, platform: str, x64: bool) -> bool:
     """Whether two programs over the same arguments lower to one and the same."""
     types: list[Any] = [v.aval for v in open_jaxpr(a).invars]
     avals = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types]
     try:
-        one, two = (normal_form(_again(p, avals, platform, wide)) for p in (a, b))
+        one, two = (normal_form(_again(p, avals, platform, x64)) for p in (a, b))
         return difference(one, two, ()) is None
     except (TypeError, ValueError, NotImplementedError, InvertError):
         return False
 
 
-def same_numbers(a: Any, b: Any, wide: bool) -> bool:
+def same_numbers(a: Any, b: Any, x64: bool) -> bool:
     """Whether two programs over the same arguments give the same on random inputs, but rounding.
 
     At sizes of one many programs are the same that lower to others: an iota is a zero there.
@@ -86,7 +86,7 @@ def same_numbers(a: Any, b: Any, wide: bool) -> bool:
     if sum(math.prod(t.shape) for t in types) > _MOST_RUN:
         return False
     try:
-        with jax.enable_x64(wide):
+        with jax.enable_x64(x64):
             for x, y in _runs(a, b, types):
                 finite = np.abs(x[np.isfinite(x)]) if jnp.issubdtype(x.dtype, jnp.inexact) else x
                 scale = float(np.max(finite, initial=1.0))
@@ -108,7 +108,7 @@ def _runs(
 
 
 def _lower_alike(
-    raw: Any, again: Any, avals: Sequence[Any], constants: Sequence[Any], platform: str, wide: bool
+    raw: Any, again: Any, avals: Sequence[Any], constants: Sequence[Any], platform: str, x64: bool
 ) -> bool:
     """Whether the raw program lowers to `again` too.
 
@@ -116,7 +116,7 @@ def _lower_alike(
     holds; there the two are compared after one lowering each, in a normal form.
     """
     try:
-        lowered = _again(raw, avals, platform, wide)
+        lowered = _again(raw, avals, platform, x64)
         if difference(lowered, again, constants) is None:
             return True
         return difference(normal_form(lowered), normal_form(again), constants) is None
@@ -124,13 +124,13 @@ def _lower_alike(
         return False
 
 
-def _again(recovered: Any, avals: Sequence[Any], platform: str, wide: bool) -> Any:
+def _again(recovered: Any, avals: Sequence[Any], platform: str, x64: bool) -> Any:
     """The recovered program after lowering and raising, closed over its own constants."""
 
     def run(*values: Any) -> list[Any]:
         return eval_closed(recovered, values)
 
-    with jax.enable_x64(wide):
+    with jax.enable_x64(x64):
         module = lowered_module(run, *avals, platform=platform)
     program = Program(module, Config())
     outvars: list[Any] = open_jaxpr(recovered).outvars

@@ -33,7 +33,7 @@ def assert_roundtrip(
     **Arguments:**
 
     - `f`: the function; `args`: example arguments, arrays in pytrees.
-    - `via`: the road: `jax.export` alone, a `tf.function` around `jax2tf.convert`, or a SavedModel
+    - `via`: the route: `jax.export` alone, a `tf.function` around `jax2tf.convert`, or a SavedModel
         written to a temporary directory and loaded again. The last two need TensorFlow.
     - `certificate`: the weakest certificate that is accepted.
     - `derivatives`: whether forward and reverse derivatives are compared too, with random tangents

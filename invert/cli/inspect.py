@@ -23,8 +23,8 @@ from invert.cli.progress import Progress
 from invert.modules import save
 from invert.modules.signatures import state_and_key
 
-# How a kind of road is called, in the order in which they are listed.
-_ROADS = {
+# How a kind of route is called, in the order in which they are listed.
+_ROUTES = {
     "rule": "with a rule of their own",
     "xla": "compiled alone by TensorFlow's XLA bridge",
     "host": "run by TensorFlow on the host, at conversion",
@@ -41,7 +41,7 @@ class Function:
     **Arguments:**
 
     - `call`: how the module would be called.
-    - `ops`: number of ops by road and name; `random`, `host`: where these are.
+    - `ops`: number of ops by route and name; `random`, `host`: where these are.
     - `problems`: why it cannot be converted.
     - `outcome`: what would happen, in lines.
     """
@@ -100,7 +100,7 @@ def _function(name: str, reader: Callable[[], EntryPoint]) -> Function:
         return Function(name, problems=(_problem(Problem(name, str(error))),))
     counts: dict[str, collections.Counter[str]] = {}
     for use in ops:
-        counts.setdefault(use.road, collections.Counter())[use.op] += 1
+        counts.setdefault(use.route, collections.Counter())[use.op] += 1
     problems = tuple(map(_problem, entry.problems))
     return Function(
         name=name,
@@ -108,9 +108,9 @@ def _function(name: str, reader: Callable[[], EntryPoint]) -> Function:
         arguments=tuple(_arguments(entry)),
         results=tuple(map(type_text, entry.results or ())),
         call=_call(entry),
-        ops={r: dict(sorted(counts[r].items())) for r in _ROADS if r in counts},
+        ops={r: dict(sorted(counts[r].items())) for r in _ROUTES if r in counts},
         random=_places(u for u in ops if u.draws),
-        host=_places(u for u in ops if u.road == "host"),
+        host=_places(u for u in ops if u.route == "host"),
         variables=tuple(_variables(entry)),
         problems=problems,
         outcome=tuple(_outcome(entry, counts)),
@@ -223,9 +223,9 @@ def _function_lines(function: Function) -> Iterable[str]:
     yield from _section("results", function.results)
     if function.variables:
         yield from _state(function.variables)
-    for road, counts in function.ops.items():
+    for route, counts in function.ops.items():
         total = sum(counts.values())
-        yield from _section(f"ops {_ROADS[road]} ({total})", _wrapped(counts))
+        yield from _section(f"ops {_ROUTES[route]} ({total})", _wrapped(counts))
     for title, places in (("random ops", function.random), ("host ops", function.host)):
         shown = [f"{p['op']} at {p['location']}" for p in places[:_MOST_PLACES]]
         rest = len(places) - len(shown)

@@ -70,7 +70,7 @@ class Recovered:
     entry: EntryPoint
     programs: Sequence[Any]
     constants: Sequence[np.ndarray]
-    wide: bool
+    x64: bool
     certificate: str = ""
     points: Points | None = None
     held: Set[str] = frozenset()
@@ -213,7 +213,7 @@ class _Attempt:
         self.recovered, self.title, self.styles = recovered, title, styles
         self.layers, self.plain = layers, plain
         self.weights = Weights()
-        self.wide = any(r.wide for r in recovered.values())
+        self.x64 = any(r.x64 for r in recovered.values())
         self.messages: list[str] = []
         # Variables of parameters with their values and names, shared by all programs.
         self.values: dict[Any, Any] = {}
@@ -230,7 +230,7 @@ class _Attempt:
         merged = {name: _merged(r) for name, r in self.recovered.items()}
         programs = {name: self._parameters(name, program) for name, program in merged.items()}
         program = merge.together(list(programs.values()))
-        settings = (True,) if self.wide else (False, True)
+        settings = (True,) if self.x64 else (False, True)
         prover = Prover(settings, program.dimensions)
         file = File(program, prover, plain=self.plain)
         roots = {name: self._cut(name, p.jaxpr) for name, p in programs.items()}
@@ -252,7 +252,7 @@ class _Attempt:
                 roots[name],
                 self._arguments(r, jaxprs[name]),
                 states[name] if any(r.in_state) else None,
-                r.wide,
+                r.x64,
                 r.checkify,
                 r.fixed,
             )
@@ -378,7 +378,7 @@ class _Attempt:
         return lines
 
     def _instance(self, namespace: Any, cls: str, node: Node) -> Any:
-        with jax.enable_x64(self.wide):
+        with jax.enable_x64(self.x64):
             values = {v: device_array(self.weights.array(v, self.values)) for _, v in node.leaves()}
             values |= {v: eqx.nn.StateIndex(values[v]) for v in self.held}
             return _build(getattr(namespace, cls), node, values)
@@ -427,8 +427,8 @@ class _Attempt:
             proved = True
             avals: list[Any] = [v.aval for v in open_jaxpr(program).invars]
             avals[: len(own)] = map(self.weights.type_of, leaves)
-            for wide in (True,) if recovered.wide else (False, True):
-                with jax.enable_x64(wide):
+            for x64 in (True,) if recovered.x64 else (False, True):
+                with jax.enable_x64(x64):
                     try:
                         again = trace_closed(run, *avals)
                     except (TypeError, ValueError) as error:  # as REFUSALS, at other sizes
@@ -439,9 +439,9 @@ class _Attempt:
                     continue
                 platform = entry.platform or "cpu"
                 comparable = lowered and not self.weights.changed
-                if comparable and same_lowering(again, program, platform, wide):
+                if comparable and same_lowering(again, program, platform, x64):
                     continue
-                if not (comparable and same_numbers(again, program, wide)):
+                if not (comparable and same_numbers(again, program, x64)):
                     raise EmissionError(f"the text is another program: {found}")
                 proved = False
             return proved

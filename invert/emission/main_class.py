@@ -37,7 +37,7 @@ class Method:
     - `layer`: the program.
     - `arguments`: variables of the flat arguments, and of the key.
     - `states`: the state that it begins and ends with; `None` where it takes none.
-    - `wide`: whether it holds values of 64 bits.
+    - `x64`: whether it holds values of 64 bits.
     - `checkify`: whether its assertions are those of checkify.
     - `fixed`: why it is for one size of its open dimensions only; `""` where it is not.
     """
@@ -47,7 +47,7 @@ class Method:
     layer: Layer
     arguments: Sequence[Any]
     states: tuple[Any, Any] | None
-    wide: bool
+    x64: bool
     checkify: bool = False
     fixed: str = ""
 
@@ -101,7 +101,7 @@ class Main:
         trained = trained - held
         self.file.definitions += reader.reader(
             name,
-            wide=any(m.wide for m in self.methods),
+            x64=any(m.x64 for m in self.methods),
             stateful=bool(held),
             stacked=self.stacked,
             keyed=init is not None,
@@ -159,7 +159,7 @@ class Main:
         jitted = syntax.name("eqx.filter_jit")
         checks = method.entry.checks
         self.compiled[method.name] = method.name
-        if not method.wide and not checks:
+        if not method.x64 and not checks:
             function.decorators = [jitted]
             return [_guarded(method, render(function, method.name, {}, taken))]
         function.doc = ""
@@ -170,7 +170,7 @@ class Main:
         self.compiled[method.name] = run
         doc = _doc(method.entry)
         outer = around(
-            inner, method.name, doc, wide=method.wide, checks=checks, checkify=method.checkify
+            inner, method.name, doc, x64=method.x64, checks=checks, checkify=method.checkify
         )
         return [outer, inner]
 

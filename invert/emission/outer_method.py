@@ -18,7 +18,7 @@ def around(
     name: str,
     doc: str,
     *,
-    wide: bool,
+    x64: bool,
     checks: Sequence[str],
     checkify: bool,
 ) -> ast.FunctionDef:
@@ -26,7 +26,7 @@ def around(
 
     **Arguments:**
 
-    - `wide`: values of 64 bits are switched on for the call.
+    - `x64`: values of 64 bits are switched on for the call.
     - `checks`: messages of assertions; for each, the last results of `inner` say whether it failed.
     - `checkify`: the assertions are `checkify.check`, else `eqx.error_if`.
     """
@@ -41,15 +41,15 @@ def around(
     arguments = [a.arg for a in (*outer.args.posonlyargs, *outer.args.args)][1:]
     keywords = {a.arg: ast.Name(a.arg, ast.Load()) for a in outer.args.kwonlyargs}
     call = syntax.call(f"self.{inner.name}", *map(syntax.name, arguments), **keywords)
-    x64 = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
+    enabled = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
     if not checks:
-        outer.body = [syntax.docstring(doc), ast.With([x64], [ast.Return(call)], lineno=0)]
+        outer.body = [syntax.docstring(doc), ast.With([enabled], [ast.Return(call)], lineno=0)]
         return outer
     names = Names({*arguments, *keywords, "self"})
     out = names.new("out")
     flags = [names.new("failed" if len(checks) == 1 else f"failed_{i}") for i in range(len(checks))]
     taken = syntax.assign(syntax.store(syntax.tuple_of(map(syntax.name, (out, *flags)))), call)
-    body: list[ast.stmt] = [ast.With([x64], [taken], lineno=0) if wide else taken]
+    body: list[ast.stmt] = [ast.With([enabled], [taken], lineno=0) if x64 else taken]
     for message, flag in zip(checks, flags, strict=True):
         failed = syntax.name(flag)
         if checkify:

@@ -139,7 +139,7 @@ _KEYED = (
 
 
 def reader(
-    cls: str, *, wide: bool, stateful: bool = False, stacked: bool = False, keyed: bool = False
+    cls: str, *, x64: bool, stateful: bool = False, stacked: bool = False, keyed: bool = False
 ) -> list[ast.stmt]:
     """`load`, for the outermost class `cls`; `keyed` where that is made with a key."""
     text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
@@ -149,10 +149,10 @@ def reader(
     tree = ast.parse(text)
     load = tree.body[0]
     assert isinstance(load, ast.FunctionDef)
-    if wide:
+    if x64:
         doc, *body = load.body
-        x64 = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
-        load.body = [doc, ast.With([x64], body, lineno=0)]
+        enabled = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
+        load.body = [doc, ast.With([enabled], body, lineno=0)]
     syntax.rename(tree, {"Model": cls})
     return tree.body
 

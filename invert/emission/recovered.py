@@ -254,7 +254,7 @@ def _recovered(
         function.entry,
         [s.jaxpr for s in stages],
         first.constants,
-        any(s.wide for s in stages),
+        any(s.x64 for s in stages),
         str(kinds[worst]),
         points,
         held,

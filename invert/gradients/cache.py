@@ -112,7 +112,7 @@ def _same(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> bool:
 _Region = TypeVar("_Region", bound=Region)
 
 
-class Verdicts:
+class GradientCache:
     """How gradients compared, and what became of those that are kept."""
 
     def __init__(self) -> None:

@@ -105,10 +105,10 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def largest_difference(region: Region, raw: Any, wide: bool) -> float:
+def largest_difference(region: Region, raw: Any, x64: bool) -> float:
     """Largest difference of the two gradients that rounding does not explain; 0 where none."""
     largest = 0.0
-    with jax.enable_x64(wide):
+    with jax.enable_x64(x64):
         both = once(lambda *xs: (eval_closed(raw, xs), region.autodiff(*xs)))
         count = len(region.numbers)
         for values in samples(region.avals, count):

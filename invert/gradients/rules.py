@@ -44,11 +44,11 @@ def is_zero(closed: Any) -> bool:
     return bool(graph.jaxpr.outvars) and all(map(zero, graph.jaxpr.outvars))
 
 
-def make_rule(region: Region, backward: Any, wide: bool, linear: bool) -> Rule:
+def make_rule(region: Region, backward: Any, x64: bool, linear: bool) -> Rule:
     """A rule for both modes where JAX can transpose the gradient (`linear`)."""
     make, kind = (_custom_jvp, "custom_jvp") if linear else (_custom_vjp, "custom_vjp")
     backward, shared = _share(backward, region)
-    return Rule(make(region, backward, shared, wide), region.operands, kind)
+    return Rule(make(region, backward, shared, x64), region.operands, kind)
 
 
 def _share(backward: Any, region: Region) -> tuple[Any, list[int]]:
@@ -70,29 +70,29 @@ def _share(backward: Any, region: Region) -> tuple[Any, list[int]]:
     return run, [i for i in places if i >= 0]
 
 
-def _pull(region: Region, backward: Any, shared: Sequence[int], wide: bool) -> Callable[..., Any]:
+def _pull(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Callable[..., Any]:
     """The gradient as a function of the operands and the cotangents."""
 
     def pull(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         rest = operands[len(region.held) :]
-        with jax.enable_x64(wide):
+        with jax.enable_x64(x64):
             return tuple(backward(*(operands[i] for i in shared), *rest, *cotangents))
 
     return pull
 
 
-def plain_function(region: Region, wide: bool) -> Callable[..., Any]:
+def plain_function(region: Region, x64: bool) -> Callable[..., Any]:
     def recovered(*operands: Any) -> list[Any]:
-        with jax.enable_x64(wide):
+        with jax.enable_x64(x64):
             return eval_closed(region.forward, operands)
 
     return recovered
 
 
-def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], wide: bool) -> Any:
+def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Any:
     """The derivative in a direction is the transpose of the gradient, which is linear."""
-    function = plain_function(region, wide)
-    pull = _pull(region, backward, shared, wide)
+    function = plain_function(region, x64)
+    pull = _pull(region, backward, shared, x64)
     first = len(region.operands) - len(region.inputs)
     cotangents = [type_of(v) for v in region.numbers]
     rule = jax.custom_jvp(function)
@@ -102,7 +102,7 @@ def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], wide: bool
         results = rule(*primals)
         moved = tuple(tangents[first + i] for i in region.wanted)
         push = jax.linear_transpose(lambda *cts: pull(primals, cts), *cotangents)
-        with jax.enable_x64(wide):
+        with jax.enable_x64(x64):
             found = iter(push(moved))
         out = [
             next(found) if is_differentiable(v.aval) else np.zeros(v.aval.shape, jax.dtypes.float0)
@@ -114,10 +114,10 @@ def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], wide: bool
     return rule
 
 
-def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], wide: bool) -> Any:
+def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Any:
     """A gradient that is not linear in the cotangents, as where it is clipped."""
-    function = plain_function(region, wide)
-    pull = _pull(region, backward, shared, wide)
+    function = plain_function(region, x64)
+    pull = _pull(region, backward, shared, x64)
     first = len(region.operands) - len(region.inputs)
     places = [i for i, v in enumerate(region.results) if is_differentiable(v.aval)]
     rule = jax.custom_vjp(function)
@@ -136,11 +136,11 @@ def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], wide: bool
     return rule
 
 
-def is_transposable(region: Region, backward: Any, wide: bool) -> bool:
+def is_transposable(region: Region, backward: Any, x64: bool) -> bool:
     """Whether the gradient is linear in the cotangents: JAX can transpose it, and its equations
     show it or numbers agree."""
     shown = is_linear(backward, len(region.numbers))
-    pull = _pull(region, *_share(backward, region), wide)
+    pull = _pull(region, *_share(backward, region), x64)
     n = len(region.operands)
     types = [type_of(v) for v in (*region.operands, *region.numbers)]
     moved = [type_of(region.inputs[i]) for i in region.wanted]
@@ -156,7 +156,7 @@ def is_transposable(region: Region, backward: Any, wide: bool) -> bool:
         trace_closed(push, *types[:n], *moved)
         if shown:
             return True
-        with jax.enable_x64(wide):
+        with jax.enable_x64(x64):
             run = once(at)
             for values in samples(types, len(region.numbers))[::3]:
                 operands, a = values[:n], values[n:]

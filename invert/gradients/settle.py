@@ -28,7 +28,7 @@ from invert._private.jax import (
     open_jaxpr,
     trace_closed,
 )
-from invert.gradients.cache import Verdicts, inlined
+from invert.gradients.cache import GradientCache, inlined
 from invert.gradients.compare import FAILURES, largest_difference, may_not_end, type_of
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
@@ -79,7 +79,7 @@ def _forward_only(eqn: Any) -> Any | None:
 
 
 @dataclasses.dataclass
-class Settler:
+class GradientResolver:
     """Settles the markers of a program.
 
     **Arguments:**
@@ -87,22 +87,22 @@ class Settler:
     - `recognize`: rewrites a raw program by the patterns.
     - `config`: options.
     - `platform`: the platform the programs were lowered for.
-    - `wide`: whether the program holds values of 64 bits.
+    - `x64`: whether the program holds values of 64 bits.
     - `order`: 1, or 2 for the gradient functions inside a gradient function.
 
     **Attributes:**
 
     - `messages`: what became of each marker.
-    - `verdicts`: what is known of gradients.
+    - `cache`: what is known of gradients.
     """
 
     recognize: Callable[[Any], Any]
     config: Config
     platform: str
-    wide: bool
+    x64: bool
     order: int = 1
     messages: list[str] = dataclasses.field(default_factory=list)
-    verdicts: Verdicts = dataclasses.field(default_factory=Verdicts)
+    cache: GradientCache = dataclasses.field(default_factory=GradientCache)
 
     def __call__(self, closed: Any) -> Any:
         """The closed jaxpr without markers."""
@@ -154,14 +154,14 @@ class Settler:
         # put back: there, numbers tell.
         from_jax = gradient.convention == "jax"
         if self.config.custom_gradients == "check":
-            if from_jax and self.verdicts.is_proved(region, raw, self._is_proved):
+            if from_jax and self.cache.is_proved(region, raw, self._is_proved):
                 self._say(gradient, "agrees with autodiff")
                 return None
             promised = region.with_promised_bounds() if from_jax else None
-            if promised is not None and self.verdicts.is_proved(promised, raw, self._is_proved):
+            if promised is not None and self.cache.is_proved(promised, raw, self._is_proved):
                 self._say(gradient, "agrees with autodiff, where gathers promise to be in bounds")
-                return Rule(plain_function(promised, self.wide), promised.operands, "plain")
-            reason = self.verdicts.difference(region, raw, self._difference)
+                return Rule(plain_function(promised, self.x64), promised.operands, "plain")
+            reason = self.cache.difference(region, raw, self._difference)
             if not reason:
                 self._say(gradient, "agrees with autodiff, by numbers")
                 return None
@@ -169,10 +169,10 @@ class Settler:
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, parts(eqn)[0], "stop_gradient")
         if self.config.custom_gradients == "check" and from_jax:
-            for found in with_stops(region, raw, self.wide):
+            for found in with_stops(region, raw, self.x64):
                 if self._is_proved(found, raw):
                     self._say(gradient, "agrees with autodiff, with stop_gradient put back")
-                    return Rule(plain_function(found, self.wide), found.operands, "plain")
+                    return Rule(plain_function(found, self.x64), found.operands, "plain")
         rule = self._kept(region, raw)
         self._say(gradient, f"kept as {rule.kind}: {reason}")
         return rule
@@ -180,12 +180,12 @@ class Settler:
     def _kept(self, region: MarkedRegion, raw: Any) -> Rule:
         """The function with the gradient of the container as its rule."""
         if self.order > 1 or not region.gradient.nested:
-            backward = self.verdicts.rewritten(raw, lambda: self.recognize(raw))
-            linear = self.verdicts.is_linear(
-                region, raw, lambda: is_transposable(region, backward, self.wide)
+            backward = self.cache.rewritten(raw, lambda: self.recognize(raw))
+            linear = self.cache.is_linear(
+                region, raw, lambda: is_transposable(region, backward, self.x64)
             )
-            return make_rule(region, backward, self.wide, linear)
-        with jax.enable_x64(self.wide):
+            return make_rule(region, backward, self.x64, linear)
+        with jax.enable_x64(self.x64):
             region.gradient.read_nested()
         nested = jaxprs.canonicalize(region.backward(nested=True))
         # What is asked for is this gradient; those inside are kept where they differ.
@@ -196,8 +196,8 @@ class Settler:
         self.messages += [f"second derivative, {m}" for m in inner.messages if "kept as" in m]
         # JAX transposes a function without the rules inside it. So where the gradient has a rule of
         # its own, the function gets one for reverse mode only: second derivatives stay right.
-        linear = not ruled and is_transposable(region, backward, self.wide)
-        return make_rule(region, backward, self.wide, linear)
+        linear = not ruled and is_transposable(region, backward, self.x64)
+        return make_rule(region, backward, self.x64, linear)
 
     def _say(self, gradient: Any, text: str) -> None:
         self.messages.append(f"{gradient.location}: {text}")
@@ -212,9 +212,9 @@ class Settler:
         raw = inlined(raw)
         if constants:
             raw = jaxprs.over_constants(raw, constants)
-        for wide in (self.wide, not self.wide):
+        for x64 in (self.x64, not self.x64):
             try:
-                again = self._lowered(region, list(large), wide)
+                again = self._lowered(region, list(large), x64)
             except FAILURES:
                 return False
             if difference(raw, inlined(again), constants) is None:
@@ -226,17 +226,17 @@ class Settler:
         if may_not_end(raw) or may_not_end(region.forward):
             return "another program, which is not run, as a loop in it ends on data"
         try:
-            gap = largest_difference(region, raw, self.wide)
+            gap = largest_difference(region, raw, self.x64)
         except FAILURES as error:
             first = (str(error).splitlines() or [""])[0]
             return f"another program, which could not be run ({type(error).__name__}: {first})"
         return "" if gap == 0 else f"largest difference {gap:.3g}"
 
-    def _lowered(self, region: MarkedRegion, large: Sequence[Any], wide: bool) -> Any:
+    def _lowered(self, region: MarkedRegion, large: Sequence[Any], x64: bool) -> Any:
         """The gradient by autodiff, lowered and raised, over the constants `large`."""
         avals = [*map(type_of, large), *region.avals]
         run = functools.partial(region.autodiff_over, large)
-        with jax.enable_x64(wide):
+        with jax.enable_x64(x64):
             module = lowered_module(run, *avals, platform=self.platform)
         program = Program(module, Config())
         return jaxprs.canonicalize(trace_closed(lambda *xs: program(*xs), *avals))

@@ -126,7 +126,7 @@ def _operands(jaxpr: Any) -> Iterator[tuple[int, Sequence[Any]]]:
     yield -1, jaxpr.outvars
 
 
-def with_stops(region: Any, raw: Any, wide: bool) -> Iterator[Any]:
+def with_stops(region: Any, raw: Any, x64: bool) -> Iterator[Any]:
     """Variants of `region` with stopped values, for which autodiff gives `raw` on numbers.
 
     Places are taken one after the other, each the one that makes most of the results right, since
@@ -137,7 +137,7 @@ def with_stops(region: Any, raw: Any, wide: bool) -> Iterator[Any]:
     if not places.sets or len(places.sets) > _MAX_PLACES:
         return
     try:
-        with jax.enable_x64(wide):
+        with jax.enable_x64(x64):
             found = _search(places, region, raw)
     except FAILURES:
         return

@@ -286,8 +286,8 @@ def rule_of(eqn: Any) -> Any:
 
 def _setting_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
     """The setting that the functions of an equation were traced under: rules are traced later."""
-    wide = any(map(is_wide, (*eqn.invars, *eqn.outvars)))
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+    x64 = any(map(is_wide, (*eqn.invars, *eqn.outvars)))
+    return jax.enable_x64(True) if x64 else contextlib.nullcontext()
 
 
 def _alone(eqn: Any) -> Callable[..., list[Any]]:

@@ -40,7 +40,7 @@ class Stage:
     jaxpr: Any
     constants: tuple[np.ndarray, ...]
     report: Report
-    wide: bool
+    x64: bool
 
     @functools.cached_property
     def compiles_only(self) -> bool:
@@ -50,7 +50,7 @@ class Stage:
 
     def run(self, *values: Any) -> list[Any]:
         """Evaluates the equations on arrays or tracers."""
-        if not self.wide:
+        if not self.x64:
             return eval_jaxpr(self.jaxpr, values)
         # Values of 64 bits exist whatever the session's setting, as they do in the module.
         with jax.enable_x64(True):
@@ -257,7 +257,7 @@ class Function:
         else:
             if stage not in self._compiled:
                 self._compiled[stage] = jax.jit(stage.run)
-            with jax.enable_x64(True) if stage.wide else contextlib.nullcontext():
+            with jax.enable_x64(True) if stage.x64 else contextlib.nullcontext():
                 results = self._compiled[stage](*values)
         assigned = self.entry.assigned
         results = _checked(results, self.entry.checks, len(assigned), self.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any
 
-from invert.rewriting.pattern import Site, Structural
+from invert.rewriting.pattern import EquationPattern, Site
 
 # Primitives that JAX lowers as a call of a private function that holds the expansion.
 OUTLINED = frozenset(
@@ -38,4 +38,4 @@ def opened(site: Site, names: Container[str]) -> Callable[..., Any] | None:
     return call
 
 
-PATTERNS = (Structural("outlined_call", ("jit",), _outlined),)
+PATTERNS = (EquationPattern("outlined_call", ("jit",), _outlined),)

@@ -23,14 +23,14 @@ class Expansion(NamedTuple):
     - `params`: its parameters.
     - `root`: the primitive that gives the result.
     - `operands`: the primitives that give the operands of that equation.
-    - `marker`: a number that the expansion contains, if there is one.
+    - `literal`: a number that the expansion contains, if there is one.
     """
 
     primitive: Any
     params: dict[str, Any]
     root: str
     operands: tuple[str, ...]
-    marker: float | None = None
+    literal: float | None = None
 
 
 _PLAIN = {"accuracy": None}
@@ -142,7 +142,7 @@ PATTERNS = (
     Pattern("complex_convolution", ("complex",), _convolution),
     Pattern("complex_logistic", ("div",), _logistic),
     *(
-        Pattern(name, (entry.root,), _expanded(entry), entry.marker)
+        Pattern(name, (entry.root,), _expanded(entry), entry.literal)
         for name, entry in EXPANSIONS.items()
     ),
     Pattern("complex_abs", ("select_n",), _abs),

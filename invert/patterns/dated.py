@@ -23,7 +23,7 @@ from invert._opaque import template_call_p
 from invert._private.jax import eval_closed, threefry2x32_p
 from invert.ir.kinds import COMPARISONS
 from invert.patterns.dated_routines import Routine, UnknownOptionsError, Values, routine_of, scalar
-from invert.rewriting.pattern import Call, Pattern, Site, Structural
+from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site
 
 
 def _values(site: Site, routine: Routine, operands: Values) -> list[Any]:
@@ -162,10 +162,10 @@ def _threefry(site: Site) -> Iterator[Call]:
         keys.append(site.aval(atom))
 
     def before(*words: Any) -> Values:
-        wide = [
+        widened = [
             lax.broadcast_in_dim(w, shape, range(len(shape) - w.ndim, len(shape))) for w in words
         ]
-        return template_call_p.bind(*wide, **params)
+        return template_call_p.bind(*widened, **params)
 
     key = ("threefry", params["target"], params["attributes"])
     for kinds in (keys, [site.aval(a) for a in operands[:2]]):
@@ -185,6 +185,6 @@ def _fallback(site: Site) -> Callable[..., Any] | None:
 
 
 HASHES = (Pattern("dated_threefry2x32", ("custom_call",), _threefry),)
-FALLBACKS = (Structural("dated_fallback", ("jit",), _fallback),)
+FALLBACKS = (EquationPattern("dated_fallback", ("jit",), _fallback),)
 GUARDED = (Pattern("dated_linalg_guarded", ("custom_call",), _guarded),)
-ALONE = (Structural("dated_linalg", ("custom_call",), _call_alone),)
+ALONE = (EquationPattern("dated_linalg", ("custom_call",), _call_alone),)

@@ -15,7 +15,7 @@ from invert.ir import jaxprs
 from invert.ir.match import place_of
 from invert.patterns import STAGES, names
 from invert.rewriting import driver
-from invert.rewriting.pattern import Call, Pattern, Stage, Structural, Whole
+from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Stage
 from invert.rewriting.templates import raise_call, written_call
 
 
@@ -81,7 +81,7 @@ class Explanation:
 
 
 def explain(
-    pattern: Pattern | Structural | str,
+    pattern: Pattern | EquationPattern | str,
     fn: Callable[..., Any],
     *args: Any,
     lowered: bool = False,
@@ -117,22 +117,22 @@ def explain(
     def run(*values: Any) -> list[Any]:
         return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, values)))
 
-    wide = any(map(jaxprs.is_wide_dtype, (a.dtype for a in avals)))
+    x64 = any(map(jaxprs.is_wide_dtype, (a.dtype for a in avals)))
     earlier, stage, make = STAGES, None, raise_call
     if isinstance(pattern, str):
         pattern, earlier, stage = _named(pattern)
         lowered = True
     stage = stage or Stage((pattern,))
     if lowered:
-        closed = raise_call.__wrapped__(Call("explained", run, avals, x64=wide), platform)
+        closed = raise_call.__wrapped__(Call("explained", run, avals, x64=x64), platform)
         if closed is None:
             raise PatternError(f"pattern {pattern.name!r}: JAX does not lower the function")
     else:
         earlier, make = (), written_call
-        with jax.enable_x64(wide):
+        with jax.enable_x64(x64):
             closed = jaxprs.canonicalize(trace_closed(run, *avals))
     stages = (*earlier, stage)
-    rewriter = driver.Rewriter(stages, make, platform, x64=wide, x64_first=wide)
+    rewriter = driver.Rewriter(stages, make, platform, x64=x64, x64_first=x64)
     closed = rewriter.run(closed, len(earlier))
     rewriter.attempts = []
     rewriter.run_stage(closed, len(earlier))
@@ -140,12 +140,12 @@ def explain(
     return Explanation(pattern.name, pattern.roots, tuple(found))
 
 
-def _named(name: str) -> tuple[Pattern | Structural, tuple[Stage, ...], Stage]:
+def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Stage]:
     """The pattern of a name, the stages before its own, and its own without the others."""
     for number, stage in enumerate(STAGES):
         for pattern in stage.patterns:
             if pattern.name == name:
-                if isinstance(pattern, Whole):
+                if isinstance(pattern, ProgramPattern):
                     raise PatternError(
                         f"pattern {name!r} rewrites a program as a whole: "
                         "there is no equation at which it is tried"

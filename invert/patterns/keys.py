@@ -30,7 +30,7 @@ from invert._private.jax import (
 from invert.ir import jaxprs, kinds
 from invert.ir.interpret import interpret
 from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
-from invert.rewriting.pattern import Whole
+from invert.rewriting.pattern import ProgramPattern
 
 # Functions that JAX outlines one operation on keys into.
 _ONE_OPERATION = frozenset(
@@ -412,4 +412,4 @@ _ON_KEYS: dict[str, Callable[[Any, list[Any]], Any | None]] = {
     "dynamic_slice": _dynamic_slice,
 }
 
-PATTERNS = (Whole("keys", lift),)
+PATTERNS = (ProgramPattern("keys", lift),)

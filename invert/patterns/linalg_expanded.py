@@ -17,7 +17,7 @@ from jax.lax import linalg
 
 from invert._private.jax import core, linear_solve, open_jaxpr
 from invert.patterns.calls import opened
-from invert.rewriting.pattern import Call, Pattern, Site, Structural, bind
+from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind
 
 
 def _symmetric_product(site: Site) -> Iterator[Call]:
@@ -138,5 +138,5 @@ SOLVES = (
     Pattern("solve", ("lu",), _solve),
     Pattern("svd_expanded", ("reduce_and",), _svd),
     Pattern("singular_values", ("jit",), _singular_values),
-    Structural("svd_call", ("jit",), _svd_call),
+    EquationPattern("svd_call", ("jit",), _svd_call),
 )

@@ -19,7 +19,7 @@ from invert._private.jax import consts_of, core, open_jaxpr
 from invert.ir.graph import Graph
 from invert.ir.interpret import evaluate, replacing
 from invert.ir.loops import WhileParts
-from invert.rewriting.pattern import Site, Structural
+from invert.rewriting.pattern import EquationPattern, Site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,4 +302,4 @@ def _whole_body(eqns: Sequence[Any]) -> dict[int, Any]:
     return {id(e): e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}
 
 
-PATTERNS = (Structural("scan", ("while",), _scan),)
+PATTERNS = (EquationPattern("scan", ("while",), _scan),)

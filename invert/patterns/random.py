@@ -38,13 +38,13 @@ class _Hash:
 
     - `primitive`: takes the words of a key, then those of a counter.
     - `keys`, `counters`: how many they are.
-    - `marker`: a constant of the hash function.
+    - `literal`: a constant of the hash function.
     """
 
     primitive: Any
     keys: int
     counters: int
-    marker: int
+    literal: int
 
 
 # jax/_src/random/threefry2x32.py and its neighbours, jax 0.10.2 and 0.12
@@ -150,7 +150,7 @@ class _WideCall(Call):
     """A call that is traced with 64-bit types enabled, whatever its own types are."""
 
     @property
-    def wide(self) -> bool:
+    def needs_x64(self) -> bool:
         return True
 
 
@@ -381,7 +381,7 @@ def _gamma_call(
 HASHES = (
     Pattern("threefry2x32", ("while",), _threefry2x32, 0x1BD11BDA),
     *(
-        Pattern(name, ("add", "xor"), _unrolled(name), _HASHES[name].marker)
+        Pattern(name, ("add", "xor"), _unrolled(name), _HASHES[name].literal)
         for name in ("threefry4x32", "philox2x32", "philox4x32")
     ),
     # On accelerators the loop is unrolled.

@@ -12,7 +12,7 @@ from invert._private.jax import eval_closed, trace_closed
 from invert.ir import jaxprs
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
-from invert.rewriting.pattern import Pattern, Stage, Structural
+from invert.rewriting.pattern import EquationPattern, Pattern, Stage
 from invert.rewriting.templates import written_call
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -20,7 +20,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def rewrite(
     fn: _F,
-    patterns: Sequence[Pattern | Structural] | None = None,
+    patterns: Sequence[Pattern | EquationPattern] | None = None,
     *,
     platform: str = "cpu",
 ) -> _F:

@@ -16,7 +16,7 @@ from jax import lax
 
 from invert._private.jax import add_any_p, name_stack
 from invert.ir.jaxprs import HINT, WRITTEN_BROADCAST
-from invert.rewriting.pattern import Call, Pattern, Site, Structural, bind, hint_of
+from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind, hint_of
 
 
 def _square(site: Site) -> Callable[..., Any] | None:
@@ -115,12 +115,12 @@ def _explicit_broadcast(site: Site) -> Callable[..., Any] | None:
     if not found:
         return None
 
-    def wide(x: Any, number: str) -> Any:
+    def widen(x: Any, number: str) -> Any:
         with name_stack((f"{HINT}{WRITTEN_BROADCAST}{number}",)):
             return lax.broadcast_in_dim(x, shape, tuple(range(len(shape))) if x.shape else ())
 
     def call(*operands: Any) -> Any:
-        full = [wide(x, found[i]) if i in found else x for i, x in enumerate(operands)]
+        full = [widen(x, found[i]) if i in found else x for i, x in enumerate(operands)]
         return [eqn.primitive.bind(*full, **eqn.params)]
 
     return call
@@ -217,9 +217,9 @@ PATTERNS = (
     Pattern("tile", ("reshape",), _tile),
     Pattern("unstack", ("reshape",), _unstack),
     Pattern("reshape_dimensions", ("reshape",), _reshape_dimensions),
-    Structural("bool_reduction", ("reduce_or", "reduce_and"), _bool_reduction),
-    Structural("square", ("mul",), _square),
-    Structural("add_any", ("add",), _add_any),
-    Structural("squeeze", ("reshape",), _squeeze),
-    Structural("broadcast", _NARY, _explicit_broadcast),
+    EquationPattern("bool_reduction", ("reduce_or", "reduce_and"), _bool_reduction),
+    EquationPattern("square", ("mul",), _square),
+    EquationPattern("add_any", ("add",), _add_any),
+    EquationPattern("squeeze", ("reshape",), _squeeze),
+    EquationPattern("broadcast", _NARY, _explicit_broadcast),
 )

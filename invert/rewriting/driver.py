@@ -31,7 +31,7 @@ from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.jaxprs import HINT
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, Miss, equivalent
-from invert.rewriting.pattern import Call, Pattern, Site, Stage, Structural, Whole
+from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Site, Stage
 
 # Values of leading arguments of a body; `None` where they are not constant.
 Known = tuple[Any, ...]
@@ -44,7 +44,7 @@ class Rewriter:
     **Arguments:**
 
     - `stages`: groups of patterns in their order. Templates of a stage are themselves rewritten by
-        the stages before it, so that both sides of a match have taken the same road.
+        the stages before it, so that both sides of a match have taken the same route.
     - `raise_call`: lowers and raises a call: `raise_call(call, platform) -> closed jaxpr`.
     - `platform`: the platform the program was lowered for.
     - `x64`: whether the program holds 64-bit types, so that calls are lowered with them too.
@@ -80,7 +80,7 @@ class Rewriter:
         """The program rewritten by one stage."""
         closed = self._body(closed, number)
         for pattern in self.stages[number].patterns:
-            if not isinstance(pattern, Whole):
+            if not isinstance(pattern, ProgramPattern):
                 continue
             step = f"the pattern {pattern.name}"
             rewritten = attempt(step, self.defects, pattern.rewrite, closed)
@@ -166,12 +166,12 @@ class Rewriter:
         template = functools.partial(self._template, number=number)
         begin = len(self.attempts or ())
         for pattern in self.stages[number].patterns:
-            marker = getattr(pattern, "marker", None)
+            literal = getattr(pattern, "literal", None)
             # The last equation first: of nested matches the larger one is meant.
             roots = [
                 e for name in pattern.roots for e in reversed(graph.by_primitive.get(name, ()))
             ]
-            if not roots or not _holds(graph, marker):
+            if not roots or not _holds(graph, literal):
                 continue
             step = f"the pattern {pattern.name}"
             for eqn in roots:
@@ -179,7 +179,7 @@ class Rewriter:
                     continue
                 misses = None if self.attempts is None else []
                 site = Site(graph, eqn, self.platform, self.named, template, misses)
-                if isinstance(pattern, Structural):
+                if isinstance(pattern, EquationPattern):
                     replacement = attempt(step, self.defects, _structural, pattern, site)
                 elif isinstance(pattern, Pattern):
                     replacement = attempt(step, self.defects, self._try, pattern, site, number)
@@ -226,7 +226,7 @@ class Rewriter:
         """The calls, in a program of 64-bit types as JAX lowers them with such types enabled."""
         for call in calls:
             forms = [call]
-            if self.x64 and not call.wide:
+            if self.x64 and not call.needs_x64:
                 forms.append(dataclasses.replace(call, x64=True))
             yield from reversed(forms) if self.x64_first else forms
 
@@ -235,9 +235,9 @@ class Rewriter:
         if key not in self._templates:
             closed = self.raise_call(dataclasses.replace(call, commuted=frozenset()), self.platform)
             if closed is not None:
-                wide = call.wide
+                x64 = call.needs_x64
                 inner = Rewriter(
-                    self.stages, self.raise_call, self.platform, wide, wide, defects=self.defects
+                    self.stages, self.raise_call, self.platform, x64, x64, defects=self.defects
                 )
                 closed = _commuted(inner.run(closed, number), call.commuted)
             if len(self._templates) >= _MAX_TEMPLATES:
@@ -304,10 +304,10 @@ def _fixed_operands(eqn: Any, name: str) -> Sequence[Any]:
             return ()
 
 
-def _holds(graph: Graph, marker: float | tuple[float, ...] | None) -> bool:
+def _holds(graph: Graph, literal: float | tuple[float, ...] | None) -> bool:
     """Whether a body has a literal near one of the numbers."""
-    markers = marker if isinstance(marker, tuple) else (marker,)
-    return marker is None or any(rounded(m) in graph.numbers for m in markers)
+    literals = literal if isinstance(literal, tuple) else (literal,)
+    return literal is None or any(rounded(m) in graph.numbers for m in literals)
 
 
 def _anchors(template: Graph, eqn: Any) -> Iterator[Any]:
@@ -334,11 +334,11 @@ class Replacement:
 
 @functools.lru_cache(maxsize=4096)
 def _trace(call: Call) -> Any:
-    with jax.enable_x64(call.wide):
+    with jax.enable_x64(call.needs_x64):
         return trace_closed(call.function, *call.avals)
 
 
-def _structural(pattern: Structural, site: Site) -> Replacement | None:
+def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:
     function, eqn = pattern.rewrite(site), site.eqn
     if function is None:
         return None

@@ -51,7 +51,7 @@ class Call:
     commuted: frozenset[int] = frozenset()
 
     @property
-    def wide(self) -> bool:
+    def needs_x64(self) -> bool:
         """Whether the call has to be traced with 64-bit types enabled."""
         return self.x64 or any(jaxprs.is_wide_dtype(a.dtype) for a in self.avals)
 
@@ -71,18 +71,18 @@ class Pattern:
     - `name`: how the report and `Config(disabled_patterns=...)` call it.
     - `roots`: names of the primitives at which it may apply.
     - `propose`: `propose(site)` yields the calls to try, the likeliest first.
-    - `marker`: a number that occurs in every program the pattern stands for, or several of which
+    - `literal`: a number that occurs in every program the pattern stands for, or several of which
         one does (by dtype); where the program holds no literal near it, nothing is proposed.
     """
 
     name: str
     roots: tuple[str, ...]
     propose: Callable[[Site], Iterable[Call]]
-    marker: float | tuple[float, ...] | None = None
+    literal: float | tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Structural:
+class EquationPattern:
     """A pattern that rewrites one equation by itself.
 
     `rewrite(site)` returns the replacement as a function of the equation's operands, to be traced,
@@ -95,7 +95,7 @@ class Structural:
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
+class ProgramPattern:
     """A pattern that rewrites a program as a whole, after the others of its stage.
 
     `rewrite(closed)` returns the new closed jaxpr over the same arguments, or `None` where it does
@@ -119,7 +119,7 @@ class Stage:
     - `inside_rules`: whether it looks into functions that have derivative rules of their own.
     """
 
-    patterns: tuple[Pattern | Structural | Whole, ...]
+    patterns: tuple[Pattern | EquationPattern | ProgramPattern, ...]
     outermost_first: bool = False
     inside_rules: bool = True
 

@@ -155,7 +155,7 @@ def _agree(call: Call) -> bool:
 
 def _results(call: Call, function: Callable[..., Any]) -> tuple[jax.ShapeDtypeStruct, ...] | None:
     try:
-        with jax.enable_x64(call.wide):
+        with jax.enable_x64(call.needs_x64):
             return tuple(jax.tree_util.tree_leaves(jax.eval_shape(function, *call.avals)))
     except _REFUSALS:
         return None
@@ -223,7 +223,7 @@ def untraced(short: Short) -> str:
     call = short.call(short.choices[0], avals)
     said = ", ".join(map(_short, avals))
     try:
-        with jax.enable_x64(call.wide):
+        with jax.enable_x64(call.needs_x64):
             results = jax.eval_shape(short.before or short.after, *avals, **dict(short.choices[0]))
     except _REFUSALS as error:
         line = str(error).strip().splitlines()[:1]
@@ -239,7 +239,7 @@ def problems(short: Short) -> Iterator[str]:
     for call in short.examples:
         said = ", ".join(map(_short, call.avals))
         try:
-            with jax.enable_x64(call.wide):
+            with jax.enable_x64(call.needs_x64):
                 one = written_call(call, "cpu")
                 two = trace_closed(call.function, *call.avals)
         except _REFUSALS as error:

@@ -25,7 +25,7 @@ from invert.stablehlo.program import Program
 def raise_call(call: Call, platform: str) -> Any | None:
     """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
     try:
-        with jax.enable_x64(call.wide):
+        with jax.enable_x64(call.needs_x64):
             outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
             module = lowered_module(call.before or call.function, *call.avals, platform=platform)
     # At types that a call does not take: the functions of `jax.lax` and `jax.numpy` check shapes
@@ -62,5 +62,5 @@ def written_call(call: Call, platform: str) -> Any | None:
     """What a call looks like in a program: as its author wrote it where that is given."""
     if call.before is None:
         return raise_call(call, platform)
-    with jax.enable_x64(call.wide):
+    with jax.enable_x64(call.needs_x64):
         return jaxprs.canonicalize(trace_closed(call.before, *call.avals))

@@ -87,7 +87,7 @@ class Program:
             location = location_text(op.location)
             if op.name == "stablehlo.custom_call":
                 target = string(op.attributes["call_target_name"])
-                yield OpUse(f"{op.name} @{target}", calls.road_of(op), location)
+                yield OpUse(f"{op.name} @{target}", calls.route_of(op), location)
             else:
                 yield OpUse(op.name, "rule" if interpreter.has_rule(op.name) else "none", location)
 

@@ -33,12 +33,12 @@ from invert.tf.graph.body import function_body, implementations, make_body, orde
 from invert.tf.graph.calls import as_graph, with_calls
 from invert.tf.graph.check import checked
 from invert.tf.graph.functionalize import functionalize, holds_frames
-from invert.tf.lookup import entry_of, road_of
+from invert.tf.lookup import entry_of, route_of
 from invert.tf.ops.definition import result_problem
 from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, attr_functions, decode_tensor, naming
 from invert.tf.ops.registry import Rule
 from invert.tf.ops.state import KEY, Resource, State
-from invert.tf.values.bounded import Rows, holds_count, refused_rows
+from invert.tf.values.bounded import BoundedArray, holds_dynamic_size, refused_rows
 from invert.tf.values.intervals import bounded
 
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
@@ -277,7 +277,7 @@ class Graph:
 
         **Raises:** `UnsupportedOpError` where its size depends on data.
         """
-        if isinstance(result, Rows):
+        if isinstance(result, BoundedArray):
             raise refused_rows(result.origin)
         is_reference = isinstance(result, Resource) and result.kind == "reference"
         return state[result] if is_reference else result
@@ -367,8 +367,8 @@ class Graph:
         for node in self.reachable():
             if node.op in ("_Arg", "Placeholder"):
                 continue
-            road = road_of(node) if self.rule(node) is not None else "none"
-            yield OpUse(f"tf.{node.op}", road, node.location, draws(node, self._op_def))
+            route = route_of(node) if self.rule(node) is not None else "none"
+            yield OpUse(f"tf.{node.op}", route, node.location, draws(node, self._op_def))
             if node.op == "XlaCallModule" and not self._node_problems(node):
                 yield from self.program(node).ops()
 
@@ -524,7 +524,7 @@ class Run:
         return [_output(body, results, i, k) for i, k in body.outputs]
 
     def _apply(self, rule: Rule, node: Node, operands: list[Any]) -> Sequence[Any]:
-        if any(isinstance(v, Rows) or holds_count(v) for v in operands):
+        if any(isinstance(v, BoundedArray) or holds_dynamic_size(v) for v in operands):
             known = self.evaluation.deferred.known(operands)
             return apply_to_rows(rule, self, node, known)
         deferred = self.evaluation.deferred

@@ -20,8 +20,8 @@ def entry_of(node: Node) -> Entry | None:
     return text_entry(node) or REGISTRY.get(op) or bridge_entry(op) or host_entry(op)
 
 
-def road_of(node: Node) -> Literal["rule", "xla", "host", "none"]:
-    """Which of the roads of `entry_of` a node takes."""
+def route_of(node: Node) -> Literal["rule", "xla", "host", "none"]:
+    """Which of the routes of `entry_of` a node takes."""
     op = _SAME.get(node.op, node.op)
     if text_entry(node) is not None:
         return "host"

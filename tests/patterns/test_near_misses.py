@@ -76,7 +76,7 @@ class Recovered:
         recovered = jaxprs.over_constants(jaxprs.merge_broadcasts(self.closed), constants)
         wide = jaxprs.has_wide_types(raw)
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
-        return certify(raw, recovered, avals, constants, platform=platform, wide=wide)
+        return certify(raw, recovered, avals, constants, platform=platform, x64=wide)
 
 
 def _recovered(name: str, raw: Any, platform: str) -> Recovered:

@@ -244,7 +244,7 @@ def test_a_pattern_with_a_defect_is_left_out_and_named() -> None:
     broken = [
         (invert.Pattern("of_a_site", ("mul",), propose), "KeyError"),
         (invert.Pattern("of_a_call", ("mul",), propose_call), "AttributeError"),
-        (invert.Structural("of_an_equation", ("mul",), rewrite_one), "IndexError"),
+        (invert.EquationPattern("of_an_equation", ("mul",), rewrite_one), "IndexError"),
     ]
     exported = export(lambda x: jnp.sin(x * x), X)
     for pattern_, error in broken:

@@ -326,7 +326,7 @@ def test_number_of_steps_of_every_comparison(name):
         for step in range(-3, 4):
             holds = [bool(compare(start + step * k, 0)) for k in range(50)]
             want = holds.index(False) if False in holds else None
-            found = trip_count.count(condition, [trip_count.Line(start, step)])
+            found = trip_count.count(condition, [trip_count.Induction(start, step)])
             assert (found.bound, found.exact) == (want, want is not None)
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import invert
 from invert.tf.control import while_loop
-from invert.tf.control.branch_types import Fixed, key_of
+from invert.tf.control.branch_types import Static, key_of
 
 
 def _nested(x: Any, rows: Any) -> Any:
@@ -37,7 +37,7 @@ def _nested(x: Any, rows: Any) -> Any:
 def test_what_loops_found_out_is_kept_for_rows_too(monkeypatch: pytest.MonkeyPatch) -> None:
     traces: list[Any] = []
 
-    class Counted(while_loop.Staged):
+    class Counted(while_loop.TracedBranch):
         def __init__(self, *args: Any) -> None:
             traces.append(args)
             super().__init__(*args)
@@ -59,7 +59,7 @@ def test_large_static_values_are_told_apart() -> None:
     two = one.copy()
     two[2500] = 1
     assert str(one) == str(two)
-    assert key_of(Fixed(one)) == key_of(Fixed(one.copy())) != key_of(Fixed(two))
+    assert key_of(Static(one)) == key_of(Static(one.copy())) != key_of(Static(two))
 
 
 def test_threads_evaluate_one_graph_together() -> None:

@@ -245,9 +245,9 @@ def _try(
     tokens = [f"${c}" for c in "abc"[: len(variables)]]
     matched: list[Any] | None = None
     covered: frozenset[int] = frozenset()
-    for wide in writer.prover.settings:
+    for x64 in writer.prover.settings:
         template = writer.prover.trace(
-            proposal.expression, tokens, [v.aval for v in variables], wide
+            proposal.expression, tokens, [v.aval for v in variables], x64
         )
         if template is None:
             return None

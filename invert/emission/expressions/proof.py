@@ -59,7 +59,7 @@ class Prover:
         return self._graphs[id(traced)][1]
 
     def trace(
-        self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Any], wide: bool
+        self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Any], x64: bool
     ) -> Any | None:
         """The expression as a closed jaxpr; `None` where JAX refuses it."""
         names = [f"a{i}" for i in range(len(tokens))]
@@ -69,11 +69,11 @@ class Prover:
         for dimension, size in self.dimensions.items():
             values[dimension_token(dimension)] = ast.Constant(size)
         closed = syntax.substitute(expression, values)
-        key = (syntax.text_of(closed), tuple(map(_type_key, avals)), wide)
+        key = (syntax.text_of(closed), tuple(map(_type_key, avals)), x64)
         if key not in self._traced:
             function = load.function_of(names, closed, NAMESPACE)
             step = f"the expression {key[0]}"
-            self._traced[key] = attempt(step, self.defects, _trace, function, avals, wide)
+            self._traced[key] = attempt(step, self.defects, _trace, function, avals, x64)
         return self._traced[key]
 
     def holds(
@@ -83,8 +83,8 @@ class Prover:
         tokens = [t for t in syntax.tokens_in(expression) if t in operands]
         variables = [operands[t] for t in tokens]
         target = None
-        for wide in self.settings:
-            traced = self.trace(expression, tokens, [v.aval for v in variables], wide)
+        for x64 in self.settings:
+            traced = self.trace(expression, tokens, [v.aval for v in variables], x64)
             if traced is None or not _same_types(traced, outs):
                 return False
             if target is None:
@@ -128,14 +128,14 @@ def _weak(aval: Any) -> bool:
     return bool(getattr(aval, "weak_type", False))
 
 
-def _trace(function: Any, avals: Sequence[Any], wide: bool) -> Any | None:
+def _trace(function: Any, avals: Sequence[Any], x64: bool) -> Any | None:
     def values(*args: Any) -> Any:
         found = function(*args)
         if isinstance(found, (list, tuple)) and len(found) == 1:
             raise TypeError("a sequence of one result, where the result itself is wanted")
         return found
 
-    with jax.enable_x64(wide), warnings.catch_warnings():
+    with jax.enable_x64(x64), warnings.catch_warnings():
         # A type of 64 bits asked for without them: one of two ways that are tried.
         warnings.simplefilter("ignore")
         try:

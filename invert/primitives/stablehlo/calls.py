@@ -131,7 +131,7 @@ def custom_call_problem(op: Any) -> Problem | None:
     return None
 
 
-def road_of(op: Any) -> Literal["rule", "opaque", "none"]:
+def route_of(op: Any) -> Literal["rule", "opaque", "none"]:
     """What becomes of a custom call before patterns are applied."""
     if custom_call_problem(op) is not None:
         return "none"

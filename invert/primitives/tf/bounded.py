@@ -24,10 +24,10 @@ from invert.primitives.tf.nn import ACTIVATIONS, GRADIENTS
 from invert.tf.ops.node import Node, attr_functions
 from invert.tf.ops.registry import Context, Rule
 from invert.tf.values.bounded import (
-    Count,
-    Rows,
+    BoundedArray,
+    DynamicSize,
     common_count,
-    holds_count,
+    holds_dynamic_size,
     refused,
     refused_rows,
     resized,
@@ -70,13 +70,13 @@ _UPDATES: dict[str, tuple[int, int]] = {
 
 
 def apply_to_rows(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> Sequence[Any]:
-    """The results of an op of whose operands some are `Rows`, or shapes that hold a `Count`.
+    """Applies a rule to operands that are a `BoundedArray`, or a shape with a `DynamicSize`.
 
     **Raises:** `UnsupportedOpError` where the op is not known to leave the rows too many alone.
     """
     if attr_functions(node) and node.op != "XlaCallModule":
         return rule(ctx, node, values)
-    rows = [v for v in values if isinstance(v, Rows)]
+    rows = [v for v in values if isinstance(v, BoundedArray)]
     own = _RULES.get(node.op)
     if rows:
         if own is None:
@@ -89,9 +89,15 @@ def apply_to_rows(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> Se
             return rule(ctx, node, values)
     # The numbers themselves.
     try:
-        return rule(ctx, node, [array(v) if holds_count(v) else v for v in values])
+        return rule(ctx, node, [array(v) if holds_dynamic_size(v) else v for v in values])
     except UnsupportedOpError as error:
-        counts = [d for v in values if holds_count(v) for d in v.ravel() if isinstance(d, Count)]
+        counts = [
+            d
+            for v in values
+            if holds_dynamic_size(v)
+            for d in v.ravel()
+            if isinstance(d, DynamicSize)
+        ]
         if not counts:
             raise
         raise refused_rows(counts[0].origin, node.op, node.location) from error
@@ -101,24 +107,26 @@ def apply_to_rows(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> Se
 
 
 def _rank(value: Any) -> int:
-    return value.data.ndim if isinstance(value, Rows) else np.ndim(value)
+    return value.data.ndim if isinstance(value, BoundedArray) else np.ndim(value)
 
 
 def _elementwise(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     rank = max(_rank(v) for v in values)
-    rows = [v for v in values if isinstance(v, Rows)]
+    rows = [v for v in values if isinstance(v, BoundedArray)]
     if any(r.data.ndim < rank for r in rows):
         raise refused(node, values)
-    others = [np.shape(v)[0] for v in values if not isinstance(v, Rows) and np.ndim(v) == rank]
+    others = [
+        np.shape(v)[0] for v in values if not isinstance(v, BoundedArray) and np.ndim(v) == rank
+    ]
     fixed = [n for n in others if not (isinstance(n, int) and n == 1)]
     if fixed:
         # As many rows as the others have, or one row that is repeated.
-        ready = [stretched(v, fixed[0]) if isinstance(v, Rows) else v for v in values]
+        ready = [stretched(v, fixed[0]) if isinstance(v, BoundedArray) else v for v in values]
         return list(rule(ctx, node, ready))
     count, size = common_count(rows)
 
     def fitting(v: Any) -> Any:
-        if not isinstance(v, Rows):
+        if not isinstance(v, BoundedArray):
             return v
         same = v.count is count and len({id(r.count) for r in rows}) == 1
         return resized(v.data, size) if same else stretched(v, size, count)
@@ -126,7 +134,7 @@ def _elementwise(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> lis
     results = rule(ctx, node, [fitting(v) for v in values])
     origin = rows[0].origin
     marked = node.op == "Cast" and rows[0].marked and node.attr("DstT").kind == "i"
-    return [Rows(array(y), count, origin, marked) for y in results]
+    return [BoundedArray(array(y), count, origin, marked) for y in results]
 
 
 def _unchanged(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
@@ -139,23 +147,23 @@ def _unchanged(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[
 def _rowwise(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     """Operands with as many rows as each other, which TensorFlow checks."""
     paired = [v for k, v in enumerate(values) if k not in _ROWWISE[node.op]]
-    rows = [v for v in paired if isinstance(v, Rows)]
+    rows = [v for v in paired if isinstance(v, BoundedArray)]
     vectors = any(r.data.ndim < 2 for r in rows) and node.op in ("Softmax", "LogSoftmax")
     if not rows or vectors or node.attr("data_format") == "NCHW":
         raise refused(node, values)
-    size = min(v.data.shape[0] if isinstance(v, Rows) else np.shape(v)[0] for v in paired)
-    data = [resized(v.data, size) if isinstance(v, Rows) else v for v in values]
+    size = min(v.data.shape[0] if isinstance(v, BoundedArray) else np.shape(v)[0] for v in paired)
+    data = [resized(v.data, size) if isinstance(v, BoundedArray) else v for v in values]
     results = rule(ctx, node, data)
     if len(rows) < len(paired):
         return list(results)
-    return [Rows(y, rows[0].count, rows[0].origin) for y in results]
+    return [BoundedArray(y, rows[0].count, rows[0].origin) for y in results]
 
 
 # -- shapes
 
 
 def _dims(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, Rows):
+    if isinstance(value, BoundedArray):
         return (value.size, *value.data.shape[1:])
     return tuple(np.shape(value))
 
@@ -195,16 +203,16 @@ def _squeeze(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[An
 def _reshape(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     """Rows that are split or joined: those too many stay behind the others."""
     x, shape = values[0], ints(static(node, values, 1))
-    if isinstance(x, np.ndarray) and not holds_count(values[1]):
+    if isinstance(x, np.ndarray) and not holds_dynamic_size(values[1]):
         return list(rule(ctx, node, values))
-    if not shape or any(isinstance(d, Count) or d == -1 for d in shape[1:]):
+    if not shape or any(isinstance(d, DynamicSize) or d == -1 for d in shape[1:]):
         raise refused(node, values)
     first, *rest = shape
-    if not isinstance(x, Rows):
+    if not isinstance(x, BoundedArray):
         data = lax.reshape(array(x), (np.size(x) // max(math.prod(rest), 1), *rest))
-        return [Rows(resized(data, first.most), first.value, first.origin)]
+        return [BoundedArray(resized(data, first.most), first.value, first.origin)]
     old, new = math.prod(x.data.shape[1:]), math.prod(rest)
-    if not isinstance(first, Count) and first != -1:
+    if not isinstance(first, DynamicSize) and first != -1:
         # As many as that, which TensorFlow checks.
         rows = -(-first * new // old) if old else 0
         return [lax.reshape(resized(x.data, rows), shape)]
@@ -215,22 +223,22 @@ def _reshape(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[An
         raise refused(node, values)
     count = x.count if old == new else x.count * np.int32(old) // np.int32(new)
     data = lax.reshape(x.data, (size * old // new, *rest))
-    return [Rows(data, count, x.origin, x.marked)]
+    return [BoundedArray(data, count, x.origin, x.marked)]
 
 
 def _broadcast_axes(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     shapes = [ints(static(node, values, i)) for i in range(2)]
     for one, two in zip(*(reversed(s) for s in shapes), strict=False):
-        if Count in (type(one), type(two)) and one != two and 1 not in (one, two):
+        if DynamicSize in (type(one), type(two)) and one != two and 1 not in (one, two):
             raise refused(node, values)
     return list(rule(ctx, node, values))
 
 
 def _larger_size(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     """The larger or the smaller of a size and a number."""
-    counts = [v for v in values if holds_count(v)]
-    (number,) = [v for v in values if not holds_count(v)] or [None]
-    if any(isinstance(v, Rows) for v in values):
+    counts = [v for v in values if holds_dynamic_size(v)]
+    (number,) = [v for v in values if not holds_dynamic_size(v)] or [None]
+    if any(isinstance(v, BoundedArray) for v in values):
         return _elementwise(rule, ctx, node, values)
     if len(counts) != 1 or not isinstance(number, np.ndarray) or number.ndim or counts[0].ndim:
         return list(rule(ctx, node, [array(v) for v in values]))
@@ -242,9 +250,11 @@ def _larger_size(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> lis
 # -- what is made with a number of rows
 
 
-def _made(node: Node, values: list[Any], dims: Sequence[Any]) -> tuple[Count, tuple[Any, ...]]:
+def _made(
+    node: Node, values: list[Any], dims: Sequence[Any]
+) -> tuple[DynamicSize, tuple[Any, ...]]:
     """The number of rows of a shape, and the shape with room for all of them."""
-    if not dims or any(isinstance(d, Count) for d in dims[1:]):
+    if not dims or any(isinstance(d, DynamicSize) for d in dims[1:]):
         raise refused(node, values)
     first = dims[0]
     return first, (first.most, *dims[1:])
@@ -252,27 +262,27 @@ def _made(node: Node, values: list[Any], dims: Sequence[Any]) -> tuple[Count, tu
 
 def _fill(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     count, shape = _made(node, values, ints(static(node, values, 0)))
-    return [Rows(lax.broadcast(array(values[1]), shape), count.value, count.origin)]
+    return [BoundedArray(lax.broadcast(array(values[1]), shape), count.value, count.origin)]
 
 
 def _range(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     start, limit, delta = (ints(static(node, values, i))[0] for i in range(3))
-    if isinstance(start, Count) or delta != 1:
+    if isinstance(start, DynamicSize) or delta != 1:
         raise refused(node, values)
     number = limit - start
     steps = lax.iota(array(np.zeros((), node.attr("Tidx"))).dtype, number.most)
     steps = lax.add(steps, lax.full_like(steps, start)) if start else steps
-    return [Rows(steps, lax.max(number.value, np.int32(0)), number.origin)]
+    return [BoundedArray(steps, lax.max(number.value, np.int32(0)), number.origin)]
 
 
 def _broadcast_to(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     shape = ints(static(node, values, 1))
     count, room = _made(node, values, shape)
     x = values[0]
-    if not isinstance(x, Rows):
+    if not isinstance(x, BoundedArray):
         if np.ndim(x) == len(room) and np.shape(x)[0] != 1:
             raise refused(node, values)
-        return [Rows(broadcast_to(array(x), room), count.value, count.origin)]
+        return [BoundedArray(broadcast_to(array(x), room), count.value, count.origin)]
     if x.count is not count.value or x.data.ndim != len(room):
         raise refused(node, values)
     return [x.with_data(broadcast_to(x.data, (x.data.shape[0], *room[1:])))]
@@ -281,14 +291,14 @@ def _broadcast_to(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> li
 def _tile(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     times = ints(static(node, values, 1))
     x = values[0]
-    if isinstance(x, Rows):
+    if isinstance(x, BoundedArray):
         if times[0] != 1:
             raise refused(node, values)
         return [x.with_data(jnp.tile(x.data, times))]
     count, room = _made(node, values, times)
     if np.shape(x)[0] != 1:
         raise refused(node, values)
-    return [Rows(jnp.tile(array(x), room), count.value, count.origin)]
+    return [BoundedArray(jnp.tile(array(x), room), count.value, count.origin)]
 
 
 # -- by index
@@ -302,8 +312,8 @@ def _gather(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any
         raise refused(node, values)
     if axis == 0:  # nothing leads to the rows too many of x
         return _looked_up(rule, ctx, node, values)
-    (y,) = rule(ctx, node, [v.data if isinstance(v, Rows) else v for v in values])
-    if isinstance(which, Rows):
+    (y,) = rule(ctx, node, [v.data if isinstance(v, BoundedArray) else v for v in values])
+    if isinstance(which, BoundedArray):
         raise refused(node, values)
     return [x.with_data(y)]
 
@@ -319,8 +329,8 @@ def _looked_up(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[
     rows is: their cotangents are zero, but zero times infinity is not.
     """
     x, which, *rest = values
-    x = x.data if isinstance(x, Rows) else x
-    if not isinstance(which, Rows):
+    x = x.data if isinstance(x, BoundedArray) else x
+    if not isinstance(which, BoundedArray):
         return list(rule(ctx, node, [x, which, *rest]))
     there = which.there(which.data.ndim)
     (y,) = rule(ctx, node, [x, jnp.where(there, which.data, which.data[:1]), *rest])
@@ -331,19 +341,21 @@ def _update(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any
     at, of = _UPDATES[node.op]
     which, what = values[at], values[of]
     rest = [v for k, v in enumerate(values) if k not in (at, of)]
-    if any(isinstance(v, Rows) for v in rest):
+    if any(isinstance(v, BoundedArray) for v in rest):
         raise refused(node, values)
-    rooms = [(v.data if isinstance(v, Rows) else v).shape[0] for v in (which, what) if _rank(v)]
+    rooms = [
+        (v.data if isinstance(v, BoundedArray) else v).shape[0] for v in (which, what) if _rank(v)
+    ]
     size = min(rooms)
     ready = list(values)
-    ready[at] = which.indices() if isinstance(which, Rows) else which
-    ready[of] = what.data if isinstance(what, Rows) else what
+    ready[at] = which.indices() if isinstance(which, BoundedArray) else which
+    ready[of] = what.data if isinstance(what, BoundedArray) else what
     for k in (at, of):
         if np.ndim(ready[k]):
             ready[k] = resized(array(ready[k]), size)
-    if not isinstance(which, Rows):  # of as many updates
+    if not isinstance(which, BoundedArray):  # of as many updates
         return list(rule(ctx, node, ready))
-    if node.op.startswith("UnsortedSegment") and holds_count(values[2]):
+    if node.op.startswith("UnsortedSegment") and holds_dynamic_size(values[2]):
         return _segments(rule, ctx, node, ready)
     return list(rule(ctx, node, ready))
 
@@ -352,18 +364,18 @@ def _segments(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[A
     """As many segments as a shape says."""
     (count,) = ints(static(node, values, 2))
     (y,) = rule(ctx, node, [*values[:2], np.asarray(count.most, np.int32)])
-    return [Rows(y, count.value, count.origin)]
+    return [BoundedArray(y, count.value, count.origin)]
 
 
 def _unsorted_segment(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if any(isinstance(v, Rows) for v in values):
+    if any(isinstance(v, BoundedArray) for v in values):
         return _update(rule, ctx, node, values)
     return _segments(rule, ctx, node, values)
 
 
 def _concat(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     *parts, axis = values
-    rows = [p for p in parts if isinstance(p, Rows)]
+    rows = [p for p in parts if isinstance(p, BoundedArray)]
     if ints(static(node, values, len(parts)))[0] % rows[0].data.ndim:
         if len(rows) < len(parts) or any(r.count is not rows[0].count for r in rows):
             raise refused(node, values)
@@ -371,14 +383,16 @@ def _concat(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any
         (y,) = rule(ctx, node, [*(resized(r.data, size) for r in rows), axis])
         return [rows[0].with_data(y)]
     # Each part goes behind the rows that are there of those before it.
-    data = [p.data if isinstance(p, Rows) else array(p, rows[0].data.dtype) for p in parts]
+    data = [p.data if isinstance(p, BoundedArray) else array(p, rows[0].data.dtype) for p in parts]
     (room,) = rule(ctx, node, [*data, axis])
     start: Any = np.int32(0)
     y = lax.full_like(room, 0)
     for part, x in zip(parts, data, strict=True):
         y = lax.dynamic_update_slice_in_dim(y, x, start, 0)
-        start = lax.add(start, part.count if isinstance(part, Rows) else np.int32(x.shape[0]))
-    return [Rows(y, start, rows[0].origin)]
+        start = lax.add(
+            start, part.count if isinstance(part, BoundedArray) else np.int32(x.shape[0])
+        )
+    return [BoundedArray(y, start, rows[0].origin)]
 
 
 # -- as one
@@ -400,7 +414,7 @@ def _whole(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]
     return [values[0].data]
 
 
-# Ops whose rules here take shapes that hold a `Count` as well.
+# Ops whose rules here take shapes that hold a `DynamicSize` as well.
 _MADE: dict[str, RowRule] = {
     "BroadcastGradientArgs": _broadcast_axes,
     "BroadcastTo": _broadcast_to,

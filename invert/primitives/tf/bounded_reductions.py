@@ -17,7 +17,7 @@ from invert.primitives.tf.bounded_slices import RowRule
 from invert.primitives.tf.reduction import REDUCTIONS
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, Rule
-from invert.tf.values.bounded import Rows, refused, resized
+from invert.tf.values.bounded import BoundedArray, refused, resized
 from invert.tf.values.constants import array, ints, static
 
 
@@ -43,7 +43,7 @@ _NEUTRAL: dict[str, Callable[[Any], Any]] = {
 
 def _reduce(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x = values[0]
-    if not isinstance(x, Rows):
+    if not isinstance(x, BoundedArray):
         raise refused(node, values)
     rank = x.data.ndim
     axes = {a % rank for a in ints(static(node, values, 1))}
@@ -66,14 +66,14 @@ def _reduce(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any
 def _sum_of_rows(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     """Sums over all rows, of products or of single numbers."""
     products = node.op == "MatMul"
-    if products and not isinstance(values[1], Rows) and not node.attr("transpose_a", False):
+    if products and not isinstance(values[1], BoundedArray) and not node.attr("transpose_a", False):
         (y,) = rule(ctx, node, [values[0].data, values[1]])
         return [values[0].with_data(y)]
     if products and not (node.attr("transpose_a", False) and not node.attr("transpose_b", False)):
         raise refused(node, values)
     if node.attr("data_format") == "NCHW":
         raise refused(node, values)
-    ready = [v.filled(0) if isinstance(v, Rows) else array(v) for v in values]
+    ready = [v.filled(0) if isinstance(v, BoundedArray) else array(v) for v in values]
     size = min(x.shape[0] for x in ready)
     return list(rule(ctx, node, [resized(x, size) for x in ready]))
 

@@ -12,7 +12,7 @@ from jax import lax
 from invert.primitives.tf.slicing import index_of, put_stretch, take, take_rows
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, Rule
-from invert.tf.values.bounded import Count, Rows, refused
+from invert.tf.values.bounded import BoundedArray, DynamicSize, refused
 from invert.tf.values.bounded_slice import Stretch
 from invert.tf.values.constants import array, ints, static
 from invert.tf.values.linear import known
@@ -25,7 +25,7 @@ _WHOLE = [slice(start, None, step) for start in (None, 0) for step in (None, 1)]
 
 def _strided_slice(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x = values[0]
-    if not isinstance(x, Rows) or any(isinstance(v, Rows) for v in values[1:]):
+    if not isinstance(x, BoundedArray) or any(isinstance(v, BoundedArray) for v in values[1:]):
         raise refused(node, values)
     index = index_of(ctx, node, values[1:4], x.data.ndim)
     first = index[0]
@@ -48,33 +48,33 @@ def _stretch(node: Node, values: list[Any], index: list[Any]) -> Stretch:
 
 
 def _into_slice(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if any(isinstance(v, Rows) for v in values[:4]):
+    if any(isinstance(v, BoundedArray) for v in values[:4]):
         raise refused(node, values)
     return list(rule(ctx, node, values))
 
 
 def _slice_grad(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     shape, dy = ints(static(node, values, 0)), values[4]
-    if not isinstance(shape[0], Count):
+    if not isinstance(shape[0], DynamicSize):
         return _into_slice(rule, ctx, node, values)
     index = index_of(ctx, node, values[1:4], len(shape))
     if isinstance(index[0], int):
         index[0] = slice(index[0], index[0] + 1 or None)
         dy = lax.expand_dims(array(dy), (0,))
-    dtype = dy.data.dtype if isinstance(dy, Rows) else array(dy).dtype
+    dtype = dy.data.dtype if isinstance(dy, BoundedArray) else array(dy).dtype
     none = lax.full((shape[0].most, *shape[1:]), 0, dtype)
-    zero = Rows(none, shape[0].value, shape[0].origin)
+    zero = BoundedArray(none, shape[0].value, shape[0].origin)
     return [put_stretch(node, zero, _stretch(node, values, index), index, dy)]
 
 
 def _pad(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     """Elements in front of the rows and behind them, which may fill up to a fixed number."""
     x, fill = values[0], array(values[2]) if node.op == "PadV2" else np.int32(0)
-    if not isinstance(x, Rows):
+    if not isinstance(x, BoundedArray):
         raise refused(node, values)
     flat = ints(static(node, values, 1))
     (low, high), *others = zip(flat[::2], flat[1::2], strict=True)
-    if any(isinstance(n, Count) for pair in ((low,), *others) for n in pair):
+    if any(isinstance(n, DynamicSize) for pair in ((low,), *others) for n in pair):
         raise refused(node, values)
     fill = lax.convert_element_type(fill, x.data.dtype)
     data = jnp.where(x.there(x.data.ndim), x.data, fill)
@@ -82,7 +82,7 @@ def _pad(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     total = known(size.value)
     behind = (size.most if total is None else int(total)) - low - x.data.shape[0]
     y = lax.pad(data, fill, [(low, behind, 0), *((a, b, 0) for a, b in others)])
-    return [Rows(y, size.value, size.origin) if total is None else y]
+    return [BoundedArray(y, size.value, size.origin) if total is None else y]
 
 
 SLICES: dict[str, RowRule] = {

@@ -13,11 +13,11 @@ from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.tf.control.branch_types import (
-    Absent,
     Form,
     Optional,
     ShapeVariesError,
-    Staged,
+    TracedBranch,
+    Undefined,
     bring,
     flatten,
     form_of,
@@ -49,7 +49,7 @@ def branches(
     **Raises:** `UnsupportedOpError` where the branches give results of different types.
     """
     written: dict[Resource, None] = {}
-    staged: list[tuple[Staged, list[Resource]]] = []
+    staged: list[tuple[TracedBranch, list[Resource]]] = []
     for number, function in enumerate(functions):
         changed: list[Resource] = []
 
@@ -64,7 +64,7 @@ def branches(
             changed += [r for r, old in ctx.state.items() if child.state.get(r) is not old]
             return [*results, *(child.state[r] for r in changed)]
 
-        body = Staged(run)
+        body = TracedBranch(run)
         staged.append((body, changed))
         written.update(dict.fromkeys(changed))
     count = len(staged[0][0].results) - len(staged[0][1])
@@ -78,7 +78,7 @@ def branches(
     forms = [_common(node, i, same) for i, same in enumerate(zip(*types, strict=True))]
     rebuild: list[Callable[[Sequence[Any]], list[Any]]] = []
 
-    def leaves_of(body: Staged, changed: list[Resource]) -> Callable[[], list[Any]]:
+    def leaves_of(body: TracedBranch, changed: list[Resource]) -> Callable[[], list[Any]]:
         def run() -> list[Any]:
             results = completed(body(), changed)
             leaves, put = flatten([bring(x, f) for x, f in zip(results, forms, strict=True)])
@@ -167,12 +167,12 @@ def _partitioned_call(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("FakeParam")
 def _fake_param(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [Absent()]
+    return [Undefined()]
 
 
 @raises_tf("OptionalNone")
 def _optional_none(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [Absent()]
+    return [Undefined()]
 
 
 @raises_tf("OptionalFromValue")

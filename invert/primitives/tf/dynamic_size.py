@@ -19,7 +19,7 @@ from invert._errors import Problem, UnsupportedOpError
 from invert.tf.fallback.eager import run_eagerly
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, raises_tf
-from invert.tf.values.bounded import Rows
+from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import array, ints, is_static, static
 
 # Ops of which the result has another size for other data, so that theirs should be known.
@@ -128,7 +128,7 @@ def counted(
     **Raises:** `UnsupportedOpError` where the configuration refuses it.
     """
     if ctx.config.dynamic_sizes == "ids":
-        return Rows(data, count, _problem(node, False), marked)
+        return BoundedArray(data, count, _problem(node, False), marked)
     padded(ctx, node, data.shape[0], what, behind, ids=False)
     return data
 
@@ -141,7 +141,7 @@ def _set_size(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if axis:
         reason = "has a result whose size along another axis than the first depends on data"
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, "Use masks.")])
-    return [Rows(x, size, _problem(node, False))]
+    return [BoundedArray(x, size, _problem(node, False))]
 
 
 @raises_tf("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")

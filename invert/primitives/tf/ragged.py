@@ -20,7 +20,7 @@ from invert.primitives.tf.scatter import scatter_nd
 from invert.primitives.tf.tensor_lists import Batch
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, raises_tf
-from invert.tf.values.bounded import Rows
+from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import array, broadcast_to, ints, static
 from invert.tf.values.ragged import Apart, Composite, Encoded
 
@@ -169,7 +169,7 @@ def _from_variant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _joined(node: Node, items: Sequence[Encoded], dtype: np.dtype) -> list[Any]:
     """The ragged tensor that has ragged tensors for rows."""
     depth = node.attr("output_ragged_rank") - 1
-    if any(isinstance(e.values, Rows) or len(e.splits) != depth for e in items):
+    if any(isinstance(e.values, BoundedArray) or len(e.splits) != depth for e in items):
         raise _refused(node, "puts rows together whose lengths depend on data")
     splits = [np.cumsum([0, *(e.rows for e in items)]).astype(dtype)]
     for level in range(depth):

@@ -18,7 +18,7 @@ from jax import lax
 from invert._errors import Problem, UnsupportedOpError
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, raises_tf
-from invert.tf.values.bounded import Count, Rows, refused_rows, resized
+from invert.tf.values.bounded import BoundedArray, DynamicSize, refused_rows, resized
 from invert.tf.values.bounded_slice import Stretch, checked, put_rows, rows_of, slice_origin
 from invert.tf.values.constants import array, as_sizes, broadcast_to, ints, is_static, static
 from invert.tf.values.linear import distance, known
@@ -57,7 +57,7 @@ def _rest(ctx: Context, node: Node, x: Any, begin: Any, size: tuple[Any, ...]) -
     return take(x, index) if stretch is None else take_rows(node, x, stretch, index)
 
 
-def take_rows(node: Node, x: Any, stretch: Stretch, index: list[Any]) -> Rows:
+def take_rows(node: Node, x: Any, stretch: Stretch, index: list[Any]) -> BoundedArray:
     """`x[index]` where the slice of the first axis is `stretch`; x: an array or rows."""
     rows = rows_of(x, stretch, slice_origin(node))
     return rows.with_data(take(rows.data, [slice(None), *index[1:]]))
@@ -78,8 +78,8 @@ def _strided_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _strided_slice_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     shape = ints(static(node, values, 0))
     index = index_of(ctx, node, values[1:4], len(shape))
-    dy = values[4] if isinstance(values[4], Rows) else array(values[4])
-    dtype = dy.data.dtype if isinstance(dy, Rows) else dy.dtype
+    dy = values[4] if isinstance(values[4], BoundedArray) else array(values[4])
+    dtype = dy.data.dtype if isinstance(dy, BoundedArray) else dy.dtype
     return [put(ctx, node, lax.full(shape, 0, dtype), index, dy, fresh=True)]
 
 
@@ -186,7 +186,7 @@ def _window(ctx: Context, node: Node, start: Any, stop: Any, step: int) -> _Wind
 def _entry(vector: Any, i: int) -> Any:
     if isinstance(vector, np.ndarray):
         number = ints(vector)[i]
-        return number.value if isinstance(number, Count) else number
+        return number.value if isinstance(number, DynamicSize) else number
     place = lax.index_in_dim(vector, i, keepdims=False)
     # The others of the vector may depend on data.
     number = known(place)
@@ -251,7 +251,7 @@ def put(ctx: Context, node: Node, x: Any, index: list[Any], value: Any, fresh: b
     """`x` with `value`, an array or rows, at `index`; `fresh`: x is zero."""
     stretch = checked(ctx, node, index)
     if stretch is None:
-        if isinstance(value, Rows):
+        if isinstance(value, BoundedArray):
             raise refused_rows(value.origin, node.op, node.location)
         return _put(x, index, array(value), fresh)
     return put_stretch(node, x, stretch, index, value)
@@ -260,7 +260,7 @@ def put(ctx: Context, node: Node, x: Any, index: list[Any], value: Any, fresh: b
 def put_stretch(node: Node, x: Any, stretch: Stretch, index: list[Any], value: Any) -> Any:
     """`x` with `value` where the slice of the first axis is `stretch`; both: an array or rows."""
     old = rows_of(x, stretch, slice_origin(node)).data
-    new = resized(value.data, old.shape[0]) if isinstance(value, Rows) else array(value)
+    new = resized(value.data, old.shape[0]) if isinstance(value, BoundedArray) else array(value)
     return put_rows(x, stretch, _put(old, [slice(None), *index[1:]], new))
 
 

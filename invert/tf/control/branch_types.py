@@ -18,7 +18,7 @@ from jax import lax
 
 from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.tf.ops.state import Resource
-from invert.tf.values.bounded import Count, Rows, holds_count, resized
+from invert.tf.values.bounded import BoundedArray, DynamicSize, holds_dynamic_size, resized
 from invert.tf.values.constants import array, is_size
 from invert.tf.values.tensor_list import (
     Element,
@@ -35,14 +35,14 @@ class ShapeVariesError(Exception):
 
 
 @jax.tree_util.register_pytree_node_class
-class Absent:
+class Undefined:
     """A value that one branch does not give, of whatever type the other branches have."""
 
     def tree_flatten(self) -> tuple[tuple[()], None]:
         return (), None
 
     @classmethod
-    def tree_unflatten(cls, aux: None, children: tuple[()]) -> Absent:
+    def tree_unflatten(cls, aux: None, children: tuple[()]) -> Undefined:
         return cls()
 
 
@@ -59,9 +59,9 @@ class Optional:
     @classmethod
     def of(cls, value: Any, branch: int) -> Optional:
         form = form_of(value)
-        if not isinstance(form, Arrays) and not isinstance(value, np.ndarray):
+        if not isinstance(form, ArrayForm) and not isinstance(value, np.ndarray):
             return cls({("other", None, None, branch): value})
-        kind = type_of(value) if isinstance(form, Arrays) else np.asarray(value)
+        kind = type_of(value) if isinstance(form, ArrayForm) else np.asarray(value)
         dtype = jax.dtypes.canonicalize_dtype(kind.dtype)
         return cls({("array", tuple(kind.shape), str(dtype), branch): value})
 
@@ -98,7 +98,7 @@ def is_known(value: Any) -> bool:
 def flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
     """The JAX values in `values`, and the function that puts others in their places."""
     # A size that the program finds is traced, and may not leave the trace among what is known.
-    values = [array(v) if holds_count(v) else v for v in values]
+    values = [array(v) if holds_dynamic_size(v) else v for v in values]
     wrapped = [_Known(v) if is_known(v) else v for v in values]
     leaves, tree = jax.tree_util.tree_flatten(wrapped)
 
@@ -121,7 +121,7 @@ def strong(x: Any) -> Any:
     return lax.convert_element_type(x, x.dtype) if x.weak_type else x
 
 
-class Staged:
+class TracedBranch:
     """A function traced once.
 
     **Arguments:**
@@ -157,29 +157,29 @@ class Staged:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class Static:
     """A value that is the same on every way: static, a handle, or a pytree of a given type."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrays:
+class ArrayForm:
     """An array of one type."""
 
     type: jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True)
-class Varying:
+class BoundedForm:
     """An array whose number of rows depends on data; `of` has its type, with room for all."""
 
     type: jax.ShapeDtypeStruct
-    of: Rows
+    of: BoundedArray
 
 
 @dataclasses.dataclass(frozen=True)
-class Lists:
+class ListForm:
     """A list with a buffer for `capacity` elements; `None`: of a size not known yet.
 
     **Arguments:**
@@ -197,13 +197,13 @@ class Lists:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choices:
+class UnionForm:
     """A value that is of one type on one way and of another on another; see `Optional`."""
 
     forms: Mapping[Any, Form]
 
 
-Form = Fixed | Arrays | Varying | Lists | Choices
+Form = Static | ArrayForm | BoundedForm | ListForm | UnionForm
 
 
 def form_of(value: Any) -> Form:
@@ -211,25 +211,25 @@ def form_of(value: Any) -> Form:
     if isinstance(value, TensorList):
         size = value.size if is_size(value.size) else None
         element = known_element(value)
-        return Lists(value.capacity, element, size, value.common, size == 0)
+        return ListForm(value.capacity, element, size, value.common, size == 0)
     if isinstance(value, Optional):
-        return Choices({key: form_of(x) for key, x in value.choices.items()})
-    if isinstance(value, Rows):
-        return Varying(type_of(value.data), value)
-    if is_known(value) or isinstance(value, Absent):
-        return Fixed(value)
-    return Arrays(type_of(value))
+        return UnionForm({key: form_of(x) for key, x in value.choices.items()})
+    if isinstance(value, BoundedArray):
+        return BoundedForm(type_of(value.data), value)
+    if is_known(value) or isinstance(value, Undefined):
+        return Static(value)
+    return ArrayForm(type_of(value))
 
 
 def key_of(form: Form) -> Hashable:
     """What two forms have in common that no loop tells apart, whatever trace they belong to."""
-    if isinstance(form, Fixed):
+    if isinstance(form, Static):
         return "fixed", _value_key(form.value)
-    if isinstance(form, Arrays):
+    if isinstance(form, ArrayForm):
         return "array", _type_key(form.type)
-    if isinstance(form, Varying):
+    if isinstance(form, BoundedForm):
         return "rows", _type_key(form.type), form.of.origin, form.of.marked
-    if isinstance(form, Choices):
+    if isinstance(form, UnionForm):
         return "choices", tuple((key, key_of(f)) for key, f in form.forms.items())
     leaves, tree = jax.tree_util.tree_flatten(form.element)
     element = (tree, tuple(map(_type_key, leaves)))
@@ -247,9 +247,9 @@ def _value_key(value: Any) -> Hashable:
         if value.dtype != object:
             return str(value.dtype), value.shape, value.tobytes()
         return value.shape, tuple(map(_value_key, value.ravel()))
-    if isinstance(value, Count):
+    if isinstance(value, DynamicSize):
         return "count", value.most, value.least
-    if isinstance(value, Absent):
+    if isinstance(value, Undefined):
         return "absent"
     return type(value), repr(value) if isinstance(value, float) else value
 
@@ -261,43 +261,43 @@ def join(one: Form, two: Form, *, growing: bool = False) -> Form:
 
     **Raises:** `ShapeVariesError`.
     """
-    if isinstance(one, Fixed) and isinstance(one.value, Absent):
+    if isinstance(one, Static) and isinstance(one.value, Undefined):
         return two
-    if isinstance(two, Fixed) and isinstance(two.value, Absent):
+    if isinstance(two, Static) and isinstance(two.value, Undefined):
         return one
-    if isinstance(one, Choices) and isinstance(two, Choices):
+    if isinstance(one, UnionForm) and isinstance(two, UnionForm):
         both = {k: join(one.forms[k], two.forms[k]) for k in one.forms if k in two.forms}
-        return Choices({**one.forms, **two.forms, **both})
-    if isinstance(one, Choices) or isinstance(two, Choices):
+        return UnionForm({**one.forms, **two.forms, **both})
+    if isinstance(one, UnionForm) or isinstance(two, UnionForm):
         raise ShapeVariesError("is an optional on one way and none on another")
-    if isinstance(one, Lists) and isinstance(two, Lists):
+    if isinstance(one, ListForm) and isinstance(two, ListForm):
         return _join_lists(one, two, growing)
-    if isinstance(one, Lists) or isinstance(two, Lists):
+    if isinstance(one, ListForm) or isinstance(two, ListForm):
         raise ShapeVariesError("is a list on one way and none on another")
-    if isinstance(one, Fixed) and isinstance(two, Fixed) and _same(one.value, two.value):
+    if isinstance(one, Static) and isinstance(two, Static) and _same(one.value, two.value):
         return one
-    if isinstance(one, Varying) or isinstance(two, Varying):
+    if isinstance(one, BoundedForm) or isinstance(two, BoundedForm):
         return _join_rows(one, two, growing)
     types = [_array_type(f) for f in (one, two)]
     if types[0] != types[1]:
         raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
-    return Arrays(types[0])
+    return ArrayForm(types[0])
 
 
-def _join_rows(one: Any, two: Any, growing: bool) -> Varying:
+def _join_rows(one: Any, two: Any, growing: bool) -> BoundedForm:
     """Of two arrays of which one at least has rows whose number depends on data."""
-    types = [f.type if isinstance(f, Varying) else _array_type(f) for f in (one, two)]
+    types = [f.type if isinstance(f, BoundedForm) else _array_type(f) for f in (one, two)]
     room = [t.shape[:1] for t in types]
     same = types[0].dtype == types[1].dtype and types[0].shape[1:] == types[1].shape[1:]
     if not (same and all(room)) or (growing and room[0] < room[1]):
         raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
-    of = [f.of for f in (one, two) if isinstance(f, Varying)]
+    of = [f.of for f in (one, two) if isinstance(f, BoundedForm)]
     marked = all(r.marked for r in of)
     kind = jax.ShapeDtypeStruct((*max(room), *types[0].shape[1:]), types[0].dtype)
-    return Varying(kind, Rows(None, None, of[0].origin, marked))
+    return BoundedForm(kind, BoundedArray(None, None, of[0].origin, marked))
 
 
-def _join_lists(one: Lists, two: Lists, growing: bool) -> Lists:
+def _join_lists(one: ListForm, two: ListForm, growing: bool) -> ListForm:
     size = one.size if one.size == two.size else None
     if growing:
         # A list that changes its size needs a capacity that only the loop as a whole tells.
@@ -311,11 +311,11 @@ def _join_lists(one: Lists, two: Lists, growing: bool) -> Lists:
         same = two.same
     elif not two.is_empty and not is_same(one.same, two.same):
         same = None
-    return Lists(capacity, element, size, same, one.is_empty and two.is_empty)
+    return ListForm(capacity, element, size, same, one.is_empty and two.is_empty)
 
 
-def _array_type(form: Fixed | Arrays) -> jax.ShapeDtypeStruct:
-    if isinstance(form, Arrays):
+def _array_type(form: Static | ArrayForm) -> jax.ShapeDtypeStruct:
+    if isinstance(form, ArrayForm):
         return form.type
     value = form.value
     if value is None or isinstance(value, Resource):
@@ -344,19 +344,19 @@ def _text(t: jax.ShapeDtypeStruct) -> str:
 
 def bring(value: Any, form: Form) -> Any:
     """`value` in a form that `join` found for it."""
-    if isinstance(form, Fixed):
+    if isinstance(form, Static):
         return form.value
-    if isinstance(form, Arrays):
-        if isinstance(value, Absent):
+    if isinstance(form, ArrayForm):
+        if isinstance(value, Undefined):
             return jnp.zeros(form.type.shape, form.type.dtype)
         return strong(array(value, form.type.dtype))
-    if isinstance(form, Varying):
+    if isinstance(form, BoundedForm):
         return _bring_rows(value, form)
-    if isinstance(form, Choices):
-        found = {} if isinstance(value, Absent) else value.choices
-        return Optional({k: bring(found.get(k, Absent()), f) for k, f in form.forms.items()})
-    assert isinstance(form, Lists)
-    if isinstance(value, Absent):
+    if isinstance(form, UnionForm):
+        found = {} if isinstance(value, Undefined) else value.choices
+        return Optional({k: bring(found.get(k, Undefined()), f) for k, f in form.forms.items()})
+    assert isinstance(form, ListForm)
+    if isinstance(value, Undefined):
         value = TensorList(None, None, form.size or 0, form.element, None)
     if form.is_empty and form.size == 0:
         return TensorList((), None, 0, form.element, value.dtype)
@@ -374,11 +374,11 @@ def bring(value: Any, form: Form) -> Any:
     return dataclasses.replace(lst, element=form.element, growth=0)
 
 
-def _bring_rows(value: Any, form: Varying) -> Rows:
+def _bring_rows(value: Any, form: BoundedForm) -> BoundedArray:
     origin, marked = form.of.origin, form.of.marked
-    if isinstance(value, Absent):
-        return Rows(jnp.zeros(form.type.shape, form.type.dtype), np.int32(0), origin)
-    data = value.data if isinstance(value, Rows) else array(value, form.type.dtype)
-    count = value.count if isinstance(value, Rows) else np.int32(data.shape[0])
+    if isinstance(value, Undefined):
+        return BoundedArray(jnp.zeros(form.type.shape, form.type.dtype), np.int32(0), origin)
+    data = value.data if isinstance(value, BoundedArray) else array(value, form.type.dtype)
+    count = value.count if isinstance(value, BoundedArray) else np.int32(data.shape[0])
     fitting = resized(strong(data), form.type.shape[0], -1 if marked else 0)
-    return Rows(fitting, strong(count), origin, marked)
+    return BoundedArray(fitting, strong(count), origin, marked)

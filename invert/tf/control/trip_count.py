@@ -15,17 +15,17 @@ from invert.ir.loops import CondParts, bodies
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class Induction:
     """A whole number that is `start + step * k` in step `k` of a loop."""
 
     start: int
     step: int
 
-    def __add__(self, other: Line) -> Line:
-        return Line(self.start + other.start, self.step + other.step)
+    def __add__(self, other: Induction) -> Induction:
+        return Induction(self.start + other.start, self.step + other.step)
 
-    def __sub__(self, other: Line) -> Line:
-        return Line(self.start - other.start, self.step - other.step)
+    def __sub__(self, other: Induction) -> Induction:
+        return Induction(self.start - other.start, self.step - other.step)
 
     def at(self, k: int) -> int:
         return self.start + self.step * k
@@ -35,11 +35,11 @@ class Line:
 class _Band:
     """Lines that a whole number is never below and never above; `None` where none is known."""
 
-    low: Line | None = None
-    high: Line | None = None
+    low: Induction | None = None
+    high: Induction | None = None
 
     @classmethod
-    def of(cls, line: Line | None) -> _Band:
+    def of(cls, line: Induction | None) -> _Band:
         return cls(line, line)
 
     @property
@@ -55,11 +55,11 @@ class _Band:
 
     def __neg__(self) -> _Band:
         return _Band(
-            *(None if x is None else Line(-x.start, -x.step) for x in (self.high, self.low))
+            *(None if x is None else Induction(-x.start, -x.step) for x in (self.high, self.low))
         )
 
 
-def _sum(one: Line | None, two: Line | None) -> Line | None:
+def _sum(one: Induction | None, two: Induction | None) -> Induction | None:
     return None if one is None or two is None else one + two
 
 
@@ -114,7 +114,7 @@ class _Program:
     def __init__(
         self,
         closed: Any,
-        known: Sequence[Line | _Sums | None],
+        known: Sequence[Induction | _Sums | None],
         numbers: Numbers = _no_numbers,
         outer: tuple[_Program, Sequence[Any]] | None = None,
     ):
@@ -129,7 +129,7 @@ class _Program:
         self._outer: dict[Any, tuple[_Program, Any]] = {}
         self._sums: dict[Any, _Sums] = {}
         for var, value in zip(self.jaxpr.invars, known, strict=outer is None):
-            self._bands[var] = _Band.of(value if isinstance(value, Line) else None)
+            self._bands[var] = _Band.of(value if isinstance(value, Induction) else None)
             if isinstance(value, _Sums):
                 self._sums[var] = value
         if outer is not None:
@@ -234,7 +234,7 @@ class _Program:
 
     # -- whole numbers
 
-    def line(self, atom: Any) -> Line | None:
+    def line(self, atom: Any) -> Induction | None:
         band = self.band(atom)
         return band.low if band.is_line else None
 
@@ -255,7 +255,7 @@ class _Program:
         if line is not None or np.ndim(value) or not jnp.issubdtype(value.dtype, jnp.integer):
             return _Band.of(line)
         ends = self._numbers(value, self.finite)
-        return _Band(*(Line(int(x), 0) if math.isfinite(x) else None for x in ends))
+        return _Band(*(Induction(int(x), 0) if math.isfinite(x) else None for x in ends))
 
     def _derived(self, eqn: Any, result: Any) -> _Band:
         name = eqn.primitive.name
@@ -271,7 +271,7 @@ class _Program:
         if one.is_line and two.is_line:
             return found
         limits = jnp.iinfo(result.aval.dtype)
-        whole = _Band(Line(int(limits.min), 0), Line(int(limits.max), 0))
+        whole = _Band(Induction(int(limits.min), 0), Induction(int(limits.max), 0))
         one, two = one.within(whole), two.within(whole)
         exact = one + two if name == "add" else one + -two
         assert exact.low is not None and exact.high is not None
@@ -313,15 +313,15 @@ def _is_index(eqn: Any) -> bool:
     return eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
 
 
-def _constant(value: Any) -> Line | None:
+def _constant(value: Any) -> Induction | None:
     if is_tracer(value) or np.ndim(value) or not hasattr(value, "dtype"):
-        return Line(int(value), 0) if isinstance(value, int) else None
-    return Line(int(value), 0) if np.dtype(value.dtype).kind in "iu" else None
+        return Induction(int(value), 0) if isinstance(value, int) else None
+    return Induction(int(value), 0) if np.dtype(value.dtype).kind in "iu" else None
 
 
 def lines(
     body: Any, starts: Sequence[Any], holding: Mapping[int, bool] | None = None
-) -> list[Line | None]:
+) -> list[Induction | None]:
     """For each variable of a loop the line it follows, where it does.
 
     **Arguments:**
@@ -331,19 +331,19 @@ def lines(
     - `holding`: variables whose truth value after a step is known.
     """
     jaxpr: Any = open_jaxpr(body)
-    found: list[Line | None] = []
+    found: list[Induction | None] = []
     for position, (variable, start) in enumerate(zip(jaxpr.invars, starts, strict=True)):
         if start is None or variable.aval.shape or variable.aval.dtype.kind not in "iu":
             found.append(None)
             continue
         # With only this variable known, the result shows by how much it grows in a step.
-        alone: list[Line | None] = [None] * len(starts)
-        alone[position] = Line(0, 1)
+        alone: list[Induction | None] = [None] * len(starts)
+        alone[position] = Induction(0, 1)
         program = _Program(body, alone)
         _hold(program, holding)
         after = program.line(jaxpr.outvars[position])
         step = after.start if after is not None and after.step == 1 else None
-        found.append(None if step is None else Line(start, step))
+        found.append(None if step is None else Induction(start, step))
     return [
         line if line is not None else _follower(body, found, position, start)
         for position, (line, start) in enumerate(zip(found, starts, strict=True))
@@ -384,7 +384,7 @@ def _sums_of(body: Any, starts: Sequence[Any], holding: Mapping[int, bool]) -> l
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
+class FinalValue:
     """What a whole number is after a loop, by what it was before: that plus `offset`.
 
     **Arguments:**
@@ -397,7 +397,7 @@ class End:
     above: int | None = None
 
 
-def ends(body: Any, count: int) -> list[End | None]:
+def ends(body: Any, count: int) -> list[FinalValue | None]:
     """For each variable of a loop of `count` steps what it is after it, where that is known."""
     jaxpr: Any = open_jaxpr(body)
     if count == 0:
@@ -406,13 +406,13 @@ def ends(body: Any, count: int) -> list[End | None]:
 
     def by(position: int, atom: Any) -> int | None:
         """How far a number is from the variable at `position`."""
-        alone: list[Line | None] = [None] * len(whole)
-        alone[position] = Line(0, 1)
+        alone: list[Induction | None] = [None] * len(whole)
+        alone[position] = Induction(0, 1)
         line = _Program(body, alone).line(atom)
         return line.start if line is not None and line.step == 1 else None
 
     steps = [by(i, v) if whole[i] else None for i, v in enumerate(jaxpr.outvars)]
-    found = [None if step is None else End(step * count) for step in steps]
+    found = [None if step is None else FinalValue(step * count) for step in steps]
     producers = {v: e for e in jaxpr.eqns for v in e.outvars}
     for i, result in enumerate(jaxpr.outvars):
         eqn = None if isinstance(result, core.Literal) else producers.get(result)
@@ -422,7 +422,7 @@ def ends(body: Any, count: int) -> list[End | None]:
         for j, step in enumerate(steps if len(others) == 1 else ()):
             offset = None if step is None or step < 0 else by(j, others[0])
             if offset is not None and step is not None:
-                found[i] = End(step * (count - 1) + offset, above=j)
+                found[i] = FinalValue(step * (count - 1) + offset, above=j)
                 break
     return found
 
@@ -440,8 +440,8 @@ def written(body: Any) -> frozenset[int]:
 
 
 def _follower(
-    body: Any, known: Sequence[Line | None], position: int, start: int | None
-) -> Line | None:
+    body: Any, known: Sequence[Induction | None], position: int, start: int | None
+) -> Induction | None:
     """The line of a size that is `max(size, index + 1)`, where the index goes up with it."""
     if start is None:
         return None
@@ -455,10 +455,10 @@ def _follower(
     end = program.line(others[0]) if len(others) == 1 else None
     if end is None or end.step <= 0 or end.start - end.step != start:
         return None
-    return Line(start, end.step)
+    return Induction(start, end.step)
 
 
-def largest(body: Any, known: Sequence[Line | None], position: int, count: int) -> int | None:
+def largest(body: Any, known: Sequence[Induction | None], position: int, count: int) -> int | None:
     """An upper bound of a variable over `count` steps, from the way it is computed."""
     line = known[position]
     if line is not None:
@@ -483,7 +483,7 @@ def largest(body: Any, known: Sequence[Line | None], position: int, count: int) 
 
 
 @dataclasses.dataclass(frozen=True)
-class Count:
+class TripCount:
     """Number of steps of a loop: at most `bound`, exactly so if `exact`.
 
     Of a part of the condition it says for how many steps that can hold without a break; from step
@@ -495,31 +495,31 @@ class Count:
     lasting: int | None = None
 
 
-def _all_of(parts: Sequence[Count]) -> Count:
+def _all_of(parts: Sequence[TripCount]) -> TripCount:
     """How long all of some conditions hold."""
     bound = min((p.bound for p in parts if p.bound is not None), default=None)
     lasting = min((p.lasting for p in parts if p.lasting is not None), default=None)
     never = any(p.exact and p.bound == 0 for p in parts)
-    return Count(bound, never or all(p.exact for p in parts), lasting)
+    return TripCount(bound, never or all(p.exact for p in parts), lasting)
 
 
-def _one_of(parts: Sequence[Count]) -> Count:
+def _one_of(parts: Sequence[TripCount]) -> TripCount:
     """How long one at least of some conditions holds, which may be another one in each step."""
     ends = [p.lasting for p in parts if p.lasting is not None]
     last = max(ends, default=0) if len(ends) == len(parts) else None
-    return Count(last, all(p.exact and p.bound == p.lasting for p in parts), last)
+    return TripCount(last, all(p.exact and p.bound == p.lasting for p in parts), last)
 
 
-_UNKNOWN = Count(None, False)
+_UNKNOWN = TripCount(None, False)
 
 
 def count(
     condition: Any,
-    known: Sequence[Line | None],
+    known: Sequence[Induction | None],
     body: Any = None,
     starts: Sequence[Any] = (),
     numbers: Numbers = _no_numbers,
-) -> Count:
+) -> TripCount:
     """How often a condition holds, one closed jaxpr from variables to a truth value.
 
     **Arguments:**
@@ -543,7 +543,7 @@ def count(
     states = [one if one is not None else two for one, two in zip(on, sums, strict=True)]
     after = _Program(body, states, numbers)
     found = _Condition(_Program(condition, states, numbers), after).count()
-    return Count(found.bound, exact=False)
+    return TripCount(found.bound, exact=False)
 
 
 class _Condition:
@@ -552,7 +552,7 @@ class _Condition:
     def __init__(self, program: _Program, after: _Program | None = None):
         self._program, self._after = program, after
 
-    def count(self) -> Count:
+    def count(self) -> TripCount:
         (result,) = self._program.jaxpr.outvars
         program, atom = self._program.source(result)
         eqn = None if isinstance(atom, core.Literal) else program.producers.get(atom)
@@ -560,11 +560,11 @@ class _Condition:
         self._program.finite = program.finite = eqn is not None and eqn.primitive.name in _LESS
         return self._steps(self._program, result, True)
 
-    def _steps(self, program: _Program, atom: Any, value: bool) -> Count:
+    def _steps(self, program: _Program, atom: Any, value: bool) -> TripCount:
         """For how many steps an atom can have a truth value."""
         program, atom = program.source(atom)
         if isinstance(atom, core.Literal):
-            return Count(None, True) if bool(atom.val) == value else Count(0, True, 0)
+            return TripCount(None, True) if bool(atom.val) == value else TripCount(0, True, 0)
         eqn = program.producers.get(atom)
         name = eqn.primitive.name if eqn is not None else ""
         if eqn is None:
@@ -589,7 +589,7 @@ class _Condition:
         if name == "ne" if value else name == "eq":
             a, b = program.line(one), program.line(two)
             found = None if a is None or b is None else _until_zero(a - b)
-            return Count(found, found is not None)
+            return TripCount(found, found is not None)
         if name not in _LESS or one is None:
             return _UNKNOWN
         swapped, strict = _LESS[name]
@@ -597,7 +597,7 @@ class _Condition:
             one, two = two, one
         return _until_not_less(program, one, two, strict == value, value)
 
-    def _later(self, program: _Program, atom: Any, value: bool) -> Count:
+    def _later(self, program: _Program, atom: Any, value: bool) -> TripCount:
         """For how many steps a variable can have a truth value that steps give it."""
         after = self._after
         if after is None or program is not self._program or atom not in program.jaxpr.invars:
@@ -605,14 +605,16 @@ class _Condition:
         result = after.jaxpr.outvars[program.jaxpr.invars.index(atom)]
         found = _Condition(after)._steps(after, result, value)
         bound, last = (None if n is None else n + 1 for n in (found.bound, found.lasting))
-        return Count(bound, False, last)
+        return TripCount(bound, False, last)
 
 
 # Comparisons as `a < b` or `a <= b`: whether the operands are swapped; whether it is the first.
 _LESS = {"lt": (False, True), "gt": (True, True), "le": (False, False), "ge": (True, False)}
 
 
-def _until_not_less(program: _Program, one: Any, two: Any, strict: bool, ordered: bool) -> Count:
+def _until_not_less(
+    program: _Program, one: Any, two: Any, strict: bool, ordered: bool
+) -> TripCount:
     """How long `one < two` holds, or `one <= two` where not `strict`.
 
     `ordered`: whether it also fails where one of both is not a number.
@@ -622,10 +624,10 @@ def _until_not_less(program: _Program, one: Any, two: Any, strict: bool, ordered
         d = _sum(a.low, (-b).low)
         if d is None:
             return _UNKNOWN
-        d = d if strict else Line(d.start - 1, d.step)
+        d = d if strict else Induction(d.start - 1, d.step)
         found = _until_not_below(d)
         exact = a.is_line and b.is_line and found is not None
-        return Count(found, exact, found if d.step >= 0 else None)
+        return TripCount(found, exact, found if d.step >= 0 else None)
     if not jnp.issubdtype(one.aval.dtype, jnp.floating):
         return _UNKNOWN
     rising, falling = program.sums(one), program.sums(two)
@@ -638,17 +640,17 @@ def _until_not_less(program: _Program, one: Any, two: Any, strict: bool, ordered
         found = rising.until(lambda v: v >= high if strict else v > high)
     elif falling is not None and falling.step < 0 and math.isfinite(low):
         found = falling.until(lambda v: v <= low if strict else v < low)
-    return Count(found, False, found)
+    return TripCount(found, False, found)
 
 
-def _until_not_below(d: Line) -> int | None:
+def _until_not_below(d: Induction) -> int | None:
     """The first step in which `d < 0` fails."""
     if d.start >= 0:
         return 0
     return -(d.start // d.step) if d.step > 0 else None
 
 
-def _until_zero(d: Line) -> int | None:
+def _until_zero(d: Induction) -> int | None:
     if d.start == 0:
         return 0
     if d.step == 0 or d.start % d.step or -d.start // d.step < 0:

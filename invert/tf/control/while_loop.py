@@ -18,12 +18,12 @@ from jax import lax
 from invert._errors import Problem, UnsupportedOpError
 from invert.tf.control import trip_count
 from invert.tf.control.branch_types import (
-    Arrays,
-    Fixed,
+    ArrayForm,
     Form,
-    Lists,
+    ListForm,
     ShapeVariesError,
-    Staged,
+    Static,
+    TracedBranch,
     bring,
     flatten,
     form_of,
@@ -141,7 +141,7 @@ class _Loop:
             if argument == i:
                 continue  # no step changes it
             form = form_of(values[i])
-            if isinstance(form, Fixed) and op in ("Add", "AddV2", "Sub"):
+            if isinstance(form, Static) and op in ("Add", "AddV2", "Sub"):
                 form = _as_array(form)  # a counter
             self.forms[i] = form
         self._hints = ctx.plans
@@ -155,9 +155,9 @@ class _Loop:
                 continue  # such as a list of which the loop around this one knows more now
             if isinstance(place, Resource):
                 self.forms[place] = form
-            elif isinstance(known, Fixed) and isinstance(form, Arrays):
+            elif isinstance(known, Static) and isinstance(form, ArrayForm):
                 self.forms[place] = _as_array(known)
-            elif isinstance(known, Lists):
+            elif isinstance(known, ListForm):
                 self.forms[place] = form
 
     # -- what the loop carries
@@ -187,14 +187,14 @@ class _Loop:
             self._starts += [None] * len(flatten([value])[0])
             self._last[place] = len(self._starts) - 1
             old = self._value(place)
-            if isinstance(form, Arrays):
+            if isinstance(form, ArrayForm):
                 self._starts[-1] = _number(old)
-            elif isinstance(form, Lists) and form.size is None and isinstance(old.size, int):
+            elif isinstance(form, ListForm) and form.size is None and isinstance(old.size, int):
                 self._starts[-1] = old.size
-        self._lines: list[trip_count.Line | None] | None = None
+        self._lines: list[trip_count.Induction | None] | None = None
         self._changed = False
         self._growth: dict[int | Resource, int] = {}
-        self.staged = Staged(self._step, [type_of(x) for x in self.leaves])
+        self.staged = TracedBranch(self._step, [type_of(x) for x in self.leaves])
 
     def _entry(self, place: int | Resource) -> Hashable:
         return key_of(form_of(self._value(place)))
@@ -256,7 +256,7 @@ class _Loop:
         lacking = [
             p
             for p, f in self.forms.items()
-            if isinstance(f, Lists)
+            if isinstance(f, ListForm)
             and f.capacity is None
             and f.element is not None
             and f.same is None
@@ -269,7 +269,7 @@ class _Loop:
         for place in lacking:
             form = self.forms[place]
             old = self._value(place)
-            assert isinstance(form, Lists)
+            assert isinstance(form, ListForm)
             room = old.capacity or 0
             if form.size is None:
                 needed = self._needed(old, self._last[place], steps, self._growth.get(place, 0))
@@ -277,7 +277,7 @@ class _Loop:
             self.forms[place] = dataclasses.replace(form, capacity=room)
         return True
 
-    def _needed(self, old: TensorList, leaf: int, steps: trip_count.Count, growth: int) -> int:
+    def _needed(self, old: TensorList, leaf: int, steps: trip_count.TripCount, growth: int) -> int:
         """Room for the elements that a list gets, `leaf` being the one that is its size."""
         lines = self.lines()
         line = lines[leaf]
@@ -299,25 +299,25 @@ class _Loop:
 
     # -- how often it runs
 
-    def lines(self) -> list[trip_count.Line | None]:
+    def lines(self) -> list[trip_count.Induction | None]:
         """The lines that the leaves follow; those of the last trace."""
         if self._lines is None:
             self._lines = trip_count.lines(self.staged.closed, self._starts)
         return self._lines
 
-    def _test(self) -> Staged:
+    def _test(self) -> TracedBranch:
         def test(*leaves: Any) -> list[Any]:
             ctx, values = self._inside(leaves)
             (more,) = ctx.call(self.condition, values)
             return [more]
 
-        return Staged(test, [type_of(x) for x in self.leaves])
+        return TracedBranch(test, [type_of(x) for x in self.leaves])
 
-    def count(self, test: Staged | None = None) -> trip_count.Count:
+    def count(self, test: TracedBranch | None = None) -> trip_count.TripCount:
         test = test or self._test()
         (more,) = test.results
         if isinstance(more, np.ndarray):
-            return trip_count.Count(None if more else 0, exact=not more)
+            return trip_count.TripCount(None if more else 0, exact=not more)
         known = self.ctx.plans.get(_KNOWN, ())
         return trip_count.count(
             test.closed,
@@ -381,7 +381,7 @@ class _Loop:
             "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
         )
 
-    def _counted(self, count: int, lines: Sequence[trip_count.Line | None]) -> list[Any]:
+    def _counted(self, count: int, lines: Sequence[trip_count.Induction | None]) -> list[Any]:
         """A loop of `count` steps. Variables that follow a line are computed, not carried.
 
         Arrays that steps write into come last, as where JAX lowers a scan.
@@ -414,10 +414,10 @@ class _Loop:
         ]
 
     def _ended(
-        self, final: Sequence[Any], lines: Sequence[trip_count.Line | None], count: int
+        self, final: Sequence[Any], lines: Sequence[trip_count.Induction | None], count: int
     ) -> list[Any]:
         """Whole numbers as sums of what they were before, which the loop around this one knows."""
-        ends: Sequence[trip_count.End | None] = [None] * len(final)
+        ends: Sequence[trip_count.FinalValue | None] = [None] * len(final)
         if any(line is None and s is None for line, s in zip(lines, self._starts, strict=True)):
             ends = trip_count.ends(self.staged.closed, count)
         out = []
@@ -433,7 +433,7 @@ class _Loop:
             out.append(sum_)
         return out
 
-    def _bounded(self, count: int, test: Staged) -> list[Any]:
+    def _bounded(self, count: int, test: TracedBranch) -> list[Any]:
         """A loop of `count` steps that do nothing once the condition failed."""
 
         def step(carry: Sequence[Any]) -> list[Any]:
@@ -447,15 +447,15 @@ class _Loop:
         return final
 
 
-def _as_array(form: Fixed) -> Form:
+def _as_array(form: Static) -> Form:
     if form.value is None or isinstance(form.value, Resource):
         return form
     value = jnp.asarray(array(np.asarray(form.value)))
-    return Arrays(type_of(value))
+    return ArrayForm(type_of(value))
 
 
 def _is_same(one: Form, two: Form) -> bool:
-    if isinstance(one, Lists) and isinstance(two, Lists):
+    if isinstance(one, ListForm) and isinstance(two, ListForm):
         known = (one.element is None) == (two.element is None)
         same = is_same(one.same, two.same) or (one.same is None and two.same is None)
         rest = (one.capacity, one.size, one.is_empty) == (two.capacity, two.size, two.is_empty)
@@ -472,7 +472,7 @@ def _number(value: Any) -> Any:
     return value[()] if jnp.issubdtype(value.dtype, jnp.floating) else None
 
 
-def _on_line(line: trip_count.Line, k: Any, dtype: Any) -> Any:
+def _on_line(line: trip_count.Induction, k: Any, dtype: Any) -> Any:
     """The value of a line in step `k`."""
     k = k if dtype == np.int32 else lax.convert_element_type(k, dtype)
     start = np.asarray(line.start, dtype)

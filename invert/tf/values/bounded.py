@@ -22,7 +22,7 @@ from invert.tf.ops.node import Node
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Count:
+class DynamicSize:
     """A size that is known when the program runs, among the static sizes of a shape.
 
     Sums and products with other sizes are sizes again. Everything else is computed from `value`.
@@ -41,16 +41,18 @@ class Count:
     least: Any = 0
 
     def _with(self, other: Any, fn: Any) -> Any:
-        if isinstance(other, Count):
+        if isinstance(other, DynamicSize):
             value = fn(self.value, other.value)
-            return Count(value, fn(self.most, other.most), self.origin, fn(self.least, other.least))
+            return DynamicSize(
+                value, fn(self.most, other.most), self.origin, fn(self.least, other.least)
+            )
         if not isinstance(other, int | np.integer):
             return NotImplemented
         if fn(2, int(other)) == 2:  # times one, plus zero
             return self
         value = fn(self.value, np.int32(other))
         ends = fn(self.most, int(other)), fn(self.least, int(other))
-        return Count(value, max(ends), self.origin, min(ends))
+        return DynamicSize(value, max(ends), self.origin, min(ends))
 
     def __add__(self, other: Any) -> Any:
         return self._with(other, lambda a, b: a + b)
@@ -59,16 +61,16 @@ class Count:
         return self._with(other, lambda a, b: a * b)
 
     def __sub__(self, other: Any) -> Any:
-        if isinstance(other, Count):
+        if isinstance(other, DynamicSize):
             ends = self.most - other.least, self.least - other.most
-            return Count(self.value - other.value, ends[0], self.origin, ends[1])
+            return DynamicSize(self.value - other.value, ends[0], self.origin, ends[1])
         return self._with(other, lambda a, b: a - b)
 
     def __rsub__(self, other: Any) -> Any:
         return self._with(other, lambda a, b: b - a)
 
     def __floordiv__(self, other: Any) -> Any:
-        if isinstance(other, Count):
+        if isinstance(other, DynamicSize):
             return NotImplemented
         return self._with(other, lambda a, b: a // b)
 
@@ -79,7 +81,7 @@ class Count:
         if self.most <= number:
             return number
         value = lax.max(self.value, np.int32(number))
-        return Count(value, self.most, self.origin, number)
+        return DynamicSize(value, self.most, self.origin, number)
 
     def at_most(self, number: int) -> Any:
         """The smaller of it and a number."""
@@ -88,7 +90,7 @@ class Count:
         if self.least >= number:
             return number
         value = lax.min(self.value, np.int32(number))
-        return Count(value, number, self.origin, self.least)
+        return DynamicSize(value, number, self.origin, self.least)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -96,14 +98,14 @@ class Count:
         return self.value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Count) and self.value is other.value
+        return isinstance(other, DynamicSize) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
 @jax.tree_util.register_pytree_node_class
-class Rows:
+class BoundedArray:
     """An array of which the first rows are there, and the others are not to be looked at.
 
     **Arguments:**
@@ -119,11 +121,11 @@ class Rows:
         self.origin, self.marked = origin, marked
 
     @property
-    def size(self) -> Count:
-        return Count(self.count, self.data.shape[0], self.origin)
+    def size(self) -> DynamicSize:
+        return DynamicSize(self.count, self.data.shape[0], self.origin)
 
-    def with_data(self, data: Any, marked: bool = False) -> Rows:
-        return Rows(data, self.count, self.origin, marked)
+    def with_data(self, data: Any, marked: bool = False) -> BoundedArray:
+        return BoundedArray(data, self.count, self.origin, marked)
 
     def there(self, rank: int = 1) -> Any:
         """Which rows are there, with axes of one behind."""
@@ -143,7 +145,7 @@ class Rows:
         return (self.data, self.count), (self.origin, self.marked)
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple[Problem, bool], children: Sequence[Any]) -> Rows:
+    def tree_unflatten(cls, aux: tuple[Problem, bool], children: Sequence[Any]) -> BoundedArray:
         data, count = children
         return cls(data, count, *aux)
 
@@ -159,17 +161,17 @@ def refused_rows(origin: Problem, op: str = "", location: str = "") -> Unsupport
 def refused(node: Node, values: Sequence[Any]) -> UnsupportedOpError:
     """The error of an op that cannot do with operands whose sizes depend on data."""
     for value in values:
-        if isinstance(value, Rows):
+        if isinstance(value, BoundedArray):
             return refused_rows(value.origin, node.op, node.location)
     reason = "has a size that depends on data in a place that needs a number"
     return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
 
 
-def holds_count(value: Any) -> bool:
-    """Whether a static value holds a `Count`."""
+def holds_dynamic_size(value: Any) -> bool:
+    """Whether a static value holds a `DynamicSize`."""
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return False
-    return any(isinstance(d, Count) for d in value.ravel())
+    return any(isinstance(d, DynamicSize) for d in value.ravel())
 
 
 def resized(x: Any, size: int, fill: int = 0) -> Any:
@@ -183,7 +185,7 @@ def resized(x: Any, size: int, fill: int = 0) -> Any:
     return lax.pad(x, np.asarray(fill, x.dtype), behind)
 
 
-def stretched(rows: Rows, size: int, count: Any = None) -> Any:
+def stretched(rows: BoundedArray, size: int, count: Any = None) -> Any:
     """The rows beside others: there are as many, or one that stands for all.
 
     **Arguments:**
@@ -201,7 +203,7 @@ def stretched(rows: Rows, size: int, count: Any = None) -> Any:
     return lax.select_n(alone, fitting, one)
 
 
-def common_count(rows: Sequence[Rows]) -> tuple[Any, int]:
+def common_count(rows: Sequence[BoundedArray]) -> tuple[Any, int]:
     """How many rows an elementwise op on all of them gives, and room for them."""
     first, *others = rows
     if all(r.count is first.count for r in others):

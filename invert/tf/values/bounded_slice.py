@@ -12,7 +12,7 @@ from jax import lax
 from invert._errors import Problem, UnsupportedOpError
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context
-from invert.tf.values.bounded import Rows
+from invert.tf.values.bounded import BoundedArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,15 +65,15 @@ def _clamped(place: Any, size: Any, low: Any, high: Any, default: Any) -> Any:
     return lax.convert_element_type(clamped, np.int32)
 
 
-def rows_of(x: Any, stretch: Stretch, origin: Problem) -> Rows:
+def rows_of(x: Any, stretch: Stretch, origin: Problem) -> BoundedArray:
     """The rows of x, an array or rows already, that a slice of the first axis takes."""
-    data, size = (x.data, x.count) if isinstance(x, Rows) else (x, x.shape[0])
+    data, size = (x.data, x.count) if isinstance(x, BoundedArray) else (x, x.shape[0])
     places, count = stretch.places(size, data.shape[0])
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
-        return Rows(data, count, origin)
+        return BoundedArray(data, count, origin)
     y = data.at[places].get(mode="clip")
     # Where there is none, ones: their derivatives are finite, if not used.
-    return Rows(jnp.where(count > 0, y, lax.full_like(y, 1)), count, origin)
+    return BoundedArray(jnp.where(count > 0, y, lax.full_like(y, 1)), count, origin)
 
 
 def put_rows(x: Any, stretch: Stretch, values: Any) -> Any:
@@ -83,13 +83,13 @@ def put_rows(x: Any, stretch: Stretch, values: Any) -> Any:
 
     - `values`: as many rows as there may be.
     """
-    data, size = (x.data, x.count) if isinstance(x, Rows) else (x, x.shape[0])
+    data, size = (x.data, x.count) if isinstance(x, BoundedArray) else (x, x.shape[0])
     places, count = stretch.places(size, data.shape[0])
     there = lax.iota(np.int32, places.shape[0]) < count
     # A place behind the array leaves it as it is.
     places = jnp.where(there, places, np.int32(data.shape[0]))
     y = data.at[places].set(values, mode="drop")
-    return x.with_data(y) if isinstance(x, Rows) else y
+    return x.with_data(y) if isinstance(x, BoundedArray) else y
 
 
 def slice_origin(node: Node) -> Problem:

@@ -11,7 +11,7 @@ from jax import lax
 
 from invert._errors import Problem
 from invert.tf.ops.node import Node
-from invert.tf.values.bounded import Rows
+from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import array, ints
 
 
@@ -77,7 +77,7 @@ class Apart(Encoded):
         found = lax.dynamic_slice_in_dim(room, bounds[0], x.shape[0])
         reason = "gives a row of a ragged tensor, whose length depends on data"
         problem = Problem(f"tf.{node.op}", reason, node.location, "Pad the rows.")
-        return Encoded((), Rows(found, (bounds[1] - bounds[0]).astype(np.int32), problem))
+        return Encoded((), BoundedArray(found, (bounds[1] - bounds[0]).astype(np.int32), problem))
 
 
 jax.tree_util.register_pytree_node(

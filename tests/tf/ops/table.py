@@ -29,7 +29,7 @@ PUBLIC_OPS = tuple(
 )
 
 
-def road(op: str) -> str:
+def route(op: str) -> str:
     """`"rule"`, `"bridge"` or `"none"`."""
     if REGISTRY.get(op) is None and op in BRIDGED:
         return "bridge"
@@ -43,7 +43,7 @@ def summary() -> str:
     """How many of the public ops take which road, and what is left out, with the reasons."""
     lines = [f"{len(PUBLIC_OPS)} public ops with an XLA kernel, {len(TESTED_OPS)} tested here:"]
     for name in ("rule", "bridge", "none"):
-        ops = [op for op in TESTED_OPS if road(op) == name]
+        ops = [op for op in TESTED_OPS if route(op) == name]
         lines.append(f"  {name}: {len(ops)}" + ("" if name == "rule" else f" ({' '.join(ops)})"))
     lines.append(f"{len(MORE)} ops that XLA does not compile are tested in the same way")
     reasons: dict[str, list[str]] = {}

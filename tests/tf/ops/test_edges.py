@@ -9,7 +9,7 @@ import pytest
 
 from tests.tf.ops.compare import Comparison
 from tests.tf.ops.edges import EXCUSES, OPS, check_edges, edge_case, edge_cases
-from tests.tf.ops.table import road
+from tests.tf.ops.table import route
 
 # What is computed by more than one primitive, in the dtypes that differ most.
 _SAMPLE = (
@@ -27,7 +27,7 @@ def test_sample() -> None:
 
 def test_each_op_has_a_rule() -> None:
     assert set(EXCUSES) <= set(OPS)
-    assert [op for op in OPS if road(op) != "rule"] == []
+    assert [op for op in OPS if route(op) != "rule"] == []
 
 
 @pytest.mark.slow

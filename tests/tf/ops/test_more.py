@@ -11,12 +11,12 @@ from tests.tf.ops.cases import cases_of, dtypes_of
 from tests.tf.ops.compare import Comparison, NoKernel
 from tests.tf.ops.recipes_more import MORE
 from tests.tf.ops.recipes_quantized_more import ONEDNN
-from tests.tf.ops.table import PUBLIC_OPS, road
+from tests.tf.ops.table import PUBLIC_OPS, route
 
 
 def test_each_has_a_rule() -> None:
     assert not set(MORE) & set(PUBLIC_OPS)
-    assert [op for op in MORE if road(op) != "rule"] == []
+    assert [op for op in MORE if route(op) != "rule"] == []
 
 
 @pytest.mark.parametrize("op", MORE)

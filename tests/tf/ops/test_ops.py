@@ -14,7 +14,7 @@ from tests.tf.ops.cases import Case, case, cases_of, dtypes_of, first_case, reci
 from tests.tf.ops.compare import Comparison, NoKernel, check_together
 from tests.tf.ops.exceptions import DIFFERENCES, EXCEPTIONS
 from tests.tf.ops.recipes_other import Variables
-from tests.tf.ops.table import PUBLIC_OPS, TABLE, TESTED_OPS, road
+from tests.tf.ops.table import PUBLIC_OPS, TABLE, TESTED_OPS, route
 
 _GROUPS = 24
 
@@ -24,7 +24,7 @@ def test_every_public_op_has_a_case_or_a_reason() -> None:
     assert set(EXCEPTIONS) <= set(PUBLIC_OPS)
     assert not set(EXCEPTIONS) & set(TABLE)
     assert [op for op in TESTED_OPS if not recipes_of(op, TABLE)] == []
-    assert [op for op in TESTED_OPS if road(op) == "none"] == []
+    assert [op for op in TESTED_OPS if route(op) == "none"] == []
 
 
 def _alone(one: Case) -> bool:
@@ -33,7 +33,7 @@ def _alone(one: Case) -> bool:
         isinstance(one.function, Variables)
         or one.recipe.moments is not None
         or one.op == "RandomShuffle"  # whose order is that of the key
-        or road(one.op) == "bridge"
+        or route(one.op) == "bridge"
         or one.op.startswith(("Stack", "TensorArray", "Xla", "Stateful"))
     )
 
