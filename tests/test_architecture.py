@@ -131,7 +131,7 @@ def test_upward_imports_are_found() -> None:
         "from invert import _api\n"
         "from ..patterns import scan\n"
         "def f():\n"
-        "    from invert.tf.interpreter import Graph\n"
+        "    from invert.frontends.graphdef import read\n"
         "from invert.tf.ops.node import Node\n"
         "from invert.primitives.tf import nn\n"
     )

@@ -13,15 +13,15 @@ from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import Problem, SignatureError, UnsupportedOpError
 from invert.frontends.signature import Signature
 from invert.primitives.tf.control_flow import check_resource
-from invert.primitives.tf.variables import variable_name
-from invert.tf.interpreter import Graph
-from invert.tf.ops.node import Node, import_tensorflow
+from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.context import result_value
+from invert.tf.ops.node import Node, import_tensorflow, variable_name
 from invert.tf.ops.state import KEY, Resource
 from invert.tf.values.constants import array
 
 
 def graph_entry(
-    program: Graph,
+    program: Analysis,
     signature: Signature,
     results: tuple[Sequence[int], Any, Sequence[np.dtype]],
     feeds: Sequence[Any],
@@ -48,12 +48,12 @@ def graph_entry(
     stored = _stored(program, taken)
     params = [*params, *stored.values()]
     handles += stored
-    written = program.writes()
+    written = program.writes
     changed = {f for i, f in enumerate(feeds, count) if isinstance(f, Resource) and i in written}
     changed |= {h for h in stored if h.name in written}
     assigned = [i for i, h in enumerate(handles) if h in changed]
-    draws = program.draws()
-    checks = {check_resource(node): node for node in program.checks()}
+    draws = program.draws
+    checks = {check_resource(node): node for node in program.checks}
     leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
 
     def fn(param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
@@ -63,12 +63,12 @@ def graph_entry(
         state.update(dict.fromkeys(checks, np.zeros((), bool)))
         if draws:
             flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
-        _check_arguments(name, leaves, flat_args, strict=program.config.strict_shapes)
+        _check_arguments(name, leaves, flat_args, strict=program.graph.config.strict_shapes)
         values: list[Any] = [None] * count
         for position, value in zip(signature.order, flat_args, strict=True):
             values[position] = value
-        found = program.run(program.main, [*values, *feeds], state)
-        out = [array(program.value(found[i], state), out_dtypes[i]) for i in out_order]
+        found = program.run([*values, *feeds], state)
+        out = [array(result_value(found[i], state), out_dtypes[i]) for i in out_order]
         out += [array(state[check]) for check in checks]
         return out + [array(state[handles[i]]) for i in assigned]
 
@@ -83,7 +83,7 @@ def graph_entry(
         source=source,
         assigned=tuple(assigned),
         draws=draws,
-        notes=lambda: tuple(program.notes),
+        notes=lambda: tuple(program.graph.notes),
         problems=tuple(problems),
         ops=program.ops,
         outside="the rules that raised its TensorFlow ops",
@@ -94,15 +94,15 @@ def graph_entry(
     )
 
 
-def _stored(program: Graph, taken: set[str]) -> dict[Resource, Param]:
+def _stored(program: Analysis, taken: set[str]) -> dict[Resource, Param]:
     """The variables that nodes of the graph stand for, with the values this process holds."""
     found: dict[Resource, Param] = {}
-    for node in program.reachable():
+    for node in program.nodes:
         if node.op not in ("VarHandleOp", "VariableV2", "Variable"):
             continue
         kind = "variable" if node.op == "VarHandleOp" else "reference"
         handle = Resource(kind, variable_name(node), node.attr("dtype"), node.attr("shape"))
-        value = program.stored(handle)
+        value = program.graph.stored(handle)
         if value is None:
             value = _held(node)
         if handle not in found and value is not None:

@@ -14,7 +14,8 @@ from invert._errors import MalformedModelError, SignatureError, UnsupportedOpErr
 from invert.frontends.graph_entry import graph_entry
 from invert.frontends.signature import Signature
 from invert.frontends.tf_function import op_def_lookup
-from invert.tf.interpreter import Graph
+from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import decode_attr, decode_shape, import_tensorflow
 
 
@@ -47,7 +48,7 @@ def entry_point(
         plain = name.partition(":")[0].replace("/", "_")
         specs[plain] = _spec(plain, node)
     graph = tf.Graph()
-    program = Graph(
+    parsed = Graph(
         graph_def,
         [full(t) for t in named.values()],
         [full(t) for t in (outputs.values() if isinstance(outputs, Mapping) else outputs)],
@@ -55,7 +56,8 @@ def entry_point(
         op_def=op_def_lookup(graph),
         variables=variables,
     )
-    if (problems := program.problems([False] * len(specs))) and strict:
+    program = Analysis(parsed)
+    if (problems := program.problems()) and strict:
         raise UnsupportedOpError(problems)
     keys = list(outputs) if isinstance(outputs, Mapping) else None
     order = sorted(range(len(outputs)), key=lambda i: keys[i]) if keys else range(len(outputs))

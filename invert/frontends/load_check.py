@@ -28,8 +28,8 @@ from invert._private.tensorflow import tf_proto, tf_restored_class
 from invert.tf.fallback.eager import op_def
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 from invert.tf.fallback.xla_bridge_ops import BRIDGED
+from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import import_tensorflow
-from invert.tf.ops.registry import REGISTRY
 
 # Children of restored objects that the loader calls.
 _CALLED = frozenset(("_create_resource", "_initialize", "_destroy_resource"))

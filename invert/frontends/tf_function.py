@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,9 @@ from invert.frontends.signature import (
     tensor_spec,
 )
 from invert.tf.fallback.host import Table, table, text_problems
-from invert.tf.interpreter import Graph
+from invert.tf.gradients.read import read_gradient
+from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import import_tensorflow
 from invert.tf.ops.state import Resource
 
@@ -319,7 +322,7 @@ def _build(
             f"{name}: the graph has {count} inputs, but its signature has {len(signature.order)} "
             "tensors; call it through the function that owns it"
         )
-    program = Graph(
+    parsed = Graph(
         graph.as_graph_def(),
         graph_inputs,
         [t.name for t in graph.outputs],
@@ -327,21 +330,22 @@ def _build(
         op_def=op_def_lookup(graph),
         control_outputs=[op.name for op in getattr(graph, "control_outputs", ())],
         source_line=lambda node: _source_line(graph, node),
-        tf_graph=graph,
+        read_gradient=functools.partial(read_gradient, graph),
         compiled=lambda: concrete.function_def.attr["_XlaMustCompile"].b,
         modules=modules,
     )
-    needed = set(program.main.order)
+    needed = set(parsed.main.order)
     if variables is None:
         variables = Variables(trainable=keras_flags(graph.variables))
     params, feeds, problems = _captures(concrete, count, needed, variables)
     constants = [isinstance(f, np.ndarray | Table) for f in feeds]
-    problems += program.problems([False] * count + constants)
+    program = Analysis(parsed, [False] * count + constants)
+    problems += program.problems()
     problems += text_problems(graph.outputs)
     if problems and strict:
         raise UnsupportedOpError(problems)
     if unknown := sum(not p.stated for p in params):
-        program.notes.setdefault(
+        parsed.note(
             "the container does not say which layers of Keras were frozen: invert.trainable counts "
             f"{unknown} variables as trained; `model.export` writes which ones are"
         )

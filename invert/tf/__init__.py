@@ -1,1 +1,1 @@
-"""The interpreter of TensorFlow graphs."""
+"""TensorFlow graphs: read, analysed and evaluated on JAX values."""

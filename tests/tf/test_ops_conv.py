@@ -14,7 +14,8 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert._errors import UnsupportedOpError
-from invert.tf.interpreter import Graph
+from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.graph import Graph
 from tests.tf.op_cases import check, flat_function, normal, slow_but
 
 RAW = tf.raw_ops
@@ -400,7 +401,7 @@ def test_strides_over_the_batch_are_refused():
         strides=tf.compat.v1.AttrValue(list={"i": [2, 1, 1, 1]}),
     )
     with pytest.raises(UnsupportedOpError, match=r"strides \[2, 1, 1, 1\] in NHWC"):
-        program.run(program.main, [normal(2, 5, 6, 3)])
+        Analysis(program).run([normal(2, 5, 6, 3)])
 
 
 def test_unknown_data_formats_are_refused():
@@ -409,7 +410,7 @@ def test_unknown_data_formats_are_refused():
         data_format=tf.compat.v1.AttrValue(s=b"NCHW_VECT_C"),
     )
     with pytest.raises(UnsupportedOpError, match="NCHW_VECT_C"):
-        program.run(program.main, [normal(2, 5, 6, 3)])
+        Analysis(program).run([normal(2, 5, 6, 3)])
 
 
 def test_network_of_convolutions():

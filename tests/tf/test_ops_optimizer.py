@@ -12,7 +12,8 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert.primitives.tf.optimizer import OPTIMIZERS
-from invert.tf.interpreter import Graph
+from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.state import Resource
 from tests.tf.op_cases import compare, normal
 
@@ -171,7 +172,7 @@ def test_references():
     )
     state = {Resource("reference", n): v for n, v in (("v", initial), ("a", initial * 0))}
     for i in range(3):
-        program.run(program.main, [initial + i], state)
+        Analysis(program).run([initial + i], state)
         np.testing.assert_allclose(state[Resource("reference", "v")], want[i], rtol=1e-6)
 
 

@@ -56,10 +56,13 @@ from invert.primitives.tf import tensor_lists as tensor_lists
 from invert.primitives.tf import uniform_quantized as uniform_quantized
 from invert.primitives.tf import variable_slices as variable_slices
 from invert.primitives.tf import variables as variables
-from invert.tf.ops.node import Node as Node
-from invert.tf.ops.node import import_tensorflow as import_tensorflow
-from invert.tf.ops.registry import REGISTRY as REGISTRY
-from invert.tf.ops.registry import Context as Context
-from invert.tf.ops.registry import raises_tf as raises_tf
 
-REGISTRY.freeze()
+from invert.primitives.tf import bounded as bounded  # isort: skip  # it needs the rules of these
+from invert.tf.fallback.eager import refused_inputs
+from invert.tf.fallback.host import host_entry, text_entry
+from invert.tf.fallback.xla_bridge import bridge_entry
+from invert.tf.interpreter.registry import REGISTRY as REGISTRY
+
+REGISTRY.freeze(
+    overrides=(text_entry,), fallbacks=(bridge_entry, host_entry), diagnose=refused_inputs
+)

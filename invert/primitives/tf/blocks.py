@@ -10,8 +10,9 @@ from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.primitives.tf.gather import take
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, ints, static
 
 

@@ -1,13 +1,12 @@
 """What ops do with arrays whose number of rows depends on data; see `tf.values.bounded`.
 
-Most ops take their usual rule on the whole arrays: what they compute in a row depends on that row
-alone. Updates leave the rows too many out, reductions see neutral elements there. An op without an
-entry here is refused.
+Most ops take their usual rule on the whole arrays and declare so at their rules (`rows=`, see
+`tf.interpreter.rows`). Here are those that do more: updates leave padding rows out, reductions see
+neutral elements there. An op that declares nothing is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,46 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import UnsupportedOpError
 from invert.primitives.tf.bounded_reductions import SUMS
-from invert.primitives.tf.bounded_slices import SLICES, RowRule
-from invert.primitives.tf.elementwise import BINARY, UNARY
-from invert.primitives.tf.nn import ACTIVATIONS, GRADIENTS
-from invert.tf.ops.node import Node, attr_functions
-from invert.tf.ops.registry import Context, Rule
+from invert.primitives.tf.bounded_slices import SLICES
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import REGISTRY, RowRule, Rule, row_rule
+from invert.tf.interpreter.rows import elementwise, rank_of
+from invert.tf.ops.node import Node
 from invert.tf.values.bounded import (
     BoundedArray,
     DynamicSize,
     common_count,
     holds_dynamic_size,
     refused,
-    refused_rows,
     resized,
-    stretched,
 )
 from invert.tf.values.constants import array, broadcast_to, ints, static
 
-ELEMENTWISE = {
-    *UNARY, *BINARY, *ACTIVATIONS, *GRADIENTS, "AddN", "Cast", "ClipByValue",
-    "Equal", "LeakyRelu", "LeakyReluGrad", "NotEqual", "Pow", "SelectV2",
-    "SoftmaxCrossEntropyWithLogits",
-} - {"ToBool"}  # fmt: skip
-# Same values in the same places.
-_UNCHANGED = frozenset(
-    "CheckNumerics CheckNumericsV2 Identity PreventGradient Snapshot StopGradient".split()
-)
-# Each row of the results comes from the same row of the operands, but for those of the numbers
-# given, which go with all rows.
-_ROWWISE: dict[str, tuple[int, ...]] = {
-    "BiasAdd": (1,), "LogSoftmax": (), "Softmax": (), "SparseSoftmaxCrossEntropyWithLogits": (),
-}  # fmt: skip
-# Arithmetic of sizes, which their rules fold.
-_SIZES = frozenset(
-    "Add AddV2 Cast ConcatV2 ExpandDims FloorDiv Identity Mul Pack Prod Reshape Squeeze "
-    "StridedSlice Sub Unpack".split()
-)
 # Which operands are indices and which are updates.
-_UPDATES: dict[str, tuple[int, int]] = {
+_INDEXED: dict[str, tuple[int, int]] = {
     "ScatterNd": (0, 1),
     "SparseToDense": (0, 2),
     **{
@@ -67,96 +44,7 @@ _UPDATES: dict[str, tuple[int, int]] = {
     "ScatterNdNonAliasingAdd": (1, 2),
     **{f"UnsortedSegment{kind}": (1, 0) for kind in ("Max", "Min", "Prod", "Sum")},
 }
-
-
-def apply_to_rows(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> Sequence[Any]:
-    """Applies a rule to operands that are a `BoundedArray`, or a shape with a `DynamicSize`.
-
-    **Raises:** `UnsupportedOpError` where the op is not known to leave the rows too many alone.
-    """
-    if attr_functions(node) and node.op != "XlaCallModule":
-        return rule(ctx, node, values)
-    rows = [v for v in values if isinstance(v, BoundedArray)]
-    own = _RULES.get(node.op)
-    if rows:
-        if own is None:
-            raise refused_rows(rows[0].origin, node.op, node.location)
-        return own(rule, ctx, node, values)
-    if own is not None and node.op in _MADE:
-        return own(rule, ctx, node, values)
-    if node.op in _SIZES and all(isinstance(v, np.ndarray) for v in values):
-        with contextlib.suppress(TypeError):  # not every operation on sizes gives one
-            return rule(ctx, node, values)
-    # The numbers themselves.
-    try:
-        return rule(ctx, node, [array(v) if holds_dynamic_size(v) else v for v in values])
-    except UnsupportedOpError as error:
-        counts = [
-            d
-            for v in values
-            if holds_dynamic_size(v)
-            for d in v.ravel()
-            if isinstance(d, DynamicSize)
-        ]
-        if not counts:
-            raise
-        raise refused_rows(counts[0].origin, node.op, node.location) from error
-
-
-# -- row by row
-
-
-def _rank(value: Any) -> int:
-    return value.data.ndim if isinstance(value, BoundedArray) else np.ndim(value)
-
-
-def _elementwise(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    rank = max(_rank(v) for v in values)
-    rows = [v for v in values if isinstance(v, BoundedArray)]
-    if any(r.data.ndim < rank for r in rows):
-        raise refused(node, values)
-    others = [
-        np.shape(v)[0] for v in values if not isinstance(v, BoundedArray) and np.ndim(v) == rank
-    ]
-    fixed = [n for n in others if not (isinstance(n, int) and n == 1)]
-    if fixed:
-        # As many rows as the others have, or one row that is repeated.
-        ready = [stretched(v, fixed[0]) if isinstance(v, BoundedArray) else v for v in values]
-        return list(rule(ctx, node, ready))
-    count, size = common_count(rows)
-
-    def fitting(v: Any) -> Any:
-        if not isinstance(v, BoundedArray):
-            return v
-        same = v.count is count and len({id(r.count) for r in rows}) == 1
-        return resized(v.data, size) if same else stretched(v, size, count)
-
-    results = rule(ctx, node, [fitting(v) for v in values])
-    origin = rows[0].origin
-    marked = node.op == "Cast" and rows[0].marked and node.attr("DstT").kind == "i"
-    return [BoundedArray(array(y), count, origin, marked) for y in results]
-
-
-def _unchanged(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = values[0]
-    checked = node.op.startswith("CheckNumerics")
-    (y,) = rule(ctx, node, [x.filled(0) if checked else x.data])
-    return [x.with_data(x.data if checked else y, x.marked)]
-
-
-def _rowwise(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    """Operands with as many rows as each other, which TensorFlow checks."""
-    paired = [v for k, v in enumerate(values) if k not in _ROWWISE[node.op]]
-    rows = [v for v in paired if isinstance(v, BoundedArray)]
-    vectors = any(r.data.ndim < 2 for r in rows) and node.op in ("Softmax", "LogSoftmax")
-    if not rows or vectors or node.attr("data_format") == "NCHW":
-        raise refused(node, values)
-    size = min(v.data.shape[0] if isinstance(v, BoundedArray) else np.shape(v)[0] for v in paired)
-    data = [resized(v.data, size) if isinstance(v, BoundedArray) else v for v in values]
-    results = rule(ctx, node, data)
-    if len(rows) < len(paired):
-        return list(results)
-    return [BoundedArray(y, rows[0].count, rows[0].origin) for y in results]
+_UPDATES = {op: places for op, places in _INDEXED.items() if REGISTRY.get(op) is not None}
 
 
 # -- shapes
@@ -239,7 +127,7 @@ def _larger_size(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> lis
     counts = [v for v in values if holds_dynamic_size(v)]
     (number,) = [v for v in values if not holds_dynamic_size(v)] or [None]
     if any(isinstance(v, BoundedArray) for v in values):
-        return _elementwise(rule, ctx, node, values)
+        return elementwise(rule, ctx, node, values)
     if len(counts) != 1 or not isinstance(number, np.ndarray) or number.ndim or counts[0].ndim:
         return list(rule(ctx, node, [array(v) for v in values]))
     count, limit = counts[0].item(), int(number)
@@ -307,7 +195,7 @@ def _tile(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _gather(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     axis = ints(static(node, values, 2))[0] if node.op == "GatherV2" else 0
     x, which = values[0], values[1]
-    axis %= _rank(ctx.read(x)) if node.op == "GatherV2" else 1
+    axis %= rank_of(ctx.read(x)) if node.op == "GatherV2" else 1
     if node.attr("batch_dims", 0):
         raise refused(node, values)
     if axis == 0:  # nothing leads to the rows too many of x
@@ -344,7 +232,7 @@ def _update(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any
     if any(isinstance(v, BoundedArray) for v in rest):
         raise refused(node, values)
     rooms = [
-        (v.data if isinstance(v, BoundedArray) else v).shape[0] for v in (which, what) if _rank(v)
+        (v.data if isinstance(v, BoundedArray) else v).shape[0] for v in (which, what) if rank_of(v)
     ]
     size = min(rooms)
     ready = list(values)
@@ -407,15 +295,15 @@ def _nothing(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[An
 
 
 def _number_of_axes(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [np.asarray(_rank(values[0]), np.int32)]
+    return [np.asarray(rank_of(values[0]), np.int32)]
 
 
 def _whole(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [values[0].data]
 
 
-# Ops whose rules here take shapes that hold a `DynamicSize` as well.
-_MADE: dict[str, RowRule] = {
+# Ops whose rows here take shapes that hold a `DynamicSize` as well.
+_TAKE_SIZES: dict[str, RowRule] = {
     "BroadcastGradientArgs": _broadcast_axes,
     "BroadcastTo": _broadcast_to,
     "Fill": _fill,
@@ -428,9 +316,6 @@ _MADE: dict[str, RowRule] = {
     **dict.fromkeys((op for op in _UPDATES if op.startswith("Unsorted")), _unsorted_segment),
 }
 _RULES: dict[str, RowRule] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(_ROWWISE, _rowwise),
-    **dict.fromkeys(_UNCHANGED, _unchanged),
     **dict.fromkeys(_UPDATES, _update),
     **dict.fromkeys(("Gather", "GatherV2", "ResourceGather"), _gather),
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), _gather_nd),
@@ -445,5 +330,7 @@ _RULES: dict[str, RowRule] = {
     "XlaRemoveDynamicDimensionSize": _whole,
     **SLICES,
     **SUMS,
-    **_MADE,
+    **_TAKE_SIZES,
 }
+for _op, _rows in _RULES.items():
+    row_rule(_op, takes_sizes=_op in _TAKE_SIZES)(_rows)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.bounded_slices import RowRule
 from invert.primitives.tf.reduction import REDUCTIONS
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import RowRule, Rule
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule
 from invert.tf.values.bounded import BoundedArray, refused, resized
 from invert.tf.values.constants import array, ints, static
 

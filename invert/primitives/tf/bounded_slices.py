@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,15 +9,13 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.slicing import index_of, put_stretch, take, take_rows
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import RowRule, Rule
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule
 from invert.tf.values.bounded import BoundedArray, DynamicSize, refused
 from invert.tf.values.bounded_slice import Stretch
 from invert.tf.values.constants import array, ints, static
 from invert.tf.values.linear import known
-
-# Takes the rule of the op besides what a rule takes.
-RowRule = Callable[[Rule, Context, Node, list[Any]], list[Any]]
 
 _WHOLE = [slice(start, None, step) for start in (None, 0) for step in (None, 1)]
 

@@ -15,9 +15,10 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.numerics.philox import Stream, unit
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array
 
 _F32, _I32, _U32, _U64 = (np.dtype(t) for t in (np.float32, np.int32, np.uint32, np.uint64))

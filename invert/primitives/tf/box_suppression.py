@@ -15,9 +15,11 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf import dynamic_size as dynamic
+from invert.primitives.tf.dynamic_size import marks_rows
 from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, ints, static
 
 
@@ -85,6 +87,7 @@ def _size(node: Node, values: list[Any]) -> int:
     "NonMaxSuppressionV4",
     "NonMaxSuppressionV5",
     "NonMaxSuppressionWithOverlaps",
+    pads_rows=marks_rows,
 )
 def _non_max_suppression(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     # Constants are indexed by traced numbers below.

@@ -13,8 +13,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from invert._errors import Problem
 from invert.ir.gradient_marker import mark
+from invert.tf.interpreter import rows
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, arrays
 
 # The newest version of XlaCallModule this was written for (TensorFlow 2.21, jax 0.12).
@@ -24,12 +26,9 @@ _MAX_VERSION = 10
 _MIN_VERSION = 5
 
 
-@raises_tf(
-    "Identity",
-    "RefIdentity",
-    "Snapshot",
-    "PlaceholderWithDefault",
-)
+@raises_tf("RefIdentity", effect="passes")
+@raises_tf("PlaceholderWithDefault")
+@raises_tf("Identity", "Snapshot", rows=rows.unchanged, folds_sizes=True)
 def _identity(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [values[0]]
 
@@ -38,7 +37,7 @@ def _identity(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 def _identity_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     # tf.custom_gradient wraps its results and its arguments in one IdentityN whose
     # `_gradient_op_type` names the author's rule. The values pass through unchanged.
-    gradient = ctx.gradient(node)
+    gradient = ctx.graph.gradient(node)
     if gradient is None:
         return list(values)
     count = len(values) - sum(not isinstance(c, np.ndarray) for c in gradient.captures)
@@ -51,17 +50,17 @@ def _identity_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [*mark(gradient, results, inputs, captures), *own[gradient.results :]]
 
 
-@raises_tf("NoOp")
+@raises_tf("NoOp", effect="none")
 def _no_op(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return []
 
 
-@raises_tf("StopGradient")
+@raises_tf("StopGradient", rows=rows.unchanged)
 def _stop_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.stop_gradient(array(values[0]))]
 
 
-@raises_tf("PreventGradient")
+@raises_tf("PreventGradient", rows=rows.unchanged)
 def _prevent_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     warn = ctx.config.prevent_gradient == "warn"
     x = array(values[0])
@@ -114,9 +113,9 @@ def _check_module(ctx: Context, node: Node) -> Iterable[Problem]:
     ):
         if node.attr(attr):
             yield Problem(op, f"{reason} (attribute {attr})", node.location, remedy)
-    yield from ctx.program(node).problems
+    yield from ctx.graph.program(node).problems
 
 
-@raises_tf("XlaCallModule", check=_check_module)
+@raises_tf("XlaCallModule", check=_check_module, effect="none")
 def _xla_call_module(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return list(ctx.program(node)(*(array(v) for v in values)))
+    return list(ctx.graph.program(node)(*(array(v) for v in values)))

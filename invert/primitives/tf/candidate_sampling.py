@@ -16,8 +16,9 @@ from jax import lax
 
 from invert._errors import Problem
 from invert.primitives.tf.dynamic_size import padded
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array
 
 _INT64 = np.dtype(np.int64)

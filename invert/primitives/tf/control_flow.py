@@ -23,13 +23,15 @@ from invert.tf.control.branch_types import (
     form_of,
     join,
 )
+from invert.tf.control.gradient_arrays import gradient_arrays
 from invert.tf.control.while_loop import while_loop
 from invert.tf.gradients.override import gradient_function, with_function_gradient
+from invert.tf.interpreter import rows
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.ops.state import Resource
 from invert.tf.values.constants import array, arrays
-from invert.tf.values.gradient_arrays import gradient_arrays
 from invert.tf.values.tensor_list import TensorList
 
 
@@ -127,11 +129,7 @@ def truth(value: Any) -> Any:
     return np.asarray(bool(value))
 
 
-# Ops whose first input tells which of their functions runs.
-CHOICES = frozenset(("Case", "If", "StatelessCase", "StatelessIf"))
-
-
-@raises_tf("If", "StatelessIf")
+@raises_tf("If", "StatelessIf", "XlaIf", chooses=True)
 def _if(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     then, otherwise = node.attr("then_branch"), node.attr("else_branch")
     predicate = truth(values[0])
@@ -140,7 +138,7 @@ def _if(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return branches(ctx, node, (then, otherwise), values[1:], lambda fns: lax.cond(predicate, *fns))
 
 
-@raises_tf("Case", "StatelessCase")
+@raises_tf("Case", "StatelessCase", chooses=True)
 def _case(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     functions = node.attr("branches")
     index, last = values[0], len(functions) - 1
@@ -153,7 +151,7 @@ def _case(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return branches(ctx, node, functions, values[1:], lambda fns: lax.switch(index, fns))
 
 
-@raises_tf("While", "StatelessWhile")
+@raises_tf("While", "StatelessWhile", "XlaWhile")
 def _while(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return while_loop(ctx, node, node.attr("cond"), node.attr("body"), values)
 
@@ -244,7 +242,7 @@ def _assert(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return []
 
 
-@raises_tf("CheckNumerics", "CheckNumericsV2")
+@raises_tf("CheckNumerics", "CheckNumericsV2", rows=rows.unchanged)
 def _check_numerics(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     _fail(ctx, node, ~jnp.all(jnp.isfinite(array(values[0]))))
     return [values[0]]

@@ -25,8 +25,9 @@ from invert.primitives.tf.window import (
     refuse,
     spatial_padding,
 )
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, arrays, ints, static
 
 

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array
 
 

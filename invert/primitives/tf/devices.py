@@ -16,8 +16,9 @@ from jax import lax
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.tensorflow import tf_proto
 from invert.primitives.tf.variables import assign, current
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, add_table, raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, add_table, raises_tf
 from invert.tf.values.constants import array, static
 
 _REMEDY = "Convert the function that runs on one device."
@@ -78,7 +79,7 @@ def _assign_group(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("XlaReplicaId")
 def _replica(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    ctx.note(f"tf.{node.op} ({node.location}) is zero: the program runs on one device")
+    ctx.graph.note(f"tf.{node.op} ({node.location}) is zero: the program runs on one device")
     return [np.zeros((), np.int32)]
 
 

@@ -17,15 +17,11 @@ from jax import lax
 from invert._config import Config
 from invert._errors import Problem, UnsupportedOpError
 from invert.tf.fallback.eager import run_eagerly
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import array, ints, is_static, static
-
-# Ops of which the result has another size for other data, so that theirs should be known.
-DATA_SIZED = frozenset(
-    ("ListDiff", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where")
-)
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
@@ -58,22 +54,18 @@ def padded(
     allowed = ("ids", "pad") if ids else ("pad",)
     if ctx.config.dynamic_sizes not in allowed:
         raise UnsupportedOpError([_problem(node, ids)])
-    ctx.note(
+    ctx.graph.note(
         f"tf.{node.op} ({node.location}) returns as many {what} as there are; here there are "
         f"always {size}, with {behind} in the places too many"
     )
 
 
-def leaves_rows_out(config: Config, node: Node) -> bool:
-    """Whether rows may be looked up by the result of `node`, so that -1 has to give zeros."""
-    if config.dynamic_sizes != "pad":
-        return False
-    return node.op == "Where" or (
-        node.op.startswith("NonMaxSuppression") and not node.attr("pad_to_max_output_size")
-    )
+def marks_rows(config: Config, node: Node) -> bool:
+    """Whether -1 stands in the result of `node` for rows that are not there."""
+    return config.dynamic_sizes == "pad" and not node.attr("pad_to_max_output_size")
 
 
-@raises_tf("Where")
+@raises_tf("Where", folds_operands=True, pads_rows=marks_rows)
 def _where(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if isinstance(values[0], np.ndarray) and values[0].dtype != object:
         return run_eagerly(ctx, node, values)
@@ -144,7 +136,7 @@ def _set_size(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [BoundedArray(x, size, _problem(node, False))]
 
 
-@raises_tf("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+@raises_tf("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", folds_operands=True)
 def _unique(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if all(isinstance(v, np.ndarray) and v.dtype != object for v in values):
         return run_eagerly(ctx, node, values)
@@ -179,7 +171,7 @@ def _firstplaces_of(x: Any) -> tuple[Any, Any]:
     return which, jnp.zeros_like(new).at[order].set(new, unique_indices=True)
 
 
-@raises_tf("ListDiff")
+@raises_tf("ListDiff", folds_operands=True)
 def _list_diff(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if all(is_static(v) for v in values):
         return run_eagerly(ctx, node, values)

@@ -25,8 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.tf.interpreter import rows
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, add_table, raises_tf
 from invert.tf.values.constants import (
     array,
     broadcast,
@@ -314,11 +316,19 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
     "TanhGrad": (lambda y, dy: lax.mul(dy, lax.sub(_constant(y, 1), lax.square(y))), None),
 }
 
-add_table({op: _unary(fn, fold) for op, (fn, fold) in UNARY.items()})
-add_table({op: _binary(fn, fold) for op, (fn, fold) in BINARY.items()})
+# Arithmetic of sizes, which stays known.
+_SIZES = frozenset(("Add", "AddV2", "FloorDiv", "Mul", "Sub"))
+# The larger of a size and a number is a size; see `primitives.tf.bounded`.
+_OWN_ROWS = frozenset(("Maximum", "Minimum", "ToBool"))
+
+for _op, (_fn, _fold) in UNARY.items():
+    raises_tf(_op, rows=None if _op in _OWN_ROWS else rows.elementwise)(_unary(_fn, _fold))
+for _op, (_fn, _fold) in BINARY.items():
+    _rows = None if _op in _OWN_ROWS else rows.elementwise
+    raises_tf(_op, rows=_rows, folds_sizes=_op in _SIZES)(_binary(_fn, _fold))
 
 
-@raises_tf("Pow")
+@raises_tf("Pow", rows=rows.elementwise)
 def _power(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     y = values[1]
     if isinstance(y, np.ndarray) and y.size == 1 and node.attr("T").kind == "f":
@@ -344,7 +354,7 @@ def _is_positive(x: Any) -> bool:
     return isinstance(x, np.ndarray) and bool((x > 0).all())
 
 
-@raises_tf("Equal", "NotEqual")
+@raises_tf("Equal", "NotEqual", rows=rows.elementwise)
 def _equal(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     fn, fold = (lax.eq, same_size) if node.op == "Equal" else (lax.ne, operator.ne)
     if is_static(values[0]) and is_static(values[1]):
@@ -374,7 +384,7 @@ def _real_dtype(x: Any) -> Any:
     return lax.abs(jnp.zeros((), x.dtype)).dtype if is_complex(x) else x.dtype
 
 
-@raises_tf("Cast")
+@raises_tf("Cast", rows=rows.elementwise, folds_sizes=True)
 def _cast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     source, dtype = node.attr("SrcT"), node.attr("DstT")
     if is_static(values[0]) and dtype.kind in "iufb":
@@ -426,7 +436,8 @@ def _bitcast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.complex(parts[..., 0], parts[..., 1])]
 
 
-@raises_tf("Select", "SelectV2")
+@raises_tf("Select")
+@raises_tf("SelectV2", rows=rows.elementwise)
 def _select(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     known = all(is_static(v) for v in values) and values[0].dtype != object
     if known and (node.op == "SelectV2" or values[0].shape == values[1].shape):
@@ -439,7 +450,8 @@ def _select(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.select(which, x, y)]
 
 
-@raises_tf("AddN", "AccumulateNV2")
+@raises_tf("AccumulateNV2")
+@raises_tf("AddN", rows=rows.elementwise)
 def _add_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     total = array(values[0])
     for value in values[1:]:
@@ -447,7 +459,7 @@ def _add_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [total]
 
 
-@raises_tf("ClipByValue")
+@raises_tf("ClipByValue", rows=rows.elementwise)
 def _clip_by_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x, low, high = (array(v) for v in values)
     low, high = broadcast_to(low, x.shape), broadcast_to(high, x.shape)

@@ -1,66 +1,63 @@
-"""Fourier transforms over the last axes, or over axes given."""
+"""Fourier transforms over the last axes, or over given axes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, add_table
-from invert.tf.values.constants import array, ints, static
+from invert.tf.interpreter.registry import Array, Ints, rules
 
-# How many axes at the end, by the ending of the name.
+# Number of transformed axes, by the ending of the op.
 _RANKS = {"": 1, "2D": 2, "3D": 3}
 
 
-def _last(fn: Callable[..., Any], rank: int) -> Rule:
-    """A transform over the last `rank` axes, to the lengths of input 1 where there is one."""
-
-    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        x = array(values[0])
-        lengths = ints(static(node, values, 1)) if len(values) == 2 else None
-        return [_typed(fn(x, lengths, tuple(range(-rank, 0))), node)]
-
-    return rule
-
-
-def _typed(y: Any, node: Node) -> Any:
-    """In the type that the op declares; `jnp` computes half precision in single."""
-    name = "Treal" if node.op.startswith("IRFFT") else "Tcomplex"
-    dtype = node.attr(name)
+def _typed(y: Array, real: np.dtype | None, complex_: np.dtype | None) -> Array:
+    """The result in the type that the op declares; `jnp` computes half precision in single."""
+    dtype = real if jnp.issubdtype(y.dtype, jnp.floating) else complex_
     return y if dtype is None or y.dtype == dtype else lax.convert_element_type(y, dtype)
 
 
-def _any(fn: Callable[..., Any]) -> Rule:
-    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        lengths, axes = (ints(static(node, values, i)) for i in (1, 2))
-        return [_typed(fn(array(values[0]), lengths, axes), node)]
+def _over_last_axes(transform: Callable[..., Array], rank: int) -> Callable[..., Array]:
+    axes = tuple(range(-rank, 0))
+
+    def rule(
+        x: Array,
+        lengths: Ints | None = None,
+        *,
+        Treal: np.dtype | None = None,
+        Tcomplex: np.dtype | None = None,
+    ) -> Array:
+        return _typed(transform(x, lengths, axes), Treal, Tcomplex)
 
     return rule
 
 
-_TRANSFORMS: dict[str, Callable[..., Any]] = {
+def _over_axes(transform: Callable[..., Array]) -> Callable[..., Array]:
+    def rule(
+        x: Array,
+        lengths: Ints,
+        axes: Ints,
+        *,
+        Treal: np.dtype | None = None,
+        Tcomplex: np.dtype | None = None,
+    ) -> Array:
+        return _typed(transform(x, lengths, axes), Treal, Tcomplex)
+
+    return rule
+
+
+_TRANSFORMS: dict[str, Callable[..., Array]] = {
     "FFT": jnp.fft.fftn,
     "IFFT": jnp.fft.ifftn,
     "RFFT": jnp.fft.rfftn,
     "IRFFT": jnp.fft.irfftn,
 }
 
-add_table(
-    {
-        f"{kind}{end}": _last(fn, rank)
-        for kind, fn in _TRANSFORMS.items()
-        for end, rank in _RANKS.items()
-    }
-)
-add_table(
-    {
-        f"Batch{kind}{end}": _last(_TRANSFORMS[kind], rank)
-        for kind in ("FFT", "IFFT")
-        for end, rank in _RANKS.items()
-    }
-)
-add_table({f"{kind}ND": _any(fn) for kind, fn in _TRANSFORMS.items()})
+for _kind, _transform in _TRANSFORMS.items():
+    for _end, _rank in _RANKS.items():
+        _names = [f"{_kind}{_end}", f"Batch{_kind}{_end}"][: 1 if "R" in _kind else 2]
+        rules(dict.fromkeys(_names, _over_last_axes(_transform, _rank)))
+    rules({f"{_kind}ND": _over_axes(_transform)})

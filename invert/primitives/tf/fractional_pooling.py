@@ -19,9 +19,10 @@ from jax import lax
 from invert.primitives.tf.pooling import lowest
 from invert.primitives.tf.stateless_random import shuffled
 from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.numerics.philox import Stream, unit
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, ints, static
 
 _I64, _U64 = np.dtype(np.int64), np.dtype(np.uint64)

@@ -20,8 +20,9 @@ from invert.primitives.tf.nn import bias_add, leaky_relu, relu6
 from invert.primitives.tf.normalization import batch_norm, normalize
 from invert.primitives.tf.resize import resize_bilinear
 from invert.primitives.tf.window import layout, refuse
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, arrays, ints, static
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {

@@ -16,8 +16,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, as_sizes, axis_of, ints, is_static, static
 
 # Indices known to be in range need no guard. Checking more of them takes longer than it saves.

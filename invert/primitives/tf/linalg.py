@@ -15,8 +15,9 @@ from jax import lax
 
 from invert.primitives.tf.matmul import adjoint, transpose
 from invert.primitives.tf.window import is_half
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, raises_tf
 from invert.tf.values.constants import array, broadcast_to
 
 

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
-from invert.tf.values.constants import array, arrays, broadcast
+from invert.tf.interpreter import rows
+from invert.tf.interpreter.registry import Array, rule
+from invert.tf.values.constants import broadcast
 
 
-@raises_tf("Softmax")
-def _softmax(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jax.nn.softmax(array(values[0]))]
+@rule("Softmax", rows=rows.rowwise(least_rank=2))
+def _softmax(logits: Array) -> Array:
+    return jax.nn.softmax(logits)
 
 
-@raises_tf("LogSoftmax")
-def _log_softmax(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jax.nn.log_softmax(array(values[0]))]
+@rule("LogSoftmax", rows=rows.rowwise(least_rank=2))
+def _log_softmax(logits: Array) -> Array:
+    return jax.nn.log_softmax(logits)
 
 
-@raises_tf("SoftmaxCrossEntropyWithLogits")
-def _cross_entropy(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    logits, labels = broadcast(values)
-    return [softmax_cross_entropy(logits, labels), jax.nn.softmax(logits) - labels]
+@rule("SoftmaxCrossEntropyWithLogits", rows=rows.elementwise)
+def _cross_entropy(features: Array, labels: Array) -> tuple[Array, Array]:
+    logits, labels = broadcast([features, labels])
+    return softmax_cross_entropy(logits, labels), jax.nn.softmax(logits) - labels
 
 
 @jax.custom_jvp
-def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
+def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
     """Cross entropy along the last axis.
 
     TensorFlow takes `softmax(logits) - labels` for the derivative, which is that of labels that
@@ -40,16 +38,17 @@ def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
 
 
 @softmax_cross_entropy.defjvp
-def _cross_entropy_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+def _cross_entropy_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
     (logits, labels), (d_logits, d_labels) = primals, tangents
     terms = (jax.nn.softmax(logits) - labels) * d_logits
     terms -= jax.nn.log_softmax(logits) * d_labels
     return softmax_cross_entropy(logits, labels), jnp.sum(terms, axis=-1)
 
 
-@raises_tf("SparseSoftmaxCrossEntropyWithLogits")
-def _sparse_cross_entropy(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    logits, labels = arrays(values)
+@rule("SparseSoftmaxCrossEntropyWithLogits", rows=rows.rowwise())
+def _sparse_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
     classes = logits.shape[-1]
     log_p = jax.nn.log_softmax(logits)
     # A label out of range gives NaN, as it does where TensorFlow runs on an accelerator.
@@ -59,4 +58,4 @@ def _sparse_cross_entropy(ctx: Context, node: Node, values: list[Any]) -> list[A
     nan = jnp.full((), jnp.nan, logits.dtype)
     target = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
     backprop = jnp.where(known[..., None], jax.nn.softmax(logits) - target, nan)
-    return [jnp.where(known, -picked, nan), backprop]
+    return jnp.where(known, -picked, nan), backprop

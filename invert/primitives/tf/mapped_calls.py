@@ -11,8 +11,9 @@ from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.tf.control.branch_types import strong
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import add_table, raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, add_table, raises_tf
 from invert.tf.values.constants import array, ints
 
 

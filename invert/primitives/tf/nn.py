@@ -15,8 +15,10 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.window import refuse
+from invert.tf.interpreter import rows
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, add_table, raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, add_table, raises_tf
 from invert.tf.values.constants import array, arrays, is_static
 
 _SELU_SCALE = 1.0507009873554804934193349852946
@@ -44,13 +46,8 @@ def _selu_grad(g: Any, y: Any) -> Any:
     return jnp.where(y < 0, g * (y + _SELU_SCALE_ALPHA), g * _SELU_SCALE)
 
 
-def _l2_loss(x: Any) -> Any:
-    return jnp.sum(lax.square(x)) / 2
-
-
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "Elu": jax.nn.elu,
-    "L2Loss": _l2_loss,
     "Relu6": relu6,
     "Selu": _selu,
     "Softplus": jax.nn.softplus,
@@ -76,22 +73,28 @@ def _gradient(fn: Callable[[Any, Any], Any]) -> Rule:
     return lambda ctx, node, values: [fn(*arrays(values))]
 
 
-add_table({op: _unary(fn) for op, fn in ACTIVATIONS.items()})
-add_table({op: _gradient(fn) for op, fn in GRADIENTS.items()})
+add_table({op: _unary(fn) for op, fn in ACTIVATIONS.items()}, rows=rows.elementwise)
+add_table({op: _gradient(fn) for op, fn in GRADIENTS.items()}, rows=rows.elementwise)
 
 
-@raises_tf("LeakyRelu")
+@raises_tf("L2Loss")
+def _l2_loss(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+    return [jnp.sum(lax.square(array(values[0]))) / 2]
+
+
+@raises_tf("LeakyRelu", rows=rows.elementwise)
 def _leaky_relu(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [leaky_relu(array(values[0]), node.attr("alpha", 0.2))]
 
 
-@raises_tf("LeakyReluGrad")
+@raises_tf("LeakyReluGrad", rows=rows.elementwise)
 def _leaky_relu_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     g, x = arrays(values)
     return [jnp.where(x > 0, g, g * node.attr("alpha", 0.2))]
 
 
-@raises_tf("BiasAdd", "BiasAddV1")
+@raises_tf("BiasAddV1")
+@raises_tf("BiasAdd", rows=rows.rowwise(1))
 def _bias_add(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     x, bias = arrays(values)
     return [bias_add(x, bias, _bias_axis(node, x.ndim))]

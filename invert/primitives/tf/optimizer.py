@@ -16,9 +16,10 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.variables import assign, current
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import REGISTRY, Entry
 from invert.tf.numerics import optimizers as steps
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import REGISTRY, Context, Entry
 from invert.tf.values.constants import array
 
 

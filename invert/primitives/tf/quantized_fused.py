@@ -16,8 +16,9 @@ import numpy as np
 
 from invert.primitives.tf.matmul import product
 from invert.primitives.tf.quantized import convolution, convolution_of_levels, levels
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array
 
 _INT32, _F32, _F64 = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.float64)

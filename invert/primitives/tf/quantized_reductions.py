@@ -23,8 +23,9 @@ from invert.primitives.tf.quantized import (
     unclamped,
     zero_of,
 )
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, ints, static
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)

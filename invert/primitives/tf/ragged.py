@@ -18,8 +18,9 @@ from invert._errors import Problem, UnsupportedOpError
 from invert.primitives.tf.gather import take
 from invert.primitives.tf.scatter import scatter_nd
 from invert.primitives.tf.tensor_lists import Batch
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import array, broadcast_to, ints, static
 from invert.tf.values.ragged import Apart, Composite, Encoded

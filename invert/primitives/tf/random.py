@@ -10,9 +10,10 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.stateless_random import truncated_from_uniform
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.numerics.rejection import gamma_slope
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import ints, static
 
 _INT64 = np.dtype(np.int64)

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, add_table, raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, add_table
 from invert.tf.values.constants import array, as_sizes, axis_of, ints, is_static, static
 
 
@@ -103,7 +104,8 @@ def _reduction(fn: Callable[..., Any], fold: Callable[..., Any] | None) -> Rule:
     return rule
 
 
-add_table({op: _reduction(fn, fold) for op, (fn, fold) in REDUCTIONS.items()})
+for _op, (_fn, _fold) in REDUCTIONS.items():
+    raises_tf(_op, folds_sizes=_op == "Prod")(_reduction(_fn, _fold))
 
 
 # op: (function, its neutral element)

@@ -18,8 +18,9 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, ints, static
 
 _F32 = np.dtype(np.float32)

@@ -12,8 +12,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import (
     array,
     arrays,
@@ -43,7 +44,7 @@ def _check_const(ctx: Context, node: Node) -> Iterable[Problem]:
 
 @raises_tf("Const", check=_check_const)
 def _const(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [ctx.constant(node)]
+    return [ctx.graph.constant(node)]
 
 
 @raises_tf("Shape")
@@ -68,7 +69,7 @@ def _rank(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [np.asarray(np.ndim(values[0]), np.int32)]
 
 
-@raises_tf("Reshape")
+@raises_tf("Reshape", folds_sizes=True)
 def _reshape(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     shape = ints(static(node, values, 1))
     if is_static(values[0]) and all(isinstance(d, int) for d in shape):
@@ -89,7 +90,7 @@ def _reshaped(ctx: Context, x: Any, move: Callable[[Any], Any]) -> Any:
     return y
 
 
-@raises_tf("ExpandDims")
+@raises_tf("ExpandDims", folds_sizes=True)
 def _expand_dims(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     (axis,) = ints(static(node, values, 1))
     if is_static(values[0]):
@@ -97,7 +98,7 @@ def _expand_dims(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [_reshaped(ctx, array(values[0]), lambda x: lax.expand_dims(x, (axis,)))]
 
 
-@raises_tf("Squeeze")
+@raises_tf("Squeeze", folds_sizes=True)
 def _squeeze(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     axes = node.attr("squeeze_dims") or [i for i, d in enumerate(np.shape(values[0])) if d == 1]
     if is_static(values[0]):
@@ -116,7 +117,7 @@ def _transpose(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.transpose(x, order)]
 
 
-@raises_tf("Pack")
+@raises_tf("Pack", folds_sizes=True)
 def _pack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     axis = node.attr("axis", 0)
     if all(is_static(v) for v in values):
@@ -132,7 +133,7 @@ def _stack_static(values: list[Any], axis: int) -> np.ndarray:
     return np.stack(values, axis)
 
 
-@raises_tf("Unpack")
+@raises_tf("Unpack", folds_sizes=True)
 def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     axis, count = axis_of(node.attr("axis", 0), np.ndim(values[0])), node.attr("num")
     if is_static(values[0]):
@@ -141,7 +142,8 @@ def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.squeeze(lax.slice_in_dim(x, i, i + 1, axis=axis), (axis,)) for i in range(count)]
 
 
-@raises_tf("Concat", "ConcatV2")
+@raises_tf("Concat")
+@raises_tf("ConcatV2", folds_sizes=True)
 def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     at = 0 if node.op == "Concat" else len(values) - 1
     (axis,) = ints(static(node, values, at))

@@ -16,12 +16,26 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.bounded import BoundedArray, DynamicSize, refused_rows, resized
-from invert.tf.values.bounded_slice import Stretch, checked, put_rows, rows_of, slice_origin
+from invert.tf.values.bounded_slice import Stretch, put_rows, rows_of, slice_origin
 from invert.tf.values.constants import array, as_sizes, broadcast_to, ints, is_static, static
 from invert.tf.values.linear import distance, known
+
+
+def _stretch_of(ctx: Context, node: Node, index: list[Any]) -> Stretch | None:
+    """The slice of the first axis of an index where its length depends on data.
+
+    **Raises:** `UnsupportedOpError` where that of another axis does.
+    """
+    stretches = [k for k, part in enumerate(index) if isinstance(part, Stretch)]
+    if not stretches:
+        return None
+    if stretches != [0] or ctx.config.dynamic_sizes != "ids":
+        raise UnsupportedOpError([slice_origin(node)])
+    return index[0]
 
 
 @raises_tf("Slice")
@@ -53,7 +67,7 @@ def _rest(ctx: Context, node: Node, x: Any, begin: Any, size: tuple[Any, ...]) -
             index.append(Stretch(start, None, 1))
         else:
             index.append(_Window(start, n, slice(None)))
-    stretch = checked(ctx, node, index)
+    stretch = _stretch_of(ctx, node, index)
     return take(x, index) if stretch is None else take_rows(node, x, stretch, index)
 
 
@@ -63,12 +77,12 @@ def take_rows(node: Node, x: Any, stretch: Stretch, index: list[Any]) -> Bounded
     return rows.with_data(take(rows.data, [slice(None), *index[1:]]))
 
 
-@raises_tf("StridedSlice")
+@raises_tf("StridedSlice", folds_sizes=True)
 def _strided_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     index = index_of(ctx, node, values[1:4], np.ndim(values[0]))
     if is_static(values[0]) and not any(map(_depends, index)):
         return [as_sizes(values[0][(*index, ...)], node.attr("T"))]
-    stretch = checked(ctx, node, index)
+    stretch = _stretch_of(ctx, node, index)
     if stretch is not None:
         return [take_rows(node, array(values[0]), stretch, index)]
     return [take(array(values[0]), index)]
@@ -171,7 +185,7 @@ def _window(ctx: Context, node: Node, start: Any, stop: Any, step: int) -> _Wind
     if length is None:
         return Stretch(start, stop, step)
     count = len(range(0, length, step))
-    ctx.note(
+    ctx.graph.note(
         f"tf.{node.op} ({node.location}) has {count} elements at a place that depends on data; "
         "where it leaves the array, TensorFlow's has fewer, and this one begins elsewhere"
     )
@@ -249,7 +263,7 @@ def take(x: Any, index: list[Any]) -> Any:
 
 def put(ctx: Context, node: Node, x: Any, index: list[Any], value: Any, fresh: bool = False) -> Any:
     """`x` with `value`, an array or rows, at `index`; `fresh`: x is zero."""
-    stretch = checked(ctx, node, index)
+    stretch = _stretch_of(ctx, node, index)
     if stretch is None:
         if isinstance(value, BoundedArray):
             raise refused_rows(value.origin, node.op, node.location)

@@ -15,8 +15,9 @@ from jax import lax
 
 from invert.primitives.tf.matmul import adjoint
 from invert.primitives.tf.scatter import scatter_nd
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, broadcast_to, ints, static
 
 

@@ -18,8 +18,9 @@ from jax import lax
 
 from invert.primitives.tf.dynamic_size import padded, places_of
 from invert.tf.fallback.eager import run_eagerly
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, raises_tf
 from invert.tf.values.constants import array, ints, pack_dims, static
 
 _INT64 = np.dtype(np.int64)

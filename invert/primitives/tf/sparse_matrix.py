@@ -15,8 +15,9 @@ from jax import lax
 from invert.primitives.tf.matmul import adjoint
 from invert.primitives.tf.sparse import dense
 from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, ints, static
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)

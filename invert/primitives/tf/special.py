@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, add_table
 from invert.tf.numerics import bessel
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, add_table
 from invert.tf.values.constants import array, broadcast
 
 scipy = jax.scipy.special

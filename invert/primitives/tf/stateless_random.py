@@ -16,10 +16,11 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.numerics import philox, rejection, xla_random
 from invert.tf.numerics.philox import Stream
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array, ints, static
 
 # tensorflow/core/framework/rng_alg.h. To the CPU kernels the automatic choice is Philox; ThreeFry

@@ -17,8 +17,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, add_table, raises_tf
 from invert.tf.ops.node import FRAMES_REMEDY, Node
-from invert.tf.ops.registry import Context, Rule, add_table, raises_tf
 from invert.tf.ops.state import Resource
 from invert.tf.values import tensor_list as lists
 from invert.tf.values.constants import array, ints, static
@@ -39,7 +40,7 @@ def _list(ctx: Context, node: Node, handle: Any) -> TensorList:
     return found
 
 
-@raises_tf(*_versions("TensorArray"))
+@raises_tf(*_versions("TensorArray"), effect="none")
 def _tensor_array(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     (size,) = ints(static(node, values, 0))
     dtype = node.attr("dtype")
@@ -88,18 +89,18 @@ def _added(lst: TensorList, index: Any, value: Any) -> Any:
     return lax.add(lists.get_item(lst, index, lists.element_of(value)), array(value))
 
 
-@raises_tf(*_versions("TensorArrayRead"))
+@raises_tf(*_versions("TensorArrayRead"), effect="none")
 def _read(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lists.get_item(_list(ctx, node, values[0]), values[1])]
 
 
-@raises_tf(*_versions("TensorArraySize"))
+@raises_tf(*_versions("TensorArraySize"), effect="none")
 def _size(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     size = _list(ctx, node, values[0]).size
     return [np.asarray(size, np.int32) if isinstance(size, int) else size]
 
 
-@raises_tf(*_versions("TensorArrayGather"))
+@raises_tf(*_versions("TensorArrayGather"), effect="none")
 def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     lst, indices = _list(ctx, node, values[0]), values[1]
     element = lists.element_type(node.attr("element_shape"), node.attr("dtype"))
@@ -143,7 +144,7 @@ def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [values[2]]
 
 
-@raises_tf(*_versions("TensorArrayConcat"))
+@raises_tf(*_versions("TensorArrayConcat"), effect="none")
 def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     lst = _list(ctx, node, values[0])
     if lst.items is not None and all(x is not None for x in lst.items):
@@ -163,12 +164,12 @@ def _split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [values[3]]
 
 
-@raises_tf(*_versions("TensorArrayClose"), "StackClose", "StackCloseV2")
+@raises_tf(*_versions("TensorArrayClose"), "StackClose", "StackCloseV2", effect="none")
 def _close(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return []
 
 
-@raises_tf("Stack", "StackV2")
+@raises_tf("Stack", "StackV2", effect="none")
 def _stack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     handle = Resource("stack", f"{node.where}/{node.name}", node.attr("elem_type"))
     ctx.write(handle, lists.empty(node.attr("elem_type"), None))

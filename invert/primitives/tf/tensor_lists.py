@@ -12,8 +12,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node, canonical
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values import tensor_list as lists
 from invert.tf.values.constants import array, as_sizes, ints, is_size, static
 from invert.tf.values.ragged import Apart, Encoded

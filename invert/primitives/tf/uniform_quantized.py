@@ -16,8 +16,9 @@ import numpy as np
 from jax import lax
 
 from invert._private.tensorflow import tf_proto
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)

@@ -15,8 +15,9 @@ from jax import lax
 from invert.primitives.tf.gather import narrow
 from invert.primitives.tf.slicing import index_of, put
 from invert.primitives.tf.variables import assign, current
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, add_table, raises_tf
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, add_table, raises_tf
 from invert.tf.ops.state import Resource
 from invert.tf.values.constants import array, broadcast_to
 
@@ -88,7 +89,7 @@ add_table(
 )
 
 
-@raises_tf("ResourceGather")
+@raises_tf("ResourceGather", effect="reads")
 def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     rows, indices = current(ctx, values[0]), array(values[1])
     indices = narrow(indices, np.shape(rows))
@@ -103,7 +104,7 @@ def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [rows.at[(*places, indices)].get(mode="clip", wrap_negative_indices=False)]
 
 
-@raises_tf("ResourceGatherNd")
+@raises_tf("ResourceGatherNd", effect="reads")
 def _gather_nd(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     rows, indices = jnp.asarray(current(ctx, values[0])), array(values[1])
     indices = narrow(indices, rows.shape)

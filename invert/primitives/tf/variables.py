@@ -9,15 +9,11 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule, add_table, raises_tf
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Rule, add_table, raises_tf
+from invert.tf.ops.node import Node, variable_name
 from invert.tf.ops.state import Resource
 from invert.tf.values.constants import array, broadcast_to
-
-
-def variable_name(node: Node) -> str:
-    """The name that says which variable a node such as `VarHandleOp` stands for."""
-    return node.attr("shared_name") or node.name
 
 
 def current(ctx: Context, resource: Any) -> Any:
@@ -51,13 +47,13 @@ def assign(ctx: Context, node: Node, resource: Any, value: Any) -> None:
     ctx.write(resource, value)
 
 
-@raises_tf("VarHandleOp", "VariableV2", "Variable")
+@raises_tf("VarHandleOp", "VariableV2", "Variable", effect="none")
 def _var_handle(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     kind = "variable" if node.op == "VarHandleOp" else "reference"
     return [Resource(kind, variable_name(node), node.attr("dtype"), node.attr("shape"))]
 
 
-@raises_tf("TemporaryVariable")
+@raises_tf("TemporaryVariable", effect="none")
 def _temporary(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     name = f"{node.where}/{node.attr('var_name') or node.name}"
     return [Resource("reference", name, node.attr("dtype"), node.attr("shape"))]
@@ -70,22 +66,22 @@ def _destroy_temporary(ctx: Context, node: Node, values: list[Any]) -> list[Any]
     return [value]
 
 
-@raises_tf("ReadVariableOp")
+@raises_tf("ReadVariableOp", effect="reads")
 def _read(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [ctx.read(values[0])]
 
 
-@raises_tf("VarIsInitializedOp", "IsVariableInitialized")
+@raises_tf("VarIsInitializedOp", "IsVariableInitialized", effect="reads")
 def _is_initialized(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [np.asarray(not isinstance(values[0], Resource) or values[0] in ctx.state)]
 
 
-@raises_tf("VariableShape")
+@raises_tf("VariableShape", effect="reads")
 def _variable_shape(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [np.asarray(np.shape(ctx.read(values[0])), node.attr("out_type", np.dtype(np.int32)))]
 
 
-@raises_tf("DestroyResourceOp")
+@raises_tf("DestroyResourceOp", effect="none")
 def _destroy(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     ctx.state.pop(values[0], None)
     return []

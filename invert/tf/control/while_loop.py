@@ -31,11 +31,11 @@ from invert.tf.control.branch_types import (
     key_of,
     type_of,
 )
+from invert.tf.control.gradient_arrays import gradient_arrays
+from invert.tf.interpreter.context import Context
 from invert.tf.ops.node import Body, Node
-from invert.tf.ops.registry import Context
 from invert.tf.ops.state import Resource
 from invert.tf.values.constants import array
-from invert.tf.values.gradient_arrays import gradient_arrays
 from invert.tf.values.intervals import Known, Range, ends_of
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 
@@ -137,7 +137,7 @@ class _Loop:
         self.condition, self.body = condition, body
         self.values = list(values)
         self.forms: dict[int | Resource, Form] = {}
-        for i, (op, argument) in enumerate(_sources(ctx.body(body))):
+        for i, (op, argument) in enumerate(_sources(ctx.graph.body(body))):
             if argument == i:
                 continue  # no step changes it
             form = form_of(values[i])

@@ -10,9 +10,9 @@ import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.tf.fallback.kernels_in_child import MOST_BYTES, PLAIN, KernelError, refusal, run_apart
+from invert.tf.interpreter.context import Context
 from invert.tf.ops.definition import types_of
 from invert.tf.ops.node import Node, decode_dtype, import_tensorflow
-from invert.tf.ops.registry import Context
 
 
 def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
@@ -24,7 +24,7 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
         if not name.startswith("_"):
             proto.attr[name].CopyFrom(node.attrs[name])
             calls |= bool(node.attrs[name].func.name or node.attrs[name].list.func)
-    library = ctx.library if calls else None
+    library = ctx.graph.library if calls else None
     # Maps have no order of their own, and the bytes are the key of a cache.
     return (
         proto.SerializeToString(deterministic=True),

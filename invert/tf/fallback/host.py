@@ -28,42 +28,38 @@ from invert.tf.fallback.eager import (
     serialized,
 )
 from invert.tf.fallback.host_ops import LOOKUPS, ON_TEXT, PURE, REFUSED
+from invert.tf.interpreter.analysis import HOST_REMEDY, host_problem
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Entry
 from invert.tf.ops.node import Node, import_tensorflow
-from invert.tf.ops.registry import REGISTRY, Context, Entry
 from invert.tf.values.constants import array
 
 _STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
-_REMEDY = (
-    "Compute it outside the function and pass numbers, or, where it has to run on the host, set "
-    'Config(host_ops="callback").'
-)
 
 
 def text_entry(node: Node) -> Entry | None:
     """How to raise an op that has a rule for numbers where it is on text; else `None`."""
     if node.op in ON_TEXT and any(v.type == _STRING for v in node.attrs.values()):
-        return Entry(_constant if node.op == "Const" else _host)
+        if node.op == "Const":
+            return Entry(_constant, "host")
+        return Entry(_host, "host", on_host=lambda node: True)
     return None
 
 
-def host_entry(op: str) -> Entry | None:
+def host_entry(node: Node) -> Entry | None:
     """How to raise an op that only the host can run; `None` for any other."""
-    if op in REFUSED:
-        return Entry(_refuse, _check_refused)
-    if op in LOOKUPS:
-        return Entry(_lookup)
-    if op == "DeviceIndex":
-        return Entry(_device_index)
-    return Entry(_host) if op in PURE else None
+    if node.op in REFUSED:
+        return Entry(_refuse, "none", _check_refused)
+    if node.op in LOOKUPS:
+        return Entry(_lookup, "host", on_host=_finds_text)
+    if node.op == "DeviceIndex":
+        return Entry(_device_index, "host")
+    return Entry(_host, "host", on_host=lambda node: True) if node.op in PURE else None
 
 
-def runs_on_host(node: Node) -> bool:
-    """Whether TensorFlow itself computes the node, at conversion or at run time."""
-    if text_entry(node) is not None:
-        return node.op != "Const"
-    if node.op.startswith("LookupTableFind"):
-        return _STRING in (node.attrs["Tin"].type, node.attrs["Tout"].type)
-    return node.op in PURE and REGISTRY.get(node.op) is None
+def _finds_text(node: Node) -> bool:
+    finds = node.op.startswith("LookupTableFind")
+    return finds and _STRING in (node.attrs["Tin"].type, node.attrs["Tout"].type)
 
 
 def _check_refused(ctx: Context, node: Node) -> Iterable[Problem]:
@@ -84,17 +80,7 @@ def _device_index(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 
 def _constant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [ctx.constant(node)]
-
-
-def unknown_problem(node: Node, location: str) -> Problem:
-    """The error for a host op whose inputs depend on data."""
-    return Problem(
-        f"tf.{node.op}",
-        "runs on the host only, and its inputs depend on the arguments or variables",
-        location,
-        _REMEDY,
-    )
+    return [ctx.graph.constant(node)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,7 +169,7 @@ def _host(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if all(_is_known(v) for v in values):
         return run_eagerly(ctx, node, values)
     if ctx.config.host_ops != "callback":
-        raise UnsupportedOpError([unknown_problem(node, node.location)])
+        raise UnsupportedOpError([host_problem(node, node.location)])
     text, library = serialized(ctx, node)
     types = tuple(input_types(node))
     run = functools.partial(run_op, text, library, types)
@@ -229,7 +215,7 @@ def _called_back(node: Node, wanted: Pending) -> Any:
     tf = import_tensorflow()
     if wanted.shape is None or None in wanted.shape:
         reason = f"has a result whose size depends on the data ({wanted.shape})"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, _REMEDY)])
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, HOST_REMEDY)])
     dtype = jax.dtypes.canonicalize_dtype(tf.dtypes.as_dtype(wanted.dtype).as_numpy_dtype)
     leaves: dict[int, Any] = {}
     _collect(wanted, leaves, set())
@@ -303,7 +289,7 @@ def _lookup(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if _STRING not in types:
         return [_search(keys, content, array(wanted), array(default))]
     if ctx.config.host_ops != "callback":
-        raise UnsupportedOpError([unknown_problem(node, node.location)])
+        raise UnsupportedOpError([host_problem(node, node.location)])
     shape = wanted.shape if isinstance(wanted, Pending) else tuple(np.shape(wanted))
     if content.ndim > 1 and shape is not None:
         shape = (*shape, *content.shape[1:])

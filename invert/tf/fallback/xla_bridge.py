@@ -32,8 +32,9 @@ from invert.tf.fallback.eager import (
 )
 from invert.tf.fallback.xla_bridge_ops import BRIDGED, NEEDS_RULE, PREFIX
 from invert.tf.fallback.xla_gradients import marked
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Entry
 from invert.tf.ops.node import Node, import_tensorflow
-from invert.tf.ops.registry import Context, Entry
 from invert.tf.values.constants import is_static
 
 _CONCRETE = "Convert it at concrete sizes (pass example arguments), or compute it outside."
@@ -42,11 +43,11 @@ _CONCRETE = "Convert it at concrete sizes (pass example arguments), or compute i
 _MAX_CONSTANT = 16
 
 
-def bridge_entry(op: str) -> Entry | None:
+def bridge_entry(node: Node) -> Entry | None:
     """How to raise an op over the bridge; `None` where XLA does not compile it, or it has state."""
-    if op in NEEDS_RULE:
-        return Entry(_refuse, _check_refused)
-    return Entry(_bridge, _check) if op in BRIDGED else None
+    if node.op in NEEDS_RULE:
+        return Entry(_refuse, "none", _check_refused)
+    return Entry(_bridge, "xla", _check) if node.op in BRIDGED else None
 
 
 def _check_refused(ctx: Context, node: Node) -> Iterable[Problem]:
@@ -147,7 +148,7 @@ def _program(ctx: Context, node: Node, values: Sequence[Any]) -> tuple[_Key, _Co
         )
         key = (node.op, text, library, types, inputs)
         try:
-            return key, _compiled(*key, ctx.parse, ctx.config)
+            return key, _compiled(*key, ctx.config)
         except _NotConstantError as error:
             if compiled_in == known:
                 reason = f"must know an input while it is compiled, which depends on data: {error}"
@@ -195,10 +196,11 @@ def _compiled(
     library: bytes,
     types: tuple[int, ...],
     inputs: tuple[Input, ...],
-    parse: Callable[[bytes, Config], Any],
     config: Config,
 ) -> _Compiled:
     """The op of the serialized node `text` at these inputs."""
+    from invert.stablehlo.program import Program
+
     tf = import_tensorflow()
     specs = [
         tf.TensorSpec(shape, tf.dtypes.as_dtype(t))
@@ -219,7 +221,8 @@ def _compiled(
     except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
         kind = _NotConstantError if "compile-time constant" in str(error) else _CompileError
         raise kind(reason_of(error)) from error
-    return _Compiled(parse(module, config), op, declared)
+    program = Program.from_bytes(module, config=config, trusted=True)
+    return _Compiled(program, op, declared)
 
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -18,9 +18,10 @@ from invert._errors import UnsupportedOpError
 from invert._private.tensorflow import tf_scratch_graph
 from invert.ir.gradient_marker import mark
 from invert.tf.fallback.eager import constants_of, graph_of
-from invert.tf.fallback.xla_bridge_ops import BRIDGED
+from invert.tf.gradients.read import gradient_graph
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import import_tensorflow
-from invert.tf.ops.registry import REGISTRY, Context
 
 # The graph, its inputs and outputs by name, for each operand whether it has a gradient, and whether
 # there are ops in it that go over the bridge in turn.
@@ -41,11 +42,13 @@ def marked(
     - `key`: the op, its proto, its library, and types and inputs, as the bridge compiled it.
     - `operands`: the inputs that are not constants in it.
     """
-    traced = _trace(*key) if ctx.reads_gradients else None
+    traced = _trace(*key) if ctx.graph.reads_gradients else None
     if traced is None:
         return list(results)
     graph, inputs, outputs, has, nested = traced
-    make = functools.lru_cache(functools.partial(ctx.graph_of, graph, list(inputs), list(outputs)))
+    make = functools.lru_cache(
+        functools.partial(gradient_graph, graph, ctx.graph, list(inputs), list(outputs))
+    )
     return mark(_Gradient(location, make, has, nested), results, operands, operands)
 
 
@@ -69,10 +72,10 @@ class _Gradient:
     def __call__(
         self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
     ) -> list[Any | None]:
-        graph = self._make(nested)
-        if problems := graph.problems():
+        analysis = self._make(nested)
+        if problems := analysis.problems():
             raise UnsupportedOpError(problems)
-        found = iter(graph.run(graph.main, [*captures, *cotangents]))
+        found = iter(analysis.run([*captures, *cotangents]))
         return [next(found) if has else None for has in self._has]
 
 
@@ -106,9 +109,7 @@ def _trace(
         tuple(t.name for t in (*operands, *cotangents)),
         tuple(g.name for g in outputs if g is not None),
         tuple(g is not None for g in outputs),
-        any(
-            op.type in BRIDGED and REGISTRY.get(op.type) is None for op in scratch.get_operations()
-        ),
+        any(REGISTRY.is_bridged(op.type) for op in scratch.get_operations()),
     )
 
 

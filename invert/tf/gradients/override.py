@@ -1,4 +1,4 @@
-"""Ops whose gradient the author replaced: `tf.Graph.gradient_override_map`."""
+"""Functions whose gradient is another function of the library."""
 
 from __future__ import annotations
 
@@ -9,25 +9,17 @@ from typing import Any
 import numpy as np
 
 from invert.ir.gradient_marker import is_differentiable, mark
+from invert.tf.interpreter.context import Context
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context, Rule
 from invert.tf.ops.state import Resource
-from invert.tf.values.constants import array, arrays
-
-# Calls name the gradient of their function, which differentiating its body gives as well.
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"))
-
-
-def names_gradient(node: Node) -> bool:
-    """Whether a node names a gradient function of its own."""
-    return "_gradient_op_type" in node.attrs and node.op not in _CALLS
+from invert.tf.values.constants import arrays
 
 
 def gradient_function(ctx: Context, function: str) -> str | None:
     """The library function that is the gradient of another, as `Defun(grad_func=...)` names it."""
     if ctx.config.custom_gradients == "ignore":
         return None
-    found = (g for g in ctx.library.gradient if g.function_name == function)
+    found = (g for g in ctx.graph.library.gradient if g.function_name == function)
     return next((g.gradient_func for g in found), None)
 
 
@@ -64,24 +56,3 @@ def with_function_gradient(
         return arrays(ctx.on({}).call(function, [*captures, *dy]))
 
     return mark(_FunctionGradient(node.location, run), found, given, given)
-
-
-def overridden(rule: Rule) -> Rule:
-    """The rule with its results marked as those of an op that has another gradient."""
-
-    def run(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        gradient = ctx.gradient(node)
-        assert gradient is not None
-        more = sum(not isinstance(c, np.ndarray) for c in gradient.captures)
-        own, captured = values[: len(values) - more], iter(values[len(values) - more :])
-        results = arrays(list(rule(ctx, node, own)))
-        captures = [
-            array(c) if isinstance(c, np.ndarray) else array(ctx.read(next(captured)))
-            for c in gradient.captures
-        ]
-        # A handle has no gradient; it only keeps its place.
-        inputs = [np.zeros(()) if isinstance(v, Resource) else array(v) for v in own]
-        captures += [results[i] for i in gradient.own]
-        return mark(gradient, results, inputs, captures)
-
-    return run

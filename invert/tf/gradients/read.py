@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from invert._errors import InvertError, UnsupportedOpError
 from invert._private.tensorflow import tf_function_graph, tf_gradient_function, tf_scratch_graph
-from invert.tf.fallback.xla_bridge_ops import BRIDGED
-from invert.tf.ops.node import Body, import_tensorflow
-from invert.tf.ops.registry import REGISTRY
+from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.graph import Graph
+from invert.tf.interpreter.registry import REGISTRY
+from invert.tf.ops.node import Node, import_tensorflow
 
 # Where a captured value comes from: argument number, (node name, output number), or a constant.
 Capture = int | tuple[str, int] | np.ndarray
@@ -60,24 +61,22 @@ class TfGradient:
         self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
     ) -> list[Any | None]:
         assert self.make is not None, self.problem
-        graph = self.make(nested)
-        if problems := graph.problems():
+        analysis = self.make(nested)
+        if problems := analysis.problems():
             raise UnsupportedOpError(problems)
-        found = iter(graph.run(graph.main, [*cotangents, *captures]))
+        found = iter(analysis.run([*cotangents, *captures]))
         return [next(found) if has else None for has in self.outputs]
 
 
-def read_gradient(
-    tf_graph: Any, function: str, node: Any, make_graph: Callable[..., Any]
-) -> TfGradient:
+def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> TfGradient:
     """The gradient function of a node with the attribute `_gradient_op_type`.
 
     **Arguments:**
 
     - `tf_graph`: the graph that was traced or restored.
+    - `around`: the same graph as it is evaluated.
     - `function`: name of the library function the node is in; empty for the graph itself.
     - `node`: the node.
-    - `make_graph`: makes a `Graph` of a TensorFlow graph and the names of its inputs and outputs.
 
     **Returns:** a `TfGradient` with a `problem` where there is none that can be read.
     """
@@ -136,12 +135,20 @@ def read_gradient(
         node.location,
         results,
         tuple(captures),
-        functools.lru_cache(functools.partial(make_graph, scratch, inputs, outputs)),
+        functools.lru_cache(functools.partial(gradient_graph, scratch, around, inputs, outputs)),
         tuple(g is not None for g in (grads if overridden else grads[results:])),
         tuple(outer.value_index for outer, _ in own),
         convention="jax" if _holds_module(nodes) else "tensorflow",
         nested=_holds_gradients(nodes),
     )
+
+
+def gradient_graph(
+    tf_graph: Any, around: Graph, inputs: list[str], outputs: list[str], nested: bool
+) -> Analysis:
+    """A graph of TensorFlow in the form that is evaluated; `nested`: gradients are read in it."""
+    reads = functools.partial(read_gradient, tf_graph) if nested else None
+    return Analysis(around.derived(tf_graph.as_graph_def(), inputs, outputs, reads))
 
 
 def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
@@ -207,10 +214,7 @@ def _holds_module(nodes: Sequence[Any]) -> bool:
 def _holds_gradients(nodes: Sequence[Any]) -> bool:
     """Whether ops of the gradient have gradients of their own in turn: one that is named, or the
     one that goes with an op over the bridge."""
-    return any(
-        "_gradient_op_type" in node.attr or (node.op in BRIDGED and REGISTRY.get(node.op) is None)
-        for node in nodes
-    )
+    return any("_gradient_op_type" in node.attr or REGISTRY.is_bridged(node.op) for node in nodes)
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
@@ -218,11 +222,3 @@ def _nodes(graph: Any) -> Iterator[Any]:
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def
-
-
-def gradient_sources(
-    gradient: TfGradient, body: Body, index: Mapping[str, int]
-) -> tuple[tuple[int, int], ...]:
-    """The values that a gradient function uses, as inputs of its node; `index` is by name."""
-    captures = [c for c in gradient.captures if not isinstance(c, np.ndarray)]
-    return tuple((body.args[c], 0) if isinstance(c, int) else (index[c[0]], c[1]) for c in captures)

@@ -114,6 +114,19 @@ def _wrong_item(kind: str, item: Any, spec: Any) -> str | None:
     return None
 
 
+def options(definition: Any) -> dict[str, Any]:
+    """The attributes of an op that say how it computes, with their defaults as protos.
+
+    Those that only give types or numbers of its inputs and results are left out.
+    """
+    counts = {a.number_attr for a in (*definition.input_arg, *definition.output_arg)}
+    return {
+        a.name: a.default_value if a.HasField("default_value") else None
+        for a in definition.attr
+        if a.type not in ("type", "list(type)") and a.name not in counts
+    }
+
+
 def result_problem(attrs: Mapping[str, Any], definition: Any, results: Sequence[Any]) -> str | None:
     """How the results of a node differ from what the definition of its op says, if they do.
 

@@ -57,9 +57,10 @@ class Node:
     **Attributes:**
 
     - `message`: what an `Assert` says.
+    - `read`: names of the attributes that were asked for.
     """
 
-    __slots__ = ("attrs", "control", "inputs", "message", "name", "op", "where")
+    __slots__ = ("attrs", "control", "inputs", "message", "name", "op", "read", "where")
 
     def __init__(self, op: str, name: str, attrs: Any, where: str = ""):
         self.op = op
@@ -69,9 +70,11 @@ class Node:
         self.inputs: tuple[tuple[int, int], ...] = ()
         self.control: tuple[int, ...] = ()
         self.message = ""
+        self.read: set[str] = set()
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The attribute `name` as a Python value, or `default` where the node has none."""
+        self.read.add(name)
         if name not in self.attrs:
             return default
         return decode_attr(self.attrs[name])
@@ -133,6 +136,11 @@ def attr_functions(node: Node) -> list[str]:
         elif kind == "list":
             names.extend(f.name for f in value.list.func)
     return names
+
+
+def variable_name(node: Node) -> str:
+    """The name that says which variable a node such as `VarHandleOp` stands for."""
+    return node.attr("shared_name") or node.name
 
 
 def decode_dtype(enum: int) -> np.dtype:

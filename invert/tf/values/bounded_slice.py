@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
+from invert._errors import Problem
 from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context
 from invert.tf.values.bounded import BoundedArray
 
 
@@ -97,16 +96,3 @@ def slice_origin(node: Node) -> Problem:
     reason = "the length of a slice depends on data"
     remedy = "Use tf.slice or tf.gather, whose results have a fixed size."
     return Problem(f"tf.{node.op}", reason, node.location, remedy)
-
-
-def checked(ctx: Context, node: Node, index: list[Any]) -> Stretch | None:
-    """The slice of the first axis of an index where its length depends on data.
-
-    **Raises:** `UnsupportedOpError` where that of another axis does.
-    """
-    stretches = [k for k, part in enumerate(index) if isinstance(part, Stretch)]
-    if not stretches:
-        return None
-    if stretches != [0] or ctx.config.dynamic_sizes != "ids":
-        raise UnsupportedOpError([slice_origin(node)])
-    return index[0]

@@ -15,8 +15,6 @@ from jax import numpy as jnp
 
 from invert._private.jax import is_tracer, made_by
 from invert.ir import kinds
-from invert.tf.ops.node import Node
-from invert.tf.ops.registry import Context
 
 # The least and the largest value of an array.
 Range = tuple[float, float]
@@ -195,8 +193,8 @@ def _cut_of(value: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> d
 _OPTIONS: dict[str, _Options] = {"convert_element_type": _cut_of, "reduce_sum": _count_of}
 
 
-def bounded(ctx: Context, node: Node, operands: list[Any]) -> list[Any]:
-    """The operands of a node, as numbers those scalars that can only be one whole number.
+def single_numbers(operands: list[Any]) -> list[Any]:
+    """The operands, as constants those scalars that can only be one whole number.
 
     Such is the size of a count with as many bins at least as at most.
     """

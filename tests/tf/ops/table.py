@@ -1,4 +1,4 @@
-"""All recipes, the public ops, and which road each of them takes."""
+"""All recipes, the public ops, and which route each of them takes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from invert.primitives.tf import REGISTRY
-from invert.tf.fallback.xla_bridge_ops import BRIDGED
-from invert.tf.lookup import entry_of
 from invert.tf.ops.node import Node
 from tests.tf.ops.cases import Recipe
 from tests.tf.ops.exceptions import EXCEPTIONS
@@ -31,16 +29,16 @@ PUBLIC_OPS = tuple(
 
 def route(op: str) -> str:
     """`"rule"`, `"bridge"` or `"none"`."""
-    if REGISTRY.get(op) is None and op in BRIDGED:
+    if REGISTRY.is_bridged(op):
         return "bridge"
-    return "none" if entry_of(Node(op, op, {})) is None else "rule"
+    return "none" if REGISTRY.entry(Node(op, op, {})) is None else "rule"
 
 
 TESTED_OPS = tuple(op for op in PUBLIC_OPS if op not in EXCEPTIONS)
 
 
 def summary() -> str:
-    """How many of the public ops take which road, and what is left out, with the reasons."""
+    """How many of the public ops take which route, and what is left out, with the reasons."""
     lines = [f"{len(PUBLIC_OPS)} public ops with an XLA kernel, {len(TESTED_OPS)} tested here:"]
     for name in ("rule", "bridge", "none"):
         ops = [op for op in TESTED_OPS if route(op) == name]

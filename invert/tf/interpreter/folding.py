@@ -17,7 +17,8 @@ import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.jax import is_tracer
-from invert.primitives.tf.bounded import ELEMENTWISE
+from invert.tf.interpreter.registry import REGISTRY
+from invert.tf.interpreter.rows import elementwise
 from invert.tf.values.constants import is_static
 
 Rule = Callable[[list[Any]], Sequence[Any]]
@@ -48,7 +49,7 @@ class _Made:
     k: int
 
 
-class Deferred:
+class Folding:
     """How to compute the values of one run that follow from constants."""
 
     def __init__(self) -> None:
@@ -112,6 +113,11 @@ def _computed(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
 _SHAPED = {"Range": (0, 1, 2), "Reshape": (1,), "Tile": (1,)}
 
 
+def _is_elementwise(op: str) -> bool:
+    entry = REGISTRY.get(op)
+    return entry is not None and entry.rows is elementwise
+
+
 def _spread(made: _Made, operands: list[Any]) -> Spread:
     """A constant that is repeated along open sizes."""
     place = 0 if made.op == "Fill" else 1
@@ -138,7 +144,7 @@ def _spread_on(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
         if result.ndim == rank:  # with axes of one
             return None
         shape = tuple(d for i, d in enumerate(whole) if i not in axes)
-    elif made.op in ELEMENTWISE:
+    elif _is_elementwise(made.op):
         result = np.asarray(made.rule(data)[made.k])
         shape = jax.lax.broadcast_shapes(*shapes)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from invert.tf.ops.registry import Context
+from invert.tf.interpreter.context import Context
 from invert.tf.values import tensor_list as lists
 
 

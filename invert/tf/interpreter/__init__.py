@@ -1,0 +1,1 @@
+"""The interpreter of TensorFlow graphs: bodies, their evaluation, and the registry of rules."""

@@ -1,0 +1,240 @@
+"""What a graph holds, found without running it: problems, effects, host ops, ops by their routes.
+
+Which variables a function assigns and whether it draws random numbers has to be known before any
+shapes are, since both are part of its signature. An op that only a host can run is evaluated at
+conversion where its inputs are known; whether they are follows from the graph alone: they are
+unless an argument, a variable or an op with state leads to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from invert._entry import OpUse
+from invert._errors import Problem
+from invert.tf.interpreter import effects
+from invert.tf.interpreter.context import Context, missing
+from invert.tf.interpreter.graph import Graph
+from invert.tf.interpreter.registry import REGISTRY, Value
+from invert.tf.ops.node import Body, Node, attr_functions, variable_name
+from invert.tf.ops.state import State
+
+# A call puts the nodes of the function in its place. So many take minutes.
+_MOST_NODES = 1_000_000
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+# Their results follow from types. They are known where the sizes of the input are, and a trace
+# has fixed sizes; of text, sizes may depend on what the text is.
+_OF_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+# Where control flow passes its inputs on to its functions: the first input that is passed.
+_PASSED = {
+    "If": 1,
+    "StatelessIf": 1,
+    "Case": 1,
+    "StatelessCase": 1,
+    "While": 0,
+    "StatelessWhile": 0,
+    "PartitionedCall": 0,
+    "StatefulPartitionedCall": 0,
+    "BatchFunction": 0,
+    "RemoteCall": 1,
+}
+# Ops that give a handle that they get.
+_PASSES_HANDLES = frozenset(
+    "Identity IdentityN Enter RefEnter Switch RefSwitch Merge RefMerge RefIdentity".split()
+)
+_MAKES_VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
+_RESOURCE = 20  # DT_RESOURCE of tensorflow/core/framework/types.proto
+
+# The number of an argument, or the shared name of a variable that the graph makes itself.
+Origin = int | str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What is known of a function.
+
+    **Arguments:**
+
+    - `size`: how many nodes it has, with those of a function for each of its calls.
+    - `writes`: the handles that it writes to.
+    - `known`: for each result whether it is known at conversion.
+    """
+
+    size: int = 0
+    writes: frozenset[Origin] = frozenset()
+    known: tuple[bool, ...] = ()
+
+
+class Analysis:
+    """One walk over the nodes of a graph and of the functions it calls.
+
+    **Arguments:**
+
+    - `known`: for each input of the graph whether it is a constant; none is where it is left out.
+
+    **Attributes:**
+
+    - `nodes`: the nodes that run, those of called functions once.
+    - `writes`: handles that are written to: numbers of inputs, names of variables made inside.
+    - `draws`: whether random numbers are drawn with the key of the call.
+    - `checks`: the assertions that are kept.
+    - `pads_rows`: whether rows are looked up by indices of which some may mark rows that are not
+        there.
+    """
+
+    def __init__(self, graph: Graph, known: Sequence[bool] = ()):
+        self.graph = graph
+        self.nodes: list[Node] = []
+        self._visited: set[str] = set()
+        self._facts: dict[tuple[str, tuple[bool, ...]], _Facts] = {}
+        self._unknown: dict[Node, None] = {}  # host ops with an input that is not known
+        facts = self._visit(graph.main, tuple(known) or (False,) * len(graph.main.args))
+        self.size, self.writes = facts.size, facts.writes
+        self.draws = any(effects.draws(node, graph.op_def) for node in self.nodes)
+        self.pads_rows = any(_pads_rows(graph, node) for node in self.nodes)
+        kept = graph.config.assertions != "drop"
+        self.checks = [n for n in self.nodes if kept and n.op in effects.CHECKS]
+
+    def run(self, values: Sequence[Value], state: State | None = None) -> list[Value]:
+        """Evaluates the graph on `values`, one for each input; changes `state`."""
+        state = {} if state is None else state
+        return Context(self.graph, state, pads_rows=self.pads_rows).run(self.graph.main, values)
+
+    def problems(self) -> list[Problem]:
+        """Everything in the graph and in the functions it calls that has no rule."""
+        found = [p for node in self.nodes for p in self._node_problems(node)]
+        if self.graph.config.host_ops == "error":
+            found += [host_problem(node, self.graph.where(node)) for node in self._unknown]
+        if self.size > _MOST_NODES:
+            reason = f"calls its functions so often that {self.size} nodes would be written out"
+            remedy = f"At most {_MOST_NODES} are; let functions call each other less often."
+            found.append(Problem("the graph", reason, remedy=remedy))
+        return list(dict.fromkeys(found))
+
+    def ops(self) -> Iterator[OpUse]:
+        """The ops that run, those of modules that `XlaCallModule` wraps among them."""
+        for node in self.nodes:
+            if node.op in effects.ARGUMENTS:
+                continue
+            entry = self.graph.entry(node)
+            route = "none" if entry is None else entry.route
+            drawn = effects.draws(node, self.graph.op_def)
+            yield OpUse(f"tf.{node.op}", route, node.location, drawn)
+            if node.op == "XlaCallModule" and not self._node_problems(node):
+                yield from self.graph.program(node).ops()
+
+    def _node_problems(self, node: Node) -> list[Problem]:
+        if node.op == "_Arg":
+            return []
+        entry = self.graph.entry(node)
+        if entry is None:
+            return [missing(self.graph, node)]
+        return list(entry.check(Context(self.graph, {}), node)) if entry.check else []
+
+    def _visit(self, body: Body, known_args: tuple[bool, ...]) -> _Facts:
+        """The facts of a body, where these of its arguments are known at conversion."""
+        key = (body.name, known_args)
+        if key in self._facts:
+            return self._facts[key]
+        # For functions that call themselves.
+        self._facts[key] = _Facts(known=(False,) * len(body.outputs))
+        fresh = body.name not in self._visited
+        self._visited.add(body.name)
+        known: dict[int, tuple[bool, ...] | bool] = dict(zip(body.args, known_args, strict=True))
+        origins: dict[int, frozenset[Origin]] = {i: frozenset([k]) for k, i in enumerate(body.args)}
+        size, writes = len(body.order), set[Origin]()
+
+        def is_known(source: tuple[int, int]) -> bool:
+            entry = known.get(source[0], False)
+            return entry[source[1]] if isinstance(entry, tuple) else entry
+
+        for index in body.order:
+            node = body.nodes[index]
+            if fresh:
+                self.nodes.append(node)
+            if index in origins:
+                continue
+            inputs = tuple(is_known(source) for source in node.inputs)
+            sources = [origins[i] for i, _ in node.inputs]
+            called = self._called(node, inputs)
+            size += sum(facts.size for facts in called)
+            writes |= self._written(node, sources, called)
+            known[index] = self._results(node, inputs, called)
+            if node.op in _MAKES_VARIABLES:
+                origins[index] = frozenset([variable_name(node)])
+            elif node.op in _PASSES_HANDLES or node.op in _PASSED:
+                origins[index] = frozenset[Origin]().union(*sources)
+            else:
+                origins[index] = frozenset()
+        results = tuple(is_known(source) for source in body.outputs)
+        self._facts[key] = _Facts(size, frozenset(writes), results)
+        return self._facts[key]
+
+    def _called(self, node: Node, inputs: tuple[bool, ...]) -> list[_Facts]:
+        """The facts of the functions that a node calls."""
+        # XlaCallModule reports its functions itself; the rest are calls and control flow.
+        functions = attr_functions(node) if node.op != "XlaCallModule" else ()
+        bodies = [self.graph.body(name) for name in functions]
+        if node.op in _CALLS:
+            return [self._visit(body, inputs) for body in bodies]
+        # Branches and loops: what they take is traced.
+        return [self._visit(body, (False,) * len(body.args)) for body in bodies]
+
+    def _written(
+        self, node: Node, sources: Sequence[frozenset[Origin]], called: Sequence[_Facts]
+    ) -> set[Origin]:
+        if node.op in _PASSED:
+            passed = sources[_PASSED[node.op] :]
+            found: set[Origin] = set()
+            for what in (w for facts in called for w in facts.writes):
+                found |= {what} if isinstance(what, str) else passed[what]
+            return found
+        definition = self.graph.op_def(node.op)
+        entry = REGISTRY.get(node.op)
+        if definition is None or (entry is not None and entry.effect == "reads"):
+            return set()
+        return {
+            what
+            for arg, source in zip(definition.input_arg, sources, strict=False)
+            if arg.is_ref or arg.type == _RESOURCE
+            for what in source
+        }
+
+    def _results(
+        self, node: Node, inputs: Sequence[bool], called: Sequence[_Facts]
+    ) -> tuple[bool, ...] | bool:
+        """Which results of a node are known at conversion."""
+        if node.op in _CALLS:
+            return called[0].known
+        # The handle of a table is known, whatever it holds.
+        operands = inputs[1:] if node.op.startswith("LookupTable") else inputs
+        entry = self.graph.entry(node)
+        if entry is not None and entry.on_host is not None and entry.on_host(node):
+            if not all(operands):
+                self._unknown.setdefault(node)
+            return all(operands)
+        if node.op in _OF_SHAPES:
+            return True
+        return all(operands) and not self.graph.has_state(node) and not attr_functions(node)
+
+
+def _pads_rows(graph: Graph, node: Node) -> bool:
+    entry = REGISTRY.get(node.op)
+    return entry is not None and entry.pads_rows is not None and entry.pads_rows(graph.config, node)
+
+
+def host_problem(node: Node, location: str) -> Problem:
+    """The error for a host op whose inputs depend on data."""
+    return Problem(
+        f"tf.{node.op}",
+        "runs on the host only, and its inputs depend on the arguments or variables",
+        location,
+        HOST_REMEDY,
+    )
+
+
+HOST_REMEDY = (
+    "Compute it outside the function and pass numbers, or, where it has to run on the host, set "
+    'Config(host_ops="callback").'
+)

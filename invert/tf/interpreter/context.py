@@ -1,0 +1,341 @@
+"""Evaluates a graph on JAX values, one rule for each op; the context that rules receive."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._config import Config
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert._private.jax import current_names, name_stack
+from invert.ir.gradient_marker import mark
+from invert.tf.interpreter.folding import Folding
+from invert.tf.interpreter.graph import Graph
+from invert.tf.interpreter.registry import REGISTRY, Entry, Value
+from invert.tf.ops.definition import result_problem
+from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, attr_functions, naming
+from invert.tf.ops.state import KEY, Resource, State
+from invert.tf.values.bounded import (
+    BoundedArray,
+    DynamicSize,
+    holds_dynamic_size,
+    refused_rows,
+)
+from invert.tf.values.constants import array, arrays
+from invert.tf.values.intervals import single_numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class _Evaluation:
+    """What is found out while a graph is evaluated once. Threads may evaluate a graph together, and
+    traced values must not outlive their trace: so it is not a part of the graph.
+
+    **Arguments:**
+
+    - `active`: functions under way, to refuse a recursive library.
+    - `folding`: what follows from constants.
+    - `plans`: what loops found out about their variables, so that a body which is traced again
+        need not find it again.
+    - `pads_rows`: see `Context`.
+    """
+
+    active: set[str] = dataclasses.field(default_factory=set)
+    folding: Folding = dataclasses.field(default_factory=Folding)
+    plans: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    pads_rows: bool = False
+
+
+class Context:
+    """A graph on one state: what a rule may use besides its operands.
+
+    A value is a JAX value, a static `np.ndarray` (see `tf.values.constants`), a `Resource`, or a
+    registered pytree such as a `TensorList`.
+
+    **Attributes:**
+
+    - `graph`: the graph, with constants, modules and gradient functions of its nodes.
+    - `config`: options of the conversion.
+    - `state`: current values of all handles. Rules use `read`, `write` and `key`; only control
+        flow looks at the whole.
+    - `branch`: number of the branch of the innermost `If` or `Case` that is run.
+    - `compiled`: whether the function that is run is one that TensorFlow compiles by XLA.
+    - `pads_rows`: whether rows may be looked up by an index of -1, which stands for none.
+    - `body`: the body whose nodes are run, if any.
+    - `origins`: for the `id` of a value that is another one in a new shape, itself and that one.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        state: State,
+        *,
+        branch: int = 0,
+        compiled: bool = False,
+        pads_rows: bool = False,
+        evaluation: _Evaluation | None = None,
+    ):
+        self.graph = graph
+        self.config: Config = graph.config
+        self.state = state
+        self.branch = branch
+        self.body: Body | None = None
+        self.origins: dict[int, tuple[Value, Value]] = {}
+        self._compiled = compiled
+        self._evaluation = evaluation or _Evaluation(pads_rows=pads_rows)
+
+    @property
+    def plans(self) -> dict[Any, Any]:
+        return self._evaluation.plans
+
+    @property
+    def pads_rows(self) -> bool:
+        return self._evaluation.pads_rows
+
+    @property
+    def compiled(self) -> bool:
+        return self._compiled or self.graph.compiled()
+
+    def on(self, state: State, branch: int | None = None) -> Context:
+        """The same evaluation on another state, in the branch of a given number."""
+        return Context(
+            self.graph,
+            state,
+            branch=self.branch if branch is None else branch,
+            compiled=self._compiled,
+            evaluation=self._evaluation,
+        )
+
+    def call(self, function: str, values: Sequence[Value]) -> list[Value]:
+        """Evaluates the library function `function` on the same state.
+
+        **Raises:** `MalformedModelError` where it calls itself.
+        """
+        active = self._evaluation.active
+        if function in active:
+            raise MalformedModelError(f"the function {function!r} calls itself without end")
+        active.add(function)
+        outer = self._compiled
+        self._compiled = outer or self.graph.is_compiled(function)
+        try:
+            return self.run(self.graph.body(function), values)
+        finally:
+            self._compiled = outer
+            active.remove(function)
+
+    # -- state
+
+    def read(self, resource: Value) -> Value:
+        """The current value of a `Resource`; any other value stands for itself.
+
+        **Raises:** `UnsupportedOpError` where nothing was written to it yet.
+        """
+        if not isinstance(resource, Resource):
+            return resource
+        if resource not in self.state:
+            problem = Problem(
+                f"tf {resource.kind}",
+                f"{resource.name!r} is read before it has a value",
+                remedy="Initialize it before it is exported.",
+            )
+            raise UnsupportedOpError([problem])
+        return self.state[resource]
+
+    def write(self, resource: Resource, value: Value) -> None:
+        """Sets the value of a `Resource` from here on in the order of execution."""
+        self.state[resource] = value
+
+    def key(self) -> Any:
+        """A new typed PRNG key, split off the key of the call."""
+        key, drawn = jax.random.split(self.read(KEY))
+        self.state[KEY] = key
+        return drawn
+
+    # -- evaluation
+
+    def run(self, body: Body, values: Sequence[Value]) -> list[Value]:
+        """Evaluates `body` on `values`, one for each argument; changes the state.
+
+        **Raises:** `UnsupportedOpError`, `MalformedModelError`.
+        """
+        outer, around = current_names(), self.body
+        self.body = body
+        results: dict[int, Sequence[Value]] = {
+            i: (v,) for i, v in zip(body.args, values, strict=True)
+        }
+        for index in body.order:
+            if index in results:
+                continue
+            node = body.nodes[index]
+            operands = [_output(body, results, i, k) for i, k in node.inputs]
+            results[index] = self._apply(node, operands, _scope(outer, node.name))
+        self.body = around
+        return [_output(body, results, i, k) for i, k in body.outputs]
+
+    def _apply(self, node: Node, operands: list[Value], scope: tuple[str, ...]) -> Sequence[Value]:
+        """The results of one node, compared in type with what the definition of its op says."""
+        entry = self.graph.entry(node)
+        if entry is None:
+            raise UnsupportedOpError([missing(self.graph, node)])
+        if any(isinstance(v, Resource) and v.kind == "reference" for v in operands):
+            operands = self._dereferenced(node, operands)
+        # The rule of IdentityN marks what tf.custom_gradient wraps.
+        if self.graph.gradient(node) is not None and node.op != "IdentityN":
+            entry = dataclasses.replace(entry, call=functools.partial(_with_gradient, entry))
+        # The scopes of a node are the layers of its model; what is emitted is cut along them.
+        with name_stack(scope), naming(node):
+            try:
+                results = self._raised(entry, node, operands)
+            except (LookupError, ZeroDivisionError) as error:
+                # Of sizes or axes that do not fit, if TensorFlow says so too; else a defect.
+                problem = REGISTRY.diagnose(self, node, operands)
+                if problem is None:
+                    raise
+                raise UnsupportedOpError([problem]) from error
+            self._check(node, results)
+            if entry.route == "rule":
+                self._check_attributes(entry, node)
+        return results
+
+    def _raised(self, entry: Entry, node: Node, operands: list[Value]) -> Sequence[Value]:
+        folding = self._evaluation.folding
+        if any(isinstance(v, BoundedArray) or holds_dynamic_size(v) for v in operands):
+            return _on_rows(entry, self, node, folding.known(operands))
+        if entry.chooses:  # branches that are never taken need not agree on shapes
+            operands = [*folding.known(operands[:1]), *operands[1:]]
+        if attr_functions(node) or self.graph.has_state(node):
+            return entry.call(self, node, operands)
+        if entry.folds_operands:
+            operands = folding.known(operands)
+        try:
+            results = entry.call(self, node, operands)
+        except UnsupportedOpError:
+            known = single_numbers(folding.known(operands))
+            if all(map(operator.is_, known, operands)):
+                raise
+            results = entry.call(self, node, known)
+        folding.note(node.op, lambda values: entry.call(self, node, values), operands, results)
+        return results
+
+    def _check(self, node: Node, results: Sequence[Value]) -> None:
+        """Refuses results of other types than the definition of the op says."""
+        definition = self.graph.op_def(node.op)
+        if definition is None or self.config.bfloat16_constants:
+            return
+        if (reason := result_problem(node.attrs, definition, results)) is not None:
+            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+
+    def _check_attributes(self, entry: Entry, node: Node) -> None:
+        """Refuses an attribute that the rule did not ask for, unless it has its default value."""
+        for name, default in self.graph.options(node.op).items():
+            if name in node.read or name in entry.ignores or name not in node.attrs:
+                continue
+            if default is None or node.attrs[name] != default:
+                reason = f"has an attribute {name!r} that its rule does not take"
+                raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+
+    def _dereferenced(self, node: Node, values: Sequence[Value]) -> list[Value]:
+        """The inputs of a node, read where it takes a value and gets a reference to a variable."""
+        definition = self.graph.op_def(node.op)
+        takes = [a.is_ref for a in definition.input_arg] if definition is not None else []
+        takes += [False] * (len(values) - len(takes))
+        return [
+            v
+            if by_reference or not (isinstance(v, Resource) and v.kind == "reference")
+            else self.read(v)
+            for v, by_reference in zip(values, takes, strict=False)
+        ]
+
+
+def result_value(result: Value, state: State) -> Value:
+    """A result of a graph, read where it is a reference to a variable.
+
+    **Raises:** `UnsupportedOpError` where its size depends on data.
+    """
+    if isinstance(result, BoundedArray):
+        raise refused_rows(result.origin)
+    is_reference = isinstance(result, Resource) and result.kind == "reference"
+    return state[result] if is_reference else result
+
+
+def missing(graph: Graph, node: Node) -> Problem:
+    """The problem of a node that nothing can raise."""
+    if node.op == "Placeholder":
+        reason = "is not an argument of the function"
+        return Problem("tf.Placeholder", reason, graph.where(node), "Feed it as an argument.")
+    if node.op in ("Switch", "Merge", "RefSwitch", "RefMerge"):
+        reason = "belongs to a branch with effects, as gradients of conditionals in loops have"
+        return Problem(f"tf.{node.op}", reason, graph.where(node), FRAMES_REMEDY)
+    reason, remedy = "has no rule", "Compute it outside the function."
+    if graph.is_effect(node):
+        reason = "has an effect besides its results, and no rule"
+        remedy = "Remove the side effect from the function."
+    return Problem(f"tf.{node.op}", reason, graph.where(node), remedy)
+
+
+def _with_gradient(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:
+    """The results of a rule, marked as those of an op whose gradient the author replaced."""
+    gradient = ctx.graph.gradient(node)
+    assert gradient is not None
+    more = sum(not isinstance(c, np.ndarray) for c in gradient.captures)
+    own, captured = values[: len(values) - more], iter(values[len(values) - more :])
+    results = arrays(list(entry.call(ctx, node, own)))
+    captures = [
+        array(c) if isinstance(c, np.ndarray) else array(ctx.read(next(captured)))
+        for c in gradient.captures
+    ]
+    # A handle has no gradient; it only keeps its place.
+    inputs = [np.zeros(()) if isinstance(v, Resource) else array(v) for v in own]
+    captures += [results[i] for i in gradient.own]
+    return mark(gradient, results, inputs, captures)
+
+
+def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:
+    """Raises a node on operands that are a `BoundedArray`, or a shape with a `DynamicSize`.
+
+    **Raises:** `UnsupportedOpError` where the op is not known to leave padding rows alone.
+    """
+    if attr_functions(node) and node.op != "XlaCallModule":
+        return entry.call(ctx, node, values)
+    rows = [v for v in values if isinstance(v, BoundedArray)]
+    if rows:
+        if entry.rows is None:
+            raise refused_rows(rows[0].origin, node.op, node.location)
+        return entry.rows(entry.call, ctx, node, values)
+    if entry.rows is not None and entry.takes_sizes:
+        return entry.rows(entry.call, ctx, node, values)
+    if entry.folds_sizes and all(isinstance(v, np.ndarray) for v in values):
+        try:
+            return entry.call(ctx, node, values)
+        except TypeError:  # not every operation on sizes gives one
+            pass
+    # The numbers themselves.
+    try:
+        plain = [array(v) if holds_dynamic_size(v) else v for v in values]
+        return entry.call(ctx, node, plain)
+    except UnsupportedOpError as error:
+        held = [v.ravel() for v in values if holds_dynamic_size(v)]
+        sizes = [d for v in held for d in v if isinstance(d, DynamicSize)]
+        if not sizes:
+            raise
+        raise refused_rows(sizes[0].origin, node.op, node.location) from error
+
+
+def _output(body: Body, results: Mapping[int, Sequence[Value]], index: int, number: int) -> Value:
+    if number >= len(results[index]):
+        node = body.nodes[index]
+        raise MalformedModelError(f"tf.{node.op} ({node.location}) has no output {number}")
+    return results[index][number]
+
+
+def _scope(outer: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """The scopes of a node, which the nodes of some functions say in full, and others from the
+    call of the function on."""
+    inner = tuple(name.split("/")[:-1])
+    full = not outer or inner[:1] == outer[:1]
+    return inner if full and inner else (*outer, *inner)

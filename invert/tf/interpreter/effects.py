@@ -1,0 +1,35 @@
+"""What nodes do besides giving results, as far as their ops alone tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from invert.tf.interpreter.registry import REGISTRY
+from invert.tf.ops.node import Node
+
+# Assertions, which the configuration keeps or drops.
+CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
+# Nodes that stand for arguments.
+ARGUMENTS = frozenset(("_Arg", "Placeholder"))
+# Left out with a line in the report where their results are not used; they have no rule.
+REPORTS = frozenset(
+    "Print PrintV2 HistogramSummary ScalarSummary TensorSummary TensorSummaryV2 MergeSummary "
+    "ImageSummary AudioSummary AudioSummaryV2 WriteSummary WriteScalarSummary WriteImageSummary "
+    "WriteHistogramSummary".split()
+)
+
+
+def is_draw(definition: Any) -> bool:
+    """Whether an op, given by its `OpDef`, draws random numbers of a generator without a handle."""
+    names = {a.name for a in definition.attr}
+    return definition.is_stateful and {"seed", "seed2"} <= names
+
+
+def draws(node: Node, op_def: Callable[[str], Any]) -> bool:
+    """Whether `node` itself draws with the key of the call."""
+    entry = REGISTRY.get(node.op)
+    if entry is not None and entry.draws:
+        return entry.draws(node) if callable(entry.draws) else True
+    definition = op_def(node.op)
+    return definition is not None and is_draw(definition)

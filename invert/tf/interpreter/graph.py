@@ -1,0 +1,293 @@
+"""A function graph and the functions that it calls, as bodies that can be evaluated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from invert._config import Config
+from invert._errors import MalformedModelError
+from invert.tf.graph.body import function_body, implementations, make_body, ordered, output_offset
+from invert.tf.graph.calls import as_graph, with_calls
+from invert.tf.graph.check import checked
+from invert.tf.graph.functionalize import functionalize, holds_frames
+from invert.tf.interpreter import effects
+from invert.tf.interpreter.registry import REGISTRY, Entry
+from invert.tf.ops.definition import options
+from invert.tf.ops.node import Body, Node, attr_functions, decode_tensor
+from invert.tf.ops.state import Resource
+
+if TYPE_CHECKING:
+    from invert.stablehlo.program import Program
+
+_VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
+
+# Reads the gradient function of a node in the graph or, by its name, in a library function.
+ReadGradient = Callable[["Graph", str, Node], Any]
+
+
+class Graph:
+    """A function graph with the functions it calls.
+
+    **Arguments:**
+
+    - `graph_def`: the `GraphDef` proto.
+    - `inputs`: names of the tensors that are fed, such as `"x:0"`.
+    - `outputs`: names of the tensors that are returned.
+    - `control_outputs`: names of the nodes that have to run besides.
+    - `op_def`: gives the `OpDef` proto of an op type, or `None` where it is unknown.
+    - `source_line`: gives where the user's program made a node; empty if not known.
+    - `read_gradient`: reads the gradient functions that nodes name; `None`: they are ignored.
+    - `variables`: values of the variables that the graph makes itself, by their names.
+    - `compiled`: tells whether TensorFlow compiles the graph by XLA.
+    - `modules`: modules that nodes name by keys, by these.
+    """
+
+    def __init__(
+        self,
+        graph_def: Any,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        config: Config,
+        op_def: Callable[[str], Any],
+        control_outputs: Sequence[str] = (),
+        source_line: Callable[[str], str] = lambda name: "",
+        read_gradient: ReadGradient | None = None,
+        variables: Mapping[str, np.ndarray] | None = None,
+        compiled: Callable[[], bool] = lambda: False,
+        modules: Mapping[bytes, bytes] | None = None,
+    ):
+        graph_def = with_calls(graph_def)
+        self.config = config
+        self._modules = modules or {}
+        self.variables = dict(variables or {})
+        self.compiled = functools.cache(compiled)
+        self._read_gradient = read_gradient if config.custom_gradients != "ignore" else None
+        self._gradients: dict[Node, Any] = {}
+        self.op_def = op_def
+        self._source_line = source_line
+        self.library = graph_def.library
+        self._functions = {f.signature.name: f for f in graph_def.library.function}
+        self._signatures = {name: f.signature for name, f in self._functions.items()}
+        self._selected = implementations(graph_def.library)
+        self._bodies: dict[str, Body] = {}
+        self._constants: dict[Node, np.ndarray] = {}
+        self._programs: dict[Node, Program] = {}
+        self._effects: dict[str, bool] = {}
+        self._options: dict[str, Mapping[str, Any]] = {}
+        self.notes: dict[str, None] = {}  # lines for the report
+        fed = [name.rpartition(":")[0] or name for name in inputs]
+        roots = [*outputs, *control_outputs]
+        given = {n.name: n.attr["dtype"].type for n in graph_def.node if "dtype" in n.attr}
+        checked_nodes = checked(
+            graph_def.node,
+            {name: given.get(name, 0) for name in fed},
+            [(name, 0) for name in outputs],
+            op_def=op_def,
+            signatures=self._signatures,
+        )
+        nodes, self._made = functionalize(checked_nodes, "", roots, fed)
+        self.main = self._with_gradients(
+            make_body("", nodes, fed, outputs, control_outputs, self._output_offset, self.is_effect)
+        )
+
+    def derived(
+        self,
+        graph_def: Any,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        read_gradient: ReadGradient | None,
+    ) -> Graph:
+        """Another graph, such as that of a gradient, under the same configuration."""
+        return Graph(
+            graph_def,
+            inputs,
+            outputs,
+            config=self.config,
+            op_def=self.op_def,
+            read_gradient=read_gradient,
+            modules=self._modules,
+        )
+
+    # -- nodes
+
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether gradient functions are read."""
+        return self._read_gradient is not None
+
+    def constant(self, node: Node) -> np.ndarray:
+        """The decoded `value` attribute of `node`; decoded once."""
+        if node not in self._constants:
+            self._constants[node] = decode_tensor(node.attr("value"), node.location)
+        return self._constants[node]
+
+    def options(self, op: str) -> Mapping[str, Any]:
+        """The attributes that say how an op computes, with their defaults as protos."""
+        if op not in self._options:
+            definition = self.op_def(op)
+            self._options[op] = {} if definition is None else options(definition)
+        return self._options[op]
+
+    def program(self, node: Node) -> Program:
+        """The parsed module of an `XlaCallModule`; parsed once."""
+        if node not in self._programs:
+            from invert.stablehlo.program import Program
+
+            # Not `node.attr`: it decodes strings as text, and these are bytes.
+            module: bytes = node.attrs["module"].s
+            self._programs[node] = Program.from_bytes(
+                self._modules.get(module, module),
+                config=self.config,
+                platforms=tuple(p.lower() for p in node.attr("platforms", [])),
+                location=node.location,
+            )
+        return self._programs[node]
+
+    def gradient(self, node: Node) -> Any | None:
+        """The gradient function that `node` names; `None` where none is to be read."""
+        return self._gradients.get(node)
+
+    def note(self, text: str) -> None:
+        """Adds a line to the report, once."""
+        self.notes.setdefault(text)
+
+    def entry(self, node: Node) -> Entry | None:
+        """How to raise `node`; `None` where nothing can."""
+        of_lists = "T" in node.attrs and node.attrs["T"].type == _VARIANT
+        return (REGISTRY.get(f"{node.op}:variant") if of_lists else None) or REGISTRY.entry(node)
+
+    def stored(self, handle: Resource) -> np.ndarray | None:
+        """The value that was given for a variable of the graph."""
+        return self.variables.get(handle.name)
+
+    def where(self, node: Node) -> str:
+        """The location of a node, with the line of the user's program where it is known."""
+        line = "" if node.where else self._source_line(node.name)
+        return f"{node.location}, {line}" if line else node.location
+
+    def is_effect(self, node: Node) -> bool:
+        """Whether `node` runs even where its results are not used."""
+        if node.op in effects.CHECKS and self.config.assertions != "drop":
+            return True
+        if node.op in effects.CHECKS or node.op in effects.REPORTS:
+            self.note(f"tf.{node.op} ({node.location}) is left out")
+            return False
+        entry = REGISTRY.get(node.op)
+        effect = entry.effect if entry is not None else "any"
+        if effect in ("none", "reads") or node.op in effects.ARGUMENTS:
+            return False
+        if functions := attr_functions(node):
+            return any(self._has_effects(f) for f in functions)
+        definition = self.op_def(node.op)
+        if definition is None:
+            return False  # unknown: reported where its results are used
+        by_reference = any(a.is_ref for a in definition.input_arg) and effect != "passes"
+        return by_reference or (definition.is_stateful and not effects.is_draw(definition))
+
+    def has_state(self, node: Node) -> bool:
+        """Whether the results of `node` depend on more than its inputs."""
+        definition = self.op_def(node.op)
+        return definition is None or definition.is_stateful
+
+    def _has_effects(self, function: str) -> bool:
+        if function not in self._effects:
+            self._effects[function] = False  # for functions that call themselves
+            body = self.body(function)
+            self._effects[function] = any(self.is_effect(body.nodes[i]) for i in body.order)
+        return self._effects[function]
+
+    # -- functions
+
+    def body(self, function: str) -> Body:
+        """The body of a library function; built once."""
+        if function not in self._bodies:
+            if function in self._made:
+                self._bodies[function] = self._made_body(function)
+                return self._bodies[function]
+            if function not in self._functions:
+                raise MalformedModelError(f"the graph calls {function!r}, which its library lacks")
+            proto = self._functions[self._selected.get(function, function)]
+            nodes = self._checked(proto)
+            body = self._with_control_flow(proto, nodes)
+            if body is None:
+                body = function_body(proto, nodes, self._output_offset, self.is_effect)
+            self._bodies[function] = self._with_gradients(body)
+        return self._bodies[function]
+
+    def is_compiled(self, function: str) -> bool:
+        """Whether TensorFlow compiles a library function by XLA, and all that it calls."""
+        proto = self._functions.get(function)
+        return (
+            proto is not None
+            and "_XlaMustCompile" in proto.attr
+            and proto.attr["_XlaMustCompile"].b
+        )
+
+    def _checked(self, proto: Any) -> list[Any]:
+        """The nodes of a library function."""
+        signature = proto.signature
+        return checked(
+            proto.node_def,
+            {a.name: a.type for a in signature.input_arg},
+            [(proto.ret[a.name], a.type) for a in signature.output_arg],
+            op_def=self.op_def,
+            signatures=self._signatures,
+            function=signature.name,
+        )
+
+    def _with_control_flow(self, proto: Any, nodes: Sequence[Any]) -> Body | None:
+        """The body of a library function that holds version 1 control flow, if it does."""
+        if not holds_frames(nodes):
+            return None
+        function = proto.signature.name
+        # A place of its own, since what it makes is named after it.
+        self._made[function] = as_graph(proto, nodes, self._output_offset)
+        return self._made_body(function)
+
+    def _made_body(self, function: str) -> Body:
+        """The body of a function made of version 1 control flow, which may hold more of it."""
+        made = self._made[function]
+        roots = [*made.outputs, *made.controls]
+        nodes, more = functionalize(made.nodes, f"{function}/", roots, made.args)
+        self._made.update(more)
+        offset = self._output_offset
+        return make_body(
+            function, nodes, made.args, made.outputs, made.controls, offset, self.is_effect
+        )
+
+    def _with_gradients(self, body: Body) -> Body:
+        """Reads the gradient functions of a body. What they use become further inputs."""
+        if self._read_gradient is None:
+            return body
+        order = body.order
+        pending = [body.nodes[i] for i in order]
+        index = {node.name: i for i, node in enumerate(body.nodes)}
+        while pending := [n for n in pending if names_gradient(n) and n not in self._gradients]:
+            for node in pending:
+                gradient = self._read_gradient(self, body.name, node)
+                self._gradients[node] = gradient
+                captures = [c for c in gradient.captures if not isinstance(c, np.ndarray)]
+                node.inputs += tuple(
+                    (body.args[c], 0) if isinstance(c, int) else (index[c[0]], c[1])
+                    for c in captures
+                )
+            body = ordered(body, self.is_effect)
+            pending = [body.nodes[i] for i in order]
+        return body
+
+    def _output_offset(self, node: Node, output: str) -> int:
+        return output_offset(node, output, self.op_def(node.op), self._functions)
+
+
+# Calls name the gradient of their function, which differentiating its body gives as well.
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"))
+
+
+def names_gradient(node: Node) -> bool:
+    """Whether a node names a gradient function of its own."""
+    return "_gradient_op_type" in node.attrs and node.op not in _CALLS

@@ -1,0 +1,314 @@
+"""The registry of rules: how each TensorFlow op is raised, and what it means to the interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from invert._config import Config
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert.primitives.binding import Signature
+from invert.tf.ops.definition import type_at, types_of
+from invert.tf.ops.node import Node, decode_dtype
+from invert.tf.values import constants
+
+if TYPE_CHECKING:
+    from invert.tf.interpreter.context import Context
+
+Value = Any  # a JAX value, a static `np.ndarray`, a `Resource`, or a pytree such as a `TensorList`
+Rule = Callable[["Context", Node, list[Value]], Sequence[Value]]
+# What an op does with operands of which the number of rows depends on data; takes the rule, too.
+RowRule = Callable[[Rule, "Context", Node, list[Value]], list[Value]]
+Check = Callable[["Context", Node], Iterable[Problem]]
+Route = Literal["rule", "xla", "host", "none"]
+# What a stateful op does besides giving results: nothing; it reads the handle it gets; it passes on
+# the reference to a variable; or what its definition leads to expect.
+Effect = Literal["none", "reads", "passes", "any"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """How an op is raised, and what the interpreter has to know of it.
+
+    **Arguments:**
+
+    - `call`: takes `(ctx, node, values)` and returns the list of results.
+    - `route`: by which route: a rule of its own, TensorFlow's XLA bridge, the host, or none.
+    - `check`: finds what cannot be raised before anything is traced.
+    - `draws`: whether it draws from the key of the call, or a function that tells so of a node.
+        Ops that are stateful and have the attributes `seed` and `seed2` are known to.
+    - `effect`: see `Effect`.
+    - `rows`: how it takes operands of which the number of rows depends on data; `None`: not at all.
+    - `takes_sizes`: whether `rows` also takes shapes that hold such a number.
+    - `folds_sizes`: whether it is arithmetic of sizes, which its rule folds.
+    - `folds_operands`: whether operands that follow from constants are computed for it, since the
+        size of a result depends on them.
+    - `chooses`: whether its first operand chooses which of its functions runs.
+    - `pads_rows`: whether a result marks rows that are not there by an index of -1.
+    - `on_host`: whether TensorFlow itself computes a node, so that it must know the operands.
+    - `ignores`: attributes that do not change what the op computes.
+    """
+
+    call: Rule
+    route: Route = "rule"
+    check: Check | None = None
+    draws: bool | Callable[[Node], bool] = False
+    effect: Effect = "any"
+    rows: RowRule | None = None
+    takes_sizes: bool = False
+    folds_sizes: bool = False
+    folds_operands: bool = False
+    chooses: bool = False
+    pads_rows: Callable[[Config, Node], bool] | None = None
+    on_host: Callable[[Node], bool] | None = None
+    ignores: frozenset[str] = frozenset()
+
+
+# Gives the entry of a node that has no rule of its own; `None` where it does not know the op.
+Fallback = Callable[[Node], Entry | None]
+# Says what TensorFlow has against a node on these operands; `None`: nothing.
+Diagnosis = Callable[["Context", Node, Sequence[Value]], Problem | None]
+
+
+class Registry:
+    """Entries by op type. Refuses duplicates, and every change once frozen."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._frozen = False
+        self._overrides: tuple[Fallback, ...] = ()
+        self._fallbacks: tuple[Fallback, ...] = ()
+        self.diagnose: Diagnosis = lambda ctx, node, values: None
+
+    def add(self, op: str, entry: Entry) -> None:
+        if self._frozen:
+            raise RuntimeError(f"cannot add a rule for {op!r}: the registry is frozen")
+        if op in self._entries:
+            raise ValueError(f"the TensorFlow op {op!r} already has a rule")
+        self._entries[op] = entry
+
+    def add_rows(self, op: str, rows: RowRule, *, takes_sizes: bool = False) -> None:
+        """Declares what an op that is registered does with a varying number of rows."""
+        if self._frozen:
+            raise RuntimeError(f"cannot change the rule for {op!r}: the registry is frozen")
+        entry = self._entries[op]
+        if entry.rows is not None:
+            raise ValueError(f"the rows of the TensorFlow op {op!r} already have a rule")
+        self._entries[op] = dataclasses.replace(entry, rows=rows, takes_sizes=takes_sizes)
+
+    def freeze(
+        self,
+        *,
+        overrides: Sequence[Fallback] = (),
+        fallbacks: Sequence[Fallback] = (),
+        diagnose: Diagnosis,
+    ) -> None:
+        """Ends registration.
+
+        **Arguments:**
+
+        - `overrides`: asked before the rules; `fallbacks`: asked after them.
+        - `diagnose`: see `Diagnosis`.
+        """
+        self._overrides, self._fallbacks = tuple(overrides), tuple(fallbacks)
+        self.diagnose = diagnose
+        self._frozen = True
+
+    def get(self, op: str) -> Entry | None:
+        """The entry of an op type that has a rule of its own."""
+        return self._entries.get(op)
+
+    def entry(self, node: Node) -> Entry | None:
+        """How to raise `node`; `None` where nothing can."""
+        for find in self._overrides:
+            if (entry := find(node)) is not None:
+                return entry
+        if (entry := self._entries.get(node.op)) is not None:
+            return entry
+        return next((e for find in self._fallbacks if (e := find(node)) is not None), None)
+
+    def is_bridged(self, op: str) -> bool:
+        """Whether ops of a type go over TensorFlow's XLA bridge."""
+        entry = None if op in self._entries else self.entry(Node(op, op, {}))
+        return entry is not None and entry.route == "xla"
+
+    def ops(self) -> tuple[str, ...]:
+        return tuple(sorted(self._entries))
+
+
+REGISTRY = Registry()
+
+# Parameters of a rule that are not operands: the context, the node, and the type of the op.
+_SURROUNDINGS = frozenset(("ctx", "node", "op"))
+
+
+# Converts one operand; takes `(ctx, node, values, index)`.
+Conversion = Callable[["Context", Node, Sequence[Value], int], Any]
+
+
+def _array(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
+    value = values[index]
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        # Sizes of which some are symbolic: integers of the type that the op declares.
+        return constants.array(value, _declared(ctx, node, index))
+    return constants.array(value)
+
+
+def _declared(ctx: Context, node: Node, index: int) -> np.dtype:
+    definition = ctx.graph.op_def(node.op)
+    runs = types_of(definition.input_arg, node.attrs) if definition is not None else ()
+    kind = type_at(runs, index)
+    return decode_dtype(kind) if kind else np.dtype(np.int32)
+
+
+def _value(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Value:
+    return values[index]
+
+
+def _static(ctx: Context, node: Node, values: Sequence[Value], index: int) -> np.ndarray:
+    return constants.static(node, values, index)
+
+
+def _ints(ctx: Context, node: Node, values: Sequence[Value], index: int) -> tuple[Any, ...]:
+    return constants.ints(constants.static(node, values, index))
+
+
+def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
+    found = _ints(ctx, node, values, index)
+    if len(found) != 1:
+        reason = f"operand {index} must be one number, but has {len(found)}"
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+    return found[0]
+
+
+# How an operand is converted, by its annotation; `Array` where there is none.
+_CONVERSIONS: dict[str, Conversion] = {
+    "": _array,
+    "Array": _array,  # a JAX operand
+    "Value": _value,  # as it is: static, traced, a handle, a list
+    "Static": _static,  # an array that is known while raising
+    "Ints": _ints,  # a vector that is known while raising: numbers and symbolic sizes
+    "Int": _int,  # one such number
+}
+
+# The annotations, for type checkers.
+Array = Any
+Static = np.ndarray
+Ints = tuple[Any, ...]
+Int = Any
+
+
+def bound(fn: Callable[..., Any]) -> Rule:
+    """A function of operands and attributes as a rule; see `invert.primitives.binding`."""
+
+    @functools.cache
+    def signature() -> tuple[Signature, list[Conversion], Conversion | None]:
+        found = Signature.of(fn, _SURROUNDINGS)
+        rest = None if found.rest is None else _CONVERSIONS[found.rest]
+        return found, [_CONVERSIONS[note] for _, note in found.operands], rest
+
+    @functools.wraps(fn)
+    def call(ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:
+        parameters, conversions, rest = signature()
+        if (reason := parameters.count_problem(len(values))) is not None:
+            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+        more = [rest] * (len(values) - len(conversions)) if rest is not None else []
+        operands = [
+            convert(ctx, node, values, i)
+            for i, convert in zip(range(len(values)), (*conversions, *more), strict=False)
+        ]
+        keywords: dict[str, Any] = {}
+        for name, has_default in parameters.attributes.items():
+            if name in node.attrs:
+                keywords[name] = node.attr(name)
+            elif not has_default:
+                where = f"tf.{node.op} ({node.location})"
+                raise MalformedModelError(f"{where} lacks the attribute {name!r}")
+        if parameters.context:
+            around = {"ctx": ctx, "node": node, "op": node.op}
+            keywords.update((name, around[name]) for name in parameters.context)
+        results = fn(*operands, **keywords)
+        if results is None:
+            return []
+        return list(results) if isinstance(results, (list, tuple)) else [results]
+
+    return call
+
+
+def rule(
+    *ops: str,
+    check: Check | None = None,
+    draws: bool | Callable[[Node], bool] = False,
+    effect: Effect = "any",
+    rows: RowRule | None = None,
+    takes_sizes: bool = False,
+    folds_operands: bool = False,
+    chooses: bool = False,
+    pads_rows: Callable[[Config, Node], bool] | None = None,
+    ignores: Iterable[str] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function of operands and attributes as the rule of `ops`.
+
+    The parameters are bound as `invert.primitives.binding` says; `ctx`, `node` and `op` (the type)
+    where the function names them. It returns one result, a tuple of results, or `None` for none.
+    An attribute that it does not take is refused where it differs from its default.
+
+    **Arguments:** see `Entry`.
+    """
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        entry = Entry(
+            bound(fn),
+            check=check,
+            draws=draws,
+            effect=effect,
+            rows=rows,
+            takes_sizes=takes_sizes,
+            folds_operands=folds_operands,
+            chooses=chooses,
+            pads_rows=pads_rows,
+            ignores=frozenset(ignores),
+        )
+        for op in ops:
+            REGISTRY.add(op, entry)
+        return fn
+
+    return register
+
+
+def rules(table: Mapping[str, Callable[..., Any]], **options: Any) -> None:
+    """Registers one function of operands and attributes for each op; options as for `rule`."""
+    for op, fn in table.items():
+        rule(op, **options)(fn)
+
+
+def row_rule(*ops: str, takes_sizes: bool = False) -> Callable[[RowRule], RowRule]:
+    """Registers what `ops` do with operands whose number of rows depends on data; see `Entry`."""
+
+    def register(rows: RowRule) -> RowRule:
+        for op in ops:
+            REGISTRY.add_rows(op, rows, takes_sizes=takes_sizes)
+        return rows
+
+    return register
+
+
+def raises_tf(*ops: str, **options: Any) -> Callable[[Rule], Rule]:
+    """Registers a function of `(ctx, node, values)` as the rule of `ops`; see `Entry`."""
+
+    def register(fn: Rule) -> Rule:
+        for op in ops:
+            REGISTRY.add(op, Entry(fn, **options))
+        return fn
+
+    return register
+
+
+def add_table(table: Mapping[str, Rule], **options: Any) -> None:
+    """Registers one function of `(ctx, node, values)` for each op; see `Entry`."""
+    for op, fn in table.items():
+        REGISTRY.add(op, Entry(fn, **options))

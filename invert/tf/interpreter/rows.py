@@ -1,0 +1,88 @@
+"""What most ops do with arrays whose number of rows depends on data; see `tf.values.bounded`.
+
+They take their usual rule on the whole arrays: what they compute in a row depends on that row
+alone. A rule declares which of these it is by `rows=`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from invert.tf.interpreter.registry import RowRule, Rule, Value
+from invert.tf.ops.node import Node
+from invert.tf.values.bounded import BoundedArray, common_count, refused, resized, stretched
+from invert.tf.values.constants import array
+
+if TYPE_CHECKING:
+    from invert.tf.interpreter.context import Context
+
+
+def rank_of(value: Value) -> int:
+    """The number of axes of a value."""
+    return value.data.ndim if isinstance(value, BoundedArray) else np.ndim(value)
+
+
+def elementwise(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
+    """Each element of the results comes from the elements in the same place."""
+    rank = max(rank_of(v) for v in values)
+    rows = [v for v in values if isinstance(v, BoundedArray)]
+    if any(r.data.ndim < rank for r in rows):
+        raise refused(node, values)
+    others = [
+        np.shape(v)[0] for v in values if not isinstance(v, BoundedArray) and np.ndim(v) == rank
+    ]
+    fixed = [n for n in others if not (isinstance(n, int) and n == 1)]
+    if fixed:
+        # As many rows as the others have, or one row that is repeated.
+        ready = [stretched(v, fixed[0]) if isinstance(v, BoundedArray) else v for v in values]
+        return list(rule(ctx, node, ready))
+    count, size = common_count(rows)
+
+    def fitting(v: Any) -> Any:
+        if not isinstance(v, BoundedArray):
+            return v
+        same = v.count is count and len({id(r.count) for r in rows}) == 1
+        return resized(v.data, size) if same else stretched(v, size, count)
+
+    results = rule(ctx, node, [fitting(v) for v in values])
+    origin = rows[0].origin
+    marked = node.op == "Cast" and rows[0].marked and node.attr("DstT").kind == "i"
+    return [BoundedArray(array(y), count, origin, marked) for y in results]
+
+
+def unchanged(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
+    """The same values in the same places."""
+    x = values[0]
+    checked = node.op.startswith("CheckNumerics")
+    (y,) = rule(ctx, node, [x.filled(0) if checked else x.data])
+    return [x.with_data(x.data if checked else y, x.marked)]
+
+
+def rowwise(*shared: int, least_rank: int = 1) -> RowRule:
+    """Each row of the results comes from the same row of the operands.
+
+    **Arguments:**
+
+    - `shared`: numbers of the operands that go with all rows.
+    - `least_rank`: how many axes an operand with rows has at least.
+    """
+
+    def rows_of(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
+        # Operands have as many rows as each other, which TensorFlow checks.
+        paired = [v for k, v in enumerate(values) if k not in shared]
+        rows = [v for v in paired if isinstance(v, BoundedArray)]
+        too_flat = any(r.data.ndim < least_rank for r in rows)
+        if not rows or too_flat or node.attr("data_format") == "NCHW":
+            raise refused(node, values)
+        size = min(
+            v.data.shape[0] if isinstance(v, BoundedArray) else np.shape(v)[0] for v in paired
+        )
+        data = [resized(v.data, size) if isinstance(v, BoundedArray) else v for v in values]
+        results = rule(ctx, node, data)
+        if len(rows) < len(paired):
+            return list(results)
+        return [BoundedArray(y, rows[0].count, rows[0].origin) for y in results]
+
+    return rows_of
