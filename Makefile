@@ -35,11 +35,12 @@ in-newest := VENV=.venv-newest CHOICE=PYTHON_NEWEST MINORS='3.12 3.13' PINS='--u
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-matrix test-oldest test-newest python-oldest python-newest
+.PHONY: help demo quick test test-all test-matrix test-oldest test-newest python-oldest python-newest
 .PHONY: lint format docs docs-serve bench clean
 
 help:
 	@echo "make demo         a JAX model to a SavedModel and back, with every derivative checked"
+	@echo "make quick        the tests nearest to what you changed, in under a minute"
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-all     all tests, with the libraries of models that some of them need"
 	@echo "make test-oldest  the tests on Python 3.11 with the oldest JAX supported"
@@ -89,6 +90,10 @@ $(VENV)/.installed-%: pyproject.toml $(VENV)/.created
 
 demo: $(VENV)/.installed-demo
 	$(RUN_ENV) $(BIN)/python examples/demo.py
+
+# The tests of what differs from main, the nearest first, for as long as the budget lasts.
+quick: $(VENV)/.installed-test
+	$(RUN_ENV) $(BIN)/python -m pytest -q -m "not slow or nearest" --budget=40 $(PYTEST_ARGS) $$($(BIN)/python -m tests.changed)
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -c 'import sys, jax; print("Python", sys.version.split()[0], "jax", jax.__version__)'

@@ -1,9 +1,11 @@
-"""Settings every test shares: the platform, quiet TensorFlow, bounded memory, hypothesis, draws."""
+"""Settings every test shares: the platform, quiet TensorFlow, bounded memory, hypothesis, draws,
+and a budget of time."""
 
 from __future__ import annotations
 
 import os
 import random
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -32,6 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cases")
     group.addoption("--every-case", action="store_true", help="no draw in tests marked `drawn`")
     group.addoption("--draw-seed", type=int, default=0, help="seed of the draws, 0 by default")
+    group.addoption("--budget", type=float, help="seconds after which no further test begins")
+
+
+_STARTED = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """With a budget, what does not begin in time is skipped, and counted as such."""
+    budget = item.config.getoption("budget")
+    if budget is not None and time.monotonic() - _STARTED > budget:
+        pytest.skip("out of time: `make test` runs it")
 
 
 @pytest.hookimpl(trylast=True)

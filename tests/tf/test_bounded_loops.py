@@ -311,3 +311,44 @@ def test_a_size_of_an_argument_names_the_remedy() -> None:
 
     with pytest.raises(invert.UnsupportedOpError, match="close over the array"):
         invert.convert(tf.function(fn), np.ones(3, np.float32), np.ones((2, 6), np.int32))
+
+
+def _limit(rng: np.random.Generator, x: Any, depth: int) -> Any:
+    """A number that depends on data, and that its expression keeps within bounds."""
+    if depth == 0:
+        leaf = rng.integers(4)
+        if leaf == 0:
+            return tf.clip_by_value(x[rng.integers(4)], -3.5, float(rng.integers(1, 6)))
+        if leaf == 1:
+            return tf.reduce_sum(tf.cast(x > 0.25, tf.float32))
+        if leaf == 2:
+            return tf.cast(tf.argmax(x), tf.float32)
+        return tf.minimum(tf.abs(x[rng.integers(4)]), 4.0)
+    one = _limit(rng, x, depth - 1)
+    node = rng.integers(8)
+    if node < 4:
+        two = _limit(rng, x, depth - 1)
+        return (tf.maximum, tf.minimum, tf.add, tf.subtract)[node](one, two)
+    if node == 4:
+        return tf.cast(tf.cast(one, tf.int32), tf.float32)
+    return (tf.abs, tf.floor, lambda a: a * -1.5)[node - 5](one)
+
+
+@pytest.mark.parametrize("seed", [int(s) for s in np.random.SeedSequence().generate_state(6)])
+def test_a_loop_cut_at_a_bound_has_ended(seed: int) -> None:
+    """The bound follows from the expression of the limit alone, for every value of the data."""
+
+    def fn(x):
+        limit = _limit(np.random.default_rng(seed), x, 2)
+        i, y = tf.constant(0.0), x[0]
+        while i < limit and y < 1e30:
+            y, i = y + 1.0, i + 1.0
+        return i
+
+    theirs = tf.function(fn)
+    module = invert.convert(theirs, np.zeros(4, np.float32))
+    rng = np.random.default_rng(seed + 1)
+    extreme = np.float32([0, -0.0, 1, -1, 3.4e38, -3.4e38, np.inf, -np.inf, 1e-45, 2.5])
+    for x in [*rng.choice(extreme, (12, 4)), *rng.normal(0, 3, (4, 4))]:
+        x = np.float32(x)
+        np.testing.assert_array_equal(module(x), theirs(tf.constant(x)).numpy(), err_msg=str(seed))

@@ -81,6 +81,7 @@ def _differences(one: Case) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.nearest
 @pytest.mark.parametrize("op", TESTED_OPS)
 def test_all_dtypes(op: str) -> None:
     cases = [c for c in cases_of(op, TABLE) if not _differs(c)]
