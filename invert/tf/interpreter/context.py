@@ -198,7 +198,7 @@ class Context:
                     raise
                 raise UnsupportedOpError([problem]) from error
             self._check(node, results)
-            if entry.route == "rule":
+            if entry.names_attributes:
                 self._check_attributes(entry, node)
         return results
 
@@ -233,7 +233,7 @@ class Context:
     def _check_attributes(self, entry: Entry, node: Node) -> None:
         """Refuses an attribute that the rule did not ask for, unless it has its default value."""
         for name, default in self.graph.options(node.op).items():
-            if name in node.read or name in entry.ignores or name not in node.attrs:
+            if name in node.read or name not in node.attrs or entry.is_silent(name):
                 continue
             if default is None or node.attrs[name] != default:
                 reason = f"has an attribute {name!r} that its rule does not take"

@@ -30,6 +30,14 @@ Route = Literal["rule", "xla", "host", "none"]
 Effect = Literal["none", "reads", "passes", "any"]
 
 
+# Attributes that say nothing about the values an op computes: where and how it runs, what it and
+# its results are called. The shapes of results are compared with those that come out.
+SILENT_ATTRIBUTES = frozenset(
+    "config config_proto container debug_name executor_type message output_shapes "
+    "parallel_iterations shared_name swap_memory use_cudnn_on_gpu use_locking".split()
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """How an op is raised, and what the interpreter has to know of it.
@@ -50,7 +58,8 @@ class Entry:
     - `chooses`: whether its first operand chooses which of its functions runs.
     - `pads_rows`: whether a result marks rows that are not there by an index of -1.
     - `on_host`: whether TensorFlow itself computes a node, so that it must know the operands.
-    - `ignores`: attributes that do not change what the op computes.
+    - `names_attributes`: whether the rule names all attributes that it takes.
+    - `ignores`: further attributes that do not change what the op computes.
     """
 
     call: Rule
@@ -65,7 +74,12 @@ class Entry:
     chooses: bool = False
     pads_rows: Callable[[Config, Node], bool] | None = None
     on_host: Callable[[Node], bool] | None = None
+    names_attributes: bool = False
     ignores: frozenset[str] = frozenset()
+
+    def is_silent(self, attribute: str) -> bool:
+        """Whether an attribute says nothing about the values, so that a rule need not take it."""
+        return attribute in self.ignores or attribute in SILENT_ATTRIBUTES
 
 
 # Gives the entry of a node that has no rule of its own; `None` where it does not know the op.
@@ -271,6 +285,7 @@ def rule(
             folds_operands=folds_operands,
             chooses=chooses,
             pads_rows=pads_rows,
+            names_attributes=True,
             ignores=frozenset(ignores),
         )
         for op in ops:
