@@ -22,6 +22,7 @@ from invert.ir.graph import Graph
 from invert.ir.interpret import inline_calls, retrace
 from invert.ir.jaxprs import canonicalize, equations, map_jaxprs, split_constants
 from invert.ir.match import equivalent
+from invert.ir.types import AnyJaxpr, Aval, Eqn, Jaxpr
 from invert.rewriting.driver import Replacement, replace
 
 RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
@@ -30,12 +31,12 @@ RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
 _MAX_ALIKE = 8
 
 
-def without_rules(closed: Any) -> Any:
+def without_rules(closed: AnyJaxpr) -> Any:
     """The forward program alone: rules are functions, which no two traces share."""
     if not _has_rules(closed):
         return closed
 
-    def visit(jaxpr: Any) -> Any:
+    def visit(jaxpr: Jaxpr) -> Any:
         graph = Graph(jaxpr)
         found = [
             Replacement(
@@ -49,11 +50,11 @@ def without_rules(closed: Any) -> Any:
     return map_jaxprs(closed, visit)
 
 
-def _has_rules(closed: Any) -> bool:
+def _has_rules(closed: AnyJaxpr) -> bool:
     return any(e.primitive.name in RULES for e in equations(open_jaxpr(closed)))
 
 
-def inlined(closed: Any) -> Any:
+def inlined(closed: AnyJaxpr) -> Any:
     """The program with all calls inlined: JAX splits them when it differentiates."""
     while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
         closed = inline_calls(closed)
@@ -77,7 +78,7 @@ class _Table:
 
     def find(
         self,
-        programs: Sequence[Any],
+        programs: Sequence[AnyJaxpr],
         make: Callable[[], Any],
         holds_for_all: Callable[[Any], bool] = lambda found: False,
         under: Hashable = None,
@@ -121,13 +122,17 @@ class GradientCache:
         self._linear = _Table()
         self._rewritten = _Table()
 
-    def is_proved(self, region: _Region, raw: Any, prove: Callable[[_Region, Any], bool]) -> bool:
+    def is_proved(
+        self, region: _Region, raw: AnyJaxpr, prove: Callable[[_Region, Any], bool]
+    ) -> bool:
         """What `prove` says of a region and its raw gradient."""
         if _has_rules(region.forward):
             return prove(region, raw)
         return self._proved.find((region.forward, raw), lambda: prove(region, raw))
 
-    def difference(self, region: _Region, raw: Any, compare: Callable[[_Region, Any], str]) -> str:
+    def difference(
+        self, region: _Region, raw: AnyJaxpr, compare: Callable[[_Region, Any], str]
+    ) -> str:
         """What `compare` says of a region and its raw gradient: `""` where it is autodiff's.
 
         A gradient that differs is kept, which is right for any constants; one that agrees may
@@ -148,11 +153,11 @@ class GradientCache:
         # What agrees with the rules of another program need not agree with these.
         return found or (said[0] if said else compare(region, raw))
 
-    def is_linear(self, region: Region, raw: Any, find: Callable[[], bool]) -> bool:
+    def is_linear(self, region: Region, raw: AnyJaxpr, find: Callable[[], bool]) -> bool:
         """What `find` says of a raw gradient: whether it is linear in the cotangents."""
         return self._linear.find((without_rules(raw),), find, under=len(region.numbers))
 
-    def rewritten(self, raw: Any, make: Callable[[], Any]) -> Any:
+    def rewritten(self, raw: AnyJaxpr, make: Callable[[], Any]) -> Any:
         """What `make` makes of a raw gradient, once for gradients that are the same program."""
         return make() if _has_rules(raw) else self._rewritten.find((raw,), make)
 
@@ -162,7 +167,7 @@ _ELEMENTWISE = kinds.ELEMENTWISE | {"copy", "stop_gradient"}
 _SIZE = 256
 
 
-def at_one_shape(region: _Region, raw: Any) -> tuple[_Region, Any] | None:
+def at_one_shape(region: _Region, raw: AnyJaxpr) -> tuple[_Region, Any] | None:
     """An elementwise region of arrays of one shape, at a shape that stands for all others.
 
     Whether its gradient is that of autodiff does not depend on the shape then. `None` where the
@@ -187,23 +192,23 @@ def at_one_shape(region: _Region, raw: Any) -> tuple[_Region, Any] | None:
     return other, raw
 
 
-def _shapes(jaxpr: Any) -> Iterator[tuple[int, ...]]:
+def _shapes(jaxpr: Jaxpr) -> Iterator[tuple[int, ...]]:
     for v in (*jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)):
         yield v.aval.shape
 
 
-def _is_elementwise(eqn: Any) -> bool:
+def _is_elementwise(eqn: Eqn) -> bool:
     if eqn.primitive.name == "broadcast_in_dim":
         return len(eqn.invars) == 1 and eqn.invars[0].aval.shape == ()
     return eqn.primitive.name in _ELEMENTWISE
 
 
-def _at(aval: Any) -> jax.ShapeDtypeStruct:
+def _at(aval: Aval) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((_SIZE,) if aval.shape else (), aval.dtype)
 
 
-def _at_size(closed: Any) -> Any:
-    jaxpr: Any = open_jaxpr(closed)
+def _at_size(closed: AnyJaxpr) -> Any:
+    jaxpr: Jaxpr = open_jaxpr(closed)
     eqns = [
         eqn.replace(params={**eqn.params, "shape": (_SIZE,), "broadcast_dimensions": ()})
         if eqn.primitive.name == "broadcast_in_dim" and eqn.outvars[0].aval.shape

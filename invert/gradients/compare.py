@@ -14,6 +14,7 @@ from invert._private.jax import eval_closed, open_jaxpr
 from invert.ir import jaxprs
 from invert.ir.loops import WhileParts
 from invert.ir.numbers import largest_gap, random_value
+from invert.ir.types import AnyJaxpr, Aval, Value
 
 
 class Region(Protocol):
@@ -29,20 +30,20 @@ class Region(Protocol):
     """
 
     held: Any
-    operands: Any
+    operands: Value
     inputs: Any
     results: Any
-    numbers: Any
+    numbers: Value
     wanted: Any
     constants: Any
     avals: Any
-    forward: Any
+    forward: AnyJaxpr
 
-    def autodiff(self, *values: Any) -> list[Any]:
+    def autodiff(self, *values: Value) -> list[Any]:
         """What automatic differentiation gives for `avals`."""
         ...
 
-    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
+    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Value]) -> list[Any]:
         """The same for another program over `operands`."""
         ...
 
@@ -65,7 +66,7 @@ def type_of(v: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
 
 
-def samples(avals: Sequence[Any], cotangents: int) -> list[list[np.ndarray]]:
+def samples(avals: Sequence[Aval], cotangents: int) -> list[list[np.ndarray]]:
     """Values at which rules are known to differ: ties, zeros, steps, bounds, large numbers."""
     rng = np.random.default_rng(0)
     makers: list[Callable[[Any], np.ndarray]] = [
@@ -105,7 +106,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def largest_difference(region: Region, raw: Any, x64: bool) -> float:
+def largest_difference(region: Region, raw: AnyJaxpr, x64: bool) -> float:
     """Largest difference of the two gradients that rounding does not explain; 0 where none."""
     largest = 0.0
     with jax.enable_x64(x64):
@@ -130,7 +131,7 @@ def _rounded(cotangent: np.ndarray) -> np.ndarray:
     return np.asarray(cotangent * (1 + step * signs), cotangent.dtype)
 
 
-def may_not_end(closed: Any) -> bool:
+def may_not_end(closed: AnyJaxpr) -> bool:
     """Whether a loop in a program ends on data: on arguments drawn at random it may never."""
     return any(
         eqn.primitive.name == "while" and not _counts(WhileParts.of(eqn).cond)
@@ -141,7 +142,7 @@ def may_not_end(closed: Any) -> bool:
 def _counts(condition: Any) -> bool:
     """Whether a condition is one comparison of whole numbers."""
     eqns = open_jaxpr(condition).eqns
-    avals: list[Any] = [a.aval for eqn in eqns for a in eqn.invars]
+    avals: list[Aval] = [a.aval for eqn in eqns for a in eqn.invars]
     return len(eqns) == 1 and all(
         jnp.issubdtype(a.dtype, jnp.integer) and not a.shape for a in avals
     )

@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from invert._private.jax import core, eval_closed, trace_closed
+from invert._private.jax import eval_closed, trace_closed
 from invert.gradients.compare import type_of
 from invert.ir import jaxprs
 from invert.ir.gradient_marker import is_differentiable, parts
 from invert.ir.graph import Graph
 from invert.ir.interpret import OnEqn, bind, evaluate, replacing
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value
 from invert.rewriting.driver import Replacement
 
 _CLIP = jax.lax.GatherScatterMode.CLIP
@@ -32,13 +33,13 @@ class MarkedRegion:
     def __init__(
         self,
         graph: Graph,
-        eqn: Any,
+        eqn: Eqn,
         settler: Callable[[Any], Any],
         settled: Mapping[int, Replacement],
     ):
         self.gradient = eqn.params["gradient"]
         self.results, inputs, self.captures = parts(eqn)
-        self.inputs = list(dict.fromkeys(v for v in inputs if not isinstance(v, core.Literal)))
+        self.inputs = list(dict.fromkeys(v for v in inputs if not isinstance(v, Literal)))
         self.given = inputs
         atoms = [*self.results, *self.captures]
         self.eqns, outside = _slice(graph, atoms, set(self.inputs))
@@ -59,7 +60,9 @@ class MarkedRegion:
             *(type_of(v) for v in self.numbers),
         ]
 
-    def _run_settled(self, settled: Mapping[int, Replacement], values: Sequence[Any]) -> list[Any]:
+    def _run_settled(
+        self, settled: Mapping[int, Replacement], values: Sequence[Value]
+    ) -> list[Any]:
         eqns, rules = self._needed(settled)
         return self._evaluate(values, self.results, eqns, replacing(rules))
 
@@ -75,7 +78,7 @@ class MarkedRegion:
         pending = list(self.results)
         while pending:
             atom = pending.pop()
-            eqn = None if isinstance(atom, core.Literal) else producers.get(atom)
+            eqn = None if isinstance(atom, Literal) else producers.get(atom)
             if eqn is None or atom in given or id(eqn) in found:
                 continue
             rule = settled.get(id(eqn))
@@ -93,7 +96,11 @@ class MarkedRegion:
         return eqns, rules
 
     def _evaluate(
-        self, values: Sequence[Any], atoms: Sequence[Any], eqns: Sequence[Any], on_eqn: OnEqn = bind
+        self,
+        values: Sequence[Value],
+        atoms: Sequence[Atom],
+        eqns: Sequence[Eqn],
+        on_eqn: OnEqn = bind,
     ) -> list[Any]:
         env = dict(zip(self.operands, values, strict=True))
         return list(map(evaluate(eqns, env, on_eqn), atoms))
@@ -103,7 +110,7 @@ class MarkedRegion:
         promise = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
         found: list[Any] = []
 
-        def change(jaxpr: Any) -> Any:
+        def change(jaxpr: Jaxpr) -> Any:
             eqns = []
             for eqn in jaxpr.eqns:
                 if eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP:
@@ -116,7 +123,7 @@ class MarkedRegion:
         other.forward = jaxprs.map_jaxprs(self.forward, change)
         return other if found else None
 
-    def _split(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _split(self, values: Sequence[Value]) -> tuple[list[Any], list[Any]]:
         """The operands with the constants in front, and the cotangents."""
         n = len(self.outside) + len(self.inputs)
         return [*self.constants.values(), *values[:n]], list(values[n:])
@@ -124,13 +131,13 @@ class MarkedRegion:
     def backward(self, *, nested: bool = False) -> Any:
         """The gradient function, as a closed jaxpr from `avals` to cotangents of `wanted`."""
 
-        def run(*values: Any) -> list[Any]:
+        def run(*values: Value) -> list[Value]:
             operands, cotangents = self._split(values)
             captures = self._evaluate(operands, self.captures, self.eqns)
             found = self.gradient(captures, cotangents, nested=nested)
             sums: dict[Any, Any] = {}
             for v, g in zip(self.given, found, strict=True):
-                if g is not None and not isinstance(v, core.Literal) and is_differentiable(v.aval):
+                if g is not None and not isinstance(v, Literal) and is_differentiable(v.aval):
                     sums[v] = sums[v] + g if v in sums else g
             return [
                 sums[v] if v in sums else jnp.zeros(v.aval.shape, v.aval.dtype)
@@ -139,23 +146,23 @@ class MarkedRegion:
 
         return trace_closed(run, *self.avals)
 
-    def autodiff(self, *values: Any) -> list[Any]:
+    def autodiff(self, *values: Value) -> list[Any]:
         """What automatic differentiation of the recovered program gives for the same."""
         return self.autodiff_of(lambda *full: eval_closed(self.forward, full), values)
 
-    def autodiff_over(self, held: Sequence[Any], *values: Any) -> list[Any]:
+    def autodiff_over(self, held: Sequence[Value], *values: Value) -> list[Any]:
         """The same, with values for the constants `held` in front."""
         other = copy.copy(self)
         other.constants = {**self.constants, **dict(zip(held, values, strict=False))}
         return other.autodiff(*values[len(held) :])
 
-    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
+    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Value]) -> list[Any]:
         """What automatic differentiation of another program over `operands` gives."""
         operands, cotangents = self._split(values)
         first = len(operands) - len(self.inputs)
         places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
 
-        def function(*numbers: Any) -> list[Any]:
+        def function(*numbers: Value) -> list[Any]:
             full = list(operands)
             for i, x in zip(self.wanted, numbers, strict=True):
                 full[first + i] = x
@@ -166,7 +173,7 @@ class MarkedRegion:
         return list(pull(cotangents))
 
 
-def _slice(graph: Graph, atoms: Sequence[Any], stop: set[Any]) -> tuple[list[Any], list[Any]]:
+def _slice(graph: Graph, atoms: Sequence[Atom], stop: set[Any]) -> tuple[list[Any], list[Any]]:
     """The equations that `atoms` need, up to `stop`, in order; and the values from outside."""
     eqns: dict[int, Any] = {}
     outside: dict[Any, None] = {}
@@ -174,7 +181,7 @@ def _slice(graph: Graph, atoms: Sequence[Any], stop: set[Any]) -> tuple[list[Any
     seen: set[Any] = set()
     while pending:
         atom = pending.pop()
-        if isinstance(atom, core.Literal) or atom in stop or atom in seen:
+        if isinstance(atom, Literal) or atom in stop or atom in seen:
             continue
         seen.add(atom)
         eqn = graph.producers.get(atom)

@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._private.jax import consts_of, core, eval_closed, eval_jaxpr, trace_closed
+from invert._private.jax import consts_of, eval_closed, eval_jaxpr, trace_closed
 from invert.gradients.compare import NOT_TRANSPOSED, Region, beyond_rounding, once, samples, type_of
 from invert.ir import jaxprs
 from invert.ir.gradient_marker import is_differentiable
 from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
+from invert.ir.types import AnyJaxpr, Atom, Literal, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,21 +23,21 @@ class Rule:
     """A function of `operands` with a derivative of its own."""
 
     function: Callable[..., Any]
-    operands: Any
+    operands: Value
     kind: str
 
 
-def stopped(*values: Any) -> list[Any]:
+def stopped(*values: Value) -> list[Any]:
     """The values, whose derivative is zero."""
     return [jax.lax.stop_gradient(v) for v in values]
 
 
-def is_zero(closed: Any) -> bool:
+def is_zero(closed: AnyJaxpr) -> bool:
     """Whether all results of a program are zero, whatever its arguments."""
     graph = Graph(closed, consts_of(closed))
 
-    def zero(atom: Any) -> bool:
-        if isinstance(atom, core.Literal):
+    def zero(atom: Atom) -> bool:
+        if isinstance(atom, Literal):
             return not np.any(atom.val)
         eqn = graph.producers.get(atom)
         return eqn is not None and eqn.primitive.name == "broadcast_in_dim" and zero(eqn.invars[0])
@@ -44,14 +45,14 @@ def is_zero(closed: Any) -> bool:
     return bool(graph.jaxpr.outvars) and all(map(zero, graph.jaxpr.outvars))
 
 
-def make_rule(region: Region, backward: Any, x64: bool, linear: bool) -> Rule:
+def make_rule(region: Region, backward: AnyJaxpr, x64: bool, linear: bool) -> Rule:
     """A rule for both modes where JAX can transpose the gradient (`linear`)."""
     make, kind = (_custom_jvp, "custom_jvp") if linear else (_custom_vjp, "custom_vjp")
-    backward, shared = _share(backward, region)
-    return Rule(make(region, backward, shared, x64), region.operands, kind)
+    pulled, shared = _share(backward, region)
+    return Rule(make(region, pulled, shared, x64), region.operands, kind)
 
 
-def _share(backward: Any, region: Region) -> tuple[Any, list[int]]:
+def _share(backward: AnyJaxpr, region: Region) -> tuple[Any, list[int]]:
     """The gradient over the constants of the region, which hold its own copies; their places."""
     jaxpr, constants = jaxprs.split_constants(backward)
     index = {
@@ -61,7 +62,7 @@ def _share(backward: Any, region: Region) -> tuple[Any, list[int]]:
     places = [index.get((c.dtype, c.shape, c.tobytes()), -1) for c in constants]
     own = [c for c, i in zip(constants, places, strict=True) if i < 0]
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         shared, rest = values[: len(places) - len(own)], values[len(places) - len(own) :]
         first, second = iter(shared), iter(own)
         held = [next(second) if i < 0 else next(first) for i in places]
@@ -70,10 +71,12 @@ def _share(backward: Any, region: Region) -> tuple[Any, list[int]]:
     return run, [i for i in places if i >= 0]
 
 
-def _pull(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Callable[..., Any]:
+def _pull(
+    region: Region, backward: Callable[..., list[Value]], shared: Sequence[int], x64: bool
+) -> Callable[..., Any]:
     """The gradient as a function of the operands and the cotangents."""
 
-    def pull(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def pull(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Any, ...]:
         rest = operands[len(region.held) :]
         with jax.enable_x64(x64):
             return tuple(backward(*(operands[i] for i in shared), *rest, *cotangents))
@@ -82,14 +85,16 @@ def _pull(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Ca
 
 
 def plain_function(region: Region, x64: bool) -> Callable[..., Any]:
-    def recovered(*operands: Any) -> list[Any]:
+    def recovered(*operands: Value) -> list[Any]:
         with jax.enable_x64(x64):
             return eval_closed(region.forward, operands)
 
     return recovered
 
 
-def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Any:
+def _custom_jvp(
+    region: Region, backward: Callable[..., list[Value]], shared: Sequence[int], x64: bool
+) -> Any:
     """The derivative in a direction is the transpose of the gradient, which is linear."""
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
@@ -97,7 +102,7 @@ def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], x64: bool)
     cotangents = [type_of(v) for v in region.numbers]
     rule = jax.custom_jvp(function)
 
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Any:
         # The results keep the rule, for the next derivative.
         results = rule(*primals)
         moved = tuple(tangents[first + i] for i in region.wanted)
@@ -114,7 +119,9 @@ def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], x64: bool)
     return rule
 
 
-def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Any:
+def _custom_vjp(
+    region: Region, backward: Callable[..., list[Value]], shared: Sequence[int], x64: bool
+) -> Any:
     """A gradient that is not linear in the cotangents, as where it is clipped."""
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
@@ -122,10 +129,10 @@ def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], x64: bool)
     places = [i for i, v in enumerate(region.results) if is_differentiable(v.aval)]
     rule = jax.custom_vjp(function)
 
-    def forward(*operands: Any) -> Any:
+    def forward(*operands: Value) -> Any:
         return rule(*operands), operands
 
-    def back(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Any, ...]:
         found = pull(operands, [cotangents[i] for i in places])
         out: list[Any] = [None] * len(operands)
         for i, g in zip(region.wanted, found, strict=True):
@@ -136,7 +143,7 @@ def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], x64: bool)
     return rule
 
 
-def is_transposable(region: Region, backward: Any, x64: bool) -> bool:
+def is_transposable(region: Region, backward: AnyJaxpr, x64: bool) -> bool:
     """Whether the gradient is linear in the cotangents: JAX can transpose it, and its equations
     show it or numbers agree."""
     shown = is_linear(backward, len(region.numbers))
@@ -145,11 +152,11 @@ def is_transposable(region: Region, backward: Any, x64: bool) -> bool:
     types = [type_of(v) for v in (*region.operands, *region.numbers)]
     moved = [type_of(region.inputs[i]) for i in region.wanted]
 
-    def push(*values: Any) -> Any:
+    def push(*values: Value) -> Any:
         transposed = jax.linear_transpose(lambda *cts: pull(values[:n], cts), *types[n:])
         return transposed(tuple(values[n:]))
 
-    def at(*values: Any) -> Any:
+    def at(*values: Value) -> Any:
         return pull(values[:n], values[n:])
 
     try:

@@ -44,6 +44,7 @@ from invert.ir import jaxprs
 from invert.ir.gradient_marker import custom_gradient_p, parts
 from invert.ir.graph import Graph
 from invert.ir.match import difference
+from invert.ir.types import AnyJaxpr, Eqn, Jaxpr
 from invert.rewriting.driver import Replacement, replace
 from invert.stablehlo.program import Program
 
@@ -51,10 +52,10 @@ from invert.stablehlo.program import Program
 _LARGE = 1 << 14
 
 
-def plain(closed: Any) -> Any:
+def plain(closed: AnyJaxpr) -> Any:
     """The program without markers, stop_gradient and rules: what a lowered module can hold."""
 
-    def visit(jaxpr: Any) -> Any:
+    def visit(jaxpr: Jaxpr) -> Any:
         graph = Graph(jaxpr)
         found = [
             Replacement(
@@ -68,7 +69,7 @@ def plain(closed: Any) -> Any:
     return jaxprs.map_jaxprs(closed, visit)
 
 
-def _forward_only(eqn: Any) -> Any | None:
+def _forward_only(eqn: Eqn) -> Any | None:
     """The forward program of an equation that stands for another one under differentiation."""
     name = eqn.primitive.name
     if eqn.primitive is custom_gradient_p or name == "stop_gradient":
@@ -104,13 +105,13 @@ class GradientResolver:
     messages: list[str] = dataclasses.field(default_factory=list)
     cache: GradientCache = dataclasses.field(default_factory=GradientCache)
 
-    def __call__(self, closed: Any) -> Any:
+    def __call__(self, closed: AnyJaxpr) -> Any:
         """The closed jaxpr without markers."""
         if not any(e.primitive is custom_gradient_p for e in jaxprs.equations(open_jaxpr(closed))):
             return closed
         outer = open_jaxpr(closed)
 
-        def visit(jaxpr: Any) -> Any:
+        def visit(jaxpr: Jaxpr) -> Any:
             consts = consts_of(closed) if jaxpr.constvars == outer.constvars else ()
             return self._body(Graph(jaxpr, consts))
 
@@ -134,7 +135,7 @@ class GradientResolver:
             found[id(eqn)] = made
         return replace(graph, list(found.values())) if found else graph.jaxpr
 
-    def _rule(self, graph: Graph, eqn: Any, settled: Mapping[int, Replacement]) -> Rule | None:
+    def _rule(self, graph: Graph, eqn: Eqn, settled: Mapping[int, Replacement]) -> Rule | None:
         gradient = eqn.params["gradient"]
         if gradient.problem:
             self._say(gradient, f"plain autodiff: {gradient.problem}")
@@ -177,7 +178,7 @@ class GradientResolver:
         self._say(gradient, f"kept as {rule.kind}: {reason}")
         return rule
 
-    def _kept(self, region: MarkedRegion, raw: Any) -> Rule:
+    def _kept(self, region: MarkedRegion, raw: AnyJaxpr) -> Rule:
         """The function with the gradient of the container as its rule."""
         if self.order > 1 or not region.gradient.nested:
             backward = self.cache.rewritten(raw, lambda: self.recognize(raw))
@@ -202,7 +203,7 @@ class GradientResolver:
     def _say(self, gradient: Any, text: str) -> None:
         self.messages.append(f"{gradient.location}: {text}")
 
-    def _is_proved(self, region: MarkedRegion, raw: Any) -> bool:
+    def _is_proved(self, region: MarkedRegion, raw: AnyJaxpr) -> bool:
         """Whether the gradient is the program that autodiff of the recovered one lowers to.
 
         Large constants are arguments of both, so that they are not lowered.
@@ -221,7 +222,7 @@ class GradientResolver:
                 return True
         return False
 
-    def _difference(self, region: MarkedRegion, raw: Any) -> str:
+    def _difference(self, region: MarkedRegion, raw: AnyJaxpr) -> str:
         """`""` where the gradient has the values of autodiff, else how they differ."""
         if may_not_end(raw) or may_not_end(region.forward):
             return "another program, which is not run, as a loop in it ends on data"

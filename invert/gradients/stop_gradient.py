@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import core, eval_closed, open_jaxpr, trace_closed
+from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.gradients.compare import FAILURES, beyond_rounding, samples
 from invert.ir.gradient_marker import is_differentiable
 from invert.ir.interpret import bind, evaluate
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
 
 # Each place is one more copy of the gradient in a batch.
 _MAX_PLACES = 192
@@ -40,12 +41,12 @@ class _Places:
     The first of them are all uses of one of the `values`, in order.
     """
 
-    jaxpr: Any
-    values: tuple[Any, ...]
+    jaxpr: Jaxpr
+    values: tuple[Value, ...]
     sets: tuple[frozenset[Use], ...]
 
     @classmethod
-    def of(cls, jaxpr: Any, inputs: Sequence[Any]) -> _Places:
+    def of(cls, jaxpr: Jaxpr, inputs: Sequence[Value]) -> _Places:
         """Uses of what depends on `inputs`: all of a value, one by one, and all alike.
 
         Alike are uses by the same operand of the same primitive, of results of the same primitive:
@@ -55,9 +56,9 @@ class _Places:
         uses: dict[Any, list[Use]] = {}
         for i, atoms in _operands(jaxpr):
             for k, atom in enumerate(atoms):
-                if not isinstance(atom, core.Literal) and atom in moving:
+                if not isinstance(atom, Literal) and atom in moving:
                     uses.setdefault(atom, []).append((i, k))
-            if i >= 0 and any(a in moving for a in atoms if not isinstance(a, core.Literal)):
+            if i >= 0 and any(a in moving for a in atoms if not isinstance(a, Literal)):
                 moving.update(v for v in jaxpr.eqns[i].outvars if is_differentiable(v.aval))
         sets = [frozenset(found) for found in uses.values()]
         sets += [frozenset([use]) for found in uses.values() if len(found) > 1 for use in found]
@@ -83,19 +84,19 @@ class _Places:
     def program(self, gate: Callable[[Use, Any], Any]) -> Callable[..., list[Any]]:
         """The program with `gate(use, value)` in the place of each value that is used."""
 
-        def run(*values: Any) -> list[Any]:
+        def run(*values: Value) -> list[Value]:
             places = itertools.count()
 
-            def gated(i: int, atoms: Sequence[Any], operands: Iterable[Any]) -> list[Any]:
+            def gated(i: int, atoms: Sequence[Atom], operands: Iterable[Any]) -> list[Any]:
                 return [
-                    x if isinstance(a, core.Literal) else gate((i, k), x)
+                    x if isinstance(a, Literal) else gate((i, k), x)
                     for k, (a, x) in enumerate(zip(atoms, operands, strict=True))
                 ]
 
-            def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+            def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Any]:
                 return bind(eqn, gated(next(places), eqn.invars, operands))
 
-            env = dict(zip(self.jaxpr.invars, values, strict=True))
+            env: dict[Atom, Value] = dict(zip(self.jaxpr.invars, values, strict=True))
             read = evaluate(self.jaxpr.eqns, env, on_eqn)
             return gated(-1, self.jaxpr.outvars, map(read, self.jaxpr.outvars))
 
@@ -116,17 +117,17 @@ class _Places:
         return trace_closed(self.program(gate), *(v.aval for v in self.jaxpr.invars))
 
 
-def _kind(eqn: Any) -> tuple[str, Any]:
+def _kind(eqn: Eqn) -> tuple[str, Any]:
     return eqn.primitive.name, eqn.params.get("name")
 
 
-def _operands(jaxpr: Any) -> Iterator[tuple[int, Sequence[Any]]]:
+def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Any]]]:
     for i, eqn in enumerate(jaxpr.eqns):
         yield i, eqn.invars
     yield -1, jaxpr.outvars
 
 
-def with_stops(region: Any, raw: Any, x64: bool) -> Iterator[Any]:
+def with_stops(region: Any, raw: AnyJaxpr, x64: bool) -> Iterator[Any]:
     """Variants of `region` with stopped values, for which autodiff gives `raw` on numbers.
 
     Places are taken one after the other, each the one that makes most of the results right, since
@@ -147,7 +148,7 @@ def with_stops(region: Any, raw: Any, x64: bool) -> Iterator[Any]:
         yield other
 
 
-def _search(places: _Places, region: Any, raw: Any) -> list[set[int]]:
+def _search(places: _Places, region: Any, raw: AnyJaxpr) -> list[set[int]]:
     """Sets of places to stop at, each of which gives the numbers."""
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
@@ -155,7 +156,7 @@ def _search(places: _Places, region: Any, raw: Any) -> list[set[int]]:
         for use in uses:
             members.setdefault(use, []).append(i)
 
-    def gradients(mask: Any, values: Sequence[Any]) -> list[Any]:
+    def gradients(mask: Any, values: Sequence[Value]) -> list[Any]:
         def gate(use: Use, value: Any) -> Any:
             if use not in members:
                 return value

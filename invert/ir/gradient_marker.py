@@ -15,6 +15,7 @@ import jax
 from jax.interpreters import ad, batching, mlir
 
 from invert._private.jax import core
+from invert.ir.types import Aval, Eqn, Value
 
 
 class Gradient(Protocol):
@@ -35,7 +36,7 @@ class Gradient(Protocol):
     nested: bool
 
     def __call__(
-        self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
+        self, captures: Sequence[Value], cotangents: Sequence[Value], *, nested: bool = False
     ) -> list[Any | None]:
         """The cotangents of the arguments; `None` for zero.
 
@@ -58,7 +59,7 @@ custom_gradient_p.multiple_results = True
 
 
 def mark(
-    gradient: Gradient, results: Sequence[Any], inputs: Sequence[Any], captures: Sequence[Any]
+    gradient: Gradient, results: Sequence[Value], inputs: Sequence[Value], captures: Sequence[Value]
 ) -> list[Any]:
     """The results, marked as those of a function of `inputs` with this gradient."""
     return custom_gradient_p.bind(
@@ -70,19 +71,19 @@ def mark(
     )
 
 
-def parts(eqn: Any) -> tuple[list[Any], list[Any], list[Any]]:
+def parts(eqn: Eqn) -> tuple[list[Any], list[Any], list[Any]]:
     """Results, inputs and captures of a marker."""
     results, inputs, _ = eqn.params["counts"]
     atoms = list(eqn.invars)
     return atoms[:results], atoms[results : results + inputs], atoms[results + inputs :]
 
 
-def is_differentiable(aval: Any) -> bool:
+def is_differentiable(aval: Aval) -> bool:
     """Whether values of a type have tangents."""
     return jax.dtypes.issubdtype(aval.dtype, jax.numpy.inexact)
 
 
-def _identity(*values: Any, counts: Sequence[int], **_: Any) -> list[Any]:
+def _identity(*values: Value, counts: Sequence[int], **_: Any) -> list[Any]:
     return list(values[: counts[0]])
 
 
@@ -92,11 +93,11 @@ mlir.register_lowering(custom_gradient_p, mlir.lower_fun(_identity, multiple_res
 
 
 # A marker that is differentiated or batched before it was settled is the identity.
-def _jvp(primals: Any, tangents: Any, *, counts: Sequence[int], **_: Any) -> Any:
+def _jvp(primals: Value, tangents: Value, *, counts: Sequence[int], **_: Any) -> Any:
     return _identity(*primals, counts=counts), _identity(*tangents, counts=counts)
 
 
-def _batch(args: Any, dims: Any, *, counts: Sequence[int], **_: Any) -> Any:
+def _batch(args: Value, dims: Any, *, counts: Sequence[int], **_: Any) -> Any:
     return _identity(*args, counts=counts), _identity(*dims, counts=counts)
 
 

@@ -9,23 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from invert._private.jax import by_jaxpr, core, open_jaxpr
+from invert._private.jax import by_jaxpr, open_jaxpr
 from invert.ir import jaxprs
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
 
 
 def is_var(atom: Any) -> bool:
     """Whether an atom is a variable rather than a literal."""
-    return not isinstance(atom, core.Literal)
+    return not isinstance(atom, Literal)
 
 
 class Graph:
     """A body with its use-def maps."""
 
-    def __init__(self, jaxpr: Any, consts: Sequence[Any] = ()):
+    def __init__(self, jaxpr: AnyJaxpr, consts: Sequence[Value] = ()):
         self.jaxpr = open_jaxpr(jaxpr)
         self.eqns = list(self.jaxpr.eqns)
         self.consts = dict(zip(self.jaxpr.constvars, consts, strict=False))
-        self.producers: dict[Any, Any] = {v: e for e in self.eqns for v in e.outvars}
+        self.producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
         self.index = {id(e): i for i, e in enumerate(self.eqns)}
 
     @functools.cached_property
@@ -33,13 +34,13 @@ class Graph:
         """The equations that use a variable."""
         found: dict[Any, list[Any]] = collections.defaultdict(list)
         for eqn in self.eqns:
-            for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, core.Literal)):
+            for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, Literal)):
                 found[atom].append(eqn)
         return found
 
     @functools.cached_property
     def results(self) -> set[Any]:
-        return {v for v in self.jaxpr.outvars if not isinstance(v, core.Literal)}
+        return {v for v in self.jaxpr.outvars if not isinstance(v, Literal)}
 
     @functools.cached_property
     def by_primitive(self) -> dict[str, list[Any]]:
@@ -51,7 +52,7 @@ class Graph:
     @functools.cached_property
     def numbers(self) -> set[int]:
         """The scalar float and integer literals, rounded as `_rounded` does."""
-        atoms = (a for e in self.eqns for a in e.invars if isinstance(a, core.Literal))
+        atoms = (a for e in self.eqns for a in e.invars if isinstance(a, Literal))
         found = {rounded(a.val) for a in atoms if np.ndim(a.val) == 0}
         for eqn in self.eqns:
             for inner in jaxprs.sub_jaxprs(eqn):
@@ -60,7 +61,7 @@ class Graph:
 
 
 @by_jaxpr
-def _numbers_of(jaxpr: Any) -> set[int]:
+def _numbers_of(jaxpr: Jaxpr) -> set[int]:
     return Graph(jaxpr).numbers
 
 

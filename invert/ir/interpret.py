@@ -16,7 +16,7 @@ from invert._private.jax import (
     open_jaxpr,
     trace_closed,
 )
-from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Literal, Program, Value
+from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Value
 
 # The results of an equation on values of its operands.
 OnEqn: TypeAlias = Callable[[Eqn, list[Value]], Sequence[Value]]
@@ -28,7 +28,7 @@ def bind(eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
         return bind_equation(eqn, operands)
 
 
-def replacing(programs: Mapping[int, Program]) -> OnEqn:
+def replacing(programs: Mapping[int, AnyJaxpr]) -> OnEqn:
     """Binds equations, but evaluates a program in the place of each whose `id` is among them."""
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
@@ -61,7 +61,7 @@ def evaluate(
 
 
 def interpret(
-    program: Program,
+    program: AnyJaxpr,
     args: Sequence[Value],
     on_eqn: OnEqn = bind,
     on_literal: Callable[[Literal], Value] = value_of,
@@ -74,7 +74,7 @@ def interpret(
 
 
 def retrace(
-    program: Program, on_eqn: OnEqn = bind, types: Iterable[Aval] | None = None
+    program: AnyJaxpr, on_eqn: OnEqn = bind, types: Iterable[Aval] | None = None
 ) -> ClosedJaxpr:
     """Traces what `interpret` makes of a program, at the types of its arguments or others."""
 
@@ -84,7 +84,7 @@ def retrace(
     return trace_closed(run, *(types or (v.aval for v in open_jaxpr(program).invars)))
 
 
-def inline_calls(program: Program) -> ClosedJaxpr:
+def inline_calls(program: AnyJaxpr) -> ClosedJaxpr:
     """Inlines the `jit` equations of the outermost level."""
     eqns = open_jaxpr(program).eqns
     return retrace(

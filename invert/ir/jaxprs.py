@@ -30,13 +30,14 @@ from invert._private.jax import (
 )
 from invert.ir.interpret import bind, retrace
 from invert.ir.loops import WhileParts
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Value
 
 # The last name scope of a raised equation is what its location calls the primitive, behind this
 # sign. Patterns may look at it to choose among programs that lower to the same ops.
 HINT = "="
 
 
-def canonicalize(closed: Any) -> Any:
+def canonicalize(closed: AnyJaxpr) -> Any:
     """Removes dead equations, in inner jaxprs too, and constants that are equal to others.
 
     A shared inner jaxpr stays shared.
@@ -51,7 +52,7 @@ def canonicalize(closed: Any) -> Any:
     return closed
 
 
-def _merge_constants(closed: Any) -> Any:
+def _merge_constants(closed: AnyJaxpr) -> Any:
     """Holds equal constants once, as lowering does for what loops and calls are given."""
     constants = [np.asarray(c) for c in consts_of(closed)]
     firsts: dict[Any, np.ndarray] = {}
@@ -63,17 +64,17 @@ def _merge_constants(closed: Any) -> Any:
         return closed
     jaxpr = constants_as_arguments(open_jaxpr(closed))
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         return eval_jaxpr(jaxpr, [*merged, *values])
 
     return trace_closed(run, *(v.aval for v in jaxpr.invars[len(merged) :]))
 
 
-def _size(closed: Any) -> int:
+def _size(closed: AnyJaxpr) -> int:
     return sum(1 + len(e.invars) for e in equations(open_jaxpr(closed)))
 
 
-def _live(jaxpr: Any) -> Any:
+def _live(jaxpr: Jaxpr) -> Any:
     """Without dead equations, and loops without what they carry for nothing.
 
     JAX has no rule for the latter, and every other way to write the program drops them.
@@ -93,7 +94,7 @@ def _live(jaxpr: Any) -> Any:
         jaxpr = jaxpr.replace(eqns=eqns)
 
 
-def _live_loop(eqn: Any, used: Set[Any]) -> Any:
+def _live_loop(eqn: Eqn, used: Set[Any]) -> Any:
     """A `while` that carries only what it goes on by and what is used after it."""
     parts = WhileParts.of(eqn)
     test, body = open_jaxpr(parts.cond), open_jaxpr(parts.body)
@@ -122,7 +123,7 @@ def _live_loop(eqn: Any, used: Set[Any]) -> Any:
     return kept.put_into(eqn).replace(outvars=_kept(eqn.outvars, live))
 
 
-def _kept(values: Sequence[Any], keep: Sequence[bool]) -> list[Any]:
+def _kept(values: Sequence[Value], keep: Sequence[bool]) -> list[Any]:
     return [v for v, k in zip(values, keep, strict=True) if k]
 
 
@@ -130,11 +131,11 @@ def _kept(values: Sequence[Any], keep: Sequence[bool]) -> list[Any]:
 WRITTEN_BROADCAST = "broadcast_in_dim#"
 
 
-def merge_broadcasts(closed: Any) -> Any:
+def merge_broadcasts(closed: AnyJaxpr) -> Any:
     """Makes one of the broadcasts that spelling has put in front of each user of one."""
     sign = HINT + WRITTEN_BROADCAST
 
-    def merge(jaxpr: Any) -> Any:
+    def merge(jaxpr: Jaxpr) -> Any:
         kept: dict[Any, Any] = {}
         renamed: dict[Any, Any] = {}
         eqns = []
@@ -143,7 +144,7 @@ def merge_broadcasts(closed: Any) -> Any:
             if names and names[-1].startswith(sign):
                 (out,) = eqn.outvars
                 (x,) = eqn.invars
-                value = np.asarray(x.val).tobytes() if hasattr(x, "val") else x
+                value = np.asarray(x.val).tobytes() if isinstance(x, Literal) else x
                 first = kept.setdefault((names[-1], out.aval, value), out)
                 if first is not out:
                     renamed[out] = first
@@ -159,7 +160,7 @@ WRITTEN_ARRAY = "constant"
 _LARGEST_ARRAY = 4096
 
 
-def restore_arrays(closed: Any) -> Any:
+def restore_arrays(closed: AnyJaxpr) -> Any:
     """Makes constants again of the small arrays of one number that the program holds.
 
     While patterns are matched they are broadcasts, so that their numbers are scalars. Inside of
@@ -171,20 +172,20 @@ def restore_arrays(closed: Any) -> Any:
         if eqn.primitive.name != "broadcast_in_dim":
             continue
         number: Any = eqn.invars[0]
-        aval: Any = eqn.outvars[0].aval
+        aval: Aval = eqn.outvars[0].aval
         written = names_of(eqn)[-1:] == (HINT + WRITTEN_ARRAY,)
         if written and aval.size <= _LARGEST_ARRAY and hasattr(number, "val"):
             arrays[id(eqn)] = np.full(aval.shape, number.val, aval.dtype)
     if not arrays:
         return closed
 
-    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+    def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Any]:
         return [arrays[id(eqn)]] if id(eqn) in arrays else bind(eqn, operands)
 
     return retrace(closed, on_eqn)
 
 
-def is_named(closed: Any) -> bool:
+def is_named(closed: AnyJaxpr) -> bool:
     """Whether a location of the program names a primitive."""
     return any(
         names[-1].startswith(HINT)
@@ -198,15 +199,15 @@ def is_named(closed: Any) -> bool:
 ASSUMED_ORDER = "#order"
 
 
-def assumes_order(jaxpr: Any) -> bool:
+def assumes_order(jaxpr: Jaxpr) -> bool:
     """Whether some sort is by a comparator that is not known to be a strict weak order."""
     return any(names_of(e)[-1:] == (HINT + ASSUMED_ORDER,) for e in equations(jaxpr))
 
 
-def without_hints(closed: Any) -> Any:
+def without_hints(closed: AnyJaxpr) -> Any:
     """Takes the hints out of the name scopes."""
 
-    def strip(jaxpr: Any) -> Any:
+    def strip(jaxpr: Jaxpr) -> Any:
         eqns = []
         for eqn in jaxpr.eqns:
             names = names_of(eqn)
@@ -224,11 +225,11 @@ def tuple_like(original: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, .
     return make(values)
 
 
-def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
+def map_jaxprs(closed: AnyJaxpr, function: Callable[[Any], Any]) -> Any:
     """Applies `function` to each open jaxpr, the inner ones first; shared ones stay shared."""
     done: dict[int, tuple[Any, Any]] = {}
 
-    def visit(closed: Any) -> Any:
+    def visit(closed: AnyJaxpr) -> Any:
         if id(closed) not in done:
             jaxpr = open_jaxpr(closed)
             eqns = []
@@ -256,21 +257,21 @@ def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
     return visit(closed)
 
 
-def split_constants(closed: Any) -> tuple[Any, tuple[np.ndarray, ...]]:
+def split_constants(closed: AnyJaxpr) -> tuple[Any, tuple[np.ndarray, ...]]:
     """Makes the constants leading arguments; returns the open jaxpr and their values."""
     constants = tuple(np.asarray(c) for c in consts_of(closed))
     return constants_as_arguments(open_jaxpr(closed)), constants
 
 
 def narrow_constants(
-    jaxpr: Any, constants: Sequence[np.ndarray], dtypes: Collection[str]
+    jaxpr: Jaxpr, constants: Sequence[np.ndarray], dtypes: Collection[str]
 ) -> tuple[Any, tuple[np.ndarray, ...], list[str]]:
     """The program over its arrays of `dtypes` in bfloat16, these, and a line that says so."""
     narrow = [c.dtype.name in dtypes and c.ndim > 0 for c in constants]
     if not any(narrow):
         return jaxpr, tuple(constants), []
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         given = list(values)
         for i, (c, small) in enumerate(zip(constants, narrow, strict=True)):
             given[i] = lax.convert_element_type(values[i], c.dtype) if small else values[i]
@@ -284,7 +285,7 @@ def narrow_constants(
     return open_jaxpr(traced), kept, [note]
 
 
-def over_constants(closed: Any, constants: Sequence[np.ndarray]) -> Any:
+def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> Any:
     """The program over these constants as leading arguments, whether it uses all of them or not.
 
     Constants that are not among them, which a derivative rule may bring, stay constants.
@@ -295,7 +296,7 @@ def over_constants(closed: Any, constants: Sequence[np.ndarray]) -> Any:
     if places == list(range(len(constants))):
         return constants_as_arguments(jaxpr)
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         pairs = zip(held, places, strict=True)
         found = [constant if i is None else values[i] for constant, i in pairs]
         args = [*found, *values[len(constants) :]]
@@ -327,7 +328,7 @@ def _value(x: np.ndarray) -> tuple[Any, ...]:
 _DIGEST = 1 << 16
 
 
-def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
     """The open jaxprs among the parameters of an equation."""
     if not holds_jaxprs(eqn):
         return
@@ -338,7 +339,7 @@ def sub_jaxprs(eqn: Any) -> Iterator[Any]:
                 yield open_jaxpr(v)
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
+def equations(jaxpr: Jaxpr) -> Iterator[Any]:
     """All equations; a jaxpr that stands in several places is visited once."""
     pending, seen = [jaxpr], set()
     while pending:
@@ -351,19 +352,19 @@ def equations(jaxpr: Any) -> Iterator[Any]:
             pending.extend(sub_jaxprs(eqn))
 
 
-def primitive_counts(jaxpr: Any) -> Mapping[str, int]:
+def primitive_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
     """Number of equations per primitive."""
     counts = collections.Counter(eqn.primitive.name for eqn in equations(jaxpr))
     return dict(sorted(counts.items()))
 
 
-def call_counts(jaxpr: Any) -> Mapping[str, int]:
+def call_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
     """Number of calls per name of the function that is called."""
     found = (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "jit")
     return dict(collections.Counter(eqn.params["name"] for eqn in found))
 
 
-def opaque_targets(jaxpr: Any) -> Mapping[str, int]:
+def opaque_targets(jaxpr: Jaxpr) -> Mapping[str, int]:
     """Number of opaque equations per custom-call target."""
     found = (eqn for eqn in equations(jaxpr) if eqn.primitive is custom_call_p)
     return dict(sorted(collections.Counter(eqn.params["target"] for eqn in found).items()))
@@ -377,17 +378,17 @@ def is_wide_dtype(dtype: Any) -> bool:
     return dtype in _WIDE
 
 
-def is_wide(atom: Any) -> bool:
+def is_wide(atom: Atom) -> bool:
     """Whether a value has such a dtype."""
     return is_wide_dtype(getattr(atom.aval, "dtype", None))
 
 
-def wide_types(jaxpr: Any) -> set[np.dtype]:
+def wide_types(jaxpr: Jaxpr) -> set[np.dtype]:
     """The dtypes of 64 bits (128 for complex) that occur."""
     pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in equations(jaxpr))]
     return {v.aval.dtype for atoms in pending for v in atoms if is_wide(v)}
 
 
-def has_wide_types(jaxpr: Any) -> bool:
+def has_wide_types(jaxpr: Jaxpr) -> bool:
     """Whether a value of 64 bits (128 for complex) occurs."""
     return bool(wide_types(jaxpr))

@@ -10,6 +10,7 @@ import numpy as np
 from invert._private.jax import open_jaxpr
 from invert.ir import jaxprs, kinds
 from invert.ir.interpret import interpret
+from invert.ir.types import AnyJaxpr, Eqn
 
 
 class _Fact(NamedTuple):
@@ -23,7 +24,7 @@ class _NotShown(Exception):
     """An equation is neither shown to be linear nor independent."""
 
 
-def is_linear(closed: Any, arguments: int) -> bool:
+def is_linear(closed: AnyJaxpr, arguments: int) -> bool:
     """Whether the results are linear in the last `arguments` arguments.
 
     `False` says only that these rules do not show it.
@@ -50,7 +51,7 @@ def _are_shown(facts: Sequence[_Fact]) -> bool:
     return all(fact.linear or fact.zero for fact in facts)
 
 
-def _on_eqn(eqn: Any, operands: list[_Fact]) -> list[_Fact]:
+def _on_eqn(eqn: Eqn, operands: list[_Fact]) -> list[_Fact]:
     name = eqn.primitive.name
     touched = [x.linear for x in operands]
     if not any(touched):
@@ -74,7 +75,7 @@ def _on_eqn(eqn: Any, operands: list[_Fact]) -> list[_Fact]:
     return [_Fact(linear=True) for _ in eqn.outvars]
 
 
-def _is_inexact(eqn: Any) -> bool:
+def _is_inexact(eqn: Eqn) -> bool:
     """Whether numbers stay floats: a conversion to integers rounds."""
     kinds = {np.dtype(v.aval.dtype).kind for v in (eqn.invars[0], *eqn.outvars)}
     return not kinds & set("biu")

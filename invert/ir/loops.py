@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from invert._private.jax import open_jaxpr, scan_layout
-from invert.ir.types import Atom, Eqn, Program, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
 
 _T = TypeVar("_T")
 
@@ -28,8 +28,8 @@ class WhileParts:
     - `cond_consts`, `body_consts`, `init`: the operands; `init` is the first carry.
     """
 
-    cond: Program
-    body: Program
+    cond: AnyJaxpr
+    body: AnyJaxpr
     cond_consts: Sequence[Atom]
     body_consts: Sequence[Atom]
     init: Sequence[Atom]
@@ -78,7 +78,7 @@ class ScanParts:
     - `consts`, `init`, `xs`: the operands; `init` is the first carry.
     """
 
-    body: Program
+    body: AnyJaxpr
     consts: Sequence[Atom]
     init: Sequence[Atom]
     xs: Sequence[Atom]
@@ -97,7 +97,7 @@ class ScanParts:
 class CondParts:
     """A `cond`: the branch of the number `index`, on `operands`."""
 
-    branches: Sequence[Program]
+    branches: Sequence[AnyJaxpr]
     index: Atom
     operands: Sequence[Atom]
 
@@ -108,7 +108,7 @@ class CondParts:
         return cls(eqn.params["branches"], index, operands)
 
 
-def bodies(eqn: Eqn) -> list[tuple[Program, Sequence[Atom]]]:
+def bodies(eqn: Eqn) -> list[tuple[AnyJaxpr, Sequence[Atom]]]:
     """The programs of a loop, branches or a call, with the operands that their arguments are.
 
     Of what a loop carries this holds for the first step, and of a `scan` the rows are meant.

@@ -13,7 +13,6 @@ from jax import lax
 from invert._private.jax import (
     by_jaxpr,
     consts_of,
-    core,
     is_jaxpr,
     names_of,
     plain_params,
@@ -21,6 +20,7 @@ from invert._private.jax import (
 )
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import HINT
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Match:
         self._trail: list[tuple[str, Any]] = []
         self._last: tuple[Any, Any] | None = None
 
-    def seed(self, eqn: Any, target: Any) -> bool:
+    def seed(self, eqn: Eqn, target: Eqn) -> bool:
         """Matches an equation with all it is computed from."""
         mark = len(self._trail)
         self._last = eqn.outvars[0], target.outvars[0]
@@ -71,8 +71,8 @@ class Match:
         while pending:
             atom, found = pending.pop()
             self._last = atom, found
-            if isinstance(atom, core.Literal):
-                if not isinstance(found, core.Literal) or not same_value(atom.val, found.val):
+            if isinstance(atom, Literal):
+                if not isinstance(found, Literal) or not same_value(atom.val, found.val):
                     return False
                 continue
             known = self.atoms.get(atom)
@@ -85,7 +85,7 @@ class Match:
                 if not self.bind_input(atom, found):
                     return False
                 continue
-            target = None if isinstance(found, core.Literal) else graph.producers.get(found)
+            target = None if isinstance(found, Literal) else graph.producers.get(found)
             if target is None or not self._pair(eqn, target, pending):
                 return False
             if not _same_atom(self.atoms.get(atom), found):
@@ -108,7 +108,7 @@ class Match:
         pairs = ((p, *ab) for e, p in users for ab in zip(e.invars, p.invars, strict=True))
         eqn = next((p for p, a, b in pairs if a is atom and b is found), root)
         sides = self._sides(atom, found)
-        known = None if isinstance(atom, core.Literal) else self.atoms.get(atom)
+        known = None if isinstance(atom, Literal) else self.atoms.get(atom)
         if known is not None and not _same_atom(known, found):
             one, two = _said(self.graph, known), _said(self.graph, found)
             return Miss(len(self.eqns), eqn, f"one value in the pattern, two here: {one}; {two}")
@@ -116,7 +116,7 @@ class Match:
 
     def _sides(self, atom: Any, found: Any) -> str | tuple[str, str]:
         """What the template has and what the program has, or in which call they differ."""
-        literal = isinstance(atom, core.Literal) or isinstance(found, core.Literal)
+        literal = isinstance(atom, Literal) or isinstance(found, Literal)
         eqn = None if literal else self.template.producers.get(atom)
         target = None if literal else self.graph.producers.get(found)
         same = eqn is not None and target is not None and eqn.primitive is target.primitive
@@ -124,7 +124,7 @@ class Match:
             return differing
         return _said(self.template, atom), _said(self.graph, found)
 
-    def bind_input(self, atom: Any, found: Any) -> bool:
+    def bind_input(self, atom: Atom, found: Any) -> bool:
         if atom.aval.shape != found.aval.shape or atom.aval.dtype != found.aval.dtype:
             return False
         if atom in self.template.consts and not self._same_constant(atom, found):
@@ -132,16 +132,16 @@ class Match:
         self._set_atom(atom, found)
         return True
 
-    def _same_constant(self, atom: Any, found: Any) -> bool:
+    def _same_constant(self, atom: Atom, found: Any) -> bool:
         """Whether a constant of the template is one of the program with this value."""
         if atom not in self.template.consts:
             return False
-        if isinstance(found, core.Literal):
+        if isinstance(found, Literal):
             return same_value(self.template.consts[atom], found.val)
         consts = self.graph.consts
         return found in consts and same_value(self.template.consts[atom], consts[found])
 
-    def _pair(self, eqn: Any, target: Any, pending: list[tuple[Any, Any]]) -> bool:
+    def _pair(self, eqn: Eqn, target: Eqn, pending: list[tuple[Any, Any]]) -> bool:
         known = self.eqns.get(id(eqn))
         if known is not None:
             return known is target
@@ -165,7 +165,7 @@ class Match:
         pending.extend(zip(eqn.invars, target.invars, strict=True))
         return True
 
-    def _set_atom(self, atom: Any, found: Any) -> None:
+    def _set_atom(self, atom: Atom, found: Any) -> None:
         self.atoms[atom] = found
         self._trail.append(("atom", atom))
 
@@ -191,11 +191,9 @@ class Match:
             if id(eqn) in self.eqns:
                 continue
             known = [
-                self.atoms[a]
-                for a in eqn.invars
-                if not isinstance(a, core.Literal) and a in self.atoms
+                self.atoms[a] for a in eqn.invars if not isinstance(a, Literal) and a in self.atoms
             ]
-            known = [a for a in known if not isinstance(a, core.Literal)]
+            known = [a for a in known if not isinstance(a, Literal)]
             if not known:
                 continue
             for target in min((self.graph.users.get(a, []) for a in known), key=len):
@@ -209,14 +207,14 @@ class Match:
         a result that was found is missing, or an interior value is used outside.
         """
         results = self.template.jaxpr.outvars
-        found = [None if isinstance(v, core.Literal) else self.atoms.get(v) for v in results]
+        found = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
         if all(v is None for v in found):
             return None
         return None if self._leak(found) is not None else found
 
     def _leak(self, results: Sequence[Any]) -> tuple[Any, Any | None] | None:
         """An equation inside whose value is used outside, by this one or as a result (`None`)."""
-        produced = {v for v in results if v is not None and not isinstance(v, core.Literal)}
+        produced = {v for v in results if v is not None and not isinstance(v, Literal)}
         for target in self.eqns.values():
             for v in target.outvars:
                 if v in produced or _is_constant(target):
@@ -238,7 +236,7 @@ class Match:
         if len(self.misses) > self._before and len(self.eqns) < len(self.template.eqns):
             return  # an equation that should belong to it was compared, and differs
         results = self.template.jaxpr.outvars
-        found = [None if isinstance(v, core.Literal) else self.atoms.get(v) for v in results]
+        found = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
         leak = self._leak(found)
         if all(v is None for v in found):
             eqn, reason = root, "no result of the pattern is a value of the program"
@@ -268,7 +266,7 @@ class Match:
         """
         graph, removed = self.graph, self.removed()
         first = min((graph.index[i] for i in removed), default=len(graph.eqns))
-        found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
+        found: list[Any] = [self.atoms.get(v) for v in self.template.jaxpr.invars]
         pending = [graph.producers.get(v) for v in found if is_var(v)]
         seen: set[int] = set()
         while pending:
@@ -282,14 +280,14 @@ class Match:
         return False
 
 
-def _is_constant(eqn: Any) -> bool:
+def _is_constant(eqn: Eqn) -> bool:
     """Whether the equation is a broadcast literal or an iota: modules hold equal ones once."""
     return eqn.primitive.name in ("broadcast_in_dim", "iota") and not any(map(is_var, eqn.invars))
 
 
-def _said(graph: Graph, atom: Any) -> str:
+def _said(graph: Graph, atom: Atom) -> str:
     """An atom in words: its value, or the equation it comes from and the place of that."""
-    if isinstance(atom, core.Literal):
+    if isinstance(atom, Literal):
         return f"{atom.val}"
     eqn = graph.producers.get(atom)
     if eqn is None:
@@ -317,7 +315,7 @@ def said(eqn: Any) -> str:
 def _same_atom(a: Any, b: Any) -> bool:
     if a is b:
         return True
-    literals = isinstance(a, core.Literal) and isinstance(b, core.Literal)
+    literals = isinstance(a, Literal) and isinstance(b, Literal)
     return literals and same_value(a.val, b.val)
 
 
@@ -363,7 +361,7 @@ def differ(sides: str | tuple[str, str]) -> str:
 
 
 @by_jaxpr
-def _comparisons(jaxpr: Any) -> weakref.WeakKeyDictionary[Any, bool]:
+def _comparisons(jaxpr: Jaxpr) -> weakref.WeakKeyDictionary[Any, bool]:
     """Which others it was compared with: functions that call each other often are compared once."""
     return weakref.WeakKeyDictionary()
 
@@ -394,7 +392,7 @@ def _same_param(a: Any, b: Any) -> bool:
         return False
 
 
-def equivalent(a: Any, b: Any, constants: Sequence[Any] = ()) -> bool:
+def equivalent(a: Any, b: Any, constants: Sequence[Value] = ()) -> bool:
     """Whether two jaxprs are the same program: equal up to names and order of equations.
 
     `constants` are the values of the leading arguments, as `difference` takes them.
@@ -402,7 +400,7 @@ def equivalent(a: Any, b: Any, constants: Sequence[Any] = ()) -> bool:
     return difference(a, b, constants) is None
 
 
-def difference(a: Any, b: Any, constants: Sequence[Any] = ()) -> str | None:
+def difference(a: Any, b: Any, constants: Sequence[Value] = ()) -> str | None:
     """`None` where two jaxprs are the same program, else what differs, as far as it can be said.
 
     `constants` are the values of the leading arguments, as far as they are known. These need not

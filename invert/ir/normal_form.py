@@ -12,7 +12,6 @@ from invert._opaque import custom_call_p
 from invert._private.jax import (
     close_like,
     consts_of,
-    core,
     holds_jaxprs,
     open_jaxpr,
     rename,
@@ -20,9 +19,10 @@ from invert._private.jax import (
 from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
 from invert.ir.loops import WhileParts
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Var
 
 
-def normal_form(closed: Any) -> Any:
+def normal_form(closed: AnyJaxpr) -> Any:
     """The program with calls inlined, equal equations merged and equal counters of loops merged.
 
     Which of its equations are a function of their own says nothing about a graph. A `scan` reads
@@ -33,7 +33,7 @@ def normal_form(closed: Any) -> Any:
     return jaxprs.canonicalize(jaxprs.map_jaxprs(closed, _merged))
 
 
-def _opened(jaxpr: Any) -> Any:
+def _opened(jaxpr: Jaxpr) -> Any:
     if jaxpr.constvars or not any(e.primitive.name == "jit" for e in jaxpr.eqns):
         return jaxpr
     inlined = inline_calls(jaxpr)
@@ -41,13 +41,13 @@ def _opened(jaxpr: Any) -> Any:
     return jaxpr if consts_of(inlined) else open_jaxpr(inlined)
 
 
-def _merged(jaxpr: Any) -> Any:
+def _merged(jaxpr: Jaxpr) -> Any:
     """One level: each equation keeps its place, and later ones that are equal to it go."""
     known: dict[Any, Any] = {}
     names: dict[Any, Any] = {}
 
-    def renamed(atom: Any) -> Any:
-        return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
+    def renamed(atom: Atom) -> Any:
+        return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
     eqns = []
     for eqn in jaxpr.eqns:
@@ -62,7 +62,7 @@ def _merged(jaxpr: Any) -> Any:
     return jaxpr.replace(eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars])
 
 
-def _key(eqn: Any) -> Hashable:
+def _key(eqn: Eqn) -> Hashable:
     """Equal for equations that are equal; of one that may not be merged, its own."""
     if eqn.effects or eqn.primitive is custom_call_p or holds_jaxprs(eqn):
         return id(eqn)
@@ -76,14 +76,14 @@ def _key(eqn: Any) -> Hashable:
     return eqn.primitive, params, kinds, tuple(map(_atom_key, eqn.invars))
 
 
-def _atom_key(atom: Any) -> Hashable:
-    if not isinstance(atom, core.Literal):
+def _atom_key(atom: Atom) -> Hashable:
+    if not isinstance(atom, Literal):
         return atom
     value = np.asarray(atom.val)
     return value.dtype, value.shape, value.tobytes()
 
 
-def _with_one_counter(eqn: Any, names: dict[Any, Any]) -> Any:
+def _with_one_counter(eqn: Eqn, names: dict[Any, Any]) -> Any:
     """A `while` in which variables that count alike are read as the first of them.
 
     The others are then carried for nothing, which the canonical form leaves out. Their results
@@ -91,21 +91,21 @@ def _with_one_counter(eqn: Any, names: dict[Any, Any]) -> Any:
     """
     parts = WhileParts.of(eqn)
     body = open_jaxpr(parts.body)
-    producers: dict[Any, Any] = {v: e for e in body.eqns for v in e.outvars}
+    producers: dict[Atom, Eqn] = {v: e for e in body.eqns for v in e.outvars}
     firsts: dict[Any, int] = {}
     others: dict[int, int] = {}
     for i, (variable, out) in enumerate(zip(parts.carried, body.outvars, strict=True)):
-        step: Any = None if isinstance(out, core.Literal) else producers.get(out)
+        step: Any = None if isinstance(out, Literal) else producers.get(out)
         if step is not None and step.primitive.name == "add" and step.invars[0] is variable:
             by = step.invars[1]
             first = firsts.setdefault((_atom_key(parts.init[i]), _atom_key(by)), i)
-            if first != i and isinstance(by, core.Literal):
+            if first != i and isinstance(by, Literal):
                 others[i] = first
     if not others:
         return eqn
     names.update((eqn.outvars[i], eqn.outvars[k]) for i, k in others.items())
 
-    def merged(program: Any, variables: Sequence[Any]) -> Any:
+    def merged(program: AnyJaxpr, variables: Sequence[Var]) -> Any:
         same = {variables[i]: variables[k] for i, k in others.items()}
         return close_like(program, rename(open_jaxpr(program), same))
 

@@ -32,6 +32,7 @@ from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Value, Var
 
 # How deep rules inside of rules are compared.
 _DEPTH = 2
@@ -42,10 +43,10 @@ def difference(a: Any, b: Any) -> str | None:
     return _difference(normal(a), normal(b))
 
 
-def normal(closed: Any, depth: int = 0) -> Any:
+def normal(closed: AnyJaxpr, depth: int = 0) -> Any:
     """The normal form of a jaxpr: dead code removed, operands of loops and branches in order."""
 
-    def one(jaxpr: Any) -> Any:
+    def one(jaxpr: Jaxpr) -> Any:
         eqns = []
         for eqn in jaxpr.eqns:
             eqn = _plain(eqn)
@@ -57,7 +58,7 @@ def normal(closed: Any, depth: int = 0) -> Any:
     return map_jaxprs(strong(closed), one)
 
 
-def strong(closed: Any) -> Any:
+def strong(closed: AnyJaxpr) -> Any:
     """The program without dead code and without weak types, which lowering knows nothing of.
 
     A conversion to the type that there is goes with them, and so does a copy.
@@ -65,7 +66,7 @@ def strong(closed: Any) -> Any:
     return map_jaxprs(canonicalize(closed), _strengthened)
 
 
-def _strengthened(jaxpr: Any) -> Any:
+def _strengthened(jaxpr: Jaxpr) -> Any:
     made = [v for e in jaxpr.eqns for v in e.outvars]
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
     identities = any(map(_is_identity, jaxpr.eqns))
@@ -76,7 +77,7 @@ def _strengthened(jaxpr: Any) -> Any:
     if not weak and not identities:
         return jaxpr
 
-    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+    def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Any]:
         return operands if _is_identity(eqn) else bind(eqn, operands)
 
     count = len(jaxpr.constvars)
@@ -87,7 +88,7 @@ def _strengthened(jaxpr: Any) -> Any:
     return inner.replace(constvars=inner.invars[:count], invars=inner.invars[count:])
 
 
-def _is_identity(eqn: Any) -> bool:
+def _is_identity(eqn: Eqn) -> bool:
     """Whether an equation converts to the type that there is, or copies."""
     if eqn.primitive.name == "copy":
         return True
@@ -104,7 +105,7 @@ def _strong_type(v: Any) -> Any:
     return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) if hasattr(v.aval, "shape") else v.aval
 
 
-def _typed_operands(eqn: Any) -> Any:
+def _typed_operands(eqn: Eqn) -> Any:
     invars = [_typed(a) for a in eqn.invars]
     changed = any(a is not b for a, b in zip(invars, eqn.invars, strict=True))
     eqn = eqn.replace(invars=invars) if changed else eqn
@@ -118,7 +119,7 @@ def _typed_operands(eqn: Any) -> Any:
     return eqn
 
 
-def _plain(eqn: Any) -> Any:
+def _plain(eqn: Eqn) -> Any:
     """An equation without what says nothing: a sharding over no devices, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
@@ -128,18 +129,18 @@ def _plain(eqn: Any) -> Any:
     return eqn
 
 
-def _typed(atom: Any) -> Any:
-    if not isinstance(atom, core.Literal):
+def _typed(atom: Atom) -> Any:
+    if not isinstance(atom, Literal):
         return atom
     aval = cast(Any, atom.aval)
     # Python numbers, which JAX gives a dtype of its own in a subclass, are not what they say.
     is_array = isinstance(atom.val, (np.ndarray, np.generic)) and atom.val.dtype == aval.dtype
     if (is_array and not is_weak(atom)) or not hasattr(aval, "dtype"):
         return atom
-    return core.Literal(np.asarray(atom.val, aval.dtype), core.ShapedArray((), aval.dtype))
+    return Literal(np.asarray(atom.val, aval.dtype), core.ShapedArray((), aval.dtype))
 
 
-def order_of_use(jaxpr: Any, variables: Sequence[Any]) -> list[int]:
+def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
     """Positions of `variables` in the order in which the results need them.
 
     It depends on what is computed and not on the order of the equations.
@@ -151,7 +152,7 @@ def order_of_use(jaxpr: Any, variables: Sequence[Any]) -> list[int]:
     pending = collections.deque(jaxpr.outvars)
     while pending:
         atom = pending.popleft()
-        if isinstance(atom, core.Literal) or atom in seen:
+        if isinstance(atom, Literal) or atom in seen:
             continue
         seen.add(atom)
         if atom in wanted:
@@ -162,7 +163,7 @@ def order_of_use(jaxpr: Any, variables: Sequence[Any]) -> list[int]:
 
 
 def _reorder(
-    jaxprs: Sequence[Any], operands: Sequence[Any], count: int
+    jaxprs: Sequence[AnyJaxpr], operands: Sequence[Value], count: int
 ) -> tuple[list[Any], list[Any]]:
     """The first `count` operands of some jaxprs without repetition, in order of their use.
 
@@ -179,7 +180,7 @@ def _reorder(
     numbers: dict[int, Any] = {}
     for i in order:
         atom = operands[i]
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             numbers[i] = _typed(atom)  # a text has it where it is used
             continue
         same[i] = first.setdefault(atom, i)
@@ -195,7 +196,7 @@ def _reorder(
     return changed, [operands[i] for i in kept] + list(operands[count:])
 
 
-def _scan(eqn: Any, depth: int) -> Any:
+def _scan(eqn: Eqn, depth: int) -> Any:
     parts = ScanParts.of(eqn)
     (jaxpr,), operands = _reorder([parts.body], eqn.invars, len(parts.consts))
     params = {**plain_params(eqn.params), "jaxpr": jaxpr}
@@ -204,21 +205,21 @@ def _scan(eqn: Any, depth: int) -> Any:
     return eqn.replace(params=params, invars=operands)
 
 
-def _while(eqn: Any, depth: int) -> Any:
+def _while(eqn: Eqn, depth: int) -> Any:
     p = WhileParts.of(eqn)
     (cond,), tested = _reorder([p.cond], p.cond_consts, len(p.cond_consts))
     (body,), held = _reorder([p.body], p.body_consts, len(p.body_consts))
     return WhileParts(cond, body, tested, held, p.init).put_into(eqn)
 
 
-def _cond(eqn: Any, depth: int) -> Any:
+def _cond(eqn: Eqn, depth: int) -> Any:
     parts = CondParts.of(eqn)
     branches, operands = _reorder(parts.branches, parts.operands, len(parts.operands))
     params = {**eqn.params, "branches": tuple(branches)}
     return eqn.replace(params=params, invars=[parts.index, *operands])
 
 
-def _custom_call(eqn: Any, depth: int) -> Any:
+def _custom_call(eqn: Eqn, depth: int) -> Any:
     """A function with a rule, with the rule as a jaxpr."""
     inner = eqn.params["call_jaxpr"]
     rule = None
@@ -228,7 +229,7 @@ def _custom_call(eqn: Any, depth: int) -> Any:
     return eqn.replace(params={"call_jaxpr": inner, "rule": rule})
 
 
-def _custom_vmap(eqn: Any, depth: int) -> Any:
+def _custom_vmap(eqn: Eqn, depth: int) -> Any:
     """A function with a batching rule, with what the rule makes of two of everything."""
     batched = None
     if depth < _DEPTH and eqn.invars:
@@ -238,14 +239,14 @@ def _custom_vmap(eqn: Any, depth: int) -> Any:
     return eqn.replace(params={"call": eqn.params["call"], "rule": batched})
 
 
-def _linear_solve(eqn: Any, depth: int) -> Any:
+def _linear_solve(eqn: Eqn, depth: int) -> Any:
     """A linear solve whose functions take what they use from outside in order of use.
 
     Without `vecmat`, which JAX makes by transposing `matvec`, in as many steps as that was traced.
     """
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     symmetric = jaxprs.vecmat is not None and jaxprs.vecmat is jaxprs.matvec
-    operands: list[Any] = []
+    operands: list[Value] = []
     functions: dict[str, Any] = {}
     counts: dict[str, int] = {}
     start = 0
@@ -260,7 +261,7 @@ def _linear_solve(eqn: Any, depth: int) -> Any:
     return eqn.replace(params={**params, **functions}, invars=[*operands, *eqn.invars[start:]])
 
 
-def rule_of(eqn: Any) -> Any:
+def rule_of(eqn: Eqn) -> Any:
     """The derivative of a `custom_jvp_call` or `custom_vjp_call` as a closed jaxpr.
 
     For `custom_jvp` it takes primals and tangents and gives results and tangents; for `custom_vjp`
@@ -284,24 +285,24 @@ def rule_of(eqn: Any) -> Any:
     return rule
 
 
-def _setting_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[Any]:
     """The setting that the functions of an equation were traced under: rules are traced later."""
     x64 = any(map(is_wide, (*eqn.invars, *eqn.outvars)))
     return jax.enable_x64(True) if x64 else contextlib.nullcontext()
 
 
-def _alone(eqn: Any) -> Callable[..., list[Any]]:
+def _alone(eqn: Eqn) -> Callable[..., list[Any]]:
     """An equation as a function of its operands."""
     return lambda *values: bind(eqn, values)
 
 
-def _traced_rule(eqn: Any) -> Any:
+def _traced_rule(eqn: Eqn) -> Any:
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     smooth = [i for i, a in enumerate(avals) if is_smooth(a)]
     outs = [v.aval for v in eqn.outvars]
     run = _alone(eqn)
 
-    def at(primals: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    def at(primals: Sequence[Value], values: Sequence[Value]) -> list[Any]:
         full = list(primals)
         for i, x in zip(smooth, values, strict=True):
             full[i] = x
@@ -309,7 +310,7 @@ def _traced_rule(eqn: Any) -> Any:
 
     if eqn.primitive.name == "custom_jvp_call":
 
-        def jvp(*values: Any) -> list[Any]:
+        def jvp(*values: Value) -> list[Any]:
             primals, tangents = values[: len(avals)], values[len(avals) :]
             chosen = tuple(primals[i] for i in smooth)
             results, moved = jax.jvp(lambda *xs: at(primals, xs), chosen, tuple(tangents))
@@ -320,10 +321,10 @@ def _traced_rule(eqn: Any) -> Any:
 
     places = [i for i, o in enumerate(outs) if is_smooth(o)]
 
-    def vjp(*values: Any) -> list[Any]:
+    def vjp(*values: Value) -> list[Any]:
         primals, cotangents = values[: len(avals)], values[len(avals) :]
 
-        def function(*xs: Any) -> list[Any]:
+        def function(*xs: Value) -> list[Any]:
             results = at(primals, xs)
             return [results[i] for i in places]
 
@@ -334,7 +335,7 @@ def _traced_rule(eqn: Any) -> Any:
     return trace_closed(vjp, *avals, *types)
 
 
-def is_smooth(aval: Any) -> bool:
+def is_smooth(aval: Aval) -> bool:
     """Whether values of a type have tangents."""
     return jax.dtypes.issubdtype(aval.dtype, np.inexact)
 

@@ -13,7 +13,7 @@ from invert._private.jax import Var as Var
 
 Atom: TypeAlias = Var | Literal
 # A closed jaxpr, or an open one.
-Program: TypeAlias = ClosedJaxpr | Jaxpr
+AnyJaxpr: TypeAlias = ClosedJaxpr | Jaxpr
 # Whatever tells a shape and a dtype: `ShapedArray`, `jax.ShapeDtypeStruct`.
 Aval: TypeAlias = Any
 # Whatever an evaluator computes with: arrays, tracers, atoms of another program, facts.

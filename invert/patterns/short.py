@@ -81,7 +81,8 @@ def pattern(
 
 def _roots(short: Short) -> tuple[str, ...]:
     """The primitives that give the results: as they are traced, raised, and after the patterns."""
-    programs = [written_call(call, "cpu") for call in short.examples]
+    written = (written_call(call, "cpu") for call in short.examples)
+    programs = [p for p in written if p is not None]
     if (raised := raise_call(short.examples[0], "cpu")) is not None:
         programs += [raised, Rewriter(STAGES, raise_call).run(raised)]
     return tuple(dict.fromkeys(e.primitive.name for p in programs for e in heads(Graph(p))))
