@@ -16,20 +16,16 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import jax.export
 import numpy as np
-from jax._src import core as core
-from jax._src import dispatch as dispatch
-from jax._src import source_info_util as source_info_util
+from jax._src import core, dispatch, source_info_util
 from jax._src.ad_util import add_jaxvals_p as add_any_p
 from jax._src.interpreters import mlir as jax_mlir
-from jax._src.interpreters import partial_eval as partial_eval
-from jax._src.interpreters import pxla as pxla
+from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import linalg as lax_linalg
 from jax._src.random import core as random_core
-from jax._src.random import philox2x32, philox4x32, threefry2x32, threefry4x32
-from jax._src.random import prng as prng
+from jax._src.random import philox2x32, philox4x32, prng, threefry2x32, threefry4x32
 from jax._src.util import weakref_lru_cache
-from jaxlib import xla_client as xla_client
+from jaxlib import xla_client
 
 from invert._private.mlir import ir, make_ir_context, stablehlo_dialect, text_of
 
@@ -66,7 +62,26 @@ else:
     # jax 0.12 has one class for closed and open jaxprs.
     ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
 ShapedArray = core.ShapedArray
+DropVar = core.DropVar
+Primitive = core.Primitive
+abstract_token = core.abstract_token
+eval_context = core.eval_context
+# Sizes that are symbols.
+InconclusiveDimensionOperation = core.InconclusiveDimensionOperation
+is_symbolic_dim = core.is_symbolic_dim
+max_dim = core.max_dim
+min_dim = core.min_dim
 
+rng_uniform = lax_internal.rng_uniform
+prngs = prng.prngs
+iota_2x32_shape = prng.iota_2x32_shape
+iota_2x32_shape_p = prng.iota_2x32_shape_p
+random_bits_p = prng.random_bits_p
+random_fold_in_p = prng.random_fold_in_p
+random_seed_p = prng.random_seed_p
+random_split_p = prng.random_split_p
+random_unwrap_p = prng.random_unwrap_p
+random_wrap_p = prng.random_wrap_p
 threefry2x32_p = threefry2x32.threefry2x32_p
 threefry4x32_p = threefry4x32.threefry4x32_p
 philox2x32_p = philox2x32.philox2x32_p

@@ -21,13 +21,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import InvertError
-from invert._private.jax import (
-    consts_of,
-    core,
-    lowered_module,
-    open_jaxpr,
-    trace_closed,
-)
+from invert._private.jax import consts_of, eval_context, lowered_module, open_jaxpr, trace_closed
 from invert.gradients.cache import GradientCache, inlined
 from invert.gradients.compare import FAILURES, largest_difference, may_not_end, type_of
 from invert.gradients.region import MarkedRegion
@@ -116,7 +110,7 @@ class GradientResolver:
             return self._body(Graph(jaxpr, consts))
 
         # The program may be recovered while a caller is traced; what runs here runs now.
-        with core.eval_context():
+        with eval_context():
             return jaxprs.map_jaxprs(closed, visit)
 
     def _body(self, graph: Graph) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import jax
 from jax.interpreters import ad, batching, mlir
 
-from invert._private.jax import core
+from invert._private.jax import Primitive
 from invert.ir.types import Aval, Eqn, Value
 
 
@@ -54,7 +54,7 @@ class Gradient(Protocol):
         ...
 
 
-custom_gradient_p = core.Primitive("custom_gradient")
+custom_gradient_p = Primitive("custom_gradient")
 custom_gradient_p.multiple_results = True
 
 

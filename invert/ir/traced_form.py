@@ -17,10 +17,10 @@ import numpy as np
 
 from invert._errors import EmissionError
 from invert._private.jax import (
+    ShapedArray,
     close_like,
     constants_as_arguments,
     consts_of,
-    core,
     is_tracer,
     open_jaxpr,
     plain_params,
@@ -137,7 +137,7 @@ def _typed(atom: Atom) -> Any:
     is_array = isinstance(atom.val, (np.ndarray, np.generic)) and atom.val.dtype == aval.dtype
     if (is_array and not is_weak(atom)) or not hasattr(aval, "dtype"):
         return atom
-    return Literal(np.asarray(atom.val, aval.dtype), core.ShapedArray((), aval.dtype))
+    return Literal(np.asarray(atom.val, aval.dtype), ShapedArray((), aval.dtype))
 
 
 def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:

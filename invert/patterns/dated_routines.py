@@ -20,7 +20,7 @@ from jax import lax
 from jax.lax import linalg
 
 from invert._errors import InvertError
-from invert._private.jax import core, geqrf_p, open_jaxpr
+from invert._private.jax import Literal, geqrf_p, open_jaxpr
 from invert.patterns.linalg import attributes
 from invert.rewriting.pattern import Site
 
@@ -53,7 +53,7 @@ class Routine:
 def scalar(site: Site, position: int) -> int:
     """An option that is an operand; `-1` where the program computes it."""
     atom = site.eqn.invars[position]
-    return int(atom.val) if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0 else -1
+    return int(atom.val) if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else -1
 
 
 def _packed(site: Site) -> np.ndarray:

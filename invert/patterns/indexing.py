@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from invert._private.jax import core
+from invert._private.jax import Literal
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
@@ -30,7 +30,7 @@ def _scalar(site: Site, atom: Any) -> Any:
     eqn = site.producer(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
         atom = eqn.invars[0]
-    if not isinstance(atom, core.Literal):
+    if not isinstance(atom, Literal):
         return None
     return np.asarray(atom.val).item() if np.ndim(atom.val) == 0 else None
 

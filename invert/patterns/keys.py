@@ -23,8 +23,11 @@ from invert._private.jax import (
     context_of,
     key_impl,
     open_jaxpr,
-    prng,
     random_core,
+    random_fold_in_p,
+    random_split_p,
+    random_unwrap_p,
+    random_wrap_p,
     trace_closed,
 )
 from invert.ir import jaxprs, kinds
@@ -54,14 +57,14 @@ class _Key:
 
     @functools.cached_property
     def words(self) -> Any:
-        return prng.random_unwrap_p.bind(self.keys)
+        return random_unwrap_p.bind(self.keys)
 
 
 def _is_one_operation(name: str, jaxpr: Any) -> bool:
     """Whether a call holds nothing but an operation that JAX outlines."""
     if not all(e.primitive in _OPERATIONS for e in jaxpr.eqns):
         return False
-    wraps = (prng.random_wrap_p, prng.random_unwrap_p)
+    wraps = (random_wrap_p, random_unwrap_p)
     done = [e for e in jaxpr.eqns if e.primitive not in wraps]
     alone = len(done) == 1 and done[0].primitive.name in _ALWAYS_OUTLINED
     threefry = alone and key_impl(done[0].invars[0].aval.dtype) == "threefry2x32"
@@ -89,7 +92,7 @@ def lift(closed: Any) -> Any | None:
 @by_jaxpr
 def _has_keys(jaxpr: Any) -> bool:
     return any(
-        e.primitive in (prng.random_wrap_p, prng.random_unwrap_p)
+        e.primitive in (random_wrap_p, random_unwrap_p)
         or any(_has_keys(inner) for inner in jaxprs.sub_jaxprs(e))
         for e in jaxpr.eqns
     )
@@ -111,7 +114,7 @@ def _is_wrapped(jaxpr: Any, var: Any) -> bool:
     for eqn in jaxpr.eqns:
         if not any(a is var for a in eqn.invars):
             continue
-        if eqn.primitive is prng.random_wrap_p:
+        if eqn.primitive is random_wrap_p:
             return True
         if eqn.primitive.name in _MOVES and _is_wrapped(jaxpr, eqn.outvars[0]):
             return True
@@ -128,7 +131,7 @@ def _only_wrapped(jaxpr: Any, var: Any) -> Any | None:
     for eqn in jaxpr.eqns:
         if not any(a is var for a in eqn.invars):
             continue
-        if eqn.primitive is prng.random_wrap_p:
+        if eqn.primitive is random_wrap_p:
             impls.append(eqn.params["impl"])
         elif eqn.primitive.name == "jit":
             impls.extend(_only_wrapped(j, v) for j, v in _inner_uses(eqn, var))
@@ -156,11 +159,11 @@ class _Lifter:
 
     def equation(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
         primitive = eqn.primitive
-        if primitive is prng.random_wrap_p:
+        if primitive is random_wrap_p:
             (x,) = args
             if isinstance(x, _Key) and x.impl is eqn.params["impl"]:
                 return [x.keys]
-        elif primitive is prng.random_unwrap_p:
+        elif primitive is random_unwrap_p:
             key = _Key(args[0])
             return [key if typed else key.words]
         elif primitive.name in _CALLS and (
@@ -300,7 +303,7 @@ def _fixpoint(
 def _wrapped(value: Any, impl: Any | None) -> Any:
     if impl is None or isinstance(value, _Key):
         return value
-    return _Key(prng.random_wrap_p.bind(value, impl=impl))
+    return _Key(random_wrap_p.bind(value, impl=impl))
 
 
 def _as(args: Sequence[Any], kinds: Sequence[bool]) -> list[Any]:
@@ -324,10 +327,10 @@ def _element(value: Any, scanned: bool) -> jax.ShapeDtypeStruct:
 
 _CALLS = {"jit": "jit", "scan": "scan", "while": "while_loop", "cond": "cond"}
 _OPERATIONS = (
-    prng.random_wrap_p,
-    prng.random_unwrap_p,
-    prng.random_split_p,
-    prng.random_fold_in_p,
+    random_wrap_p,
+    random_unwrap_p,
+    random_split_p,
+    random_fold_in_p,
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.lax import linalg
 
-from invert._private.jax import core, geqp3_p, geqrf_p
+from invert._private.jax import Literal, geqp3_p, geqrf_p
 from invert.ir.loops import WhileParts
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
@@ -233,7 +233,7 @@ def _cholesky_update(site: Site) -> Iterator[Call]:
 
 def _symmetric_product(site: Site) -> Iterator[Call]:
     a, c, alpha, beta = site.eqn.invars
-    if isinstance(alpha, core.Literal) and isinstance(beta, core.Literal):
+    if isinstance(alpha, Literal) and isinstance(beta, Literal):
         factors = {"alpha": float(alpha.val), "beta": float(beta.val)}
         yield bind(linalg.symmetric_product_p, site.aval(a), site.aval(c), **factors)
 

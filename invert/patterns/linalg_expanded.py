@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.lax import linalg
 
-from invert._private.jax import core, linear_solve, open_jaxpr
+from invert._private.jax import Literal, linear_solve, open_jaxpr
 from invert.patterns.calls import opened
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind
 
@@ -42,7 +42,7 @@ def _factor(eqn: Any) -> tuple[float, Any] | None:
     if eqn is None or eqn.primitive is not lax.mul_p:
         return None
     for number, other in (eqn.invars, reversed(eqn.invars)):
-        if isinstance(number, core.Literal) and np.ndim(number.val) == 0:
+        if isinstance(number, Literal) and np.ndim(number.val) == 0:
             return float(number.val), other
     return None
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from invert._private.jax import consts_of, core, open_jaxpr
+from invert._private.jax import Literal, consts_of, open_jaxpr
 from invert.ir.graph import Graph
 from invert.ir.interpret import evaluate, replacing
 from invert.ir.loops import WhileParts
@@ -40,7 +40,7 @@ class Counted:
 
     def index(self, atom: Any) -> tuple[int, int] | None:
         """`(a, b)` where the value of `atom` is `a * i + b`, else `None`."""
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             value = np.asarray(atom.val)
             return (0, int(value)) if value.ndim == 0 and value.dtype.kind in "iu" else None
         if atom is self.carry[self.counter]:
@@ -70,11 +70,11 @@ def counted(eqn: Any) -> Counted | None:
     variable, limit = test.eqns[0].invars
     if list(test.outvars) != list(test.eqns[0].outvars):
         return None
-    if not isinstance(limit, core.Literal) or variable not in parts.tested:
+    if not isinstance(limit, Literal) or variable not in parts.tested:
         return None
     counter = parts.tested.index(variable)
     start = parts.init[counter]
-    if not isinstance(start, core.Literal) or int(start.val) != 0:
+    if not isinstance(start, Literal) or int(start.val) != 0:
         return None
     graph = Graph(parts.body, consts_of(parts.body))
     held = graph.jaxpr.invars[: len(parts.body_consts)]
@@ -93,7 +93,7 @@ class Access:
 
 
 def _zeros(atoms: Sequence[Any]) -> bool:
-    return all(isinstance(a, core.Literal) and int(a.val) == 0 for a in atoms)
+    return all(isinstance(a, Literal) and int(a.val) == 0 for a in atoms)
 
 
 def read(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
@@ -134,7 +134,7 @@ def write(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
 
 def producer(graph: Graph, atom: Any) -> Any | None:
     """The equation that defines `atom`, if any."""
-    return None if isinstance(atom, core.Literal) else graph.producers.get(atom)
+    return None if isinstance(atom, Literal) else graph.producers.get(atom)
 
 
 def access(eqn: Any, graph: Graph, find: Callable[..., Access | None]) -> Access | None:
@@ -150,7 +150,7 @@ def access(eqn: Any, graph: Graph, find: Callable[..., Access | None]) -> Access
         return None
 
     def outside(atom: Any) -> Any:
-        return arguments.get(atom) if not isinstance(atom, core.Literal) else atom
+        return arguments.get(atom) if not isinstance(atom, Literal) else atom
 
     array, index = outside(found.array), outside(found.index)
     value = None if found.value is None else outside(found.value)
@@ -277,15 +277,13 @@ def _needed(
         v for i, v in enumerate(graph.jaxpr.outvars) if i != loop.counter and i not in outputs
     ] + [a.value for a in outputs.values()]
     found: set[int] = set()
-    pending = [graph.producers.get(v) for v in roots if not isinstance(v, core.Literal)]
+    pending = [graph.producers.get(v) for v in roots if not isinstance(v, Literal)]
     while pending:
         eqn = pending.pop()
         if eqn is None or id(eqn) in found or id(eqn) in skipped:
             continue
         found.add(id(eqn))
-        pending.extend(
-            graph.producers.get(a) for a in eqn.invars if not isinstance(a, core.Literal)
-        )
+        pending.extend(graph.producers.get(a) for a in eqn.invars if not isinstance(a, Literal))
     kept = [e for e in graph.eqns if id(e) in found]
     counter = loop.carry[loop.counter]
     if _uses(kept, counter) or _is(counter, roots):

@@ -16,11 +16,17 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import (
-    core,
+    Literal,
     philox2x32_p,
     philox4x32_p,
-    prng,
+    prngs,
+    random_bits_p,
+    random_fold_in_p,
     random_gamma_p,
+    random_seed_p,
+    random_split_p,
+    random_unwrap_p,
+    random_wrap_p,
     threefry2x32_p,
     threefry4x32_p,
 )
@@ -111,7 +117,7 @@ def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
 
 def wrap(key: Any, impl: str) -> Any:
     """An array of keys over their words."""
-    return prng.random_wrap_p.bind(key, impl=prng.prngs[impl])
+    return random_wrap_p.bind(key, impl=prngs[impl])
 
 
 def _keyed(key: tuple[Any, ...], function: Callable[..., Any], *avals: Any) -> Iterator[Call]:
@@ -127,21 +133,21 @@ def _keyed(key: tuple[Any, ...], function: Callable[..., Any], *avals: Any) -> I
 
 def _bits(impl: str, batch: tuple[int, ...], shape: tuple[int, ...], width: int) -> Iterator[Call]:
     def run(key: Any) -> Any:
-        return prng.random_bits_p.bind(wrap(key, impl), bit_width=width, shape=shape)
+        return random_bits_p.bind(wrap(key, impl), bit_width=width, shape=shape)
 
     yield from _keyed(("bits", impl, shape, width), run, uint32(*batch, _words(impl)))
 
 
 def _split(impl: str, batch: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Call]:
     def run(key: Any) -> Any:
-        return prng.random_unwrap_p.bind(prng.random_split_p.bind(wrap(key, impl), shape=shape))
+        return random_unwrap_p.bind(random_split_p.bind(wrap(key, impl), shape=shape))
 
     yield from _keyed(("split", impl, shape), run, uint32(*batch, _words(impl)))
 
 
 def _fold_in(impl: str, batch: tuple[int, ...], data: tuple[int, ...]) -> Iterator[Call]:
     def run(key: Any, data: Any) -> Any:
-        return prng.random_unwrap_p.bind(prng.random_fold_in_p.bind(wrap(key, impl), data))
+        return random_unwrap_p.bind(random_fold_in_p.bind(wrap(key, impl), data))
 
     yield Call(("fold_in", impl), run, (uint32(*batch, _words(impl)), uint32(*data)))
 
@@ -158,7 +164,7 @@ def _seed(impl: str, seed: jax.ShapeDtypeStruct) -> Iterator[Call]:
     """Seeding is lowered in three ways: what masks the low word promotes with `uint32`."""
 
     def run(seed: Any) -> Any:
-        return prng.random_unwrap_p.bind(prng.random_seed_p.bind(seed, impl=prng.prngs[impl]))
+        return random_unwrap_p.bind(random_seed_p.bind(seed, impl=prngs[impl]))
 
     def run_weak(seed: Any) -> Any:
         seed = lax.convert_element_type_p.bind(
@@ -172,7 +178,7 @@ def _seed(impl: str, seed: jax.ShapeDtypeStruct) -> Iterator[Call]:
 
 
 def _words(impl: str) -> int:
-    return prng.prngs[impl].key_shape[0]
+    return prngs[impl].key_shape[0]
 
 
 def _hashed(site: Site) -> Iterator[Call]:
@@ -274,7 +280,7 @@ def _seeds(site: Site) -> list[jax.ShapeDtypeStruct]:
     found = []
     for eqn in site.graph.by_primitive.get("shift_right_logical", ()):
         x, n = eqn.invars
-        if isinstance(n, core.Literal) and np.ndim(n.val) == 0 and n.val == 32:
+        if isinstance(n, Literal) and np.ndim(n.val) == 0 and n.val == 32:
             found.append(site.aval(x))
     return list({(a.shape, a.dtype): a for a in found}.values())
 
@@ -333,7 +339,7 @@ def _gamma(site: Site) -> Iterator[Call]:
         v.shape == () and v.dtype == dtype
         for eqn in site.graph.by_primitive.get("broadcast_in_dim", ())
         for v in [site.aval(eqn.invars[0])]
-        if not isinstance(eqn.invars[0], core.Literal)
+        if not isinstance(eqn.invars[0], Literal)
     ) or any(v.shape == () and v.dtype == dtype for v in map(site.aval, site.graph.jaxpr.invars))
     for shape in sorted(shapes, key=lambda s: s == (n,)):
         for rank in range(len(shape) + 1):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._private.jax import core, prng
+from invert._private.jax import Literal, Var, iota_2x32_shape_p
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import Short
 
@@ -118,7 +118,7 @@ def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
 
 def literal(atom: Any) -> Any:
     """The value of a scalar literal, else `None`."""
-    return atom.val if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0 else None
+    return atom.val if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else None
 
 
 def is_number(atom: Any, value: complex) -> bool:
@@ -194,7 +194,7 @@ def _select_n(site: Site) -> Iterator[Call]:
 def _index_select(site: Site, eqn: Any) -> tuple[Any, int] | None:
     """`(which, i)` of a selection by `which < i`."""
     less = produced_by(site, eqn.invars[0], "lt")
-    if less is None or len(eqn.invars) != 3 or not isinstance(less.invars[0], core.Var):
+    if less is None or len(eqn.invars) != 3 or not isinstance(less.invars[0], Var):
         return None
     bound = literal(less.invars[1])
     if bound is None or less.invars[0].aval.dtype != np.int32:
@@ -217,7 +217,7 @@ def _iota_2x32_shape(site: Site) -> Iterator[Call]:
     x = site.eqn.invars[0]
     halves = produced_by(site, x, "iota", "add", "mul", "shift_right_logical")
     if x.aval.dtype == np.uint64 and site.out.dtype == np.uint32 and halves is not None:
-        yield bind(prng.iota_2x32_shape_p, shape=site.out.shape)
+        yield bind(iota_2x32_shape_p, shape=site.out.shape)
 
 
 PATTERNS = (

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from invert._private.jax import core
+from invert._private.jax import Var
 from invert.ir.graph import is_var
 from invert.patterns.special import is_number, produced_by
 from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, written_broadcasts
@@ -42,7 +42,7 @@ def _exponent(site: Site, atom: Any) -> int:
         known[atom] = result
         return result
 
-    return visit(atom, _MAX_DEPTH)[1] if isinstance(atom, core.Var) else 1
+    return visit(atom, _MAX_DEPTH)[1] if isinstance(atom, Var) else 1
 
 
 def _integer_pow(site: Site) -> Iterator[Call]:

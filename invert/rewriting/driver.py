@@ -13,10 +13,12 @@ import numpy as np
 
 from invert._errors import InvertError, attempt
 from invert._private.jax import (
+    DropVar,
+    Literal,
+    Var,
     close_like,
     constants_as_arguments,
     consts_of,
-    core,
     dce,
     holds_jaxprs,
     is_jaxpr,
@@ -419,7 +421,7 @@ def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
     for v, c in zip(inner.invars, constants, strict=False):
         if np.ndim(c) != 0:
             raise InvertError("a replacement may not bring an array constant")
-        env[v] = core.Literal(np.asarray(c)[()], v.aval)
+        env[v] = Literal(np.asarray(c)[()], v.aval)
     for v, out in zip(inner.outvars, r.outputs, strict=True):
         if out is None or not is_var(out):
             continue
@@ -433,7 +435,7 @@ def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
 
     eqns = []
     for eqn in inner.eqns:
-        outvars = [env.setdefault(v, core.Var(v.aval)) if _is_named(v) else v for v in eqn.outvars]
+        outvars = [env.setdefault(v, Var(v.aval)) if _is_named(v) else v for v in eqn.outvars]
         new = eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars)
         names, own = names_of(r.root), names_of(new)
         if own and names and names[-1].startswith(HINT):
@@ -443,7 +445,7 @@ def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
 
 
 def _is_named(v: Any) -> bool:
-    return not isinstance(v, core.DropVar)
+    return not isinstance(v, DropVar)
 
 
 def _topological(eqns: list[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from invert._private.jax import core, names_of
+from invert._private.jax import Literal, names_of
 from invert.ir import jaxprs
 from invert.ir.graph import Graph
 from invert.ir.jaxprs import HINT
@@ -155,7 +155,7 @@ class Site:
 
     def producer(self, atom: Any) -> Any | None:
         """The equation that defines `atom`, if any."""
-        return None if isinstance(atom, core.Literal) else self.graph.producers.get(atom)
+        return None if isinstance(atom, Literal) else self.graph.producers.get(atom)
 
 
 def hint_of(eqn: Any) -> str:

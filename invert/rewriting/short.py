@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from invert._errors import PatternError
-from invert._private.jax import core, open_jaxpr, trace_closed
+from invert._private.jax import Literal, open_jaxpr, trace_closed
 from invert.ir.match import Miss
 from invert.rewriting.outline import outline, parameters_differ, shaped
 from invert.rewriting.pattern import Call, Site
@@ -253,7 +253,7 @@ def problems(short: Short) -> Iterator[str]:
         if not body.eqns:
             yield "`before` computes nothing: it has no equation to look for"
             continue
-        used = {a for e in body.eqns for a in e.invars if not isinstance(a, core.Literal)}
+        used = {a for e in body.eqns for a in e.invars if not isinstance(a, Literal)}
         for i, v in enumerate(body.invars):
             if v not in used:
                 yield f"`before` does not use operand {i}, so that nothing says what it is"

@@ -8,14 +8,7 @@ from typing import Any, Protocol
 
 from invert._errors import EmissionError
 from invert._opaque import custom_call_p
-from invert._private.jax import (
-    consts_of,
-    core,
-    dce,
-    holds_jaxprs,
-    is_jaxpr,
-    open_jaxpr,
-)
+from invert._private.jax import Literal, consts_of, dce, holds_jaxprs, is_jaxpr, open_jaxpr
 from invert.emission.expressions import library, literals, spelling
 from invert.emission.expressions.body import Body, Placed, Writer
 from invert.emission.expressions.statements import Function, Parameter
@@ -99,7 +92,7 @@ def local(
     jaxpr = open_jaxpr(closed)
     given = constants_of(closed)
     for v, atom in zip(jaxpr.invars, operands, strict=False):
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             given[v] = outer.literal(atom)
         else:
             token = outer.token(atom)

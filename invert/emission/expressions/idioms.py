@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from invert._errors import attempt
-from invert._private.jax import core
+from invert._private.jax import Literal
 from invert.emission.expressions import indexing
 from invert.emission.expressions.products import dot_options, relettered, subscripts
 from invert.emission.expressions.spelling import Writer, axis_of
@@ -64,7 +64,7 @@ def _x(i: int = 0) -> ast.expr:
 
 def _producer(graph: Graph, atom: Any, *names: str) -> Any | None:
     """The equation that gives an atom, where it is one of these primitives."""
-    eqn = None if isinstance(atom, core.Literal) else graph.producers.get(atom)
+    eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
     return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
 
