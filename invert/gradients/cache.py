@@ -40,7 +40,7 @@ def without_rules(closed: AnyJaxpr) -> Any:
         graph = Graph(jaxpr)
         found = [
             Replacement(
-                eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({id(eqn)}), eqn
+                eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({eqn}), eqn
             )
             for eqn in graph.eqns
             if eqn.primitive.name in RULES

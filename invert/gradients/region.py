@@ -79,19 +79,19 @@ class MarkedRegion:
         while pending:
             atom = pending.pop()
             eqn = None if isinstance(atom, Literal) else producers.get(atom)
-            if eqn is None or atom in given or id(eqn) in found:
+            if eqn is None or atom in given or eqn in found:
                 continue
-            rule = settled.get(id(eqn))
+            rule = settled.get(eqn)
             inputs = [] if rule is None else [a for a in rule.inputs if not hasattr(a, "val")]
             if not all(a in producers or a in given for a in inputs):
                 rule = None
-            found[id(eqn)] = rule
+            found[eqn] = rule
             pending += eqn.invars if rule is None else inputs
         eqns, rules = [], {}
-        for eqn in (e for e in self.eqns if id(e) in found):
-            if (rule := found[id(eqn)]) is not None:
+        for eqn in (e for e in self.eqns if e in found):
+            if (rule := found[eqn]) is not None:
                 eqn = eqn.replace(invars=list(rule.inputs))
-                rules[id(eqn)] = rule.jaxpr
+                rules[eqn] = rule.jaxpr
             eqns.append(eqn)
         return eqns, rules
 
@@ -187,7 +187,7 @@ def _slice(graph: Graph, atoms: Sequence[Atom], stop: set[Any]) -> tuple[list[An
         eqn = graph.producers.get(atom)
         if eqn is None:
             outside[atom] = None
-        elif id(eqn) not in eqns:
-            eqns[id(eqn)] = eqn
+        elif eqn not in eqns:
+            eqns[eqn] = eqn
             pending.extend(eqn.invars)
-    return sorted(eqns.values(), key=lambda e: graph.index[id(e)]), list(outside)
+    return sorted(eqns.values(), key=lambda e: graph.index[e]), list(outside)

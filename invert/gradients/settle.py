@@ -53,7 +53,7 @@ def plain(closed: AnyJaxpr) -> Any:
         graph = Graph(jaxpr)
         found = [
             Replacement(
-                identity, eqn.invars[: len(eqn.outvars)], eqn.outvars, frozenset({id(eqn)}), eqn
+                identity, eqn.invars[: len(eqn.outvars)], eqn.outvars, frozenset({eqn}), eqn
             )
             for eqn in graph.eqns
             if (identity := _forward_only(eqn)) is not None
@@ -122,11 +122,11 @@ class GradientResolver:
             results = parts(eqn)[0]
             if rule is None:
                 same = trace_closed(lambda *xs: xs, *(v.aval for v in eqn.outvars))
-                made = Replacement(same, results, eqn.outvars, frozenset({id(eqn)}), eqn)
+                made = Replacement(same, results, eqn.outvars, frozenset({eqn}), eqn)
             else:
                 call = trace_closed(rule.function, *(a.aval for a in rule.operands))
-                made = Replacement(call, rule.operands, eqn.outvars, frozenset({id(eqn)}), eqn)
-            found[id(eqn)] = made
+                made = Replacement(call, rule.operands, eqn.outvars, frozenset({eqn}), eqn)
+            found[eqn] = made
         return replace(graph, list(found.values())) if found else graph.jaxpr
 
     def _rule(self, graph: Graph, eqn: Eqn, settled: Mapping[int, Replacement]) -> Rule | None:

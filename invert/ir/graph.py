@@ -27,7 +27,7 @@ class Graph:
         self.eqns = list(self.jaxpr.eqns)
         self.consts = dict(zip(self.jaxpr.constvars, consts, strict=False))
         self.producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
-        self.index = {id(e): i for i, e in enumerate(self.eqns)}
+        self.index = {e: i for i, e in enumerate(self.eqns)}
 
     @functools.cached_property
     def users(self) -> dict[Any, list[Any]]:

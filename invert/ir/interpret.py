@@ -32,7 +32,7 @@ def replacing(programs: Mapping[int, AnyJaxpr]) -> OnEqn:
     """Binds equations, but evaluates a program in the place of each whose `id` is among them."""
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-        program = programs.get(id(eqn))
+        program = programs.get(eqn)
         return bind(eqn, operands) if program is None else eval_closed(program, operands)
 
     return on_eqn
@@ -88,5 +88,5 @@ def inline_calls(program: AnyJaxpr) -> ClosedJaxpr:
     """Inlines the `jit` equations of the outermost level."""
     eqns = open_jaxpr(program).eqns
     return retrace(
-        program, replacing({id(e): e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})
+        program, replacing({e: e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})
     )

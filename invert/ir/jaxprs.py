@@ -175,12 +175,12 @@ def restore_arrays(closed: AnyJaxpr) -> Any:
         aval: Aval = eqn.outvars[0].aval
         written = names_of(eqn)[-1:] == (HINT + WRITTEN_ARRAY,)
         if written and aval.size <= _LARGEST_ARRAY and hasattr(number, "val"):
-            arrays[id(eqn)] = np.full(aval.shape, number.val, aval.dtype)
+            arrays[eqn] = np.full(aval.shape, number.val, aval.dtype)
     if not arrays:
         return closed
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Any]:
-        return [arrays[id(eqn)]] if id(eqn) in arrays else bind(eqn, operands)
+        return [arrays[eqn]] if eqn in arrays else bind(eqn, operands)
 
     return retrace(closed, on_eqn)
 
@@ -230,7 +230,7 @@ def map_jaxprs(closed: AnyJaxpr, function: Callable[[Any], Any]) -> Any:
     done: dict[int, tuple[Any, Any]] = {}
 
     def visit(closed: AnyJaxpr) -> Any:
-        if id(closed) not in done:
+        if closed not in done:
             jaxpr = open_jaxpr(closed)
             eqns = []
             for eqn in jaxpr.eqns:
@@ -244,8 +244,8 @@ def map_jaxprs(closed: AnyJaxpr, function: Callable[[Any], Any]) -> Any:
                 }
                 eqns.append(eqn.replace(params={**eqn.params, **params}) if params else eqn)
             result = close_like(closed, function(jaxpr.replace(eqns=eqns)))
-            done[id(closed)] = (closed, result)  # holding `closed` keeps its id from being reused
-        return done[id(closed)][1]
+            done[closed] = (closed, result)  # holding `closed` keeps its id from being reused
+        return done[closed][1]
 
     def param(value: Any) -> Any:
         if is_jaxpr(value):
@@ -344,9 +344,9 @@ def equations(jaxpr: Jaxpr) -> Iterator[Any]:
     pending, seen = [jaxpr], set()
     while pending:
         current = pending.pop()
-        if id(current) in seen:
+        if current in seen:
             continue
-        seen.add(id(current))
+        seen.add(current)
         for eqn in current.eqns:
             yield eqn
             pending.extend(sub_jaxprs(eqn))

@@ -104,7 +104,7 @@ class Match:
         """The failure of a seed at `root`, before what it has matched is undone."""
         assert self._last is not None
         atom, found = self._last
-        users = ((e, self.eqns[id(e)]) for e in self.template.eqns if id(e) in self.eqns)
+        users = ((e, self.eqns[e]) for e in self.template.eqns if e in self.eqns)
         pairs = ((p, *ab) for e, p in users for ab in zip(e.invars, p.invars, strict=True))
         eqn = next((p for p, a, b in pairs if a is atom and b is found), root)
         sides = self._sides(atom, found)
@@ -142,12 +142,12 @@ class Match:
         return found in consts and same_value(self.template.consts[atom], consts[found])
 
     def _pair(self, eqn: Eqn, target: Eqn, pending: list[tuple[Any, Any]]) -> bool:
-        known = self.eqns.get(id(eqn))
+        known = self.eqns.get(eqn)
         if known is not None:
             return known is target
         if (
             eqn.primitive is not target.primitive
-            or id(target) in self.taken
+            or target in self.taken
             or len(eqn.invars) != len(target.invars)
             or len(eqn.outvars) != len(target.outvars)
         ):
@@ -157,9 +157,9 @@ class Match:
                 return False
         if not same_params(eqn.params, target.params):
             return False
-        self.eqns[id(eqn)] = target
-        self.taken.add(id(target))
-        self._trail.append(("eqn", (id(eqn), id(target))))
+        self.eqns[eqn] = target
+        self.taken.add(target)
+        self._trail.append(("eqn", (eqn, target)))
         for a, b in zip(eqn.outvars, target.outvars, strict=True):
             self._set_atom(a, b)
         pending.extend(zip(eqn.invars, target.invars, strict=True))
@@ -188,7 +188,7 @@ class Match:
         template = self.template
         ends = [template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)]
         for eqn in (*filter(None, ends), *template.eqns):
-            if id(eqn) in self.eqns:
+            if eqn in self.eqns:
                 continue
             known = [
                 self.atoms[a] for a in eqn.invars if not isinstance(a, Literal) and a in self.atoms
@@ -222,7 +222,7 @@ class Match:
                 if v in self.graph.results:
                     return target, None
                 for user in self.graph.users.get(v, ()):
-                    if id(user) not in self.taken:
+                    if user not in self.taken:
                         return target, user
         return None
 
@@ -252,7 +252,7 @@ class Match:
 
     def removed(self) -> frozenset[int]:
         """The equations that the match replaces. Constants stay, as others may share them."""
-        return frozenset(id(e) for e in self.eqns.values() if not _is_constant(e))
+        return frozenset(e for e in self.eqns.values() if not _is_constant(e))
 
     def inputs(self) -> list[Any] | None:
         """The program's atoms for the template's arguments; `None` where one was not met."""
@@ -271,11 +271,11 @@ class Match:
         seen: set[int] = set()
         while pending:
             eqn = pending.pop()
-            if eqn is None or id(eqn) in seen or graph.index[id(eqn)] < first:
+            if eqn is None or eqn in seen or graph.index[eqn] < first:
                 continue
-            if id(eqn) in removed:
+            if eqn in removed:
                 return True
-            seen.add(id(eqn))
+            seen.add(eqn)
             pending.extend(graph.producers.get(a) for a in eqn.invars if is_var(a))
         return False
 

@@ -188,7 +188,7 @@ class _Lifter:
                 for a, v in zip(args, jaxpr.invars, strict=True)
             ]
         kinds = tuple(isinstance(a, _Key) for a in args)
-        entry = (id(closed), kinds, typed)
+        entry = (closed, kinds, typed)
         if entry not in self.calls:
             self.alive.append(closed)  # so that its id is not reused
             found: list[bool] = []

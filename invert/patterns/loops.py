@@ -180,7 +180,7 @@ def _scan(site: Site) -> Callable[..., Any] | None:
             continue
         if direction is None or direction == backwards:
             direction = backwards
-            reads[id(eqn)] = found
+            reads[eqn] = found
     outputs: dict[int, Access] = {}
     for position, result in enumerate(graph.jaxpr.outvars):
         eqn = producer(graph, result)
@@ -280,15 +280,15 @@ def _needed(
     pending = [graph.producers.get(v) for v in roots if not isinstance(v, Literal)]
     while pending:
         eqn = pending.pop()
-        if eqn is None or id(eqn) in found or id(eqn) in skipped:
+        if eqn is None or eqn in found or eqn in skipped:
             continue
-        found.add(id(eqn))
+        found.add(eqn)
         pending.extend(graph.producers.get(a) for a in eqn.invars if not isinstance(a, Literal))
-    kept = [e for e in graph.eqns if id(e) in found]
+    kept = [e for e in graph.eqns if e in found]
     counter = loop.carry[loop.counter]
     if _uses(kept, counter) or _is(counter, roots):
         step = graph.producers[graph.jaxpr.outvars[loop.counter]]
-        if id(step) not in found:
+        if step not in found:
             kept.append(step)
     return kept
 
@@ -297,7 +297,7 @@ def _whole_body(eqns: Sequence[Any]) -> dict[int, Any]:
     """The program of the function that the lowering puts around a whole body, if there is one."""
     calls = [e for e in eqns if e.primitive.name == "jit"]
     rest = [e for e in eqns if e.primitive.name not in ("jit", "add", "sub")]
-    return {id(e): e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}
+    return {e: e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}
 
 
 PATTERNS = (EquationPattern("scan", ("while",), _scan),)

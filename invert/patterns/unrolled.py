@@ -116,10 +116,10 @@ def _needed(graph: Graph, ends: Sequence[Any], given: set[Any]) -> list[Any]:
     while pending:
         atom = pending.pop()
         eqn = None if not is_var(atom) or atom in given else graph.producers.get(atom)
-        if eqn is not None and id(eqn) not in found:
-            found.add(id(eqn))
+        if eqn is not None and eqn not in found:
+            found.add(eqn)
             pending.extend(eqn.invars)
-    return [e for e in graph.eqns if id(e) in found]
+    return [e for e in graph.eqns if e in found]
 
 
 def _unrolled(site: Site) -> Iterator[Call]:
@@ -254,7 +254,7 @@ def _scan(
     """The scan as a function of the constants, the first carry and the inputs."""
     copy = loop.work[: len(loop.work) // times]
     first = _first(loop, times)
-    on_eqn = replacing({id(copy[0]): copy[0].params["jaxpr"]} if opened else {})
+    on_eqn = replacing({copy[0]: copy[0].params["jaxpr"]} if opened else {})
 
     def call(*operands: Any) -> list[Any]:
         consts = {loop.counted.consts[i]: v for i, v in zip(used, operands, strict=False)}

@@ -100,7 +100,7 @@ class Rewriter:
 
         `known` are the values of leading arguments, `None` for those that are not constant.
         """
-        key = (id(jaxpr), number, *map(id, known))
+        key = (jaxpr, number, *map(id, known))
         if key not in self._bodies:
             # The key holds the jaxpr and the values alive, so that no id is reused.
             self._bodies[key] = ((jaxpr, known), self._rewrite(jaxpr, number, known))
@@ -108,12 +108,12 @@ class Rewriter:
 
     def _names_in(self, jaxpr: Any) -> frozenset[str]:
         """The primitives of an open jaxpr and those inside of it."""
-        if id(jaxpr) not in self._names:
+        if jaxpr not in self._names:
             names = {eqn.primitive.name for eqn in jaxpr.eqns}
             inner = (i for eqn in jaxpr.eqns for i in jaxprs.sub_jaxprs(eqn))
             found = frozenset(names.union(*map(self._names_in, inner)))
-            self._names[id(jaxpr)] = jaxpr, found
-        return self._names[id(jaxpr)][1]
+            self._names[jaxpr] = jaxpr, found
+        return self._names[jaxpr][1]
 
     def _rewrite(self, closed: Any, number: int, known: Known) -> Any:
         jaxpr = open_jaxpr(closed)
@@ -177,7 +177,7 @@ class Rewriter:
                 continue
             step = f"the pattern {pattern.name}"
             for eqn in roots:
-                if id(eqn) in claimed:
+                if eqn in claimed:
                     continue
                 misses = None if self.attempts is None else []
                 site = Site(graph, eqn, self.platform, self.named, template, misses)
@@ -316,11 +316,11 @@ def _anchors(template: Graph, eqn: Any) -> Iterator[Any]:
     """The template's equations that may stand for the site's: one that gives a result first."""
     ends = {id(template.producers.get(v)) for v in template.jaxpr.outvars if is_var(v)}
     same = template.by_primitive.get(eqn.primitive.name, [])
-    first = [e for e in same if id(e) in ends]
+    first = [e for e in same if e in ends]
     yield from first
     # Equations of a kind that is rare in the template need not give a result: custom calls, loops.
     if len(same) <= 4:
-        yield from (e for e in same if id(e) not in ends)
+        yield from (e for e in same if e not in ends)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,7 +346,7 @@ def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:
         return None
     avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in eqn.invars]
     closed = trace_closed(function, *avals)
-    return Replacement(closed, eqn.invars, eqn.outvars, frozenset({id(eqn)}), eqn)
+    return Replacement(closed, eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
 
 
 def _no_progress(closed: Any, template: Graph) -> bool:
@@ -381,7 +381,7 @@ def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Any:
         made.setdefault(last, []).extend(_splice(r, renamed))
     eqns = made.pop(-1, [])
     for i, e in enumerate(graph.eqns):
-        if id(e) not in removed:
+        if e not in removed:
             eqns.append(e)
         eqns.extend(made.get(i, ()))
     jaxpr = graph.jaxpr
@@ -458,21 +458,21 @@ def _topological(eqns: list[Any]) -> list[Any]:
         pending = [start]
         while pending:
             eqn = pending[-1]
-            if id(eqn) in done:
+            if eqn in done:
                 pending.pop()
                 continue
             missing = [
                 p
                 for a in eqn.invars
-                if is_var(a) and (p := producers.get(a)) is not None and id(p) not in done
+                if is_var(a) and (p := producers.get(a)) is not None and p not in done
             ]
             if missing:
-                if id(eqn) in opened:
+                if eqn in opened:
                     raise _CycleError("equations that need each other")
-                opened.add(id(eqn))
+                opened.add(eqn)
                 pending.extend(missing)
             else:
                 pending.pop()
-                done.add(id(eqn))
+                done.add(eqn)
                 ordered.append(eqn)
     return ordered

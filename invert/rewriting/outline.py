@@ -53,7 +53,7 @@ def heads(template: Graph) -> list[Any]:
         if eqn is None and is_var(v):
             eqn = template.producers.get(v)
         if eqn is not None:
-            found[id(eqn)] = eqn
+            found[eqn] = eqn
     return list(found.values())
 
 
@@ -73,7 +73,7 @@ def parameters_differ(template: Graph, found: Outline) -> Miss | None:
     The types of what is computed from it differ too, and that is what a match would come upon.
     """
     for eqn in template.eqns:
-        target = found.eqns.get(id(eqn))
+        target = found.eqns.get(eqn)
         sides = None if target is None else other_params(eqn, target)
         if sides is not None:
             return Miss(len(found.eqns), target, differ(sides))
@@ -121,7 +121,7 @@ class _Search:
         for found in self._paired(head, eqn, [], Outline()):
             # What the head is not computed from: other results, from operands to users.
             for other in (*heads(self.template), *wanted):
-                if id(other) not in found.eqns:
+                if other not in found.eqns:
                     found = self._extended(other, found)
             missing = [v for v in self.template.jaxpr.invars if v not in found.operands]
             if missing:
@@ -129,7 +129,7 @@ class _Search:
                 self._miss(found, eqn, f"nothing is found for operand {number} of the pattern")
             elif best is None or len(found.eqns) > len(best.eqns):
                 best = found
-            if best is found and all(id(e) in found.eqns for e in wanted):
+            if best is found and all(e in found.eqns for e in wanted):
                 break
         return best
 
@@ -153,7 +153,7 @@ class _Search:
         if last in found.operands:
             return [a for a in found.operands[last] if is_var(a)]
         eqn = self.template.producers.get(last)
-        target = None if eqn is None else found.eqns.get(id(eqn))
+        target = None if eqn is None else found.eqns.get(eqn)
         return () if eqn is None or target is None else [target.outvars[eqn.outvars.index(last)]]
 
     def _walk(self, pairs: _Pairs, found: Outline, depth: int) -> Iterator[Outline]:
@@ -180,17 +180,17 @@ class _Search:
             if (
                 eqn is None
                 or target is None
-                or found.eqns.get(id(eqn), target) is not target
+                or found.eqns.get(eqn, target) is not target
                 or eqn.primitive is not target.primitive
                 or len(eqn.invars) != len(target.invars)
             ):
                 return self._miss(found, user, self._differ(last, sources[-1]))
-            if id(eqn) in found.eqns:
+            if eqn in found.eqns:
                 continue
             if eqn.primitive.name in _COMMUTATIVE and depth < _MAX_DEPTH:
                 yield from self._paired(eqn, target, pairs, found, depth + 1)
                 return
-            found.eqns[id(eqn)] = target
+            found.eqns[eqn] = target
             pairs += [(target, a, b) for a, b in zip(eqn.invars, target.invars, strict=True)]
         yield found
 
@@ -198,14 +198,14 @@ class _Search:
         self, eqn: Any, target: Any, pairs: _Pairs, found: Outline, depth: int = 0
     ) -> Iterator[Outline]:
         """`found` with an equation of the template laid over one of the program, in both orders."""
-        found.eqns[id(eqn)] = target
+        found.eqns[eqn] = target
         orders = [target.invars]
         if eqn.primitive.name in _COMMUTATIVE:
             orders.append(list(reversed(target.invars)))
         for number, operands in enumerate(orders):
             new = found.copy()
             if number:
-                new.commuted |= {self.template.index[id(eqn)]}
+                new.commuted |= {self.template.index[eqn]}
             laid = [(target, a, b) for a, b in zip(eqn.invars, operands, strict=True)]
             yield from self._walk([*pairs, *laid], new, depth)
 
