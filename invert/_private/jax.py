@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import jax
 import jax.export
@@ -62,6 +62,14 @@ else:
     # jax 0.12 has one class for closed and open jaxprs.
     ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
 ShapedArray = core.ShapedArray
+
+Atom: TypeAlias = Var | Literal
+# A closed jaxpr, or an open one.
+AnyJaxpr: TypeAlias = ClosedJaxpr | Jaxpr
+# The same one of them on both sides of a function.
+_T = TypeVar("_T")
+J = TypeVar("J", bound=ClosedJaxpr | Jaxpr)
+
 DropVar = core.DropVar
 Primitive = core.Primitive
 abstract_token = core.abstract_token
@@ -278,7 +286,7 @@ def holds_jaxprs(eqn: Eqn) -> bool:
     return False
 
 
-def is_tracer(value: Any) -> bool:
+def is_tracer(value: object) -> bool:
     """Whether a value is traced rather than an array."""
     return isinstance(value, core.Tracer)
 
@@ -291,14 +299,14 @@ def made_by(value: Any) -> tuple[str, list[Any], Mapping[str, Any]] | None:
     return eqn.primitive.name, [core.full_lower(t) for t in eqn.in_tracers], eqn.params
 
 
-def is_jaxpr(value: Any) -> bool:
+def is_jaxpr(value: object) -> TypeGuard[AnyJaxpr]:
     """Whether `value` is a jaxpr, closed or open."""
     return isinstance(value, _JAXPRS)
 
 
-def open_jaxpr(closed: Any) -> Jaxpr:
+def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
     """The jaxpr without the values of its constants."""
-    return getattr(closed, "jaxpr", closed)
+    return cast(Any, getattr(closed, "jaxpr", closed))
 
 
 def dce(jaxpr: Jaxpr) -> Jaxpr:
@@ -319,20 +327,20 @@ def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
     return cast(Any, partial_eval.convert_constvars_jaxpr(jaxpr))
 
 
-def eval_jaxpr(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr without constants."""
     return core.eval_jaxpr(jaxpr, (), *values)
 
 
-def eval_closed(closed: Any, values: Sequence[Any]) -> list[Any]:
+def eval_closed(closed: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
     """Evaluates a closed jaxpr."""
     return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
 
 
-def rename(jaxpr: Jaxpr, names: Mapping[Any, Any]) -> Jaxpr:
+def rename(jaxpr: Jaxpr, names: Mapping[Var, Atom]) -> Jaxpr:
     """Puts other variables in the place of those in `names`."""
 
-    def new(atom: Any) -> Any:
+    def new(atom: Atom) -> Atom:
         return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
     eqns = [e.replace(invars=[new(a) for a in e.invars]) for e in jaxpr.eqns]
@@ -358,12 +366,12 @@ def from_words(value: Any, dtype: Any) -> Any:
     return prng.random_wrap_p.bind(value, impl=dtype._impl)
 
 
-def by_jaxpr(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def by_jaxpr(function: Callable[[Any], _T]) -> Callable[[AnyJaxpr], _T]:
     """Keeps what `function` says of a jaxpr as long as that jaxpr lives."""
     return weakref_lru_cache(function, maxsize=None, trace_context_in_key=False)
 
 
-def physical_type(aval: Any) -> tuple[tuple[Any, ...], Any]:
+def physical_type(aval: Any) -> tuple[tuple[Any, ...], np.dtype]:
     """Shape and dtype of the array that a module holds for a value of this type."""
     if aval.dtype == jax.dtypes.float0:
         return aval.shape, np.dtype(bool)
@@ -372,16 +380,15 @@ def physical_type(aval: Any) -> tuple[tuple[Any, ...], Any]:
     return aval.shape, aval.dtype
 
 
-def consts_of(jaxpr: Any) -> Sequence[Any]:
+def consts_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
     """Values of the constants of a closed jaxpr; none for an open one."""
     return getattr(jaxpr, "consts", ())
 
 
-def close_like(original: Any, jaxpr: Jaxpr) -> Any:
+def close_like(original: J, jaxpr: Jaxpr) -> J:
     """`jaxpr` in the form of `original`: closed over its constants, or open."""
-    if isinstance(original, core.Jaxpr):
-        return jaxpr
-    return cast(Any, _JAXPRS[1])(jaxpr, original.consts)
+    closed: Any = original
+    return cast(Any, jaxpr if isinstance(closed, core.Jaxpr) else _JAXPRS[1](jaxpr, closed.consts))
 
 
 @contextlib.contextmanager

@@ -10,19 +10,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 
 from invert._private.jax import close_like, consts_of, open_jaxpr
-from invert.gradients.compare import Region
+from invert.gradients.region import MarkedRegion
 from invert.ir import kinds
 from invert.ir.graph import Graph
 from invert.ir.interpret import inline_calls, retrace
 from invert.ir.jaxprs import canonicalize, equations, map_jaxprs, split_constants
 from invert.ir.match import equivalent
-from invert.ir.types import AnyJaxpr, Aval, Eqn, Jaxpr
+from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, J, Jaxpr
 from invert.rewriting.driver import Replacement, replace
 
 RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
@@ -31,17 +31,15 @@ RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
 _MAX_ALIKE = 8
 
 
-def without_rules(closed: AnyJaxpr) -> Any:
+def without_rules(closed: J) -> J:
     """The forward program alone: rules are functions, which no two traces share."""
     if not _has_rules(closed):
         return closed
 
-    def visit(jaxpr: Jaxpr) -> Any:
+    def visit(jaxpr: Jaxpr) -> Jaxpr:
         graph = Graph(jaxpr)
         found = [
-            Replacement(
-                eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({eqn}), eqn
-            )
+            Replacement(eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
             for eqn in graph.eqns
             if eqn.primitive.name in RULES
         ]
@@ -54,35 +52,40 @@ def _has_rules(closed: AnyJaxpr) -> bool:
     return any(e.primitive.name in RULES for e in equations(open_jaxpr(closed)))
 
 
-def inlined(closed: AnyJaxpr) -> Any:
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The program with all calls inlined: JAX splits them when it differentiates."""
     while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
         closed = inline_calls(closed)
     return canonicalize(closed)
 
 
+_T = TypeVar("_T")
+# What is to be said of a region and the raw gradient that its container has for it.
+_Judge: TypeAlias = Callable[[MarkedRegion, ClosedJaxpr], _T]
+
+
 @dataclasses.dataclass
-class _Known:
+class _Known(Generic[_T]):
     """A program over its constants as leading arguments, and what was found out about it."""
 
-    programs: tuple[Any, ...]
+    programs: tuple[AnyJaxpr, ...]
     constants: Sequence[np.ndarray]
-    found: Any
+    found: _T
 
 
-class _Table:
+class _Table(Generic[_T]):
     """Values by programs, which are equal up to names and order of equations."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, list[_Known]] = {}
+        self._known: dict[Hashable, list[_Known[_T]]] = {}
 
     def find(
         self,
         programs: Sequence[AnyJaxpr],
-        make: Callable[[], Any],
-        holds_for_all: Callable[[Any], bool] = lambda found: False,
+        make: Callable[[], _T],
+        holds_for_all: Callable[[_T], bool] = lambda found: False,
         under: Hashable = None,
-    ) -> Any:
+    ) -> _T:
         """The value for closed jaxprs; `make` gives one that is not known.
 
         `holds_for_all` says of a value whether it is right for any constants. Values are kept
@@ -110,20 +113,20 @@ def _same(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> bool:
     )
 
 
-_Region = TypeVar("_Region", bound=Region)
-
-
 class GradientCache:
     """How gradients compared, and what became of those that are kept."""
 
     def __init__(self) -> None:
-        self._proved = _Table()
-        self._said = _Table()
-        self._linear = _Table()
-        self._rewritten = _Table()
+        self._proved = _Table[bool]()
+        self._said = _Table[str]()
+        self._linear = _Table[bool]()
+        self._rewritten = _Table[ClosedJaxpr]()
 
     def is_proved(
-        self, region: _Region, raw: AnyJaxpr, prove: Callable[[_Region, Any], bool]
+        self,
+        region: MarkedRegion,
+        raw: ClosedJaxpr,
+        prove: _Judge[bool],
     ) -> bool:
         """What `prove` says of a region and its raw gradient."""
         if _has_rules(region.forward):
@@ -131,7 +134,10 @@ class GradientCache:
         return self._proved.find((region.forward, raw), lambda: prove(region, raw))
 
     def difference(
-        self, region: _Region, raw: AnyJaxpr, compare: Callable[[_Region, Any], str]
+        self,
+        region: MarkedRegion,
+        raw: ClosedJaxpr,
+        compare: _Judge[str],
     ) -> str:
         """What `compare` says of a region and its raw gradient: `""` where it is autodiff's.
 
@@ -153,11 +159,11 @@ class GradientCache:
         # What agrees with the rules of another program need not agree with these.
         return found or (said[0] if said else compare(region, raw))
 
-    def is_linear(self, region: Region, raw: AnyJaxpr, find: Callable[[], bool]) -> bool:
+    def is_linear(self, region: MarkedRegion, raw: ClosedJaxpr, find: Callable[[], bool]) -> bool:
         """What `find` says of a raw gradient: whether it is linear in the cotangents."""
         return self._linear.find((without_rules(raw),), find, under=len(region.numbers))
 
-    def rewritten(self, raw: AnyJaxpr, make: Callable[[], Any]) -> Any:
+    def rewritten(self, raw: ClosedJaxpr, make: Callable[[], ClosedJaxpr]) -> ClosedJaxpr:
         """What `make` makes of a raw gradient, once for gradients that are the same program."""
         return make() if _has_rules(raw) else self._rewritten.find((raw,), make)
 
@@ -167,7 +173,7 @@ _ELEMENTWISE = kinds.ELEMENTWISE | {"copy", "stop_gradient"}
 _SIZE = 256
 
 
-def at_one_shape(region: _Region, raw: AnyJaxpr) -> tuple[_Region, Any] | None:
+def at_one_shape(region: MarkedRegion, raw: ClosedJaxpr) -> tuple[MarkedRegion, ClosedJaxpr] | None:
     """An elementwise region of arrays of one shape, at a shape that stands for all others.
 
     Whether its gradient is that of autodiff does not depend on the shape then. `None` where the
@@ -207,7 +213,7 @@ def _at(aval: Aval) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((_SIZE,) if aval.shape else (), aval.dtype)
 
 
-def _at_size(closed: AnyJaxpr) -> Any:
+def _at_size(closed: AnyJaxpr) -> ClosedJaxpr:
     jaxpr: Jaxpr = open_jaxpr(closed)
     eqns = [
         eqn.replace(params={**eqn.params, "shape": (_SIZE,), "broadcast_dimensions": ()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,42 +10,11 @@ import numpy as np
 
 from invert._errors import InvertError
 from invert._private.jax import eval_closed, open_jaxpr
+from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
 from invert.ir.loops import WhileParts
 from invert.ir.numbers import largest_gap, random_value
-from invert.ir.types import AnyJaxpr, Aval, Value
-
-
-class Region(Protocol):
-    """The equations between the arguments and the results of a marked gradient.
-
-    **Attributes:**
-
-    - `operands`: all variables from outside: the constants `held`, others, then the `inputs`.
-    - `results`: the results; `numbers` are those that have a tangent.
-    - `wanted`: positions of the inputs that the gradient gives cotangents for.
-    - `constants`: values of the constants; `avals`: types of the others and the cotangents.
-    - `forward`: the equations as a closed jaxpr over `operands`.
-    """
-
-    held: Any
-    operands: Value
-    inputs: Any
-    results: Any
-    numbers: Value
-    wanted: Any
-    constants: Any
-    avals: Any
-    forward: AnyJaxpr
-
-    def autodiff(self, *values: Value) -> list[Any]:
-        """What automatic differentiation gives for `avals`."""
-        ...
-
-    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Value]) -> list[Any]:
-        """The same for another program over `operands`."""
-        ...
-
+from invert.ir.types import AnyJaxpr, Aval, JaxFunction
 
 # What JAX raises where it cannot differentiate, lower or run a right program: `jax.vjp` a
 # `ValueError` of a loop without a reverse derivative, and a `TypeError` of a `custom_vjp` that is
@@ -61,15 +29,10 @@ FAILURES = (
 NOT_TRANSPOSED = (*FAILURES, AssertionError)
 
 
-def type_of(v: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a variable."""
-    return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
-
-
 def samples(avals: Sequence[Aval], cotangents: int) -> list[list[np.ndarray]]:
     """Values at which rules are known to differ: ties, zeros, steps, bounds, large numbers."""
     rng = np.random.default_rng(0)
-    makers: list[Callable[[Any], np.ndarray]] = [
+    makers: list[Callable[[Sequence[int]], np.ndarray]] = [
         lambda shape: rng.standard_normal(shape),
         lambda shape: np.zeros(shape),
         lambda shape: np.ones(shape),
@@ -98,7 +61,7 @@ def samples(avals: Sequence[Aval], cotangents: int) -> list[list[np.ndarray]]:
     return found
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
+def once(function: JaxFunction) -> JaxFunction:
     """`function`, compiled for a few calls: without the optimizations that take most of the time.
 
     Sums are then rounded in another order or not fused, which numbers are compared up to anyway.
@@ -106,7 +69,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def largest_difference(region: Region, raw: AnyJaxpr, x64: bool) -> float:
+def largest_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
     """Largest difference of the two gradients that rounding does not explain; 0 where none."""
     largest = 0.0
     with jax.enable_x64(x64):
@@ -139,7 +102,7 @@ def may_not_end(closed: AnyJaxpr) -> bool:
     )
 
 
-def _counts(condition: Any) -> bool:
+def _counts(condition: AnyJaxpr) -> bool:
     """Whether a condition is one comparison of whole numbers."""
     eqns = open_jaxpr(condition).eqns
     avals: list[Aval] = [a.aval for eqn in eqns for a in eqn.invars]

@@ -5,18 +5,27 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from invert._private.jax import eval_closed, trace_closed
-from invert.gradients.compare import type_of
 from invert.ir import jaxprs
-from invert.ir.gradient_marker import is_differentiable, parts
+from invert.ir.avals import is_differentiable, type_of
+from invert.ir.gradient_marker import Gradient, parts
 from invert.ir.graph import Graph
 from invert.ir.interpret import OnEqn, bind, evaluate, replacing
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value
+from invert.ir.types import (
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    Eqn,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
 from invert.rewriting.driver import Replacement
 
 _CLIP = jax.lax.GatherScatterMode.CLIP
@@ -34,15 +43,15 @@ class MarkedRegion:
         self,
         graph: Graph,
         eqn: Eqn,
-        settler: Callable[[Any], Any],
-        settled: Mapping[int, Replacement],
+        settler: Callable[[ClosedJaxpr], ClosedJaxpr],
+        settled: Mapping[Eqn, Replacement],
     ):
-        self.gradient = eqn.params["gradient"]
+        self.gradient: Gradient = eqn.params["gradient"]
         self.results, inputs, self.captures = parts(eqn)
         self.inputs = list(dict.fromkeys(v for v in inputs if not isinstance(v, Literal)))
         self.given = inputs
         atoms = [*self.results, *self.captures]
-        self.eqns, outside = _slice(graph, atoms, set(self.inputs))
+        self.eqns, outside = graph.needed(atoms, set(self.inputs))
         self.constants = {v: graph.consts[v] for v in outside if v in graph.consts}
         self.outside = [v for v in outside if v not in self.constants]
         self.held = [v for v in outside if v in self.constants]
@@ -61,20 +70,20 @@ class MarkedRegion:
         ]
 
     def _run_settled(
-        self, settled: Mapping[int, Replacement], values: Sequence[Value]
-    ) -> list[Any]:
+        self, settled: Mapping[Eqn, Replacement], values: Sequence[Value]
+    ) -> list[Value]:
         eqns, rules = self._needed(settled)
         return self._evaluate(values, self.results, eqns, replacing(rules))
 
-    def _needed(self, settled: Mapping[int, Replacement]) -> tuple[list[Any], dict[int, Any]]:
-        """The equations that the results need, and by their `id` what some were settled as.
+    def _needed(self, settled: Mapping[Eqn, Replacement]) -> tuple[list[Eqn], dict[Eqn, AnyJaxpr]]:
+        """The equations that the results need, and what some were settled as.
 
         What a settled marker stands for needs the arguments of it alone. The equations between
         those and its results would else be run at each level of nesting, on top of the rule.
         """
-        producers = {v: e for e in self.eqns for v in e.outvars}
+        producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
         given = set(self.operands)
-        found: dict[int, Replacement | None] = {}
+        found: dict[Eqn, Replacement | None] = {}
         pending = list(self.results)
         while pending:
             atom = pending.pop()
@@ -82,12 +91,13 @@ class MarkedRegion:
             if eqn is None or atom in given or eqn in found:
                 continue
             rule = settled.get(eqn)
-            inputs = [] if rule is None else [a for a in rule.inputs if not hasattr(a, "val")]
+            inputs = [] if rule is None else [a for a in rule.inputs if not isinstance(a, Literal)]
             if not all(a in producers or a in given for a in inputs):
                 rule = None
             found[eqn] = rule
             pending += eqn.invars if rule is None else inputs
-        eqns, rules = [], {}
+        eqns: list[Eqn] = []
+        rules: dict[Eqn, AnyJaxpr] = {}
         for eqn in (e for e in self.eqns if e in found):
             if (rule := found[eqn]) is not None:
                 eqn = eqn.replace(invars=list(rule.inputs))
@@ -101,16 +111,16 @@ class MarkedRegion:
         atoms: Sequence[Atom],
         eqns: Sequence[Eqn],
         on_eqn: OnEqn = bind,
-    ) -> list[Any]:
-        env = dict(zip(self.operands, values, strict=True))
+    ) -> list[Value]:
+        env: dict[Atom, Value] = dict(zip(self.operands, values, strict=True))
         return list(map(evaluate(eqns, env, on_eqn), atoms))
 
     def with_promised_bounds(self) -> MarkedRegion | None:
         """The region with gathers that promise to be in bounds; `None` where it has none."""
         promise = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-        found: list[Any] = []
+        found: list[Eqn] = []
 
-        def change(jaxpr: Jaxpr) -> Any:
+        def change(jaxpr: Jaxpr) -> Jaxpr:
             eqns = []
             for eqn in jaxpr.eqns:
                 if eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP:
@@ -123,19 +133,19 @@ class MarkedRegion:
         other.forward = jaxprs.map_jaxprs(self.forward, change)
         return other if found else None
 
-    def _split(self, values: Sequence[Value]) -> tuple[list[Any], list[Any]]:
+    def _split(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """The operands with the constants in front, and the cotangents."""
         n = len(self.outside) + len(self.inputs)
         return [*self.constants.values(), *values[:n]], list(values[n:])
 
-    def backward(self, *, nested: bool = False) -> Any:
+    def backward(self, *, nested: bool = False) -> ClosedJaxpr:
         """The gradient function, as a closed jaxpr from `avals` to cotangents of `wanted`."""
 
         def run(*values: Value) -> list[Value]:
             operands, cotangents = self._split(values)
             captures = self._evaluate(operands, self.captures, self.eqns)
-            found = self.gradient(captures, cotangents, nested=nested)
-            sums: dict[Any, Any] = {}
+            found = self.gradient.run(captures, cotangents, nested)
+            sums: dict[Var, Value] = {}
             for v, g in zip(self.given, found, strict=True):
                 if g is not None and not isinstance(v, Literal) and is_differentiable(v.aval):
                     sums[v] = sums[v] + g if v in sums else g
@@ -146,23 +156,23 @@ class MarkedRegion:
 
         return trace_closed(run, *self.avals)
 
-    def autodiff(self, *values: Value) -> list[Any]:
+    def autodiff(self, *values: Value) -> list[Value]:
         """What automatic differentiation of the recovered program gives for the same."""
         return self.autodiff_of(lambda *full: eval_closed(self.forward, full), values)
 
-    def autodiff_over(self, held: Sequence[Value], *values: Value) -> list[Any]:
+    def autodiff_over(self, held: Sequence[Value], *values: Value) -> list[Value]:
         """The same, with values for the constants `held` in front."""
         other = copy.copy(self)
         other.constants = {**self.constants, **dict(zip(held, values, strict=False))}
         return other.autodiff(*values[len(held) :])
 
-    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Value]) -> list[Any]:
+    def autodiff_of(self, program: JaxFunction, values: Sequence[Value]) -> list[Value]:
         """What automatic differentiation of another program over `operands` gives."""
         operands, cotangents = self._split(values)
         first = len(operands) - len(self.inputs)
         places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
 
-        def function(*numbers: Value) -> list[Any]:
+        def function(*numbers: Value) -> list[Value]:
             full = list(operands)
             for i, x in zip(self.wanted, numbers, strict=True):
                 full[first + i] = x
@@ -171,23 +181,3 @@ class MarkedRegion:
 
         _, pull = jax.vjp(jax.jit(function), *(operands[first + i] for i in self.wanted))
         return list(pull(cotangents))
-
-
-def _slice(graph: Graph, atoms: Sequence[Atom], stop: set[Any]) -> tuple[list[Any], list[Any]]:
-    """The equations that `atoms` need, up to `stop`, in order; and the values from outside."""
-    eqns: dict[int, Any] = {}
-    outside: dict[Any, None] = {}
-    pending = list(atoms)
-    seen: set[Any] = set()
-    while pending:
-        atom = pending.pop()
-        if isinstance(atom, Literal) or atom in stop or atom in seen:
-            continue
-        seen.add(atom)
-        eqn = graph.producers.get(atom)
-        if eqn is None:
-            outside[atom] = None
-        elif eqn not in eqns:
-            eqns[eqn] = eqn
-            pending.extend(eqn.invars)
-    return sorted(eqns.values(), key=lambda e: graph.index[e]), list(outside)

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from invert._private.jax import consts_of, eval_closed, eval_jaxpr, trace_closed
-from invert.gradients.compare import NOT_TRANSPOSED, Region, beyond_rounding, once, samples, type_of
+from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once, samples
+from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
-from invert.ir.gradient_marker import is_differentiable
+from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
-from invert.ir.types import AnyJaxpr, Atom, Literal, Value
+from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Literal, Value
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """A function of `operands` with a derivative of its own."""
 
-    function: Callable[..., Any]
-    operands: Value
+    function: JaxFunction
+    operands: Sequence[Atom]
     kind: str
 
 
-def stopped(*values: Value) -> list[Any]:
+def stopped(*values: Value) -> list[Value]:
     """The values, whose derivative is zero."""
     return [jax.lax.stop_gradient(v) for v in values]
 
@@ -45,14 +45,14 @@ def is_zero(closed: AnyJaxpr) -> bool:
     return bool(graph.jaxpr.outvars) and all(map(zero, graph.jaxpr.outvars))
 
 
-def make_rule(region: Region, backward: AnyJaxpr, x64: bool, linear: bool) -> Rule:
+def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool) -> Rule:
     """A rule for both modes where JAX can transpose the gradient (`linear`)."""
     make, kind = (_custom_jvp, "custom_jvp") if linear else (_custom_vjp, "custom_vjp")
     pulled, shared = _share(backward, region)
     return Rule(make(region, pulled, shared, x64), region.operands, kind)
 
 
-def _share(backward: AnyJaxpr, region: Region) -> tuple[Any, list[int]]:
+def _share(backward: AnyJaxpr, region: MarkedRegion) -> tuple[JaxFunction, list[int]]:
     """The gradient over the constants of the region, which hold its own copies; their places."""
     jaxpr, constants = jaxprs.split_constants(backward)
     index = {
@@ -72,11 +72,11 @@ def _share(backward: AnyJaxpr, region: Region) -> tuple[Any, list[int]]:
 
 
 def _pull(
-    region: Region, backward: Callable[..., list[Value]], shared: Sequence[int], x64: bool
-) -> Callable[..., Any]:
+    region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
+) -> JaxFunction:
     """The gradient as a function of the operands and the cotangents."""
 
-    def pull(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Any, ...]:
+    def pull(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
         rest = operands[len(region.held) :]
         with jax.enable_x64(x64):
             return tuple(backward(*(operands[i] for i in shared), *rest, *cotangents))
@@ -84,8 +84,8 @@ def _pull(
     return pull
 
 
-def plain_function(region: Region, x64: bool) -> Callable[..., Any]:
-    def recovered(*operands: Value) -> list[Any]:
+def plain_function(region: MarkedRegion, x64: bool) -> JaxFunction:
+    def recovered(*operands: Value) -> list[Value]:
         with jax.enable_x64(x64):
             return eval_closed(region.forward, operands)
 
@@ -93,8 +93,8 @@ def plain_function(region: Region, x64: bool) -> Callable[..., Any]:
 
 
 def _custom_jvp(
-    region: Region, backward: Callable[..., list[Value]], shared: Sequence[int], x64: bool
-) -> Any:
+    region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
+) -> JaxFunction:
     """The derivative in a direction is the transpose of the gradient, which is linear."""
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
@@ -102,7 +102,7 @@ def _custom_jvp(
     cotangents = [type_of(v) for v in region.numbers]
     rule = jax.custom_jvp(function)
 
-    def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Any:
+    def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Value:
         # The results keep the rule, for the next derivative.
         results = rule(*primals)
         moved = tuple(tangents[first + i] for i in region.wanted)
@@ -120,8 +120,8 @@ def _custom_jvp(
 
 
 def _custom_vjp(
-    region: Region, backward: Callable[..., list[Value]], shared: Sequence[int], x64: bool
-) -> Any:
+    region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
+) -> JaxFunction:
     """A gradient that is not linear in the cotangents, as where it is clipped."""
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
@@ -129,12 +129,12 @@ def _custom_vjp(
     places = [i for i, v in enumerate(region.results) if is_differentiable(v.aval)]
     rule = jax.custom_vjp(function)
 
-    def forward(*operands: Value) -> Any:
+    def forward(*operands: Value) -> Value:
         return rule(*operands), operands
 
-    def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Any, ...]:
+    def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
         found = pull(operands, [cotangents[i] for i in places])
-        out: list[Any] = [None] * len(operands)
+        out: list[Value] = [None] * len(operands)
         for i, g in zip(region.wanted, found, strict=True):
             out[first + i] = g
         return tuple(out)
@@ -143,7 +143,7 @@ def _custom_vjp(
     return rule
 
 
-def is_transposable(region: Region, backward: AnyJaxpr, x64: bool) -> bool:
+def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool:
     """Whether the gradient is linear in the cotangents: JAX can transpose it, and its equations
     show it or numbers agree."""
     shown = is_linear(backward, len(region.numbers))
@@ -152,11 +152,11 @@ def is_transposable(region: Region, backward: AnyJaxpr, x64: bool) -> bool:
     types = [type_of(v) for v in (*region.operands, *region.numbers)]
     moved = [type_of(region.inputs[i]) for i in region.wanted]
 
-    def push(*values: Value) -> Any:
+    def push(*values: Value) -> Value:
         transposed = jax.linear_transpose(lambda *cts: pull(values[:n], cts), *types[n:])
         return transposed(tuple(values[n:]))
 
-    def at(*values: Value) -> Any:
+    def at(*values: Value) -> Value:
         return pull(values[:n], values[n:])
 
     try:

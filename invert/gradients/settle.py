@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from invert._config import Config
 from invert._errors import InvertError
 from invert._private.jax import consts_of, eval_context, lowered_module, open_jaxpr, trace_closed
 from invert.gradients.cache import GradientCache, inlined
-from invert.gradients.compare import FAILURES, largest_difference, may_not_end, type_of
+from invert.gradients.compare import FAILURES, largest_difference, may_not_end
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
     Rule,
@@ -35,10 +34,11 @@ from invert.gradients.rules import (
 )
 from invert.gradients.stop_gradient import with_stops
 from invert.ir import jaxprs
-from invert.ir.gradient_marker import custom_gradient_p, parts
+from invert.ir.avals import type_of
+from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
 from invert.ir.graph import Graph
 from invert.ir.match import difference
-from invert.ir.types import AnyJaxpr, Eqn, Jaxpr
+from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, J, Jaxpr, Var
 from invert.rewriting.driver import Replacement, replace
 from invert.stablehlo.program import Program
 
@@ -46,10 +46,10 @@ from invert.stablehlo.program import Program
 _LARGE = 1 << 14
 
 
-def plain(closed: AnyJaxpr) -> Any:
+def plain(closed: J) -> J:
     """The program without markers, stop_gradient and rules: what a lowered module can hold."""
 
-    def visit(jaxpr: Jaxpr) -> Any:
+    def visit(jaxpr: Jaxpr) -> Jaxpr:
         graph = Graph(jaxpr)
         found = [
             Replacement(
@@ -63,7 +63,7 @@ def plain(closed: AnyJaxpr) -> Any:
     return jaxprs.map_jaxprs(closed, visit)
 
 
-def _forward_only(eqn: Eqn) -> Any | None:
+def _forward_only(eqn: Eqn) -> ClosedJaxpr | None:
     """The forward program of an equation that stands for another one under differentiation."""
     name = eqn.primitive.name
     if eqn.primitive is custom_gradient_p or name == "stop_gradient":
@@ -91,7 +91,7 @@ class GradientResolver:
     - `cache`: what is known of gradients.
     """
 
-    recognize: Callable[[Any], Any]
+    recognize: Callable[[ClosedJaxpr], ClosedJaxpr]
     config: Config
     platform: str
     x64: bool
@@ -99,13 +99,13 @@ class GradientResolver:
     messages: list[str] = dataclasses.field(default_factory=list)
     cache: GradientCache = dataclasses.field(default_factory=GradientCache)
 
-    def __call__(self, closed: AnyJaxpr) -> Any:
+    def __call__(self, closed: J) -> J:
         """The closed jaxpr without markers."""
         if not any(e.primitive is custom_gradient_p for e in jaxprs.equations(open_jaxpr(closed))):
             return closed
         outer = open_jaxpr(closed)
 
-        def visit(jaxpr: Jaxpr) -> Any:
+        def visit(jaxpr: Jaxpr) -> Jaxpr:
             consts = consts_of(closed) if jaxpr.constvars == outer.constvars else ()
             return self._body(Graph(jaxpr, consts))
 
@@ -113,8 +113,8 @@ class GradientResolver:
         with eval_context():
             return jaxprs.map_jaxprs(closed, visit)
 
-    def _body(self, graph: Graph) -> Any:
-        found: dict[int, Replacement] = {}
+    def _body(self, graph: Graph) -> Jaxpr:
+        found: dict[Eqn, Replacement] = {}
         for eqn in graph.eqns:
             if eqn.primitive is not custom_gradient_p:
                 continue
@@ -129,7 +129,7 @@ class GradientResolver:
             found[eqn] = made
         return replace(graph, list(found.values())) if found else graph.jaxpr
 
-    def _rule(self, graph: Graph, eqn: Eqn, settled: Mapping[int, Replacement]) -> Rule | None:
+    def _rule(self, graph: Graph, eqn: Eqn, settled: Mapping[Eqn, Replacement]) -> Rule | None:
         gradient = eqn.params["gradient"]
         if gradient.problem:
             self._say(gradient, f"plain autodiff: {gradient.problem}")
@@ -172,16 +172,17 @@ class GradientResolver:
         self._say(gradient, f"kept as {rule.kind}: {reason}")
         return rule
 
-    def _kept(self, region: MarkedRegion, raw: AnyJaxpr) -> Rule:
+    def _kept(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule:
         """The function with the gradient of the container as its rule."""
-        if self.order > 1 or not region.gradient.nested:
+        read_nested = region.gradient.read_nested
+        if self.order > 1 or read_nested is None:
             backward = self.cache.rewritten(raw, lambda: self.recognize(raw))
             linear = self.cache.is_linear(
                 region, raw, lambda: is_transposable(region, backward, self.x64)
             )
             return make_rule(region, backward, self.x64, linear)
         with jax.enable_x64(self.x64):
-            region.gradient.read_nested()
+            read_nested()
         nested = jaxprs.canonicalize(region.backward(nested=True))
         # What is asked for is this gradient; those inside are kept where they differ.
         config = dataclasses.replace(self.config, custom_gradients="check")
@@ -194,25 +195,24 @@ class GradientResolver:
         linear = not ruled and is_transposable(region, backward, self.x64)
         return make_rule(region, backward, self.x64, linear)
 
-    def _say(self, gradient: Any, text: str) -> None:
+    def _say(self, gradient: Gradient, text: str) -> None:
         self.messages.append(f"{gradient.location}: {text}")
 
-    def _is_proved(self, region: MarkedRegion, raw: AnyJaxpr) -> bool:
+    def _is_proved(self, region: MarkedRegion, raw: ClosedJaxpr) -> bool:
         """Whether the gradient is the program that autodiff of the recovered one lowers to.
 
         Large constants are arguments of both, so that they are not lowered.
         """
         large = {v: c for v, c in region.constants.items() if np.size(c) >= _LARGE}
         constants = list(map(np.asarray, large.values()))
-        raw = inlined(raw)
-        if constants:
-            raw = jaxprs.over_constants(raw, constants)
+        inner = inlined(raw)
+        wanted = jaxprs.over_constants(inner, constants) if constants else inner
         for x64 in (self.x64, not self.x64):
             try:
                 again = self._lowered(region, list(large), x64)
             except FAILURES:
                 return False
-            if difference(raw, inlined(again), constants) is None:
+            if difference(wanted, inlined(again), constants) is None:
                 return True
         return False
 
@@ -227,7 +227,7 @@ class GradientResolver:
             return f"another program, which could not be run ({type(error).__name__}: {first})"
         return "" if gap == 0 else f"largest difference {gap:.3g}"
 
-    def _lowered(self, region: MarkedRegion, large: Sequence[Any], x64: bool) -> Any:
+    def _lowered(self, region: MarkedRegion, large: Sequence[Var], x64: bool) -> ClosedJaxpr:
         """The gradient by autodiff, lowered and raised, over the constants `large`."""
         avals = [*map(type_of, large), *region.avals]
         run = functools.partial(region.autodiff_over, large)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,20 @@ import numpy as np
 
 from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.gradients.compare import FAILURES, beyond_rounding, samples
-from invert.ir.gradient_marker import is_differentiable
+from invert.gradients.region import MarkedRegion
+from invert.ir.avals import is_differentiable
 from invert.ir.interpret import bind, evaluate
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
+from invert.ir.types import (
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    Eqn,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
 
 # Each place is one more copy of the gradient in a batch.
 _MAX_PLACES = 192
@@ -42,18 +52,18 @@ class _Places:
     """
 
     jaxpr: Jaxpr
-    values: tuple[Value, ...]
+    values: tuple[Var, ...]
     sets: tuple[frozenset[Use], ...]
 
     @classmethod
-    def of(cls, jaxpr: Jaxpr, inputs: Sequence[Value]) -> _Places:
+    def of(cls, jaxpr: Jaxpr, inputs: Sequence[Var]) -> _Places:
         """Uses of what depends on `inputs`: all of a value, one by one, and all alike.
 
         Alike are uses by the same operand of the same primitive, of results of the same primitive:
         what an author wrote as one function and called in many places.
         """
         moving = {v for v in inputs if is_differentiable(v.aval)}
-        uses: dict[Any, list[Use]] = {}
+        uses: dict[Var, list[Use]] = {}
         for i, atoms in _operands(jaxpr):
             for k, atom in enumerate(atoms):
                 if not isinstance(atom, Literal) and atom in moving:
@@ -62,8 +72,8 @@ class _Places:
                 moving.update(v for v in jaxpr.eqns[i].outvars if is_differentiable(v.aval))
         sets = [frozenset(found) for found in uses.values()]
         sets += [frozenset([use]) for found in uses.values() if len(found) > 1 for use in found]
-        producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        alike: dict[Any, set[Use]] = {}
+        producers: dict[Var, Eqn] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        alike: dict[Hashable, set[Use]] = {}
         for value, found in uses.items():
             for i, k in found:
                 if i >= 0 and value in producers:
@@ -72,7 +82,7 @@ class _Places:
         sets += [frozenset(found) for found in alike.values() if len(found) > 1]
         return cls(jaxpr, tuple(uses), tuple(sets))
 
-    def all_of(self, value: Any) -> set[int]:
+    def all_of(self, value: Var) -> set[int]:
         """The place that is all uses of a value."""
         return {i for i, v in enumerate(self.values) if v is value}
 
@@ -81,19 +91,19 @@ class _Places:
         end = len(self.jaxpr.eqns)
         return sorted(chosen, key=lambda i: -min(end if e < 0 else e for e, _ in self.sets[i]))
 
-    def program(self, gate: Callable[[Use, Any], Any]) -> Callable[..., list[Any]]:
+    def program(self, gate: Callable[[Use, Value], Value]) -> JaxFunction:
         """The program with `gate(use, value)` in the place of each value that is used."""
 
         def run(*values: Value) -> list[Value]:
             places = itertools.count()
 
-            def gated(i: int, atoms: Sequence[Atom], operands: Iterable[Any]) -> list[Any]:
+            def gated(i: int, atoms: Sequence[Atom], operands: Iterable[Value]) -> list[Value]:
                 return [
                     x if isinstance(a, Literal) else gate((i, k), x)
                     for k, (a, x) in enumerate(zip(atoms, operands, strict=True))
                 ]
 
-            def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Any]:
+            def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
                 return bind(eqn, gated(next(places), eqn.invars, operands))
 
             env: dict[Atom, Value] = dict(zip(self.jaxpr.invars, values, strict=True))
@@ -102,12 +112,12 @@ class _Places:
 
         return run
 
-    def stopped(self, chosen: set[int]) -> Any:
+    def stopped(self, chosen: set[int]) -> ClosedJaxpr:
         """The program as a closed jaxpr, with `stop_gradient` at the chosen places."""
         uses = frozenset[Use]().union(*(self.sets[i] for i in chosen))
-        kept: dict[int, Any] = {}  # one `stop_gradient` for all uses of a value
+        kept: dict[int, Value] = {}  # one `stop_gradient` for all uses of a value
 
-        def gate(use: Use, value: Any) -> Any:
+        def gate(use: Use, value: Value) -> Value:
             if use not in uses:
                 return value
             if id(value) not in kept:
@@ -117,17 +127,17 @@ class _Places:
         return trace_closed(self.program(gate), *(v.aval for v in self.jaxpr.invars))
 
 
-def _kind(eqn: Eqn) -> tuple[str, Any]:
+def _kind(eqn: Eqn) -> Hashable:
     return eqn.primitive.name, eqn.params.get("name")
 
 
-def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Any]]]:
+def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Atom]]]:
     for i, eqn in enumerate(jaxpr.eqns):
         yield i, eqn.invars
     yield -1, jaxpr.outvars
 
 
-def with_stops(region: Any, raw: AnyJaxpr, x64: bool) -> Iterator[Any]:
+def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[MarkedRegion]:
     """Variants of `region` with stopped values, for which autodiff gives `raw` on numbers.
 
     Places are taken one after the other, each the one that makes most of the results right, since
@@ -148,7 +158,7 @@ def with_stops(region: Any, raw: AnyJaxpr, x64: bool) -> Iterator[Any]:
         yield other
 
 
-def _search(places: _Places, region: Any, raw: AnyJaxpr) -> list[set[int]]:
+def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[int]]:
     """Sets of places to stop at, each of which gives the numbers."""
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
@@ -156,8 +166,8 @@ def _search(places: _Places, region: Any, raw: AnyJaxpr) -> list[set[int]]:
         for use in uses:
             members.setdefault(use, []).append(i)
 
-    def gradients(mask: Any, values: Sequence[Value]) -> list[Any]:
-        def gate(use: Use, value: Any) -> Any:
+    def gradients(mask: Value, values: Sequence[Value]) -> list[Value]:
+        def gate(use: Use, value: Value) -> Value:
             if use not in members:
                 return value
             stop = mask[np.asarray(members[use])].any()

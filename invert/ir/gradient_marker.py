@@ -8,50 +8,39 @@ gradient with what automatic differentiation gives and removes the marker or mak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
-import jax
 from jax.interpreters import ad, batching, mlir
 
 from invert._private.jax import Primitive
-from invert.ir.types import Aval, Eqn, Value
+from invert.ir.types import Atom, Eqn, Value
 
 
-class Gradient(Protocol):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gradient:
     """The gradient function of a container.
 
-    **Attributes:**
+    **Arguments:**
 
     - `location`: where it comes from.
+    - `run`: `run(captures, cotangents, nested)` returns the cotangents of the arguments, `None` for
+        zero. `captures` are the values it uses, as the marker has them, and `cotangents` one for
+        each result that is a floating-point or complex number. Where `nested`, gradient functions
+        that this one holds are marked in turn.
     - `problem`: why it cannot be read; `""` where it can.
     - `convention`: `"jax"` or `"tensorflow"`, which differ for complex numbers: TensorFlow's
         gradients are the conjugates.
-    - `nested`: whether it may hold gradient functions itself.
+    - `read_nested`: reads the gradient functions inside this one, where it may hold any. TensorFlow
+        may export them for it, which JAX refuses while it traces.
     """
 
     location: str
-    problem: str
-    convention: str
-    nested: bool
-
-    def __call__(
-        self, captures: Sequence[Value], cotangents: Sequence[Value], *, nested: bool = False
-    ) -> list[Any | None]:
-        """The cotangents of the arguments; `None` for zero.
-
-        **Arguments:**
-
-        - `captures`: the values it uses, as the marker has them.
-        - `cotangents`: one for each result that is a floating-point or complex number.
-        - `nested`: whether gradient functions that this one holds itself are marked in turn.
-        """
-        ...
-
-    def read_nested(self) -> None:
-        """Reads the gradient functions inside this one. TensorFlow may export them for it, which
-        JAX refuses while it traces."""
-        ...
+    run: Callable[[Sequence[Value], Sequence[Value], bool], Sequence[Value | None]]
+    problem: str = ""
+    convention: Literal["jax", "tensorflow"] = "tensorflow"
+    read_nested: Callable[[], object] | None = None
 
 
 custom_gradient_p = Primitive("custom_gradient")
@@ -60,7 +49,7 @@ custom_gradient_p.multiple_results = True
 
 def mark(
     gradient: Gradient, results: Sequence[Value], inputs: Sequence[Value], captures: Sequence[Value]
-) -> list[Any]:
+) -> list[Value]:
     """The results, marked as those of a function of `inputs` with this gradient."""
     return custom_gradient_p.bind(
         *results,
@@ -71,19 +60,14 @@ def mark(
     )
 
 
-def parts(eqn: Eqn) -> tuple[list[Any], list[Any], list[Any]]:
+def parts(eqn: Eqn) -> tuple[list[Atom], list[Atom], list[Atom]]:
     """Results, inputs and captures of a marker."""
     results, inputs, _ = eqn.params["counts"]
     atoms = list(eqn.invars)
     return atoms[:results], atoms[results : results + inputs], atoms[results + inputs :]
 
 
-def is_differentiable(aval: Aval) -> bool:
-    """Whether values of a type have tangents."""
-    return jax.dtypes.issubdtype(aval.dtype, jax.numpy.inexact)
-
-
-def _identity(*values: Value, counts: Sequence[int], **_: Any) -> list[Any]:
+def _identity(*values: Value, counts: Sequence[int], **_: Any) -> list[Value]:
     return list(values[: counts[0]])
 
 
@@ -93,11 +77,11 @@ mlir.register_lowering(custom_gradient_p, mlir.lower_fun(_identity, multiple_res
 
 
 # A marker that is differentiated or batched before it was settled is the identity.
-def _jvp(primals: Value, tangents: Value, *, counts: Sequence[int], **_: Any) -> Any:
+def _jvp(primals: Value, tangents: Value, *, counts: Sequence[int], **_: Any) -> Value:
     return _identity(*primals, counts=counts), _identity(*tangents, counts=counts)
 
 
-def _batch(args: Value, dims: Any, *, counts: Sequence[int], **_: Any) -> Any:
+def _batch(args: Value, dims: Value, *, counts: Sequence[int], **_: Any) -> Value:
     return _identity(*args, counts=counts), _identity(*dims, counts=counts)
 
 

@@ -28,8 +28,8 @@ def bind(eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
         return bind_equation(eqn, operands)
 
 
-def replacing(programs: Mapping[int, AnyJaxpr]) -> OnEqn:
-    """Binds equations, but evaluates a program in the place of each whose `id` is among them."""
+def replacing(programs: Mapping[Eqn, AnyJaxpr]) -> OnEqn:
+    """Binds equations, but evaluates a program in the place of each that is among them."""
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
         program = programs.get(eqn)

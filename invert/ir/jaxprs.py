@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,19 +39,21 @@ from invert._private.jax import (
 )
 from invert.ir.interpret import bind, retrace
 from invert.ir.loops import WhileParts
-from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Value
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
+
+_T = TypeVar("_T")
 
 # The last name scope of a raised equation is what its location calls the primitive, behind this
 # sign. Patterns may look at it to choose among programs that lower to the same ops.
 HINT = "="
 
 
-def canonicalize(closed: AnyJaxpr) -> Any:
+def canonicalize(closed: J) -> J:
     """Removes dead equations, in inner jaxprs too, and constants that are equal to others.
 
     A shared inner jaxpr stays shared.
     """
-    closed = _merge_constants(map_jaxprs(closed, _live))
+    closed = cast(J, _merge_constants(map_jaxprs(closed, _live)))
     while any(e.primitive.name == "while" for e in equations(open_jaxpr(closed))):
         # What a body outside does not use may be what a loop inside is for.
         size = _size(closed)
@@ -52,10 +63,10 @@ def canonicalize(closed: AnyJaxpr) -> Any:
     return closed
 
 
-def _merge_constants(closed: AnyJaxpr) -> Any:
+def _merge_constants(closed: J) -> J | ClosedJaxpr:
     """Holds equal constants once, as lowering does for what loops and calls are given."""
     constants = [np.asarray(c) for c in consts_of(closed)]
-    firsts: dict[Any, np.ndarray] = {}
+    firsts: dict[Hashable, np.ndarray] = {}
     kinds = collections.Counter((c.dtype, c.shape) for c in constants)
     merged = [
         firsts.setdefault(_value(c), c) if kinds[c.dtype, c.shape] > 1 else c for c in constants
@@ -74,19 +85,19 @@ def _size(closed: AnyJaxpr) -> int:
     return sum(1 + len(e.invars) for e in equations(open_jaxpr(closed)))
 
 
-def _live(jaxpr: Jaxpr) -> Any:
+def _live(jaxpr: Jaxpr) -> Jaxpr:
     """Without dead equations, and loops without what they carry for nothing.
 
     JAX has no rule for the latter, and every other way to write the program drops them.
     """
     while True:
         jaxpr = dce(jaxpr)
-        used = {v for v in jaxpr.outvars if not hasattr(v, "val")}
+        used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
         eqns = []
         for eqn in reversed(jaxpr.eqns):
             if eqn.primitive.name == "while" and not eqn.effects:
                 eqn = _live_loop(eqn, used)
-            used |= {v for v in eqn.invars if not hasattr(v, "val")}
+            used |= {v for v in eqn.invars if not isinstance(v, Literal)}
             eqns.append(eqn)
         eqns.reverse()
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
@@ -94,7 +105,7 @@ def _live(jaxpr: Jaxpr) -> Any:
         jaxpr = jaxpr.replace(eqns=eqns)
 
 
-def _live_loop(eqn: Eqn, used: Set[Any]) -> Any:
+def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
     """A `while` that carries only what it goes on by and what is used after it."""
     parts = WhileParts.of(eqn)
     test, body = open_jaxpr(parts.cond), open_jaxpr(parts.body)
@@ -123,7 +134,7 @@ def _live_loop(eqn: Eqn, used: Set[Any]) -> Any:
     return kept.put_into(eqn).replace(outvars=_kept(eqn.outvars, live))
 
 
-def _kept(values: Sequence[Value], keep: Sequence[bool]) -> list[Any]:
+def _kept(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
     return [v for v, k in zip(values, keep, strict=True) if k]
 
 
@@ -131,13 +142,13 @@ def _kept(values: Sequence[Value], keep: Sequence[bool]) -> list[Any]:
 WRITTEN_BROADCAST = "broadcast_in_dim#"
 
 
-def merge_broadcasts(closed: AnyJaxpr) -> Any:
+def merge_broadcasts(closed: J) -> J:
     """Makes one of the broadcasts that spelling has put in front of each user of one."""
     sign = HINT + WRITTEN_BROADCAST
 
-    def merge(jaxpr: Jaxpr) -> Any:
-        kept: dict[Any, Any] = {}
-        renamed: dict[Any, Any] = {}
+    def merge(jaxpr: Jaxpr) -> Jaxpr:
+        kept: dict[Hashable, Var] = {}
+        renamed: dict[Var, Atom] = {}
         eqns = []
         for eqn in jaxpr.eqns:
             names = names_of(eqn)
@@ -160,26 +171,25 @@ WRITTEN_ARRAY = "constant"
 _LARGEST_ARRAY = 4096
 
 
-def restore_arrays(closed: AnyJaxpr) -> Any:
+def restore_arrays(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Makes constants again of the small arrays of one number that the program holds.
 
     While patterns are matched they are broadcasts, so that their numbers are scalars. Inside of
     inner jaxprs, and where they are large, they stay so.
     """
     jaxpr = open_jaxpr(closed)
-    arrays: dict[int, np.ndarray] = {}
+    arrays: dict[Eqn, np.ndarray] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "broadcast_in_dim":
             continue
-        number: Any = eqn.invars[0]
-        aval: Aval = eqn.outvars[0].aval
+        (number,), aval = eqn.invars, eqn.outvars[0].aval
         written = names_of(eqn)[-1:] == (HINT + WRITTEN_ARRAY,)
-        if written and aval.size <= _LARGEST_ARRAY and hasattr(number, "val"):
+        if written and aval.size <= _LARGEST_ARRAY and isinstance(number, Literal):
             arrays[eqn] = np.full(aval.shape, number.val, aval.dtype)
     if not arrays:
         return closed
 
-    def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Any]:
+    def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
         return [arrays[eqn]] if eqn in arrays else bind(eqn, operands)
 
     return retrace(closed, on_eqn)
@@ -204,10 +214,10 @@ def assumes_order(jaxpr: Jaxpr) -> bool:
     return any(names_of(e)[-1:] == (HINT + ASSUMED_ORDER,) for e in equations(jaxpr))
 
 
-def without_hints(closed: AnyJaxpr) -> Any:
+def without_hints(closed: J) -> J:
     """Takes the hints out of the name scopes."""
 
-    def strip(jaxpr: Jaxpr) -> Any:
+    def strip(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
         for eqn in jaxpr.eqns:
             names = names_of(eqn)
@@ -219,17 +229,17 @@ def without_hints(closed: AnyJaxpr) -> Any:
     return map_jaxprs(closed, strip)
 
 
-def tuple_like(original: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
+def tuple_like(original: tuple[Any, ...], values: Iterable[Value]) -> tuple[Any, ...]:
     """`values` as a tuple of the type of `original`: `custom_linear_solve` names its jaxprs."""
     make = getattr(original, "_make", tuple)
     return make(values)
 
 
-def map_jaxprs(closed: AnyJaxpr, function: Callable[[Any], Any]) -> Any:
+def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
     """Applies `function` to each open jaxpr, the inner ones first; shared ones stay shared."""
-    done: dict[int, tuple[Any, Any]] = {}
+    done: dict[AnyJaxpr, AnyJaxpr] = {}
 
-    def visit(closed: AnyJaxpr) -> Any:
+    def visit(closed: AnyJaxpr) -> AnyJaxpr:
         if closed not in done:
             jaxpr = open_jaxpr(closed)
             eqns = []
@@ -243,21 +253,20 @@ def map_jaxprs(closed: AnyJaxpr, function: Callable[[Any], Any]) -> Any:
                     if (new := param(value)) is not value
                 }
                 eqns.append(eqn.replace(params={**eqn.params, **params}) if params else eqn)
-            result = close_like(closed, function(jaxpr.replace(eqns=eqns)))
-            done[closed] = (closed, result)  # holding `closed` keeps its id from being reused
-        return done[closed][1]
+            done[closed] = close_like(closed, function(jaxpr.replace(eqns=eqns)))
+        return done[closed]
 
-    def param(value: Any) -> Any:
+    def param(value: Value) -> Value:
         if is_jaxpr(value):
             return visit(value)
         if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
             return tuple_like(value, (param(v) for v in value))
         return value
 
-    return visit(closed)
+    return cast(J, visit(closed))
 
 
-def split_constants(closed: AnyJaxpr) -> tuple[Any, tuple[np.ndarray, ...]]:
+def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
     """Makes the constants leading arguments; returns the open jaxpr and their values."""
     constants = tuple(np.asarray(c) for c in consts_of(closed))
     return constants_as_arguments(open_jaxpr(closed)), constants
@@ -265,7 +274,7 @@ def split_constants(closed: AnyJaxpr) -> tuple[Any, tuple[np.ndarray, ...]]:
 
 def narrow_constants(
     jaxpr: Jaxpr, constants: Sequence[np.ndarray], dtypes: Collection[str]
-) -> tuple[Any, tuple[np.ndarray, ...], list[str]]:
+) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
     """The program over its arrays of `dtypes` in bfloat16, these, and a line that says so."""
     narrow = [c.dtype.name in dtypes and c.ndim > 0 for c in constants]
     if not any(narrow):
@@ -285,7 +294,7 @@ def narrow_constants(
     return open_jaxpr(traced), kept, [note]
 
 
-def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> Any:
+def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> AnyJaxpr:
     """The program over these constants as leading arguments, whether it uses all of them or not.
 
     Constants that are not among them, which a derivative rule may bring, stay constants.
@@ -317,7 +326,7 @@ def _places(held: Sequence[np.ndarray], constants: Sequence[np.ndarray]) -> list
     return places
 
 
-def _value(x: np.ndarray) -> tuple[Any, ...]:
+def _value(x: np.ndarray) -> Hashable:
     """Equal for arrays that are equal bit for bit. Of large ones a digest, not a second copy."""
     if x.nbytes <= _DIGEST:
         return x.dtype, x.shape, x.tobytes()
@@ -328,7 +337,7 @@ def _value(x: np.ndarray) -> tuple[Any, ...]:
 _DIGEST = 1 << 16
 
 
-def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
+def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     """The open jaxprs among the parameters of an equation."""
     if not holds_jaxprs(eqn):
         return
@@ -339,7 +348,7 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
                 yield open_jaxpr(v)
 
 
-def equations(jaxpr: Jaxpr) -> Iterator[Any]:
+def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
     """All equations; a jaxpr that stands in several places is visited once."""
     pending, seen = [jaxpr], set()
     while pending:
@@ -373,7 +382,7 @@ def opaque_targets(jaxpr: Jaxpr) -> Mapping[str, int]:
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
-def is_wide_dtype(dtype: Any) -> bool:
+def is_wide_dtype(dtype: object) -> bool:
     """Whether a dtype has 64 bits (128 for complex)."""
     return dtype in _WIDE
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from invert._private.jax import open_jaxpr
 from invert.ir import jaxprs, kinds
 from invert.ir.interpret import interpret
-from invert.ir.types import AnyJaxpr, Eqn
+from invert.ir.types import AnyJaxpr, Eqn, Literal, Value
 
 
 class _Fact(NamedTuple):
@@ -39,11 +39,11 @@ def is_linear(closed: AnyJaxpr, arguments: int) -> bool:
         return False
 
 
-def _of_number(value: Any) -> _Fact:
+def _of_number(value: Value) -> _Fact:
     return _Fact(zero=not np.any(np.asarray(value)))
 
 
-def _of_literal(literal: Any) -> _Fact:
+def _of_literal(literal: Literal) -> _Fact:
     return _of_number(literal.val)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jax import lax
@@ -20,7 +20,10 @@ from invert._private.jax import (
 )
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import HINT
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
+
+# An atom of the template and the one of the program that is to be the same.
+_Pair: TypeAlias = tuple[Atom, Atom]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Miss:
     """
 
     compared: int
-    eqn: Any
+    eqn: Eqn
     reason: str
 
 
@@ -48,17 +51,17 @@ class Match:
     def __init__(self, template: Graph, graph: Graph, misses: list[Miss] | None = None):
         self.template, self.graph, self.misses = template, graph, misses
         self._before = len(misses or ())
-        self.atoms: dict[Any, Any] = {}
-        self.eqns: dict[int, Any] = {}
-        self.taken: set[int] = set()
-        self._trail: list[tuple[str, Any]] = []
-        self._last: tuple[Any, Any] | None = None
+        self.atoms: dict[Atom, Atom] = {}
+        self.eqns: dict[Eqn, Eqn] = {}
+        self.taken: set[Eqn] = set()
+        self._trail: list[Eqn | Atom] = []
+        self._last: _Pair | None = None
 
     def seed(self, eqn: Eqn, target: Eqn) -> bool:
         """Matches an equation with all it is computed from."""
         mark = len(self._trail)
         self._last = eqn.outvars[0], target.outvars[0]
-        pending: list[tuple[Any, Any]] = []
+        pending: list[_Pair] = []
         if self._pair(eqn, target, pending) and self.run(pending):
             return True
         if self.misses is not None:
@@ -66,7 +69,7 @@ class Match:
         self._undo(mark)
         return False
 
-    def run(self, pending: list[tuple[Any, Any]]) -> bool:
+    def run(self, pending: list[_Pair]) -> bool:
         template, graph = self.template, self.graph
         while pending:
             atom, found = pending.pop()
@@ -85,7 +88,7 @@ class Match:
                 if not self.bind_input(atom, found):
                     return False
                 continue
-            target = None if isinstance(found, Literal) else graph.producers.get(found)
+            target = graph.producer(found)
             if target is None or not self._pair(eqn, target, pending):
                 return False
             if not _same_atom(self.atoms.get(atom), found):
@@ -100,7 +103,7 @@ class Match:
         sides = self._sides(*self._last)
         return sides if isinstance(sides, str) else " against ".join(sides)
 
-    def _miss(self, root: Any) -> Miss:
+    def _miss(self, root: Eqn) -> Miss:
         """The failure of a seed at `root`, before what it has matched is undone."""
         assert self._last is not None
         atom, found = self._last
@@ -114,17 +117,19 @@ class Match:
             return Miss(len(self.eqns), eqn, f"one value in the pattern, two here: {one}; {two}")
         return Miss(len(self.eqns), eqn, differ(sides))
 
-    def _sides(self, atom: Any, found: Any) -> str | tuple[str, str]:
+    def _sides(self, atom: Atom, found: Atom) -> str | tuple[str, str]:
         """What the template has and what the program has, or in which call they differ."""
-        literal = isinstance(atom, Literal) or isinstance(found, Literal)
-        eqn = None if literal else self.template.producers.get(atom)
-        target = None if literal else self.graph.producers.get(found)
-        same = eqn is not None and target is not None and eqn.primitive is target.primitive
-        if same and (differing := other_params(eqn, target)) is not None:
+        eqn, target = self.template.producer(atom), self.graph.producer(found)
+        if (
+            eqn is not None
+            and target is not None
+            and eqn.primitive is target.primitive
+            and (differing := other_params(eqn, target)) is not None
+        ):
             return differing
         return _said(self.template, atom), _said(self.graph, found)
 
-    def bind_input(self, atom: Atom, found: Any) -> bool:
+    def bind_input(self, atom: Atom, found: Atom) -> bool:
         if atom.aval.shape != found.aval.shape or atom.aval.dtype != found.aval.dtype:
             return False
         if atom in self.template.consts and not self._same_constant(atom, found):
@@ -132,7 +137,7 @@ class Match:
         self._set_atom(atom, found)
         return True
 
-    def _same_constant(self, atom: Atom, found: Any) -> bool:
+    def _same_constant(self, atom: Atom, found: Atom) -> bool:
         """Whether a constant of the template is one of the program with this value."""
         if atom not in self.template.consts:
             return False
@@ -141,7 +146,7 @@ class Match:
         consts = self.graph.consts
         return found in consts and same_value(self.template.consts[atom], consts[found])
 
-    def _pair(self, eqn: Eqn, target: Eqn, pending: list[tuple[Any, Any]]) -> bool:
+    def _pair(self, eqn: Eqn, target: Eqn, pending: list[_Pair]) -> bool:
         known = self.eqns.get(eqn)
         if known is not None:
             return known is target
@@ -159,24 +164,23 @@ class Match:
             return False
         self.eqns[eqn] = target
         self.taken.add(target)
-        self._trail.append(("eqn", (eqn, target)))
+        self._trail.append(eqn)
         for a, b in zip(eqn.outvars, target.outvars, strict=True):
             self._set_atom(a, b)
         pending.extend(zip(eqn.invars, target.invars, strict=True))
         return True
 
-    def _set_atom(self, atom: Atom, found: Any) -> None:
+    def _set_atom(self, atom: Atom, found: Atom) -> None:
         self.atoms[atom] = found
-        self._trail.append(("atom", atom))
+        self._trail.append(atom)
 
     def _undo(self, mark: int) -> None:
         while len(self._trail) > mark:
-            kind, item = self._trail.pop()
-            if kind == "eqn":
-                del self.eqns[item[0]]
-                self.taken.discard(item[1])
+            last = self._trail.pop()
+            if isinstance(last, Eqn):
+                self.taken.discard(self.eqns.pop(last))
             else:
-                del self.atoms[item]
+                del self.atoms[last]
 
     def extend(self) -> None:
         """Matches, from operands to users, what the seed is not computed from.
@@ -200,7 +204,7 @@ class Match:
                 if target.primitive is eqn.primitive and self.seed(eqn, target):
                     break
 
-    def outputs(self) -> list[Any] | None:
+    def outputs(self) -> list[Atom | None] | None:
         """The program's variables for the template's results; `None` for one that is not used.
 
         **Returns:** `None` where the match is no replacement: nothing is produced, an equation of
@@ -212,7 +216,7 @@ class Match:
             return None
         return None if self._leak(found) is not None else found
 
-    def _leak(self, results: Sequence[Any]) -> tuple[Any, Any | None] | None:
+    def _leak(self, results: Sequence[Atom | None]) -> tuple[Eqn, Eqn | None] | None:
         """An equation inside whose value is used outside, by this one or as a result (`None`)."""
         produced = {v for v in results if v is not None and not isinstance(v, Literal)}
         for target in self.eqns.values():
@@ -226,7 +230,7 @@ class Match:
                         return target, user
         return None
 
-    def refused(self, root: Any, reason: str = "") -> None:
+    def refused(self, root: Eqn, reason: str = "") -> None:
         """Notes why what was matched from `root` is not a replacement, where that is asked for."""
         if self.misses is None:
             return
@@ -250,14 +254,15 @@ class Match:
             eqn, reason = root, "an operand is computed from a result"
         self.misses.append(Miss(len(self.eqns), eqn, reason))
 
-    def removed(self) -> frozenset[int]:
+    def removed(self) -> frozenset[Eqn]:
         """The equations that the match replaces. Constants stay, as others may share them."""
         return frozenset(e for e in self.eqns.values() if not _is_constant(e))
 
-    def inputs(self) -> list[Any] | None:
+    def inputs(self) -> list[Atom] | None:
         """The program's atoms for the template's arguments; `None` where one was not met."""
         found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
-        return None if any(v is None for v in found) else found
+        known = [v for v in found if v is not None]
+        return known if len(known) == len(found) else None
 
     def needs_itself(self) -> bool:
         """Whether an argument of the match is computed from one of its results.
@@ -265,10 +270,10 @@ class Match:
         Equations stand in order, so nothing before the first of the match has to be looked at.
         """
         graph, removed = self.graph, self.removed()
-        first = min((graph.index[i] for i in removed), default=len(graph.eqns))
-        found: list[Any] = [self.atoms.get(v) for v in self.template.jaxpr.invars]
-        pending = [graph.producers.get(v) for v in found if is_var(v)]
-        seen: set[int] = set()
+        first = min((graph.index[e] for e in removed), default=len(graph.eqns))
+        found = [self.atoms[v] for v in self.template.jaxpr.invars]
+        pending = list(map(graph.producer, found))
+        seen: set[Eqn] = set()
         while pending:
             eqn = pending.pop()
             if eqn is None or eqn in seen or graph.index[eqn] < first:
@@ -276,7 +281,7 @@ class Match:
             if eqn in removed:
                 return True
             seen.add(eqn)
-            pending.extend(graph.producers.get(a) for a in eqn.invars if is_var(a))
+            pending.extend(map(graph.producer, eqn.invars))
         return False
 
 
@@ -296,30 +301,29 @@ def _said(graph: Graph, atom: Atom) -> str:
     return f"{eqn.primitive.name}:{atom.aval}" + (f" in {scope}" if scope else "")
 
 
-def scope_of(eqn: Any) -> str:
+def scope_of(eqn: Eqn) -> str:
     """The name scopes of an equation, without what is a hint; `""` where there are none."""
     return "/".join(n for n in names_of(eqn) if not n.startswith(HINT))
 
 
-def place_of(eqn: Any) -> str:
+def place_of(eqn: Eqn) -> str:
     """The name scopes of an equation and the line that it was written at, as far as known."""
     return ", ".join(filter(None, (scope_of(eqn), source_line(eqn))))
 
 
-def said(eqn: Any) -> str:
+def said(eqn: Eqn) -> str:
     """An equation in words: its primitive and its place, as far as that is known."""
     place = place_of(eqn)
     return f"{eqn.primitive.name} at {place}" if place else eqn.primitive.name
 
 
-def _same_atom(a: Any, b: Any) -> bool:
+def _same_atom(a: Atom | None, b: Atom | None) -> bool:
     if a is b:
         return True
-    literals = isinstance(a, Literal) and isinstance(b, Literal)
-    return literals and same_value(a.val, b.val)
+    return isinstance(a, Literal) and isinstance(b, Literal) and same_value(a.val, b.val)
 
 
-def same_value(a: Any, b: Any) -> bool:
+def same_value(a: Value, b: Value) -> bool:
     """Whether two constants are equal bit for bit."""
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype != b.dtype or a.shape != b.shape:
@@ -340,7 +344,7 @@ def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
 
 
-def other_params(eqn: Any, target: Any) -> str | tuple[str, str] | None:
+def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
     """The first parameter in which two equations of one primitive differ, or what does inside."""
     found_params = plain_params(target.params)
     for name, value in plain_params(eqn.params).items():
@@ -361,7 +365,7 @@ def differ(sides: str | tuple[str, str]) -> str:
 
 
 @by_jaxpr
-def _comparisons(jaxpr: Jaxpr) -> weakref.WeakKeyDictionary[Any, bool]:
+def _comparisons(jaxpr: Jaxpr) -> weakref.WeakKeyDictionary[AnyJaxpr, bool]:
     """Which others it was compared with: functions that call each other often are compared once."""
     return weakref.WeakKeyDictionary()
 
@@ -392,7 +396,7 @@ def _same_param(a: Any, b: Any) -> bool:
         return False
 
 
-def equivalent(a: Any, b: Any, constants: Sequence[Value] = ()) -> bool:
+def equivalent(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> bool:
     """Whether two jaxprs are the same program: equal up to names and order of equations.
 
     `constants` are the values of the leading arguments, as `difference` takes them.
@@ -400,7 +404,7 @@ def equivalent(a: Any, b: Any, constants: Sequence[Value] = ()) -> bool:
     return difference(a, b, constants) is None
 
 
-def difference(a: Any, b: Any, constants: Sequence[Value] = ()) -> str | None:
+def difference(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> str | None:
     """`None` where two jaxprs are the same program, else what differs, as far as it can be said.
 
     `constants` are the values of the leading arguments, as far as they are known. These need not

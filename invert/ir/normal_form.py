@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +18,10 @@ from invert._private.jax import (
 from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
 from invert.ir.loops import WhileParts
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
 
-def normal_form(closed: AnyJaxpr) -> Any:
+def normal_form(closed: J) -> J:
     """The program with calls inlined, equal equations merged and equal counters of loops merged.
 
     Which of its equations are a function of their own says nothing about a graph. A `scan` reads
@@ -33,7 +32,7 @@ def normal_form(closed: AnyJaxpr) -> Any:
     return jaxprs.canonicalize(jaxprs.map_jaxprs(closed, _merged))
 
 
-def _opened(jaxpr: Jaxpr) -> Any:
+def _opened(jaxpr: Jaxpr) -> Jaxpr:
     if jaxpr.constvars or not any(e.primitive.name == "jit" for e in jaxpr.eqns):
         return jaxpr
     inlined = inline_calls(jaxpr)
@@ -41,12 +40,12 @@ def _opened(jaxpr: Jaxpr) -> Any:
     return jaxpr if consts_of(inlined) else open_jaxpr(inlined)
 
 
-def _merged(jaxpr: Jaxpr) -> Any:
+def _merged(jaxpr: Jaxpr) -> Jaxpr:
     """One level: each equation keeps its place, and later ones that are equal to it go."""
-    known: dict[Any, Any] = {}
-    names: dict[Any, Any] = {}
+    known: dict[Hashable, Eqn] = {}
+    names: dict[Var, Atom] = {}
 
-    def renamed(atom: Atom) -> Any:
+    def renamed(atom: Atom) -> Atom:
         return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
     eqns = []
@@ -83,7 +82,7 @@ def _atom_key(atom: Atom) -> Hashable:
     return value.dtype, value.shape, value.tobytes()
 
 
-def _with_one_counter(eqn: Eqn, names: dict[Any, Any]) -> Any:
+def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
     """A `while` in which variables that count alike are read as the first of them.
 
     The others are then carried for nothing, which the canonical form leaves out. Their results
@@ -92,10 +91,10 @@ def _with_one_counter(eqn: Eqn, names: dict[Any, Any]) -> Any:
     parts = WhileParts.of(eqn)
     body = open_jaxpr(parts.body)
     producers: dict[Atom, Eqn] = {v: e for e in body.eqns for v in e.outvars}
-    firsts: dict[Any, int] = {}
+    firsts: dict[Hashable, int] = {}
     others: dict[int, int] = {}
     for i, (variable, out) in enumerate(zip(parts.carried, body.outvars, strict=True)):
-        step: Any = None if isinstance(out, Literal) else producers.get(out)
+        step = None if isinstance(out, Literal) else producers.get(out)
         if step is not None and step.primitive.name == "add" and step.invars[0] is variable:
             by = step.invars[1]
             first = firsts.setdefault((_atom_key(parts.init[i]), _atom_key(by)), i)
@@ -105,7 +104,7 @@ def _with_one_counter(eqn: Eqn, names: dict[Any, Any]) -> Any:
         return eqn
     names.update((eqn.outvars[i], eqn.outvars[k]) for i, k in others.items())
 
-    def merged(program: AnyJaxpr, variables: Sequence[Var]) -> Any:
+    def merged(program: AnyJaxpr, variables: Sequence[Var]) -> AnyJaxpr:
         same = {variables[i]: variables[k] for i, k in others.items()}
         return close_like(program, rename(open_jaxpr(program), same))
 

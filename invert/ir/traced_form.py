@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -27,26 +27,39 @@ from invert._private.jax import (
     rename,
     trace_closed,
 )
+from invert.ir.avals import is_differentiable
 from invert.ir.graph import Graph
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
-from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Value, Var
+from invert.ir.types import (
+    AnyJaxpr,
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    Eqn,
+    J,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
 
 # How deep rules inside of rules are compared.
 _DEPTH = 2
 
 
-def difference(a: Any, b: Any) -> str | None:
+def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
     """`None` where two programs are the same, else what differs."""
     return _difference(normal(a), normal(b))
 
 
-def normal(closed: AnyJaxpr, depth: int = 0) -> Any:
+def normal(closed: J, depth: int = 0) -> J:
     """The normal form of a jaxpr: dead code removed, operands of loops and branches in order."""
 
-    def one(jaxpr: Jaxpr) -> Any:
+    def one(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
         for eqn in jaxpr.eqns:
             eqn = _plain(eqn)
@@ -58,7 +71,7 @@ def normal(closed: AnyJaxpr, depth: int = 0) -> Any:
     return map_jaxprs(strong(closed), one)
 
 
-def strong(closed: AnyJaxpr) -> Any:
+def strong(closed: J) -> J:
     """The program without dead code and without weak types, which lowering knows nothing of.
 
     A conversion to the type that there is goes with them, and so does a copy.
@@ -66,7 +79,7 @@ def strong(closed: AnyJaxpr) -> Any:
     return map_jaxprs(canonicalize(closed), _strengthened)
 
 
-def _strengthened(jaxpr: Jaxpr) -> Any:
+def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     made = [v for e in jaxpr.eqns for v in e.outvars]
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
     identities = any(map(_is_identity, jaxpr.eqns))
@@ -77,7 +90,7 @@ def _strengthened(jaxpr: Jaxpr) -> Any:
     if not weak and not identities:
         return jaxpr
 
-    def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Any]:
+    def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
         return operands if _is_identity(eqn) else bind(eqn, operands)
 
     count = len(jaxpr.constvars)
@@ -96,16 +109,16 @@ def _is_identity(eqn: Eqn) -> bool:
     return convert and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
 
 
-def is_weak(v: Any) -> bool:
+def is_weak(v: Atom) -> bool:
     """Whether the type of a value gives way to that of others."""
     return bool(getattr(v.aval, "weak_type", False))
 
 
-def _strong_type(v: Any) -> Any:
+def _strong_type(v: Var) -> Aval:
     return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) if hasattr(v.aval, "shape") else v.aval
 
 
-def _typed_operands(eqn: Eqn) -> Any:
+def _typed_operands(eqn: Eqn) -> Eqn:
     invars = [_typed(a) for a in eqn.invars]
     changed = any(a is not b for a, b in zip(invars, eqn.invars, strict=True))
     eqn = eqn.replace(invars=invars) if changed else eqn
@@ -119,7 +132,7 @@ def _typed_operands(eqn: Eqn) -> Any:
     return eqn
 
 
-def _plain(eqn: Eqn) -> Any:
+def _plain(eqn: Eqn) -> Eqn:
     """An equation without what says nothing: a sharding over no devices, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
@@ -129,7 +142,7 @@ def _plain(eqn: Eqn) -> Any:
     return eqn
 
 
-def _typed(atom: Atom) -> Any:
+def _typed(atom: Atom) -> Atom:
     if not isinstance(atom, Literal):
         return atom
     aval = cast(Any, atom.aval)
@@ -148,7 +161,7 @@ def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
     graph = Graph(jaxpr)
     wanted = {v: i for i, v in enumerate(variables)}
     found: dict[int, None] = {}
-    seen: set[Any] = set()
+    seen: set[Atom] = set()
     pending = collections.deque(jaxpr.outvars)
     while pending:
         atom = pending.popleft()
@@ -163,8 +176,8 @@ def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
 
 
 def _reorder(
-    jaxprs: Sequence[AnyJaxpr], operands: Sequence[Value], count: int
-) -> tuple[list[Any], list[Any]]:
+    jaxprs: Sequence[AnyJaxpr], operands: Sequence[Atom], count: int
+) -> tuple[list[AnyJaxpr], list[Atom]]:
     """The first `count` operands of some jaxprs without repetition, in order of their use.
 
     Numbers among them go into the jaxprs.
@@ -174,10 +187,10 @@ def _reorder(
     for jaxpr in opened:
         for i in order_of_use(jaxpr, jaxpr.invars[:count]):
             order.setdefault(i)
-    first: dict[Any, int] = {}
+    first: dict[Atom, int] = {}
     kept: list[int] = []
     same: dict[int, int] = {}
-    numbers: dict[int, Any] = {}
+    numbers: dict[int, Atom] = {}
     for i in order:
         atom = operands[i]
         if isinstance(atom, Literal):
@@ -188,7 +201,9 @@ def _reorder(
             kept.append(i)
     changed = []
     for closed, jaxpr in zip(jaxprs, opened, strict=True):
-        names = {jaxpr.invars[i]: jaxpr.invars[j] for i, j in same.items() if i != j}
+        names: dict[Var, Atom] = {
+            jaxpr.invars[i]: jaxpr.invars[j] for i, j in same.items() if i != j
+        }
         names.update((jaxpr.invars[i], number) for i, number in numbers.items())
         jaxpr = rename(jaxpr, names) if names else jaxpr
         invars = [jaxpr.invars[i] for i in kept] + list(jaxpr.invars[count:])
@@ -196,7 +211,7 @@ def _reorder(
     return changed, [operands[i] for i in kept] + list(operands[count:])
 
 
-def _scan(eqn: Eqn, depth: int) -> Any:
+def _scan(eqn: Eqn, depth: int) -> Eqn:
     parts = ScanParts.of(eqn)
     (jaxpr,), operands = _reorder([parts.body], eqn.invars, len(parts.consts))
     params = {**plain_params(eqn.params), "jaxpr": jaxpr}
@@ -205,21 +220,21 @@ def _scan(eqn: Eqn, depth: int) -> Any:
     return eqn.replace(params=params, invars=operands)
 
 
-def _while(eqn: Eqn, depth: int) -> Any:
+def _while(eqn: Eqn, depth: int) -> Eqn:
     p = WhileParts.of(eqn)
     (cond,), tested = _reorder([p.cond], p.cond_consts, len(p.cond_consts))
     (body,), held = _reorder([p.body], p.body_consts, len(p.body_consts))
     return WhileParts(cond, body, tested, held, p.init).put_into(eqn)
 
 
-def _cond(eqn: Eqn, depth: int) -> Any:
+def _cond(eqn: Eqn, depth: int) -> Eqn:
     parts = CondParts.of(eqn)
     branches, operands = _reorder(parts.branches, parts.operands, len(parts.operands))
     params = {**eqn.params, "branches": tuple(branches)}
     return eqn.replace(params=params, invars=[parts.index, *operands])
 
 
-def _custom_call(eqn: Eqn, depth: int) -> Any:
+def _custom_call(eqn: Eqn, depth: int) -> Eqn:
     """A function with a rule, with the rule as a jaxpr."""
     inner = eqn.params["call_jaxpr"]
     rule = None
@@ -229,7 +244,7 @@ def _custom_call(eqn: Eqn, depth: int) -> Any:
     return eqn.replace(params={"call_jaxpr": inner, "rule": rule})
 
 
-def _custom_vmap(eqn: Eqn, depth: int) -> Any:
+def _custom_vmap(eqn: Eqn, depth: int) -> Eqn:
     """A function with a batching rule, with what the rule makes of two of everything."""
     batched = None
     if depth < _DEPTH and eqn.invars:
@@ -239,15 +254,15 @@ def _custom_vmap(eqn: Eqn, depth: int) -> Any:
     return eqn.replace(params={"call": eqn.params["call"], "rule": batched})
 
 
-def _linear_solve(eqn: Eqn, depth: int) -> Any:
+def _linear_solve(eqn: Eqn, depth: int) -> Eqn:
     """A linear solve whose functions take what they use from outside in order of use.
 
     Without `vecmat`, which JAX makes by transposing `matvec`, in as many steps as that was traced.
     """
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     symmetric = jaxprs.vecmat is not None and jaxprs.vecmat is jaxprs.matvec
-    operands: list[Value] = []
-    functions: dict[str, Any] = {}
+    operands: list[Atom] = []
+    functions: dict[str, AnyJaxpr] = {}
     counts: dict[str, int] = {}
     start = 0
     for name, length, closed in zip(lengths._fields, lengths, jaxprs, strict=True):
@@ -261,7 +276,7 @@ def _linear_solve(eqn: Eqn, depth: int) -> Any:
     return eqn.replace(params={**params, **functions}, invars=[*operands, *eqn.invars[start:]])
 
 
-def rule_of(eqn: Eqn) -> Any:
+def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
     """The derivative of a `custom_jvp_call` or `custom_vjp_call` as a closed jaxpr.
 
     For `custom_jvp` it takes primals and tangents and gives results and tangents; for `custom_vjp`
@@ -285,24 +300,24 @@ def rule_of(eqn: Eqn) -> Any:
     return rule
 
 
-def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[Any]:
+def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:
     """The setting that the functions of an equation were traced under: rules are traced later."""
     x64 = any(map(is_wide, (*eqn.invars, *eqn.outvars)))
     return jax.enable_x64(True) if x64 else contextlib.nullcontext()
 
 
-def _alone(eqn: Eqn) -> Callable[..., list[Any]]:
+def _alone(eqn: Eqn) -> JaxFunction:
     """An equation as a function of its operands."""
     return lambda *values: bind(eqn, values)
 
 
-def _traced_rule(eqn: Eqn) -> Any:
+def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    smooth = [i for i, a in enumerate(avals) if is_smooth(a)]
+    smooth = [i for i, a in enumerate(avals) if is_differentiable(a)]
     outs = [v.aval for v in eqn.outvars]
     run = _alone(eqn)
 
-    def at(primals: Sequence[Value], values: Sequence[Value]) -> list[Any]:
+    def at(primals: Sequence[Value], values: Sequence[Value]) -> list[Value]:
         full = list(primals)
         for i, x in zip(smooth, values, strict=True):
             full[i] = x
@@ -310,21 +325,21 @@ def _traced_rule(eqn: Eqn) -> Any:
 
     if eqn.primitive.name == "custom_jvp_call":
 
-        def jvp(*values: Value) -> list[Any]:
+        def jvp(*values: Value) -> list[Value]:
             primals, tangents = values[: len(avals)], values[len(avals) :]
             chosen = tuple(primals[i] for i in smooth)
             results, moved = jax.jvp(lambda *xs: at(primals, xs), chosen, tuple(tangents))
-            kept = [t for t, o in zip(moved, outs, strict=True) if is_smooth(o)]
+            kept = [t for t, o in zip(moved, outs, strict=True) if is_differentiable(o)]
             return [*results, *kept]
 
         return trace_closed(jvp, *avals, *(avals[i] for i in smooth))
 
-    places = [i for i, o in enumerate(outs) if is_smooth(o)]
+    places = [i for i, o in enumerate(outs) if is_differentiable(o)]
 
-    def vjp(*values: Value) -> list[Any]:
+    def vjp(*values: Value) -> list[Value]:
         primals, cotangents = values[: len(avals)], values[len(avals) :]
 
-        def function(*xs: Value) -> list[Any]:
+        def function(*xs: Value) -> list[Value]:
             results = at(primals, xs)
             return [results[i] for i in places]
 
@@ -333,11 +348,6 @@ def _traced_rule(eqn: Eqn) -> Any:
 
     types = [jax.ShapeDtypeStruct(outs[i].shape, outs[i].dtype) for i in places]
     return trace_closed(vjp, *avals, *types)
-
-
-def is_smooth(aval: Aval) -> bool:
-    """Whether values of a type have tangents."""
-    return jax.dtypes.issubdtype(aval.dtype, np.inexact)
 
 
 _NORMAL = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from typing import Any
+from collections.abc import Container
 
+from invert.ir.types import JaxFunction, Value
 from invert.rewriting.pattern import EquationPattern, Site
 
 # Primitives that JAX lowers as a call of a private function that holds the expansion.
@@ -14,12 +14,12 @@ OUTLINED = frozenset(
 )
 
 
-def _outlined(site: Site) -> Callable[..., Any] | None:
+def _outlined(site: Site) -> JaxFunction | None:
     """`jit[{ cumsum x }] -> cumsum x`: lowering outlines the primitive again."""
     return opened(site, OUTLINED)
 
 
-def opened(site: Site, names: Container[str]) -> Callable[..., Any] | None:
+def opened(site: Site, names: Container[str]) -> JaxFunction | None:
     """The one equation of a call where its primitive has one of these names."""
     jaxpr = site.eqn.params["jaxpr"].jaxpr
     if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name not in names:
@@ -30,7 +30,7 @@ def opened(site: Site, names: Container[str]) -> Callable[..., Any] | None:
     # Results that the program does not use are missing.
     kept = [eqn.outvars.index(v) for v in jaxpr.outvars]
 
-    def call(*args: Any) -> Any:
+    def call(*args: Value) -> Value:
         result = eqn.primitive.bind(*args, **eqn.params)
         results = result if eqn.primitive.multiple_results else [result]
         return [results[i] for i in kept]

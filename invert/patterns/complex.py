@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert.ir.graph import is_var
+from invert.ir.types import Atom
 from invert.patterns.special import is_number, operand_types, produced_by
 from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, written_broadcasts
 
@@ -115,7 +116,7 @@ def _extremum(site: Site) -> Iterator[Call]:
             yield bind(primitive, *avals)
 
 
-def _before_stretch(site: Site, atom: Any) -> tuple[int, ...] | None:
+def _before_stretch(site: Site, atom: Atom) -> tuple[int, ...] | None:
     """The shape of an operand before the lowering of the primitive stretched it."""
     eqn = produced_by(site, atom, "broadcast_in_dim")
     if eqn is None or hint_of(eqn) == "broadcast_in_dim" or not is_var(eqn.invars[0]):

@@ -12,8 +12,7 @@ that uses the work space.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -22,13 +21,14 @@ from jax import lax
 from invert._opaque import template_call_p
 from invert._private.jax import eval_closed, threefry2x32_p
 from invert.ir.kinds import COMPARISONS
+from invert.ir.types import JaxFunction, Value
 from invert.patterns.dated_routines import Routine, UnknownOptionsError, Values, routine_of, scalar
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site
 
 
-def _values(site: Site, routine: Routine, operands: Values) -> list[Any]:
+def _values(site: Site, routine: Routine, operands: Values) -> list[Value]:
     """All results of the custom call; zeros for work space and for the status, which is success."""
-    values: list[Any] = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in site.eqn.outvars]
+    values: list[Value] = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in site.eqn.outvars]
     arrays = operands[routine.first : routine.first + routine.arrays]
     for i, value in zip(routine.results, routine.compute(site, *arrays), strict=False):
         values[i] = values[i] if value is None else value
@@ -62,7 +62,7 @@ def _checked(site: Site) -> Routine | None:
     return routine if [(v.shape, v.dtype) for v in found] == types else None
 
 
-def _call_alone(site: Site) -> Callable[..., Any] | None:
+def _call_alone(site: Site) -> JaxFunction | None:
     """`custom_call a -> potrf a`: the equations around it stay."""
     routine = _checked(site)
     if routine is None:
@@ -73,36 +73,36 @@ def _call_alone(site: Site) -> Callable[..., Any] | None:
 # The equations around a call. `ok` is whether each routine of the batch succeeded.
 
 
-def _bad(x: Any) -> Any:
+def _bad(x: Value) -> Value:
     return np.asarray(np.nan * (1 + 1j) if x.dtype.kind == "c" else np.nan, x.dtype)
 
 
-def _select(ok: Any, x: Any, bad: Any) -> Any:
+def _select(ok: Value, x: Value, bad: Value) -> Value:
     """`select` of a predicate whose axes are the leading ones of `x`."""
     ok = lax.broadcast_in_dim(ok, x.shape, tuple(range(ok.ndim)))
     return lax.select(ok, x, lax.broadcast_in_dim(bad, x.shape, ()))
 
 
-def _expand(ok: Any, x: Any) -> Any:
+def _expand(ok: Value, x: Value) -> Value:
     shape = ok.shape + (1,) * (x.ndim - ok.ndim)
     return lax.broadcast_in_dim(ok, shape, tuple(range(ok.ndim)))
 
 
-def _of_lowering(ok: Any, x: Any) -> Any:
+def _of_lowering(ok: Value, x: Value) -> Value:
     """As the lowering wrote it."""
     return _select(_expand(ok, x), x, _bad(x))
 
 
-def _where(ok: Any, x: Any, bad: Any) -> Any:
+def _where(ok: Value, x: Value, bad: Value) -> Value:
     return _select(ok, x, bad)
 
 
-def _of_numpy(ok: Any, x: Any) -> Any:
+def _of_numpy(ok: Value, x: Value) -> Value:
     """`jnp.where(ok[..., None, None], x, nan)`."""
     return jax.jit(_where)(_expand(ok, x), x, _bad(x))
 
 
-def _at_once(ok: Any, x: Any) -> Any:
+def _at_once(ok: Value, x: Value) -> Value:
     """As the lowering wrote `where` at the turn of 2025."""
     return _select(ok, x, _bad(x))
 
@@ -127,16 +127,14 @@ def _guarded(site: Site) -> Iterator[Call]:
     if any(site.eqn.outvars[i].aval.dtype.kind not in "fc" for i in routine.results):
         return
 
-    def function(*operands: Any) -> Values:
+    def function(*operands: Value) -> Values:
         values = _values(site, routine, operands)
         return [values[i] for i in routine.results]
 
     options = tuple(scalar(site, i) for i in range(routine.first))
     for guard, shared in _GUARDS:
 
-        def before(
-            *operands: Any, guard: Callable[..., Any] = guard, shared: bool = shared
-        ) -> Values:
+        def before(*operands: Value, guard: JaxFunction = guard, shared: bool = shared) -> Values:
             values = template_call_p.bind(*operands, **params)
             zero = lax.full(values[status].shape, 0, values[status].dtype)
             one = [lax.eq(values[status], zero)] * len(routine.results)
@@ -161,7 +159,7 @@ def _threefry(site: Site) -> Iterator[Call]:
             atom = eqn.invars[0]
         keys.append(site.aval(atom))
 
-    def before(*words: Any) -> Values:
+    def before(*words: Value) -> Values:
         widened = [
             lax.broadcast_in_dim(w, shape, range(len(shape) - w.ndim, len(shape))) for w in words
         ]
@@ -176,7 +174,7 @@ def _threefry(site: Site) -> Iterator[Call]:
 _HASHES = frozenset(f"{p}_threefry2x32{s}" for p in ("cu", "hip") for s in ("", "_ffi"))
 
 
-def _fallback(site: Site) -> Callable[..., Any] | None:
+def _fallback(site: Site) -> JaxFunction | None:
     """`jit[xla_fallback_qr]` opened: before 2024 the lowering put such functions around calls."""
     if not str(site.eqn.params["name"]).startswith("xla_fallback_"):
         return None

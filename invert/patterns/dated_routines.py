@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +21,11 @@ from jax.lax import linalg
 
 from invert._errors import InvertError
 from invert._private.jax import Literal, geqrf_p, open_jaxpr
+from invert.ir.types import Value
 from invert.patterns.linalg import attributes
 from invert.rewriting.pattern import Site
 
-Values = Sequence[Any]
+Values: TypeAlias = Sequence[Value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,41 +98,41 @@ def _known(value: bool | None) -> bool:
 # What the routines compute.
 
 
-def _cholesky(site: Site, a: Any) -> Values:
+def _cholesky(site: Site, a: Value) -> Values:
     if scalar(site, 0) != 1:
         raise UnknownOptionsError
     return [linalg.cholesky_p.bind(a)]
 
 
-def _lu(site: Site, a: Any) -> Values:
+def _lu(site: Site, a: Value) -> Values:
     del site
     lu, pivots, _ = linalg.lu_p.bind(a)
     return [lu, lax.add(pivots, np.int32(1))]  # Fortran counts from 1
 
 
-def _lu_tpu(site: Site, a: Any) -> Values:
+def _lu_tpu(site: Site, a: Value) -> Values:
     del site
     return linalg.lu_p.bind(a)
 
 
-def _geqrf(site: Site, a: Any) -> Values:
+def _geqrf(site: Site, a: Value) -> Values:
     del site
     return geqrf_p.bind(a)
 
 
-def _orgqr(site: Site, a: Any, taus: Any) -> Values:
+def _orgqr(site: Site, a: Value, taus: Value) -> Values:
     del site
     return [linalg.householder_product_p.bind(a, taus)]
 
 
 def _eigh(position: int | None) -> Callable[..., Values]:
-    def compute(site: Site, a: Any) -> Values:
+    def compute(site: Site, a: Value) -> Values:
         return _bind_eigh(a, lower=_known(_lower(site, position)))
 
     return compute
 
 
-def _eigh_tpu(site: Site, a: Any) -> Values:
+def _eigh_tpu(site: Site, a: Value) -> Values:
     """Options: the triangle, whether the values are sorted, iterations and tolerance."""
     text = dict(site.eqn.params["attributes"]).get("backend_config", "")
     found = re.match(r'"([01]),([01]),', text)
@@ -140,26 +141,26 @@ def _eigh_tpu(site: Site, a: Any) -> Values:
     return _bind_eigh(a, lower=found[1] == "1", sort=found[2] == "1")
 
 
-def _bind_eigh(a: Any, lower: bool, sort: bool = True) -> Values:
+def _bind_eigh(a: Value, lower: bool, sort: bool = True) -> Values:
     return linalg.eigh_p.bind(
         a, lower=lower, sort_eigenvalues=sort, subset_by_index=None, algorithm=None
     )
 
 
 def _sytrd(position: int | None) -> Callable[..., Values]:
-    def compute(site: Site, a: Any) -> Values:
+    def compute(site: Site, a: Value) -> Values:
         return linalg.tridiagonal_p.bind(a, lower=_known(_lower(site, position)))
 
     return compute
 
 
-def _gehrd(site: Site, a: Any) -> Values:
+def _gehrd(site: Site, a: Value) -> Values:
     if scalar(site, 1) != 1 or scalar(site, 2) != a.shape[-1]:
         raise UnknownOptionsError
     return linalg.hessenberg_p.bind(a)
 
 
-def _gees(site: Site, a: Any) -> Values:
+def _gees(site: Site, a: Value) -> Values:
     if chr(max(scalar(site, 3), 0)) != "N":
         raise UnknownOptionsError
     return linalg.schur_p.bind(
@@ -170,7 +171,7 @@ def _gees(site: Site, a: Any) -> Values:
     )
 
 
-def _geev(site: Site, a: Any) -> Values:
+def _geev(site: Site, a: Value) -> Values:
     left, right = (chr(max(scalar(site, i), 0)) for i in (2, 3))
     if {left, right} - set("VN"):
         raise UnknownOptionsError
@@ -186,21 +187,21 @@ def _geev(site: Site, a: Any) -> Values:
     return [*values, *(next(given) if job == "V" else None for job in (left, right))]
 
 
-def _svd(a: Any, factors: bool, full: bool) -> Values:
+def _svd(a: Value, factors: bool, full: bool) -> Values:
     values = linalg.svd_p.bind(
         a, full_matrices=full, compute_uv=factors, subset_by_index=None, algorithm=None
     )
     return values if factors else [*values, None, None]
 
 
-def _gesdd(site: Site, a: Any) -> Values:
+def _gesdd(site: Site, a: Value) -> Values:
     full, factors = scalar(site, 0), scalar(site, 1)
     if not {full, factors} <= {0, 1}:
         raise UnknownOptionsError
     return _svd(a, factors == 1, full == 1)
 
 
-def _gesvdj(site: Site, a: Any) -> Values:
+def _gesvdj(site: Site, a: Value) -> Values:
     """It gives the right singular vectors as columns."""
     options = _packed(site)
     if len(options) < 7:
@@ -212,7 +213,7 @@ def _gesvdj(site: Site, a: Any) -> Values:
     return [s, u, vh]
 
 
-def _gesvd(site: Site, a: Any) -> Values:
+def _gesvd(site: Site, a: Value) -> Values:
     """It takes wide matrices transposed, so that its factors change places."""
     options = dict(site.eqn.params["attributes"]).get("backend_config", "")[1:-1]
     jobs = options[-2:]
@@ -223,7 +224,7 @@ def _gesvd(site: Site, a: Any) -> Values:
     return [s, vh, u] if m < n else [s, u, vh]
 
 
-def _trsm(site: Site, a: Any, b: Any) -> Values:
+def _trsm(site: Site, a: Value, b: Value) -> Values:
     left, lower, transposed, unit, alpha = (scalar(site, i) for i in (0, 1, 2, 3, 7))
     if alpha != 1 or not {left, lower, unit} <= {0, 1} or transposed not in (0, 1, 2):
         raise UnknownOptionsError
@@ -239,12 +240,12 @@ def _trsm(site: Site, a: Any, b: Any) -> Values:
     return [x]
 
 
-def _permutation(site: Site, pivots: Any) -> Values:
+def _permutation(site: Site, pivots: Value) -> Values:
     size = site.out.shape[-1]
     return [linalg.lu_pivots_to_permutation_p.bind(pivots, permutation_size=size)]
 
 
-def _approx_top_k(site: Site, x: Any) -> Values:
+def _approx_top_k(site: Site, x: Value) -> Values:
     """The form without the choice of a fallback, where the payload is the positions."""
     config = dict(site.eqn.params["attributes"]).get("mhlo.backend_config", "")
     options = dict(re.findall(r"(\w+) = ([\w.+-]+)", config))

@@ -13,6 +13,7 @@ from invert._errors import PatternError
 from invert._private.jax import trace_closed
 from invert.ir import jaxprs
 from invert.ir.match import place_of
+from invert.ir.types import Value
 from invert.patterns import STAGES, names
 from invert.rewriting import driver
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Stage
@@ -83,7 +84,7 @@ class Explanation:
 def explain(
     pattern: Pattern | EquationPattern | str,
     fn: Callable[..., Any],
-    *args: Any,
+    *args: Value,
     lowered: bool = False,
     platform: str = "cpu",
 ) -> Explanation:
@@ -114,7 +115,7 @@ def explain(
     flat, tree = jax.tree_util.tree_flatten(args)
     avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(a), jax.dtypes.result_type(a)) for a in flat)
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, values)))
 
     x64 = any(map(jaxprs.is_wide_dtype, (a.dtype for a in avals)))

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import Literal
+from invert.ir.types import Atom
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
@@ -25,7 +26,7 @@ def _gather_fill(site: Site) -> Iterator[Call]:
         yield bind(lax.gather_p, *avals, **params)
 
 
-def _scalar(site: Site, atom: Any) -> Any:
+def _scalar(site: Site, atom: Atom) -> Any:
     """The number that an atom repeats, if it does."""
     eqn = site.producer(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim":

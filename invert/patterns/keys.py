@@ -12,8 +12,8 @@ stays inside of the functions of `jax.random`, which work on typed keys in both 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeAlias
 
 import jax
 
@@ -33,6 +33,7 @@ from invert._private.jax import (
 from invert.ir import jaxprs, kinds
 from invert.ir.interpret import interpret
 from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
+from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Value, Var
 from invert.rewriting.pattern import ProgramPattern
 
 # Functions that JAX outlines one operation on keys into.
@@ -48,19 +49,23 @@ _LIBRARY = frozenset(n for n in vars(random_core) if n.startswith("_"))
 _MOVES = kinds.LAYOUT | kinds.PARTS
 
 
+# A program, and which of its results are keys.
+_Traced: TypeAlias = tuple[ClosedJaxpr, list[bool]]
+
+
 class _Key:
     """An array of keys which the program holds as its words."""
 
-    def __init__(self, keys: Any):
+    def __init__(self, keys: Value):
         self.keys = keys
         self.impl = keys.dtype._impl
 
     @functools.cached_property
-    def words(self) -> Any:
+    def words(self) -> Value:
         return random_unwrap_p.bind(self.keys)
 
 
-def _is_one_operation(name: str, jaxpr: Any) -> bool:
+def _is_one_operation(name: str, jaxpr: Jaxpr) -> bool:
     """Whether a call holds nothing but an operation that JAX outlines."""
     if not all(e.primitive in _OPERATIONS for e in jaxpr.eqns):
         return False
@@ -71,11 +76,11 @@ def _is_one_operation(name: str, jaxpr: Any) -> bool:
     return name in _ONE_OPERATION or threefry
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Value) -> Value:
     return value.words if isinstance(value, _Key) else value
 
 
-def lift(closed: Any) -> Any | None:
+def lift(closed: ClosedJaxpr) -> ClosedJaxpr | None:
     """The program over typed keys; `None` where it holds no operation on keys."""
     jaxpr = open_jaxpr(closed)
     if not _has_keys(jaxpr):
@@ -83,14 +88,14 @@ def lift(closed: Any) -> Any | None:
     typed = not any(_is_wrapped(jaxpr, v) for v in jaxpr.invars)
     lifter = _Lifter()
 
-    def run(*args: Any) -> list[Any]:
+    def run(*args: Value) -> list[Value]:
         return [_plain(v) for v in lifter.body(closed, args, typed)]
 
     return jaxprs.canonicalize(trace_closed(run, *(v.aval for v in jaxpr.invars)))
 
 
 @by_jaxpr
-def _has_keys(jaxpr: Any) -> bool:
+def _has_keys(jaxpr: Jaxpr) -> bool:
     return any(
         e.primitive in (random_wrap_p, random_unwrap_p)
         or any(_has_keys(inner) for inner in jaxprs.sub_jaxprs(e))
@@ -98,7 +103,7 @@ def _has_keys(jaxpr: Any) -> bool:
     )
 
 
-def _inner_uses(eqn: Any, var: Any) -> list[tuple[Any, Any]]:
+def _inner_uses(eqn: Eqn, var: Var) -> list[tuple[Jaxpr, Var]]:
     """Where a call or loop takes `var`: `(inner jaxpr, its variable)`."""
     opened = [(open_jaxpr(body), operands) for body, operands in bodies(eqn)]
     return [
@@ -109,7 +114,7 @@ def _inner_uses(eqn: Any, var: Any) -> list[tuple[Any, Any]]:
     ]
 
 
-def _is_wrapped(jaxpr: Any, var: Any) -> bool:
+def _is_wrapped(jaxpr: Jaxpr, var: Var) -> bool:
     """Whether `var` becomes a key, directly or after it was cut up."""
     for eqn in jaxpr.eqns:
         if not any(a is var for a in eqn.invars):
@@ -123,7 +128,7 @@ def _is_wrapped(jaxpr: Any, var: Any) -> bool:
     return False
 
 
-def _only_wrapped(jaxpr: Any, var: Any) -> Any | None:
+def _only_wrapped(jaxpr: Jaxpr, var: Var) -> object:
     """The key type of `var` where all its uses make it one."""
     impls = []
     if any(v is var for v in jaxpr.outvars):
@@ -145,19 +150,18 @@ class _Lifter:
 
     def __init__(self) -> None:
         # (inner jaxpr, which arguments are keys, style) -> (function, which results are keys)
-        self.calls: dict[Any, tuple[Callable[..., Any], list[bool]]] = {}
-        self.alive: list[Any] = []
+        self.calls: dict[Hashable, tuple[JaxFunction, list[bool]]] = {}
 
-    def body(self, closed: Any, args: Sequence[Any], typed: bool) -> list[Any]:
+    def body(self, closed: AnyJaxpr, args: Sequence[Value], typed: bool) -> list[Value]:
         """Evaluates a body; `typed` says in which style it is written."""
 
-        def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+        def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
             with context_of(eqn):
                 return self.equation(eqn, operands, typed)
 
         return interpret(closed, args, on_eqn)
 
-    def equation(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+    def equation(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
         primitive = eqn.primitive
         if primitive is random_wrap_p:
             (x,) = args
@@ -176,7 +180,7 @@ class _Lifter:
                 return [_Key(moved)]
         return bind_equation(eqn, [_plain(a) for a in args])
 
-    def jit(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+    def jit(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
         name, closed = eqn.params["name"], eqn.params["jaxpr"]
         jaxpr = open_jaxpr(closed)
         if _is_one_operation(name, jaxpr):
@@ -190,10 +194,9 @@ class _Lifter:
         kinds = tuple(isinstance(a, _Key) for a in args)
         entry = (closed, kinds, typed)
         if entry not in self.calls:
-            self.alive.append(closed)  # so that its id is not reused
             found: list[bool] = []
 
-            def call(*values: Any) -> list[Any]:
+            def call(*values: Value) -> list[Value]:
                 results = self.body(closed, _marked(values, kinds), typed)
                 found[:] = [isinstance(r, _Key) for r in results]
                 return _bare(results)
@@ -204,12 +207,12 @@ class _Lifter:
         results = function(*_bare(args))
         return _marked(results, found)
 
-    def scan(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+    def scan(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
         params, parts = eqn.params, ScanParts.of(eqn)
         c, n = len(parts.consts), len(parts.init)
         closed = parts.body
 
-        def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
+        def trace(kinds: Sequence[bool]) -> _Traced:
             avals = [_element(a, i >= c + n) for i, a in enumerate(_as(args, kinds))]
             return self.trace(closed, avals, kinds, kinds[c : c + n], typed)
 
@@ -217,7 +220,7 @@ class _Lifter:
         consts, init, rows = parts.split(_bare(_as(args, kinds)))
 
         # Bound through `lax.scan`, since the primitive's parameters differ between releases.
-        def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        def step(carry: list[Value], xs: list[Value]) -> tuple[list[Value], list[Value]]:
             results = self.body(closed, _marked([*consts, *carry, *xs], kinds), typed)
             results[:n] = _as(results[:n], kinds[c : c + n])
             results = _bare(results)
@@ -234,11 +237,11 @@ class _Lifter:
         )
         return _marked([*carry, *ys], found)
 
-    def while_loop(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+    def while_loop(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
         parts = WhileParts.of(eqn)
         c, b = len(parts.cond_consts), len(parts.body_consts)
 
-        def trace(kinds: Sequence[bool]) -> tuple[Any, list[bool]]:
+        def trace(kinds: Sequence[bool]) -> _Traced:
             avals = [_element(a, False) for a in _as(args, kinds)]
             return self.trace(parts.body, avals[c:], kinds[c:], kinds[c + b :], typed)
 
@@ -251,7 +254,7 @@ class _Lifter:
         )
         return _marked(results, found)
 
-    def cond(self, eqn: Any, args: list[Any], typed: bool) -> list[Any]:
+    def cond(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
         index, *args = args
         kinds = [isinstance(a, _Key) for a in args]
         avals = [_element(a, False) for a in args]
@@ -264,19 +267,19 @@ class _Lifter:
 
     def trace(
         self,
-        closed: Any,
-        avals: Sequence[Any],
+        closed: AnyJaxpr,
+        avals: Sequence[Aval],
         kinds: Sequence[bool],
         wanted: Sequence[bool] | None,
         typed: bool,
-    ) -> tuple[Any, list[bool]]:
+    ) -> _Traced:
         """A body over keys as a closed jaxpr, and which of its results are keys.
 
         Of the leading results those that are not `wanted` as keys are given as words.
         """
         found: list[bool] = []
 
-        def run(*values: Any) -> list[Any]:
+        def run(*values: Value) -> list[Value]:
             results = self.body(closed, _marked(values, kinds), typed)
             for i, want in enumerate(wanted or ()):
                 results[i] = results[i] if want else _plain(results[i])
@@ -287,8 +290,8 @@ class _Lifter:
 
 
 def _fixpoint(
-    args: Sequence[Any], carry: range, trace: Callable[[Sequence[bool]], tuple[Any, list[bool]]]
-) -> tuple[list[bool], tuple[Any, list[bool]]]:
+    args: Sequence[Value], carry: range, trace: Callable[[Sequence[bool]], _Traced]
+) -> tuple[list[bool], _Traced]:
     """Which operands of a loop are keys: a carried one has to come out of the body as one too."""
     kinds = [isinstance(a, _Key) for a in args]
     while True:
@@ -300,25 +303,25 @@ def _fixpoint(
             kinds[i] = False
 
 
-def _wrapped(value: Any, impl: Any | None) -> Any:
+def _wrapped(value: Value, impl: object) -> Value:
     if impl is None or isinstance(value, _Key):
         return value
     return _Key(random_wrap_p.bind(value, impl=impl))
 
 
-def _as(args: Sequence[Any], kinds: Sequence[bool]) -> list[Any]:
+def _as(args: Sequence[Value], kinds: Sequence[bool]) -> list[Value]:
     return [a if k else _plain(a) for a, k in zip(args, kinds, strict=True)]
 
 
-def _marked(values: Sequence[Any], kinds: Sequence[bool]) -> list[Any]:
+def _marked(values: Sequence[Value], kinds: Sequence[bool]) -> list[Value]:
     return [_Key(v) if k else v for v, k in zip(values, kinds, strict=True)]
 
 
-def _bare(values: Sequence[Any]) -> list[Any]:
+def _bare(values: Sequence[Value]) -> list[Value]:
     return [v.keys if isinstance(v, _Key) else v for v in values]
 
 
-def _element(value: Any, scanned: bool) -> jax.ShapeDtypeStruct:
+def _element(value: Value, scanned: bool) -> jax.ShapeDtypeStruct:
     """Type of an operand inside of a loop's body."""
     aval = jax.typeof(value.keys if isinstance(value, _Key) else value)
     shape = aval.shape[1:] if scanned else aval.shape
@@ -338,7 +341,7 @@ _OPERATIONS = (
 # keys, or `None` where a key is taken apart.
 
 
-def _slice(eqn: Any, args: list[Any]) -> Any | None:
+def _slice(eqn: Eqn, args: list[Value]) -> Value:
     p, last = eqn.params, eqn.invars[0].aval.shape[-1]
     strides = p["strides"]
     if (p["start_indices"][-1], p["limit_indices"][-1]) != (0, last):
@@ -353,7 +356,7 @@ def _slice(eqn: Any, args: list[Any]) -> Any | None:
     )
 
 
-def _reshape(eqn: Any, args: list[Any]) -> Any | None:
+def _reshape(eqn: Eqn, args: list[Value]) -> Value:
     sizes = eqn.params["new_sizes"]
     if not sizes or sizes[-1] != eqn.invars[0].aval.shape[-1]:
         return None
@@ -362,14 +365,14 @@ def _reshape(eqn: Any, args: list[Any]) -> Any | None:
     return eqn.primitive.bind(args[0].keys, **{**eqn.params, "new_sizes": sizes[:-1]})
 
 
-def _squeeze(eqn: Any, args: list[Any]) -> Any | None:
+def _squeeze(eqn: Eqn, args: list[Value]) -> Value:
     axes = eqn.params["dimensions"]
     if len(eqn.invars[0].aval.shape) - 1 in axes:
         return None
     return eqn.primitive.bind(args[0].keys, dimensions=axes)
 
 
-def _broadcast_in_dim(eqn: Any, args: list[Any]) -> Any | None:
+def _broadcast_in_dim(eqn: Eqn, args: list[Value]) -> Value:
     shape, axes = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     if len(args) != 1 or axes[-1] != len(shape) - 1:
         return None
@@ -380,21 +383,21 @@ def _broadcast_in_dim(eqn: Any, args: list[Any]) -> Any | None:
     )
 
 
-def _transpose(eqn: Any, args: list[Any]) -> Any | None:
+def _transpose(eqn: Eqn, args: list[Value]) -> Value:
     permutation = eqn.params["permutation"]
     if permutation[-1] != len(permutation) - 1:
         return None
     return eqn.primitive.bind(args[0].keys, permutation=permutation[:-1])
 
 
-def _concatenate(eqn: Any, args: list[Any]) -> Any | None:
+def _concatenate(eqn: Eqn, args: list[Value]) -> Value:
     keys = all(isinstance(a, _Key) and a.impl is args[0].impl for a in args)
     if not keys or eqn.params["dimension"] == len(eqn.invars[0].aval.shape) - 1:
         return None
     return eqn.primitive.bind(*(a.keys for a in args), **eqn.params)
 
 
-def _dynamic_slice(eqn: Any, args: list[Any]) -> Any | None:
+def _dynamic_slice(eqn: Eqn, args: list[Value]) -> Value:
     sizes = eqn.params["slice_sizes"]
     if not isinstance(args[0], _Key) or sizes[-1] != eqn.invars[0].aval.shape[-1]:
         return None  # the last start is clamped to 0
@@ -405,7 +408,7 @@ def _dynamic_slice(eqn: Any, args: list[Any]) -> Any | None:
     )
 
 
-_ON_KEYS: dict[str, Callable[[Any, list[Any]], Any | None]] = {
+_ON_KEYS: dict[str, Callable[[Eqn, list[Value]], Value]] = {
     "slice": _slice,
     "reshape": _reshape,
     "squeeze": _squeeze,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,10 +18,11 @@ import jax.scipy.special
 
 from invert._private.jax import open_jaxpr
 from invert.ir import jaxprs, kinds
+from invert.ir.types import AnyJaxpr, Atom, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site
 
 # Functions that JAX keeps as a call: name of the call -> function.
-_CALLS: dict[str, tuple[Callable[..., Any], ...]] = {
+_CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "relu": (jax.nn.relu,),
     "relu6": (jax.nn.relu6,),
     "log_softmax": (jax.nn.log_softmax,),
@@ -54,18 +55,18 @@ def _call(site: Site) -> Iterator[Call]:
             yield Call(("library", function), function, avals, is_call=True)
 
 
-def _of(function: Callable[..., Any], *avals: Any, **params: Any) -> Call:
+def _of(function: JaxFunction, *avals: Any, **params: Any) -> Call:
     key = ("library", function, tuple(sorted(params.items())))
     return Call(key, functools.partial(function, **params), avals)
 
 
-def _fingerprint(closed: Any) -> tuple[str, ...]:
+def _fingerprint(closed: AnyJaxpr) -> tuple[str, ...]:
     jaxpr = open_jaxpr(closed)
     return tuple(sorted(e.primitive.name for e in jaxprs.equations(jaxpr)))
 
 
 @functools.lru_cache(maxsize=1)
-def _fingerprints() -> tuple[tuple[Callable[..., Any], frozenset[tuple[str, ...]]], ...]:
+def _fingerprints() -> tuple[tuple[JaxFunction, frozenset[tuple[str, ...]]], ...]:
     """The primitives of each function's body, as it comes out of raising."""
     from invert.rewriting.templates import raise_call
 
@@ -84,7 +85,7 @@ def _fingerprints() -> tuple[tuple[Callable[..., Any], frozenset[tuple[str, ...]
 
 # Functions that JAX writes out: name -> (function, number of operands, primitive of the result, the
 # primitives that give its operands).
-_WRITTEN_OUT: dict[str, tuple[Callable[..., Any], int, str, tuple[str, ...]]] = {
+_WRITTEN_OUT: dict[str, tuple[JaxFunction, int, str, tuple[str, ...]]] = {
     "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add")),
     "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add")),
     "entr": (jax.scipy.special.entr, 1, "select_n", ("lt",)),
@@ -114,7 +115,7 @@ def _written_out(name: str) -> Pattern:
     return Pattern(name, (root,), propose)
 
 
-def _through(site: Site, atom: Any, *names: str) -> Any:
+def _through(site: Site, atom: Atom, *names: str) -> Any:
     """The equation behind `atom`, past equations of these primitives."""
     eqn = site.producer(atom)
     while eqn is not None and eqn.primitive.name in names:

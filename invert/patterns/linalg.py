@@ -19,13 +19,14 @@ from jax.lax import linalg
 
 from invert._private.jax import Literal, geqp3_p, geqrf_p
 from invert.ir.loops import WhileParts
+from invert.ir.types import Eqn
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 # Names of the attributes that hold the parameters of a routine: FFI calls, and those before them.
 _CONFIGS = ("mhlo.backend_config", "backend_config")
 
 
-def attributes(eqn: Any) -> Mapping[str, Any]:
+def attributes(eqn: Eqn) -> Mapping[str, Any]:
     """The parameters a custom call passes to its routine: `{uplo = 76 : ui8}` -> `{"uplo": "L"}`.
 
     LAPACK takes its options as the numbers of characters.
@@ -276,7 +277,7 @@ _KERNELS: dict[str, Callable[[Site], Iterator[Call]]] = {
 _TARGET = re.compile(r"(?:lapack_[sdcz]|(?:cu|hip)(?:solver|sparse|hybrid)?_)?(\w+?)(?:_ffi)?")
 
 
-def kernel_of(eqn: Any) -> str | None:
+def kernel_of(eqn: Eqn) -> str | None:
     """The routine of a custom call: `"potrf"` for `lapack_spotrf_ffi`; `None` for others."""
     if eqn.primitive.name != "custom_call":
         return None

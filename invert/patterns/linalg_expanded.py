@@ -6,8 +6,7 @@ Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from jax import lax
 from jax.lax import linalg
 
 from invert._private.jax import Literal, linear_solve, open_jaxpr
+from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.patterns.calls import opened
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind
 
@@ -37,7 +37,7 @@ def _symmetric_product(site: Site) -> Iterator[Call]:
     yield bind(linalg.symmetric_product_p, a, c, alpha=alpha[0], beta=beta[0])
 
 
-def _factor(eqn: Any) -> tuple[float, Any] | None:
+def _factor(eqn: Eqn | None) -> tuple[float, Atom] | None:
     """The number and the other factor of `mul 0.5 x`."""
     if eqn is None or eqn.primitive is not lax.mul_p:
         return None
@@ -123,7 +123,7 @@ def _singular_values(site: Site) -> Iterator[Call]:
         yield dataclasses.replace(call, is_call=True)
 
 
-def _svd_call(site: Site) -> Callable[..., Any] | None:
+def _svd_call(site: Site) -> JaxFunction | None:
     """`jit[{ svd x }] -> svd x` on TPUs, where lowering outlines the expansion."""
     return opened(site, ("svd",)) if site.platform == "tpu" else None
 

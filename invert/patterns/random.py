@@ -31,6 +31,7 @@ from invert._private.jax import (
     threefry4x32_p,
 )
 from invert.ir import kinds
+from invert.ir.types import Aval, JaxFunction, Value
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _UINT32 = np.dtype(np.uint32)
@@ -83,7 +84,7 @@ def _threefry2x32(site: Site) -> Iterator[Call]:
         yield bind(threefry2x32_p, *(uint32(*w) for w in words))
 
 
-def _counter_shapes(site: Site, total: Any, key: Any) -> list[tuple[int, ...]]:
+def _counter_shapes(site: Site, total: Value, key: Value) -> list[tuple[int, ...]]:
     """Shapes that the counter may have had before the key was added to it, the likeliest first."""
     shapes = []
     eqn = site.producer(total)
@@ -115,16 +116,16 @@ def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
 # Operations on keys.
 
 
-def wrap(key: Any, impl: str) -> Any:
+def wrap(key: Value, impl: str) -> Value:
     """An array of keys over their words."""
     return random_wrap_p.bind(key, impl=prngs[impl])
 
 
-def _keyed(key: tuple[Any, ...], function: Callable[..., Any], *avals: Any) -> Iterator[Call]:
+def _keyed(key: tuple[Any, ...], function: JaxFunction, *avals: Any) -> Iterator[Call]:
     """The call under both settings of `jax_threefry_partitionable`, which an equation records."""
     for partitionable in (True, False):
 
-        def run(*args: Any, partitionable: bool = partitionable) -> Any:
+        def run(*args: Value, partitionable: bool = partitionable) -> Value:
             with jax.threefry_partitionable(partitionable):
                 return function(*args)
 
@@ -132,21 +133,21 @@ def _keyed(key: tuple[Any, ...], function: Callable[..., Any], *avals: Any) -> I
 
 
 def _bits(impl: str, batch: tuple[int, ...], shape: tuple[int, ...], width: int) -> Iterator[Call]:
-    def run(key: Any) -> Any:
+    def run(key: Value) -> Value:
         return random_bits_p.bind(wrap(key, impl), bit_width=width, shape=shape)
 
     yield from _keyed(("bits", impl, shape, width), run, uint32(*batch, _words(impl)))
 
 
 def _split(impl: str, batch: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Call]:
-    def run(key: Any) -> Any:
+    def run(key: Value) -> Value:
         return random_unwrap_p.bind(random_split_p.bind(wrap(key, impl), shape=shape))
 
     yield from _keyed(("split", impl, shape), run, uint32(*batch, _words(impl)))
 
 
 def _fold_in(impl: str, batch: tuple[int, ...], data: tuple[int, ...]) -> Iterator[Call]:
-    def run(key: Any, data: Any) -> Any:
+    def run(key: Value, data: Value) -> Value:
         return random_unwrap_p.bind(random_fold_in_p.bind(wrap(key, impl), data))
 
     yield Call(("fold_in", impl), run, (uint32(*batch, _words(impl)), uint32(*data)))
@@ -163,10 +164,10 @@ class _WideCall(Call):
 def _seed(impl: str, seed: jax.ShapeDtypeStruct) -> Iterator[Call]:
     """Seeding is lowered in three ways: what masks the low word promotes with `uint32`."""
 
-    def run(seed: Any) -> Any:
+    def run(seed: Value) -> Value:
         return random_unwrap_p.bind(random_seed_p.bind(seed, impl=prngs[impl]))
 
-    def run_weak(seed: Any) -> Any:
+    def run_weak(seed: Value) -> Value:
         seed = lax.convert_element_type_p.bind(
             seed, new_dtype=np.dtype(seed.dtype), weak_type=True, sharding=None
         )
@@ -266,7 +267,7 @@ def _flat_results(site: Site, n: int) -> list[Any]:
     return list({(a.shape, a.dtype): a for a in reversed(fits)}.values())[:4]
 
 
-def _bytes(aval: Any, n: int) -> int:
+def _bytes(aval: Aval, n: int) -> int:
     return math.prod(aval.shape[n:]) * np.dtype(aval.dtype).itemsize
 
 
@@ -376,7 +377,7 @@ def _gamma_call(
 ) -> Call:
     impl = {2: "threefry2x32", 4: "rbg"}[key.shape[-1]]
 
-    def run(key: Any, a: Any) -> Any:
+    def run(key: Value, a: Value) -> Value:
         if a.shape != shape:
             a = lax.broadcast_in_dim(a, shape, ())
         return random_gamma_p.bind(wrap(key, impl), a, log_space=log_space)

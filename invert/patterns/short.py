@@ -13,7 +13,7 @@ from invert.rewriting.driver import Rewriter
 from invert.rewriting.outline import heads
 from invert.rewriting.pattern import Pattern, Stage
 from invert.rewriting.short import Short, arity_of, combinations, problems, type_of, untraced
-from invert.rewriting.templates import raise_call, written_call
+from invert.rewriting.templates import raise_call, traced_call, written_call
 
 
 def pattern(
@@ -70,7 +70,7 @@ def pattern(
     made = Pattern(name, _roots(short), short)
     for call in short.examples:
         # What it computes, in the place of what is looked for.
-        body = written_call(dataclasses.replace(call, before=call.function), "cpu")
+        body = traced_call(dataclasses.replace(call, before=None))
         if Rewriter((Stage((made,)),), written_call).matches(body):
             raise PatternError(
                 f"pattern {name!r}: what `after` computes holds `before`, so that it would be "

@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import Literal, Var, iota_2x32_shape_p
+from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import Short
 
@@ -116,18 +117,18 @@ def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
     return propose
 
 
-def literal(atom: Any) -> Any:
+def literal(atom: Atom) -> Any:
     """The value of a scalar literal, else `None`."""
     return atom.val if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else None
 
 
-def is_number(atom: Any, value: complex) -> bool:
+def is_number(atom: Atom, value: complex) -> bool:
     """Whether the atom is the scalar literal `value`."""
     found = literal(atom)
     return found is not None and bool(found == value)
 
 
-def produced_by(site: Site, atom: Any, *primitives: str) -> Any | None:
+def produced_by(site: Site, atom: Atom, *primitives: str) -> Any | None:
     """The equation that defines `atom` where it is one of `primitives`."""
     eqn = site.producer(atom)
     return eqn if eqn is not None and eqn.primitive.name in primitives else None
@@ -183,7 +184,9 @@ def _select_n(site: Site) -> Iterator[Call]:
         cases += 1
         for atom in eqn.invars[1:]:
             inner = produced_by(site, atom, "select_n")
-            found = None if inner is None else _index_select(site, inner)
+            if inner is None:
+                continue
+            found = _index_select(site, inner)
             if found is not None and found[0] is which:
                 pending.append(inner)
     # A case may be such a selection itself: the largest number is only the likeliest.
@@ -191,7 +194,7 @@ def _select_n(site: Site) -> Iterator[Call]:
         yield bind(lax.select_n_p, site.aval(which), *[site.out] * cases)
 
 
-def _index_select(site: Site, eqn: Any) -> tuple[Any, int] | None:
+def _index_select(site: Site, eqn: Eqn) -> tuple[Var, int] | None:
     """`(which, i)` of a selection by `which < i`."""
     less = produced_by(site, eqn.invars[0], "lt")
     if less is None or len(eqn.invars) != 3 or not isinstance(less.invars[0], Var):
@@ -206,7 +209,7 @@ def _expansion(name: str, entry: Expansion) -> Pattern:
     return Pattern(name, ("convert_element_type", entry.root), _expanded(entry), entry.markers)
 
 
-def lowered(name: str, root: str, function: Callable[..., Any], arity: int = 1) -> Pattern:
+def lowered(name: str, root: str, function: JaxFunction, arity: int = 1) -> Pattern:
     """What JAX lowers `function` to, ended by `root` -> `function`."""
     example = (jax.ShapeDtypeStruct((2,), np.float32),) * arity
     return Pattern(name, (root,), Short(None, function, arity, given=example))

@@ -7,7 +7,7 @@ These run last, so that no template depends on locations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,10 +16,11 @@ from jax import lax
 
 from invert._private.jax import add_any_p, name_stack
 from invert.ir.jaxprs import HINT, WRITTEN_BROADCAST
+from invert.ir.types import JaxFunction, Value
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind, hint_of
 
 
-def _square(site: Site) -> Callable[..., Any] | None:
+def _square(site: Site) -> JaxFunction | None:
     """`mul x x` -> `square x` or `integer_pow[y=2] x`."""
     x, y = site.eqn.invars
     if x is not y:
@@ -32,7 +33,7 @@ def _square(site: Site) -> Callable[..., Any] | None:
     return (lambda x, _: [lax.integer_pow(x, 2)]) if site.hint == "integer_pow" else None
 
 
-def _add_any(site: Site) -> Callable[..., Any] | None:
+def _add_any(site: Site) -> JaxFunction | None:
     """`add x y` -> `add_any x y`, the sum of cotangents in a program that is a derivative."""
     if site.hint != "add_any":
         return None
@@ -45,7 +46,7 @@ _BOOL_REDUCTIONS = {
 }
 
 
-def _bool_reduction(site: Site) -> Callable[..., Any] | None:
+def _bool_reduction(site: Site) -> JaxFunction | None:
     """`reduce_or x` -> `reduce_max x`, and `reduce_and x` -> `reduce_min x`, of booleans."""
     meant, reduction = _BOOL_REDUCTIONS[site.eqn.primitive.name]
     if site.hint != meant:
@@ -64,7 +65,7 @@ def _reshape_dimensions(site: Site) -> Iterator[Call]:
         yield bind(lax.reshape_p, site.aval(transpose.invars[0]), **params)
 
 
-def _squeeze(site: Site) -> Callable[..., Any] | None:
+def _squeeze(site: Site) -> JaxFunction | None:
     """`reshape x` -> `squeeze x`, where it only drops dimensions of size one."""
     if site.hint not in ("squeeze", ""):
         return None
@@ -101,7 +102,7 @@ def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
     return all(n == 1 for n in remaining)
 
 
-def _explicit_broadcast(site: Site) -> Callable[..., Any] | None:
+def _explicit_broadcast(site: Site) -> JaxFunction | None:
     """An operand that the author broadcast by hand is broadcast by hand again."""
     places = hint_of(site.eqn).split(";")[1:]
     eqn = site.eqn
@@ -115,11 +116,11 @@ def _explicit_broadcast(site: Site) -> Callable[..., Any] | None:
     if not found:
         return None
 
-    def widen(x: Any, number: str) -> Any:
+    def widen(x: Value, number: str) -> Value:
         with name_stack((f"{HINT}{WRITTEN_BROADCAST}{number}",)):
             return lax.broadcast_in_dim(x, shape, tuple(range(len(shape))) if x.shape else ())
 
-    def call(*operands: Any) -> Any:
+    def call(*operands: Value) -> Value:
         full = [widen(x, found[i]) if i in found else x for i, x in enumerate(operands)]
         return [eqn.primitive.bind(*full, **eqn.params)]
 

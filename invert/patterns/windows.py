@@ -130,8 +130,9 @@ def _dot_general(site: Site) -> Iterator[Call]:
     ]
     (x, y), (a, b) = operands, narrow
     for pair in ((a, b), (a, y), (x, b)):
-        if None not in pair:
-            yield bind(lax.dot_general_p, *pair, **params)
+        types = [t for t in pair if t is not None]
+        if len(types) == 2:
+            yield bind(lax.dot_general_p, *types, **params)
 
 
 PATTERNS = (

@@ -16,6 +16,7 @@ from jax import lax
 
 from invert._private.jax import Var
 from invert.ir.graph import is_var
+from invert.ir.types import Atom
 from invert.patterns.special import is_number, produced_by
 from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, written_broadcasts
 
@@ -25,11 +26,11 @@ _CONVERT = "convert_element_type"
 _MAX_DEPTH = 16
 
 
-def _exponent(site: Site, atom: Any) -> int:
+def _exponent(site: Site, atom: Atom) -> int:
     """How many factors of one value multiplications make `atom` of."""
     known: dict[Any, tuple[Any, int]] = {}
 
-    def visit(atom: Any, depth: int) -> tuple[Any, int]:
+    def visit(atom: Atom, depth: int) -> tuple[Any, int]:
         if atom in known:
             return known[atom]
         eqn = produced_by(site, atom, "mul")

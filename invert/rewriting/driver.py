@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import TypeAlias, cast
 
 import jax
 import numpy as np
@@ -15,7 +15,6 @@ from invert._errors import InvertError, attempt
 from invert._private.jax import (
     DropVar,
     Literal,
-    Var,
     close_like,
     constants_as_arguments,
     consts_of,
@@ -33,10 +32,15 @@ from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.jaxprs import HINT
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, Miss, equivalent
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Site, Stage
 
 # Values of leading arguments of a body; `None` where they are not constant.
-Known = tuple[Any, ...]
+Known: TypeAlias = tuple[Value | None, ...]
+# Values of variables from outside.
+Consts: TypeAlias = Mapping[Var, Value]
+# Lowers and raises a call for a platform; `None` where JAX refuses it.
+RaiseCall: TypeAlias = Callable[[Call, str], ClosedJaxpr | None]
 
 
 @dataclasses.dataclass
@@ -57,7 +61,7 @@ class Rewriter:
     """
 
     stages: Sequence[Stage]
-    raise_call: Callable[[Call, str], Any]
+    raise_call: RaiseCall
     platform: str = "cpu"
     x64: bool = False
     x64_first: bool = False
@@ -65,20 +69,22 @@ class Rewriter:
     defects: list[str] = dataclasses.field(default_factory=list)
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     attempts: list[Attempt] | None = None
-    _bodies: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    _names: dict[int, tuple[Any, frozenset[str]]] = dataclasses.field(default_factory=dict)
+    _bodies: dict[tuple[AnyJaxpr, int, tuple[int, ...]], tuple[Known, AnyJaxpr]] = (
+        dataclasses.field(default_factory=dict)
+    )
+    _names: dict[Jaxpr, frozenset[str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._roots = [{r for p in stage.patterns for r in p.roots} for stage in self.stages]
         self._templates = _templates_of(tuple(self.stages), self.raise_call, self.platform)
 
-    def run(self, closed: Any, stages: int | None = None) -> Any:
+    def run(self, closed: ClosedJaxpr, stages: int | None = None) -> ClosedJaxpr:
         """The program rewritten by the first `stages` stages (all, by default)."""
         for number in range(len(self.stages) if stages is None else stages):
             closed = self.run_stage(closed, number)
         return closed
 
-    def run_stage(self, closed: Any, number: int) -> Any:
+    def run_stage(self, closed: ClosedJaxpr, number: int) -> ClosedJaxpr:
         """The program rewritten by one stage."""
         closed = self._body(closed, number)
         for pattern in self.stages[number].patterns:
@@ -91,31 +97,30 @@ class Rewriter:
                 self.counts[pattern.name] += 1
         return closed
 
-    def matches(self, closed: Any) -> bool:
+    def matches(self, closed: AnyJaxpr) -> bool:
         """Whether a pattern of the first stage applies, bodies inside left aside."""
         return bool(self._sweep(_graph(open_jaxpr(closed), {}), 0))
 
-    def _body(self, jaxpr: Any, number: int, known: Known = ()) -> Any:
+    def _body(self, jaxpr: J, number: int, known: Known = ()) -> J:
         """One stage over one jaxpr and those inside of it; a shared jaxpr stays shared.
 
         `known` are the values of leading arguments, `None` for those that are not constant.
         """
-        key = (jaxpr, number, *map(id, known))
+        # The value holds the known ones alive, so that no id is reused.
+        key = jaxpr, number, tuple(map(id, known))
         if key not in self._bodies:
-            # The key holds the jaxpr and the values alive, so that no id is reused.
-            self._bodies[key] = ((jaxpr, known), self._rewrite(jaxpr, number, known))
-        return self._bodies[key][1]
+            self._bodies[key] = known, self._rewrite(jaxpr, number, known)
+        return cast(J, self._bodies[key][1])
 
-    def _names_in(self, jaxpr: Any) -> frozenset[str]:
+    def _names_in(self, jaxpr: Jaxpr) -> frozenset[str]:
         """The primitives of an open jaxpr and those inside of it."""
         if jaxpr not in self._names:
             names = {eqn.primitive.name for eqn in jaxpr.eqns}
             inner = (i for eqn in jaxpr.eqns for i in jaxprs.sub_jaxprs(eqn))
-            found = frozenset(names.union(*map(self._names_in, inner)))
-            self._names[jaxpr] = jaxpr, found
-        return self._names[jaxpr][1]
+            self._names[jaxpr] = frozenset(names.union(*map(self._names_in, inner)))
+        return self._names[jaxpr]
 
-    def _rewrite(self, closed: Any, number: int, known: Known) -> Any:
+    def _rewrite(self, closed: J, number: int, known: Known) -> J:
         jaxpr = open_jaxpr(closed)
         if self._roots[number].isdisjoint(self._names_in(jaxpr)):
             return closed
@@ -131,13 +136,13 @@ class Rewriter:
             jaxpr = replace(graph, replacements)
         return close_like(closed, jaxpr)
 
-    def _inside(self, jaxpr: Any, number: int, consts: Mapping[Any, Any]) -> Any:
+    def _inside(self, jaxpr: Jaxpr, number: int, consts: Consts) -> Jaxpr:
         eqns = [self._inner(eqn, number, consts) for eqn in jaxpr.eqns]
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return jaxpr.replace(eqns=eqns)
 
-    def _inner(self, eqn: Any, number: int, consts: Mapping[Any, Any]) -> Any:
+    def _inner(self, eqn: Eqn, number: int, consts: Consts) -> Eqn:
         if not holds_jaxprs(eqn):
             return eqn
         if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
@@ -152,7 +157,7 @@ class Rewriter:
                 params[name] = new
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
-    def _param(self, value: Any, number: int, known: Known) -> Any:
+    def _param(self, value: Value, number: int, known: Known) -> Value:
         if is_jaxpr(value):
             return self._body(value, number, known)
         if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
@@ -164,7 +169,7 @@ class Rewriter:
 
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
         found: list[Replacement] = []
-        claimed: set[int] = set()
+        claimed: set[Eqn] = set()
         template = functools.partial(self._template, number=number)
         begin = len(self.attempts or ())
         for pattern in self.stages[number].patterns:
@@ -255,12 +260,12 @@ _MAX_TEMPLATES = 4096
 class Attempt:
     """An equation at which a pattern was tried, and where each try ended."""
 
-    eqn: Any
+    eqn: Eqn
     matched: bool
     misses: Sequence[Miss]
 
 
-def _commuted(closed: Any, places: Set[int]) -> Any:
+def _commuted(closed: J, places: Set[int]) -> J:
     """A program with the operands of these equations in the other order."""
     if not places:
         return closed
@@ -274,8 +279,8 @@ def _commuted(closed: Any, places: Set[int]) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _templates_of(
-    stages: tuple[Stage, ...], raise_call: Callable[[Call, str], Any], platform: str
-) -> dict[Any, Graph | None]:
+    stages: tuple[Stage, ...], raise_call: RaiseCall, platform: str
+) -> dict[tuple[Call, int], Graph | None]:
     """Templates by call and number of the stage. They depend on nothing else, so that programs
     which are recovered one after another share them."""
     return {}
@@ -284,13 +289,13 @@ def _templates_of(
 _WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
-def _graph(jaxpr: Any, consts: Mapping[Any, Any]) -> Graph:
+def _graph(jaxpr: Jaxpr, consts: Consts) -> Graph:
     graph = Graph(jaxpr)
     graph.consts.update(consts)
     return graph
 
 
-def _fixed_operands(eqn: Any, name: str) -> Sequence[Any]:
+def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:
     """The operands that the leading arguments of an inner jaxpr are whenever it runs."""
     match eqn.primitive.name:
         case "jit":
@@ -312,9 +317,9 @@ def _holds(graph: Graph, literal: float | tuple[float, ...] | None) -> bool:
     return literal is None or any(rounded(m) in graph.numbers for m in literals)
 
 
-def _anchors(template: Graph, eqn: Any) -> Iterator[Any]:
+def _anchors(template: Graph, eqn: Eqn) -> Iterator[Eqn]:
     """The template's equations that may stand for the site's: one that gives a result first."""
-    ends = {id(template.producers.get(v)) for v in template.jaxpr.outvars if is_var(v)}
+    ends = {template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)}
     same = template.by_primitive.get(eqn.primitive.name, [])
     first = [e for e in same if e in ends]
     yield from first
@@ -327,15 +332,15 @@ def _anchors(template: Graph, eqn: Any) -> Iterator[Any]:
 class Replacement:
     """Equations to put in the place of others."""
 
-    jaxpr: Any
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-    removed: frozenset[int]
-    root: Any
+    jaxpr: AnyJaxpr
+    inputs: Sequence[Atom]
+    outputs: Sequence[Atom | None]
+    removed: frozenset[Eqn]
+    root: Eqn
 
 
 @functools.lru_cache(maxsize=4096)
-def _trace(call: Call) -> Any:
+def _trace(call: Call) -> ClosedJaxpr:
     with jax.enable_x64(call.needs_x64):
         return trace_closed(call.function, *call.avals)
 
@@ -349,13 +354,13 @@ def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:
     return Replacement(closed, eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
 
 
-def _no_progress(closed: Any, template: Graph) -> bool:
+def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
     """Whether a call lowers to what it already is, which would be rewritten for ever."""
     jaxpr = open_jaxpr(closed)
     return len(jaxpr.eqns) == len(template.eqns) and equivalent(closed, template.jaxpr)
 
 
-def replace(graph: Graph, replacements: Sequence[Replacement]) -> Any:
+def replace(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
     """The body with the replacements made, in topological order and without dead equations.
 
     Replacements that each keep the order can break it together; then the first alone is made.
@@ -370,14 +375,14 @@ class _CycleError(InvertError):
     """Two replacements need each other's results."""
 
 
-def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Any:
-    removed = frozenset().union(*(r.removed for r in replacements))
-    renamed: dict[Any, Any] = {}
+def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
+    removed = {e for r in replacements for e in r.removed}
+    renamed: dict[Atom, Atom] = {}
     # What takes the place of equations stands where the last of them stood: the order of
     # equations is the order in which derivatives sum up cotangents.
-    made: dict[int, list[Any]] = {}
+    made: dict[int, list[Eqn]] = {}
     for r in replacements:
-        last = max((graph.index[i] for i in r.removed if i in graph.index), default=-1)
+        last = max((graph.index[e] for e in r.removed if e in graph.index), default=-1)
         made.setdefault(last, []).extend(_splice(r, renamed))
     eqns = made.pop(-1, [])
     for i, e in enumerate(graph.eqns):
@@ -386,7 +391,7 @@ def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Any:
         eqns.extend(made.get(i, ()))
     jaxpr = graph.jaxpr
 
-    def rename(atom: Any) -> Any:
+    def rename(atom: Atom) -> Atom:
         while is_var(atom) and atom in renamed:
             atom = renamed[atom]
         return atom
@@ -402,7 +407,7 @@ def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Any:
     return dce(jaxpr.replace(eqns=eqns, outvars=outvars))
 
 
-def _live(closed: Any) -> tuple[Any, list[Any]]:
+def _live(closed: AnyJaxpr) -> tuple[Jaxpr, list[Value]]:
     """A jaxpr with the constants that it uses as its first arguments, and these."""
     consts = consts_of(closed)
     jaxpr = constants_as_arguments(open_jaxpr(closed))
@@ -414,10 +419,10 @@ def _live(closed: Any) -> tuple[Any, list[Any]]:
     return jaxpr, [c for c, u in zip(consts, used, strict=False) if u]
 
 
-def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
+def _splice(r: Replacement, renamed: dict[Atom, Atom]) -> list[Eqn]:
     """The equations of a replacement, on the program's variables."""
     inner, constants = _live(r.jaxpr)
-    env: dict[Any, Any] = dict(zip(inner.invars[len(constants) :], r.inputs, strict=True))
+    env: dict[Atom, Atom] = dict(zip(inner.invars[len(constants) :], r.inputs, strict=True))
     for v, c in zip(inner.invars, constants, strict=False):
         if np.ndim(c) != 0:
             raise InvertError("a replacement may not bring an array constant")
@@ -430,7 +435,7 @@ def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
         else:  # an argument or a literal comes out as it is, or a value comes out twice
             renamed[out] = env[v] if is_var(v) else v
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Atom:
         return env[atom] if is_var(atom) else atom
 
     eqns = []
@@ -444,16 +449,16 @@ def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
     return eqns
 
 
-def _is_named(v: Any) -> bool:
+def _is_named(v: Var) -> bool:
     return not isinstance(v, DropVar)
 
 
-def _topological(eqns: list[Any]) -> list[Any]:
+def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
     """The equations with definitions before uses; stable, linear in their number."""
-    producers = {v: e for e in eqns for v in e.outvars}
-    done: set[int] = set()
-    opened: set[int] = set()
-    ordered: list[Any] = []
+    producers: dict[Atom, Eqn] = {v: e for e in eqns for v in e.outvars}
+    done: set[Eqn] = set()
+    opened: set[Eqn] = set()
+    ordered: list[Eqn] = []
     for start in eqns:
         pending = [start]
         while pending:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Miss, differ, other_params, same_value
+from invert.ir.types import Atom, Eqn, Literal, Value, Var
 
 # What broadcasting and promotion of types put between an operand and what it is used for.
 _SHAPING = frozenset({"broadcast_in_dim", "reshape", "squeeze", "convert_element_type"})
@@ -31,12 +32,12 @@ class Outline:
 
     - `operands`: for each argument of the template the atoms that it may be, the one that is used
         first and then those that it was broadcast, reshaped or converted from.
-    - `eqns`: equations of the program by the `id` of those of the template.
+    - `eqns`: equations of the program by those of the template.
     - `commuted`: places of the template's equations whose operands stand in the other order.
     """
 
-    operands: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
-    eqns: dict[int, Any] = dataclasses.field(default_factory=dict)
+    operands: dict[Atom, list[Atom]] = dataclasses.field(default_factory=dict)
+    eqns: dict[Eqn, Eqn] = dataclasses.field(default_factory=dict)
     commuted: frozenset[int] = frozenset()
 
     def copy(self) -> Outline:
@@ -44,20 +45,20 @@ class Outline:
 
 
 @functools.lru_cache(maxsize=1024)
-def heads(template: Graph) -> list[Any]:
+def heads(template: Graph) -> list[Eqn]:
     """The equations that give the results, but for changes of shape and dtype."""
-    found: dict[int, Any] = {}
+    found: dict[Eqn, None] = {}
     for v in template.jaxpr.outvars:
         last = _sources(template, v)[-1]
-        eqn = template.producers.get(last) if is_var(last) else None
+        eqn = template.producer(last)
         if eqn is None and is_var(v):
             eqn = template.producers.get(v)
         if eqn is not None:
-            found[eqn] = eqn
-    return list(found.values())
+            found[eqn] = None
+    return list(found)
 
 
-def outline(template: Graph, graph: Graph, eqn: Any, misses: list[Miss] | None) -> Outline | None:
+def outline(template: Graph, graph: Graph, eqn: Eqn, misses: list[Miss] | None) -> Outline | None:
     """An outline of `template` in which one of its heads is `eqn`."""
     for head in heads(template):
         if head.primitive is eqn.primitive and len(head.invars) == len(eqn.invars):
@@ -74,13 +75,12 @@ def parameters_differ(template: Graph, found: Outline) -> Miss | None:
     """
     for eqn in template.eqns:
         target = found.eqns.get(eqn)
-        sides = None if target is None else other_params(eqn, target)
-        if sides is not None:
+        if target is not None and (sides := other_params(eqn, target)) is not None:
             return Miss(len(found.eqns), target, differ(sides))
     return None
 
 
-def _sources(graph: Graph, atom: Any) -> list[Any]:
+def _sources(graph: Graph, atom: Atom) -> list[Atom]:
     """An atom and those that it was broadcast, reshaped or converted from."""
     found = [atom]
     while is_var(atom):
@@ -92,7 +92,7 @@ def _sources(graph: Graph, atom: Any) -> list[Any]:
     return found
 
 
-def shaped(graph: Graph, atom: Any) -> Iterator[Any]:
+def shaped(graph: Graph, atom: Atom) -> Iterator[Atom]:
     """A variable and those that are made of it by broadcasts, reshapes and conversions."""
     pending = [atom]
     while pending:
@@ -102,11 +102,14 @@ def shaped(graph: Graph, atom: Any) -> Iterator[Any]:
                 pending.extend(user.outvars)
 
 
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (not is_var(a) and not is_var(b) and same_value(a.val, b.val))
+def _same(a: Atom, b: Atom) -> bool:
+    return a is b or (
+        isinstance(a, Literal) and isinstance(b, Literal) and same_value(a.val, b.val)
+    )
 
 
-_Pairs = list[tuple[Any, Any, Any]]
+# A user in the program, an atom of the template, and the one of the program at its place.
+_Pairs: TypeAlias = list[tuple[Eqn, Atom, Atom]]
 
 
 class _Search:
@@ -114,7 +117,7 @@ class _Search:
         self.template, self.graph, self.misses = template, graph, misses
         self.steps = 0
 
-    def run(self, head: Any, eqn: Any) -> Outline | None:
+    def run(self, head: Eqn, eqn: Eqn) -> Outline | None:
         """The first outline that holds every equation of the template, else the largest."""
         best: Outline | None = None
         wanted = [e for e in self.template.eqns if e.primitive.name not in _SHAPING]
@@ -133,7 +136,7 @@ class _Search:
                 break
         return best
 
-    def _extended(self, eqn: Any, found: Outline) -> Outline:
+    def _extended(self, eqn: Eqn, found: Outline) -> Outline:
         for atom in eqn.invars:
             for known in self._known(atom, found):
                 for value in shaped(self.graph, known):
@@ -145,7 +148,7 @@ class _Search:
                                 return new
         return found
 
-    def _known(self, atom: Any, found: Outline) -> Sequence[Any]:
+    def _known(self, atom: Atom, found: Outline) -> Sequence[Var]:
         """The program's variables for a value of the template, as far as they are found."""
         last = _sources(self.template, atom)[-1]
         if not is_var(last):
@@ -168,7 +171,7 @@ class _Search:
                 continue
             if is_var(last) and last in self.template.consts:
                 continue
-            eqn = self.template.producers.get(last) if is_var(last) else None
+            eqn = self.template.producer(last)
             if is_var(last) and eqn is None:
                 known = found.operands.get(last, sources)
                 found.operands[last] = [a for a in known if any(_same(a, b) for b in sources)]
@@ -176,7 +179,7 @@ class _Search:
                     reason = "one operand of the pattern is two values of the program"
                     return self._miss(found, user, reason)
                 continue
-            target = self.graph.producers.get(sources[-1]) if is_var(sources[-1]) else None
+            target = self.graph.producer(sources[-1])
             if (
                 eqn is None
                 or target is None
@@ -195,7 +198,7 @@ class _Search:
         yield found
 
     def _paired(
-        self, eqn: Any, target: Any, pairs: _Pairs, found: Outline, depth: int = 0
+        self, eqn: Eqn, target: Eqn, pairs: _Pairs, found: Outline, depth: int = 0
     ) -> Iterator[Outline]:
         """`found` with an equation of the template laid over one of the program, in both orders."""
         found.eqns[eqn] = target
@@ -209,16 +212,16 @@ class _Search:
             laid = [(target, a, b) for a, b in zip(eqn.invars, operands, strict=True)]
             yield from self._walk([*pairs, *laid], new, depth)
 
-    def _differ(self, atom: Any, value: Any) -> str:
+    def _differ(self, atom: Atom, value: Value) -> str:
         ours, theirs = self._said(self.template, atom), self._said(self.graph, value)
         return differ((ours, theirs))
 
-    def _said(self, graph: Graph, atom: Any) -> str:
+    def _said(self, graph: Graph, atom: Atom) -> str:
         if not is_var(atom):
             return str(atom.val)
         eqn = graph.producers.get(atom)
         return f"an argument of type {atom.aval}" if eqn is None else eqn.primitive.name
 
-    def _miss(self, found: Outline, eqn: Any, reason: str) -> None:
+    def _miss(self, found: Outline, eqn: Eqn, reason: str) -> None:
         if self.misses is not None:
             self.misses.append(Miss(len(found.eqns), eqn, reason))

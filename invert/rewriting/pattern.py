@@ -16,11 +16,12 @@ from typing import Any
 
 import jax
 
-from invert._private.jax import Literal, names_of
+from invert._private.jax import Primitive, names_of
 from invert.ir import jaxprs
 from invert.ir.graph import Graph
 from invert.ir.jaxprs import HINT
 from invert.ir.match import Miss
+from invert.ir.types import Atom, ClosedJaxpr, Eqn, JaxFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +44,11 @@ class Call:
     """
 
     key: Hashable
-    function: Callable[..., Any] = dataclasses.field(compare=False)
+    function: JaxFunction = dataclasses.field(compare=False)
     avals: tuple[jax.ShapeDtypeStruct, ...]
     x64: bool = False
     is_call: bool = False
-    before: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
+    before: JaxFunction | None = dataclasses.field(default=None, compare=False)
     commuted: frozenset[int] = frozenset()
 
     @property
@@ -56,7 +57,7 @@ class Call:
         return self.x64 or any(jaxprs.is_wide_dtype(a.dtype) for a in self.avals)
 
 
-def bind(primitive: Any, *avals: Any, **params: Any) -> Call:
+def bind(primitive: Primitive, *avals: jax.ShapeDtypeStruct, **params: Any) -> Call:
     """The call of a primitive with these parameters."""
     key = (primitive, tuple(sorted(params.items(), key=lambda item: item[0])))
     return Call(key, functools.partial(primitive.bind, **params), tuple(avals))
@@ -91,7 +92,7 @@ class EquationPattern:
 
     name: str
     roots: tuple[str, ...]
-    rewrite: Callable[[Site], Callable[..., Any] | None]
+    rewrite: Callable[[Site], JaxFunction | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ class ProgramPattern:
     """
 
     name: str
-    rewrite: Callable[[Any], Any | None]
+    rewrite: Callable[[ClosedJaxpr], ClosedJaxpr | None]
     roots: tuple[str, ...] = ()
 
 
@@ -134,13 +135,13 @@ class Site:
     """
 
     graph: Graph
-    eqn: Any
+    eqn: Eqn
     platform: str
     named: bool = True
     template: Callable[[Call], Graph | None] = lambda call: None
     misses: list[Miss] | None = None
 
-    def aval(self, atom: Any) -> jax.ShapeDtypeStruct:
+    def aval(self, atom: Atom) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
     @property
@@ -153,17 +154,17 @@ class Site:
         """What the location of the equation calls the primitive; `""` where it says nothing."""
         return hint_of(self.eqn).split(";")[0]
 
-    def producer(self, atom: Any) -> Any | None:
+    def producer(self, atom: Atom) -> Eqn | None:
         """The equation that defines `atom`, if any."""
-        return None if isinstance(atom, Literal) else self.graph.producers.get(atom)
+        return self.graph.producer(atom)
 
 
-def hint_of(eqn: Any) -> str:
+def hint_of(eqn: Eqn) -> str:
     """The hint that raising left in the name scopes of an equation."""
     names = names_of(eqn)
     return names[-1][1:] if names and names[-1].startswith(HINT) else ""
 
 
-def written_broadcasts(eqn: Any) -> set[int]:
+def written_broadcasts(eqn: Eqn) -> set[int]:
     """Places of the operands that the author broadcast by hand, as far as locations tell."""
     return {int(part.split("#")[0]) for part in hint_of(eqn).split(";")[1:]}

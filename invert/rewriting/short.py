@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -15,13 +15,14 @@ import numpy as np
 from invert._errors import PatternError
 from invert._private.jax import Literal, open_jaxpr, trace_closed
 from invert.ir.match import Miss
+from invert.ir.types import Aval, JaxFunction, Value
 from invert.rewriting.outline import outline, parameters_differ, shaped
 from invert.rewriting.pattern import Call, Site
-from invert.rewriting.templates import written_call
+from invert.rewriting.templates import traced_call
 
 Avals = tuple[jax.ShapeDtypeStruct, ...]
 # Keyword arguments that both functions are called with.
-Choice = tuple[tuple[str, Any], ...]
+Choice: TypeAlias = tuple[tuple[str, Any], ...]
 
 # What JAX raises where a function does not take arrays of these types.
 _REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError)
@@ -43,8 +44,8 @@ class Short:
     - `given`: types at which `before` traces, where its author says so.
     """
 
-    before: Callable[..., Any] | None
-    after: Callable[..., Any]
+    before: JaxFunction | None
+    after: JaxFunction
     arity: int
     choices: tuple[Choice, ...] = ((),)
     given: Avals | None = None
@@ -153,7 +154,7 @@ def _agree(call: Call) -> bool:
     )
 
 
-def _results(call: Call, function: Callable[..., Any]) -> tuple[jax.ShapeDtypeStruct, ...] | None:
+def _results(call: Call, function: JaxFunction) -> tuple[jax.ShapeDtypeStruct, ...] | None:
     try:
         with jax.enable_x64(call.needs_x64):
             return tuple(jax.tree_util.tree_leaves(jax.eval_shape(function, *call.avals)))
@@ -192,7 +193,7 @@ def combinations(name: str, options: Mapping[str, Sequence[Any]]) -> tuple[Choic
     return found
 
 
-def _parameters(name: str, before: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+def _parameters(name: str, before: JaxFunction) -> Sequence[inspect.Parameter]:
     try:
         return list(inspect.signature(before).parameters.values())
     except (TypeError, ValueError) as error:
@@ -202,7 +203,7 @@ def _parameters(name: str, before: Callable[..., Any]) -> Sequence[inspect.Param
         ) from error
 
 
-def arity_of(name: str, before: Callable[..., Any]) -> int:
+def arity_of(name: str, before: JaxFunction) -> int:
     """The number of operands: positional parameters without a default."""
     parameters = _parameters(name, before)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -240,7 +241,7 @@ def problems(short: Short) -> Iterator[str]:
         said = ", ".join(map(_short, call.avals))
         try:
             with jax.enable_x64(call.needs_x64):
-                one = written_call(call, "cpu")
+                one = traced_call(call)
                 two = trace_closed(call.function, *call.avals)
         except _REFUSALS as error:
             line = "".join(str(error).strip().splitlines()[:1])
@@ -266,9 +267,9 @@ def problems(short: Short) -> Iterator[str]:
             return
 
 
-def type_of(value: Any) -> jax.ShapeDtypeStruct:
+def type_of(value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value))
 
 
-def _short(aval: Any) -> str:
+def _short(aval: Aval) -> str:
     return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 
@@ -17,12 +16,13 @@ from invert._private.jax import (
 )
 from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
+from invert.ir.types import ClosedJaxpr, Value
 from invert.rewriting.pattern import Call
 from invert.stablehlo.program import Program
 
 
 @functools.lru_cache(maxsize=4096)
-def raise_call(call: Call, platform: str) -> Any | None:
+def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
     """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
     try:
         with jax.enable_x64(call.needs_x64):
@@ -38,7 +38,7 @@ def raise_call(call: Call, platform: str) -> Any | None:
         return None
     program = Program(module, Config())
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         # Keys are lowered to their words.
         results = program(*map(words_of, values))
         return [from_words(r, out.dtype) for r, out in zip(results, outs, strict=True)]
@@ -49,7 +49,7 @@ def raise_call(call: Call, platform: str) -> Any | None:
     return closed if call.is_call else unwrap(closed)
 
 
-def unwrap(closed: Any) -> Any:
+def unwrap(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Inlines the function that JAX outlines some primitives into (`@cumsum`, `@argmax`, ...)."""
     jaxpr = open_jaxpr(closed)
     while len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "jit":
@@ -58,9 +58,12 @@ def unwrap(closed: Any) -> Any:
     return closed
 
 
-def written_call(call: Call, platform: str) -> Any | None:
+def written_call(call: Call, platform: str) -> ClosedJaxpr | None:
     """What a call looks like in a program: as its author wrote it where that is given."""
-    if call.before is None:
-        return raise_call(call, platform)
+    return raise_call(call, platform) if call.before is None else traced_call(call)
+
+
+def traced_call(call: Call) -> ClosedJaxpr:
+    """What a call looks like where it is traced: its `before`, or the function itself."""
     with jax.enable_x64(call.needs_x64):
-        return jaxprs.canonicalize(trace_closed(call.before, *call.avals))
+        return jaxprs.canonicalize(trace_closed(call.before or call.function, *call.avals))

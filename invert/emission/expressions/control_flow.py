@@ -15,9 +15,9 @@ from invert.emission.expressions.statements import Function, Parameter
 from invert.emission.python import syntax
 from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
+from invert.ir.avals import is_differentiable
 from invert.ir.graph import is_var
 from invert.ir.loops import CondParts, ScanParts, WhileParts
-from invert.ir.traced_form import is_smooth
 
 
 class File(Writer, Protocol):
@@ -442,14 +442,15 @@ def jvp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
     primals = tuple(file.token(v) for v in jaxpr.invars[:count])
     moved = iter(jaxpr.invars[count:])
     tangents = tuple(
-        file.token(next(moved)) if is_smooth(v.aval) else syntax.new_token() for v in eqn.invars
+        file.token(next(moved)) if is_differentiable(v.aval) else syntax.new_token()
+        for v in eqn.invars
     )
     body = Body(file, jaxpr, constants_of(rule))
     values = body.run()
     results, rest = values[: len(eqn.outvars)], iter(values[len(eqn.outvars) :])
     dots = [
         next(rest)
-        if is_smooth(v.aval)
+        if is_differentiable(v.aval)
         else call("np.zeros", literals.shape(v.aval.shape), syntax.name("jax.dtypes.float0"))
         for v in eqn.outvars
     ]
@@ -475,11 +476,12 @@ def vjp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
     primals = tuple(file.token(v) for v in jaxpr.invars[:count])
     moved = iter(jaxpr.invars[count:])
     cotangents = tuple(
-        file.token(next(moved)) if is_smooth(v.aval) else syntax.new_token() for v in eqn.outvars
+        file.token(next(moved)) if is_differentiable(v.aval) else syntax.new_token()
+        for v in eqn.outvars
     )
     body = Body(file, jaxpr, constants_of(rule))
     values = iter(body.run())
-    found = [next(values) if is_smooth(v.aval) else number(None) for v in eqn.invars]
+    found = [next(values) if is_differentiable(v.aval) else number(None) for v in eqn.invars]
     parameter: Parameter = cotangents[0] if len(cotangents) == 1 else cotangents
     return Function(
         "", f"{name}_backward", [primals, parameter], ["residuals", "cotangent"],

@@ -1,0 +1,18 @@
+"""Types of values: shape and dtype."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from invert.ir.types import Atom, Aval
+
+
+def type_of(atom: Atom) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a variable or literal."""
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+
+
+def is_differentiable(aval: Aval) -> bool:
+    """Whether values of this type have tangents."""
+    return jax.dtypes.issubdtype(aval.dtype, np.inexact)
