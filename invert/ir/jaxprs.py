@@ -31,21 +31,13 @@ from invert._private.jax import (
     holds_jaxprs,
     is_jaxpr,
     live_part,
-    names_of,
     open_jaxpr,
-    rename,
     trace_closed,
-    with_names,
 )
-from invert.ir.interpret import bind, retrace
 from invert.ir.loops import WhileParts
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
 
 _T = TypeVar("_T")
-
-# The last name scope of a raised equation is what its location calls the primitive, behind this
-# sign. Patterns may look at it to choose among programs that lower to the same ops.
-HINT = "="
 
 
 def canonicalize(closed: J) -> J:
@@ -136,97 +128,6 @@ def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
 
 def _kept(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
     return [v for v, k in zip(values, keep, strict=True) if k]
-
-
-# Behind the sign, the number of a broadcast that is written once and used by several equations.
-WRITTEN_BROADCAST = "broadcast_in_dim#"
-
-
-def merge_broadcasts(closed: J) -> J:
-    """Makes one of the broadcasts that spelling has put in front of each user of one."""
-    sign = HINT + WRITTEN_BROADCAST
-
-    def merge(jaxpr: Jaxpr) -> Jaxpr:
-        kept: dict[Hashable, Var] = {}
-        renamed: dict[Var, Atom] = {}
-        eqns = []
-        for eqn in jaxpr.eqns:
-            names = names_of(eqn)
-            if names and names[-1].startswith(sign):
-                (out,) = eqn.outvars
-                (x,) = eqn.invars
-                value = np.asarray(x.val).tobytes() if isinstance(x, Literal) else x
-                first = kept.setdefault((names[-1], out.aval, value), out)
-                if first is not out:
-                    renamed[out] = first
-                    continue
-            eqns.append(eqn)
-        return rename(jaxpr.replace(eqns=eqns), renamed) if renamed else jaxpr
-
-    return map_jaxprs(closed, merge)
-
-
-# Behind the sign: a constant array of one number, which raising has made a broadcast.
-WRITTEN_ARRAY = "constant"
-_LARGEST_ARRAY = 4096
-
-
-def restore_arrays(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Makes constants again of the small arrays of one number that the program holds.
-
-    While patterns are matched they are broadcasts, so that their numbers are scalars. Inside of
-    inner jaxprs, and where they are large, they stay so.
-    """
-    jaxpr = open_jaxpr(closed)
-    arrays: dict[Eqn, np.ndarray] = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name != "broadcast_in_dim":
-            continue
-        (number,), aval = eqn.invars, eqn.outvars[0].aval
-        written = names_of(eqn)[-1:] == (HINT + WRITTEN_ARRAY,)
-        if written and aval.size <= _LARGEST_ARRAY and isinstance(number, Literal):
-            arrays[eqn] = np.full(aval.shape, number.val, aval.dtype)
-    if not arrays:
-        return closed
-
-    def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
-        return [arrays[eqn]] if eqn in arrays else bind(eqn, operands)
-
-    return retrace(closed, on_eqn)
-
-
-def is_named(closed: AnyJaxpr) -> bool:
-    """Whether a location of the program names a primitive."""
-    return any(
-        names[-1].startswith(HINT)
-        for eqn in equations(open_jaxpr(closed))
-        if (names := names_of(eqn))
-    )
-
-
-# The hint of an equation that is the program's only if a comparator of the file orders; no name of
-# a file holds the sign.
-ASSUMED_ORDER = "#order"
-
-
-def assumes_order(jaxpr: Jaxpr) -> bool:
-    """Whether some sort is by a comparator that is not known to be a strict weak order."""
-    return any(names_of(e)[-1:] == (HINT + ASSUMED_ORDER,) for e in equations(jaxpr))
-
-
-def without_hints(closed: J) -> J:
-    """Takes the hints out of the name scopes."""
-
-    def strip(jaxpr: Jaxpr) -> Jaxpr:
-        eqns = []
-        for eqn in jaxpr.eqns:
-            names = names_of(eqn)
-            if names and names[-1].startswith(HINT):
-                eqn = with_names(eqn, names[:-1])
-            eqns.append(eqn)
-        return jaxpr.replace(eqns=eqns)
-
-    return map_jaxprs(closed, strip)
 
 
 def tuple_like(original: tuple[Any, ...], values: Iterable[Value]) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from invert._private.jax import (
     source_line,
 )
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import HINT
+from invert.ir.hints import is_hint
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
 
 # An atom of the template and the one of the program that is to be the same.
@@ -303,7 +303,7 @@ def _said(graph: Graph, atom: Atom) -> str:
 
 def scope_of(eqn: Eqn) -> str:
     """The name scopes of an equation, without what is a hint; `""` where there are none."""
-    return "/".join(n for n in names_of(eqn) if not n.startswith(HINT))
+    return "/".join(n for n in names_of(eqn) if not is_hint(n))
 
 
 def place_of(eqn: Eqn) -> str:

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert._private.jax import add_any_p, name_stack
-from invert.ir.jaxprs import HINT, WRITTEN_BROADCAST
+from invert.ir.hints import Hint, hint_of
 from invert.ir.types import JaxFunction, Value
-from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind, hint_of
+from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind
 
 
 def _square(site: Site) -> JaxFunction | None:
@@ -60,7 +60,7 @@ def _reshape_dimensions(site: Site) -> Iterator[Call]:
     transpose = site.producer(site.eqn.invars[0])
     if site.hint != "reshape" or transpose is None or transpose.primitive.name != "transpose":
         return
-    if hint_of(transpose) == "reshape":
+    if hint_of(transpose).primitive == "reshape":
         params = {**site.eqn.params, "dimensions": transpose.params["permutation"]}
         yield bind(lax.reshape_p, site.aval(transpose.invars[0]), **params)
 
@@ -104,20 +104,18 @@ def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
 
 def _explicit_broadcast(site: Site) -> JaxFunction | None:
     """An operand that the author broadcast by hand is broadcast by hand again."""
-    places = hint_of(site.eqn).split(";")[1:]
     eqn = site.eqn
     shape = eqn.outvars[0].aval.shape
-    found = {int(p): number for p, _, number in (q.partition("#") for q in places)}
     found = {
-        p: number
-        for p, number in found.items()
-        if p < len(eqn.invars) and eqn.invars[p].aval.shape != shape
+        position: number
+        for position, number in hint_of(eqn).operands
+        if position < len(eqn.invars) and eqn.invars[position].aval.shape != shape
     }
     if not found:
         return None
 
-    def widen(x: Value, number: str) -> Value:
-        with name_stack((f"{HINT}{WRITTEN_BROADCAST}{number}",)):
+    def widen(x: Value, number: int) -> Value:
+        with name_stack((Hint("broadcast_in_dim", broadcast=number).encode(),)):
             return lax.broadcast_in_dim(x, shape, tuple(range(len(shape))) if x.shape else ())
 
     def call(*operands: Value) -> Value:

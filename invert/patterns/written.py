@@ -16,9 +16,10 @@ from jax import lax
 
 from invert._private.jax import Var
 from invert.ir.graph import is_var
+from invert.ir.hints import hint_of
 from invert.ir.types import Atom
 from invert.patterns.special import is_number, produced_by
-from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, written_broadcasts
+from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _CONVERT = "convert_element_type"
 
@@ -35,7 +36,7 @@ def _exponent(site: Site, atom: Atom) -> int:
             return known[atom]
         eqn = produced_by(site, atom, "mul")
         result = (atom, 1)
-        written_out = eqn is not None and hint_of(eqn) in ("", "mul")
+        written_out = eqn is not None and hint_of(eqn).primitive in ("", "mul")
         if eqn is not None and written_out and depth and all(map(is_var, eqn.invars)):
             (a, k), (b, n) = (visit(v, depth - 1) for v in eqn.invars)
             if a is b:
@@ -65,9 +66,7 @@ def _negative_pow(site: Site) -> Iterator[Call]:
         yield bind(lax.integer_pow_p, site.out, y=-1)
     # The numerator of the primitive is broadcast, that of `1 / (x * x)` is not; without any
     # location that does not show, and a negative power is likelier.
-    elif (k := _exponent(site, x)) >= (
-        4 if site.named and written_broadcasts(site.eqn) != {0} else 2
-    ):
+    elif (k := _exponent(site, x)) >= (4 if site.named and site.broadcasts != {0} else 2):
         yield bind(lax.integer_pow_p, site.out, y=-k)
 
 
@@ -75,7 +74,7 @@ def _pow(site: Site) -> Iterator[Call]:
     """pow(x, float(n)) -> pow(x, n)."""
     x, y = site.eqn.invars
     eqn = produced_by(site, y, _CONVERT)
-    if eqn is not None and hint_of(eqn) == "pow":
+    if eqn is not None and hint_of(eqn).primitive == "pow":
         yield bind(lax.pow_p, site.aval(x), site.aval(eqn.invars[0]))
 
 

@@ -29,7 +29,7 @@ from invert._private.jax import (
 )
 from invert.ir import jaxprs
 from invert.ir.graph import Graph, is_var, rounded
-from invert.ir.jaxprs import HINT
+from invert.ir.hints import without_hint
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, Miss, equivalent
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
@@ -443,9 +443,7 @@ def _splice(r: Replacement, renamed: dict[Atom, Atom]) -> list[Eqn]:
         outvars = [env.setdefault(v, Var(v.aval)) if _is_named(v) else v for v in eqn.outvars]
         new = eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars)
         names, own = names_of(r.root), names_of(new)
-        if own and names and names[-1].startswith(HINT):
-            names = names[:-1]
-        eqns.append(with_names(new, (*names, *own)))
+        eqns.append(with_names(new, (*(without_hint(names) if own else names), *own)))
     return eqns
 
 

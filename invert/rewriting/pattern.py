@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 
-from invert._private.jax import Primitive, names_of
+from invert._private.jax import Primitive
 from invert.ir import jaxprs
 from invert.ir.graph import Graph
-from invert.ir.jaxprs import HINT
+from invert.ir.hints import hint_of
 from invert.ir.match import Miss
 from invert.ir.types import Atom, ClosedJaxpr, Eqn, JaxFunction
 
@@ -152,19 +152,13 @@ class Site:
     @property
     def hint(self) -> str:
         """What the location of the equation calls the primitive; `""` where it says nothing."""
-        return hint_of(self.eqn).split(";")[0]
+        return hint_of(self.eqn).primitive
+
+    @property
+    def broadcasts(self) -> set[int]:
+        """Positions of the operands that the author broadcast by hand, as far as known."""
+        return {position for position, _ in hint_of(self.eqn).operands}
 
     def producer(self, atom: Atom) -> Eqn | None:
         """The equation that defines `atom`, if any."""
         return self.graph.producer(atom)
-
-
-def hint_of(eqn: Eqn) -> str:
-    """The hint that raising left in the name scopes of an equation."""
-    names = names_of(eqn)
-    return names[-1][1:] if names and names[-1].startswith(HINT) else ""
-
-
-def written_broadcasts(eqn: Eqn) -> set[int]:
-    """Places of the operands that the author broadcast by hand, as far as locations tell."""
-    return {int(part.split("#")[0]) for part in hint_of(eqn).split(";")[1:]}
