@@ -27,7 +27,7 @@ from invert._private.jax import (
     rename,
     trace_closed,
 )
-from invert.ir.avals import is_differentiable
+from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
@@ -115,7 +115,7 @@ def is_weak(v: Atom) -> bool:
 
 
 def _strong_type(v: Var) -> Aval:
-    return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) if hasattr(v.aval, "shape") else v.aval
+    return type_of(v) if hasattr(v.aval, "shape") else v.aval
 
 
 def _typed_operands(eqn: Eqn) -> Eqn:
@@ -312,7 +312,7 @@ def _alone(eqn: Eqn) -> JaxFunction:
 
 
 def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    avals = [type_of(v) for v in eqn.invars]
     smooth = [i for i, a in enumerate(avals) if is_differentiable(a)]
     outs = [v.aval for v in eqn.outvars]
     run = _alone(eqn)

@@ -12,6 +12,7 @@ import jax
 from invert._errors import PatternError
 from invert._private.jax import trace_closed
 from invert.ir import jaxprs
+from invert.ir.avals import type_of_value
 from invert.ir.match import place_of
 from invert.ir.types import Value
 from invert.patterns import STAGES, names
@@ -29,7 +30,7 @@ class Attempt:
     - `root`: the primitive of the equation.
     - `place`: its name scopes and the line that it was written at, `""` where neither is known.
     - `matched`: whether the pattern was found there.
-    - `equation`: the primitive of the equation at which the furthest attempt ended.
+    - `equation`: the primitive of the equation at which the furthest try ended.
     - `equation_place`: the place of that.
     - `reason`: what the pattern has there and what the program has; `""` where it was found.
     - `compared`: how many equations were the same until then.
@@ -113,7 +114,7 @@ def explain(
         ```
     """
     flat, tree = jax.tree_util.tree_flatten(args)
-    avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(a), jax.dtypes.result_type(a)) for a in flat)
+    avals = tuple(map(type_of_value, flat))
 
     def run(*values: Value) -> list[Value]:
         return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, values)))
@@ -125,7 +126,7 @@ def explain(
         lowered = True
     stage = stage or Stage((pattern,))
     if lowered:
-        closed = raise_call.__wrapped__(Call("explained", run, avals, x64=x64), platform)
+        closed = raise_call(Call("explained", run, avals, x64=x64, of_site=True), platform)
         if closed is None:
             raise PatternError(f"pattern {pattern.name!r}: JAX does not lower the function")
     else:
@@ -135,9 +136,9 @@ def explain(
     stages = (*earlier, stage)
     rewriter = driver.Rewriter(stages, make, platform, x64=x64, x64_first=x64)
     closed = rewriter.run(closed, len(earlier))
-    rewriter.attempts = []
+    rewriter.trials = []
     rewriter.run_stage(closed, len(earlier))
-    found = sorted(map(_described, rewriter.attempts), key=lambda a: (not a.matched, -a.compared))
+    found = sorted(map(_described, rewriter.trials), key=lambda a: (not a.matched, -a.compared))
     return Explanation(pattern.name, pattern.roots, tuple(found))
 
 
@@ -157,13 +158,13 @@ def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Sta
     raise PatternError(f"there is no pattern {name!r}{hint} (invert.patterns.names() lists them)")
 
 
-def _described(attempt: driver.Attempt) -> Attempt:
-    root, place = attempt.eqn.primitive.name, place_of(attempt.eqn)
-    if attempt.matched:
+def _described(trial: driver.Trial) -> Attempt:
+    root, place = trial.eqn.primitive.name, place_of(trial.eqn)
+    if trial.matched:
         return Attempt(root, place, True)
-    if not attempt.misses:
+    if not trial.misses:
         return Attempt(root, place, False, root, place, "the pattern proposes nothing here")
-    miss = max(attempt.misses, key=lambda m: m.compared)
+    miss = max(trial.misses, key=lambda m: m.compared)
     at = miss.eqn.primitive.name, place_of(miss.eqn)
     return Attempt(root, place, False, *at, miss.reason, miss.compared)
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import PatternError
+from invert.ir.avals import type_of_value
 from invert.ir.graph import Graph
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.outline import heads
 from invert.rewriting.pattern import Pattern, Stage
-from invert.rewriting.short import Short, arity_of, combinations, problems, type_of, untraced
+from invert.rewriting.short import Short, arity_of, combinations, problems, untraced
 from invert.rewriting.templates import raise_call, traced_call, written_call
 
 
@@ -61,7 +62,7 @@ def pattern(
         raise PatternError(
             f"pattern {name!r}: `before` has {arity} operands, `example` {len(example)}"
         )
-    given = None if example is None else tuple(type_of(a) for a in example)
+    given = None if example is None else tuple(map(type_of_value, example))
     short = Short(before, after, arity, choices, given)
     if not short.examples:
         raise PatternError(f"pattern {name!r}: {untraced(short)}")

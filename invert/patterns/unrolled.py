@@ -229,6 +229,7 @@ def _calls(
             ("unrolled", loop.counted.body.jaxpr, times, length, kept, opened),
             _scan(loop, times, results, length, used, kept, opened),
             (*[consts[i] for i in used], *init, *xs),
+            of_site=True,
         )
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 import jax
 import numpy as np
 
-from invert._errors import InvertError, attempt
+from invert._errors import InvertError, optional_step
 from invert._private.jax import (
     DropVar,
     Literal,
@@ -28,12 +28,21 @@ from invert._private.jax import (
     with_names,
 )
 from invert.ir import jaxprs
+from invert.ir.avals import type_of
 from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.hints import without_hint
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, Miss, equivalent
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
-from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Site, Stage
+from invert.rewriting.pattern import (
+    Call,
+    EquationPattern,
+    Pattern,
+    ProgramPattern,
+    Site,
+    Stage,
+    kept_by_call,
+)
 
 # Values of leading arguments of a body; `None` where they are not constant.
 Known: TypeAlias = tuple[Value | None, ...]
@@ -57,7 +66,7 @@ class Rewriter:
     - `x64_first`: whether that form is tried first.
     - `named`: whether the locations of the program name primitives.
     - `defects`: gets a line for each pattern that was left out because of a defect of its own.
-    - `attempts`: where a list is given, it collects what became of each equation that was tried.
+    - `trials`: where a list is given, it collects what became of each equation that was tried.
     """
 
     stages: Sequence[Stage]
@@ -68,15 +77,15 @@ class Rewriter:
     named: bool = True
     defects: list[str] = dataclasses.field(default_factory=list)
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    attempts: list[Attempt] | None = None
+    trials: list[Trial] | None = None
     _bodies: dict[tuple[AnyJaxpr, int, tuple[int, ...]], tuple[Known, AnyJaxpr]] = (
         dataclasses.field(default_factory=dict)
     )
+    _templates: dict[tuple[Call, int], Graph | None] = dataclasses.field(default_factory=dict)
     _names: dict[Jaxpr, frozenset[str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._roots = [{r for p in stage.patterns for r in p.roots} for stage in self.stages]
-        self._templates = _templates_of(tuple(self.stages), self.raise_call, self.platform)
 
     def run(self, closed: ClosedJaxpr, stages: int | None = None) -> ClosedJaxpr:
         """The program rewritten by the first `stages` stages (all, by default)."""
@@ -91,7 +100,7 @@ class Rewriter:
             if not isinstance(pattern, ProgramPattern):
                 continue
             step = f"the pattern {pattern.name}"
-            rewritten = attempt(step, self.defects, pattern.rewrite, closed)
+            rewritten = optional_step(step, self.defects, pattern.rewrite, closed)
             if rewritten is not None:
                 closed = rewritten
                 self.counts[pattern.name] += 1
@@ -171,7 +180,7 @@ class Rewriter:
         found: list[Replacement] = []
         claimed: set[Eqn] = set()
         template = functools.partial(self._template, number=number)
-        begin = len(self.attempts or ())
+        begin = len(self.trials or ())
         for pattern in self.stages[number].patterns:
             literal = getattr(pattern, "literal", None)
             # The last equation first: of nested matches the larger one is meant.
@@ -184,28 +193,30 @@ class Rewriter:
             for eqn in roots:
                 if eqn in claimed:
                     continue
-                misses = None if self.attempts is None else []
+                misses = None if self.trials is None else []
                 site = Site(graph, eqn, self.platform, self.named, template, misses)
                 if isinstance(pattern, EquationPattern):
-                    replacement = attempt(step, self.defects, _structural, pattern, site)
+                    replacement = optional_step(step, self.defects, _structural, pattern, site)
                 elif isinstance(pattern, Pattern):
-                    replacement = attempt(step, self.defects, self._try, pattern, site, number)
+                    replacement = optional_step(
+                        step, self.defects, self._try, pattern, site, number
+                    )
                 else:  # a program as a whole has no site
                     continue
                 if replacement is not None and claimed & replacement.removed:
                     if misses is not None:
                         misses.append(Miss(0, eqn, "it shares equations with another match"))
                     replacement = None
-                if self.attempts is not None:
-                    self.attempts.append(Attempt(eqn, replacement is not None, misses or ()))
+                if self.trials is not None:
+                    self.trials.append(Trial(eqn, replacement is not None, misses or ()))
                 if replacement is None:
                     continue
                 claimed |= replacement.removed
                 found.append(replacement)
                 self.counts[pattern.name] += 1
-        if found and self.attempts is not None and not self.stages[number].outermost_first:
+        if found and self.trials is not None and not self.stages[number].outermost_first:
             # What failed is tried again on the new body.
-            self.attempts[begin:] = [a for a in self.attempts[begin:] if a.matched]
+            self.trials[begin:] = [a for a in self.trials[begin:] if a.matched]
         return found
 
     def _try(self, pattern: Pattern, site: Site, number: int) -> Replacement | None:
@@ -238,26 +249,17 @@ class Rewriter:
             yield from reversed(forms) if self.x64_first else forms
 
     def _template(self, call: Call, number: int) -> Graph | None:
-        key = (call, number)
+        key = call, number
         if key not in self._templates:
-            closed = self.raise_call(dataclasses.replace(call, commuted=frozenset()), self.platform)
-            if closed is not None:
-                x64 = call.needs_x64
-                inner = Rewriter(
-                    self.stages, self.raise_call, self.platform, x64, x64, defects=self.defects
-                )
-                closed = _commuted(inner.run(closed, number), call.commuted)
-            if len(self._templates) >= _MAX_TEMPLATES:
-                self._templates.clear()
-            self._templates[key] = None if closed is None else Graph(closed, consts_of(closed))
+            stages = tuple(self.stages[:number])
+            template, defects = _template(call, stages, self.raise_call, self.platform)
+            self.defects += [line for line in defects if line not in self.defects]
+            self._templates[key] = template
         return self._templates[key]
 
 
-_MAX_TEMPLATES = 4096
-
-
 @dataclasses.dataclass(frozen=True)
-class Attempt:
+class Trial:
     """An equation at which a pattern was tried, and where each try ended."""
 
     eqn: Eqn
@@ -277,13 +279,21 @@ def _commuted(closed: J, places: Set[int]) -> J:
     return close_like(closed, jaxpr.replace(eqns=eqns))
 
 
-@functools.lru_cache(maxsize=8)
-def _templates_of(
-    stages: tuple[Stage, ...], raise_call: RaiseCall, platform: str
-) -> dict[tuple[Call, int], Graph | None]:
-    """Templates by call and number of the stage. They depend on nothing else, so that programs
-    which are recovered one after another share them."""
-    return {}
+@kept_by_call
+def _template(
+    call: Call, stages: tuple[Stage, ...], raise_call: RaiseCall, platform: str
+) -> tuple[Graph | None, Sequence[str]]:
+    """What to look for where `stages` have run, and the defects that were met in making it.
+
+    It depends on nothing else, so that programs recovered one after another share it.
+    """
+    closed = raise_call(dataclasses.replace(call, commuted=frozenset()), platform)
+    if closed is None:
+        return None, ()
+    x64 = call.needs_x64
+    inner = Rewriter(stages, raise_call, platform, x64, x64)
+    closed = _commuted(inner.run(closed), call.commuted)
+    return Graph(closed, consts_of(closed)), tuple(inner.defects)
 
 
 _WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
@@ -339,7 +349,7 @@ class Replacement:
     root: Eqn
 
 
-@functools.lru_cache(maxsize=4096)
+@kept_by_call
 def _trace(call: Call) -> ClosedJaxpr:
     with jax.enable_x64(call.needs_x64):
         return trace_closed(call.function, *call.avals)
@@ -349,7 +359,7 @@ def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:
     function, eqn = pattern.rewrite(site), site.eqn
     if function is None:
         return None
-    avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in eqn.invars]
+    avals = [type_of(a) for a in eqn.invars]
     closed = trace_closed(function, *avals)
     return Replacement(closed, eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
 

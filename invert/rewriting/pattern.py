@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 
 from invert._private.jax import Primitive
 from invert.ir import jaxprs
+from invert.ir.avals import type_of
 from invert.ir.graph import Graph
 from invert.ir.hints import hint_of
 from invert.ir.match import Miss
@@ -39,6 +40,8 @@ class Call:
         is opened, as JAX outlines some primitives into functions.
     - `before`: the program to look for, where it is not what `function` lowers to. Whoever writes
         it answers for the two being equal, and states in the docstring where they are not.
+    - `of_site`: whether it holds a part of the program that it is proposed for, so that no cache
+        outlives that program for it.
     - `commuted`: places of equations of the program that `before` lowers to whose two operands
         stand in the other order in the program to look for.
     """
@@ -50,11 +53,29 @@ class Call:
     is_call: bool = False
     before: JaxFunction | None = dataclasses.field(default=None, compare=False)
     commuted: frozenset[int] = frozenset()
+    of_site: bool = False
 
     @property
     def needs_x64(self) -> bool:
         """Whether the call has to be traced with 64-bit types enabled."""
         return self.x64 or any(jaxprs.is_wide_dtype(a.dtype) for a in self.avals)
+
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+def kept_by_call(
+    function: Callable[Concatenate[Call, _P], _T],
+) -> Callable[Concatenate[Call, _P], _T]:
+    """Memoizes a function of a call, unless the call holds a part of a program."""
+    kept: Any = functools.lru_cache(maxsize=4096)(function)
+
+    @functools.wraps(function)
+    def run(call: Call, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return (function if call.of_site else kept)(call, *args, **kwargs)
+
+    return run
 
 
 def bind(primitive: Primitive, *avals: jax.ShapeDtypeStruct, **params: Any) -> Call:
@@ -142,7 +163,7 @@ class Site:
     misses: list[Miss] | None = None
 
     def aval(self, atom: Atom) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+        return type_of(atom)
 
     @property
     def out(self) -> jax.ShapeDtypeStruct:

@@ -15,9 +15,9 @@ import numpy as np
 from invert._errors import PatternError
 from invert._private.jax import Literal, open_jaxpr, trace_closed
 from invert.ir.match import Miss
-from invert.ir.types import Aval, JaxFunction, Value
+from invert.ir.types import Aval, JaxFunction
 from invert.rewriting.outline import outline, parameters_differ, shaped
-from invert.rewriting.pattern import Call, Site
+from invert.rewriting.pattern import Call, Site, kept_by_call
 from invert.rewriting.templates import traced_call
 
 Avals = tuple[jax.ShapeDtypeStruct, ...]
@@ -137,13 +137,13 @@ def _recast(call: Call, dtype: Any) -> Call:
     return call if result_types(new) is None else new
 
 
-@functools.lru_cache(maxsize=4096)
+@kept_by_call
 def result_types(call: Call) -> tuple[jax.ShapeDtypeStruct, ...] | None:
     """Types of the results of the program to look for; `None` where JAX refuses the call."""
     return _results(call, call.before or call.function)
 
 
-@functools.lru_cache(maxsize=4096)
+@kept_by_call
 def _agree(call: Call) -> bool:
     """Whether results of the call have the types of those of the program to look for."""
     theirs, ours = _results(call, call.function), result_types(call)
@@ -265,10 +265,6 @@ def problems(short: Short) -> Iterator[str]:
                 f"and `after` gives {', '.join(theirs)}"
             )
             return
-
-
-def type_of(value: Value) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value))
 
 
 def _short(aval: Aval) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 
 from invert._config import Config
@@ -17,11 +15,11 @@ from invert._private.jax import (
 from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
 from invert.ir.types import ClosedJaxpr, Value
-from invert.rewriting.pattern import Call
+from invert.rewriting.pattern import Call, kept_by_call
 from invert.stablehlo.program import Program
 
 
-@functools.lru_cache(maxsize=4096)
+@kept_by_call
 def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
     """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
     try:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from invert._errors import attempt
+from invert._errors import optional_step
 from invert._private.jax import Literal
 from invert.emission.expressions import indexing
 from invert.emission.expressions.products import dot_options, relettered, subscripts
@@ -223,7 +223,7 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
             continue
         for row in ROWS.get(eqn.primitive.name, ()):
             step, defects = f"an idiom for {eqn.primitive.name}", writer.prover.defects
-            group = attempt(step, defects, _first, row, eqn, graph, writer, taken)
+            group = optional_step(step, defects, _first, row, eqn, graph, writer, taken)
             if group is not None:
                 found[id(eqn)] = group
                 taken |= group.covered | {id(eqn)}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import EmissionError, attempt
+from invert._errors import EmissionError, optional_step
 from invert._private.jax import (
     Literal,
     Var,
@@ -81,7 +81,7 @@ class Prover:
         if key not in self._traced:
             function = load.function_of(names, closed, NAMESPACE)
             step = f"the expression {key[0]}"
-            self._traced[key] = attempt(step, self.defects, _trace, function, avals, x64)
+            self._traced[key] = optional_step(step, self.defects, _trace, function, avals, x64)
         return self._traced[key]
 
     def holds(
