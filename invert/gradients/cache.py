@@ -1,8 +1,8 @@
-"""What is known of gradients, so that gradients of one kind are compared and rewritten once.
+"""A cache, so that equal gradients are compared and rewritten once.
 
-Layers of a model have the same gradients at other places, often at other shapes. Comparing one with
-automatic differentiation means to compile both, which costs more than all the rest; so verdicts are
-kept, and asked for by equality of programs.
+Layers of a model share gradients, often at different shapes. Comparing a gradient with automatic
+differentiation means compiling both, which dominates the cost; so results are cached by program, up
+to isomorphism.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from invert.rewriting.driver import Replacement, replace
 
 RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
 
-# Programs that are alike and differ in their constants are looked through up to this number.
+# The most entries kept for isomorphic programs that differ in their constants.
 _MAX_ALIKE = 8
 
 
 def without_rules(closed: J) -> J:
-    """The forward program alone: rules are functions, which no two traces share."""
+    """Replaces functions with derivative rules by their bodies: rules cannot be compared."""
     if not _has_rules(closed):
         return closed
 
@@ -53,20 +53,20 @@ def _has_rules(closed: AnyJaxpr) -> bool:
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The program with all calls inlined: JAX splits them when it differentiates."""
+    """Inlines all calls, since JAX splits them when it differentiates."""
     while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
         closed = inline_calls(closed)
     return canonicalize(closed)
 
 
 _T = TypeVar("_T")
-# What is to be said of a region and the raw gradient that its container has for it.
+# A function of a region and the raw gradient that its container has for it.
 _Judge: TypeAlias = Callable[[MarkedRegion, ClosedJaxpr], _T]
 
 
 @dataclasses.dataclass
 class _Known(Generic[_T]):
-    """A program over its constants as leading arguments, and what was found out about it."""
+    """Programs over their constants as leading arguments, and a value cached for them."""
 
     programs: tuple[AnyJaxpr, ...]
     constants: Sequence[np.ndarray]
@@ -74,7 +74,7 @@ class _Known(Generic[_T]):
 
 
 class _Table(Generic[_T]):
-    """Values by programs, which are equal up to names and order of equations."""
+    """Cached values, keyed by programs up to isomorphism."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, list[_Known[_T]]] = {}
@@ -86,10 +86,10 @@ class _Table(Generic[_T]):
         holds_for_all: Callable[[_T], bool] = lambda found: False,
         under: Hashable = None,
     ) -> _T:
-        """The value for closed jaxprs; `make` gives one that is not known.
+        """The value for these programs, computed by `make` if it is not cached.
 
-        `holds_for_all` says of a value whether it is right for any constants. Values are kept
-        apart by `under`.
+        `holds_for_all(value)` says whether a value is right for any constants. Values with
+        different `under` are kept apart.
         """
         split = [split_constants(p) for p in programs]
         constants = [c for _, held in split for c in held]
@@ -114,7 +114,7 @@ def _same(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> bool:
 
 
 class GradientCache:
-    """How gradients compared, and what became of those that are kept."""
+    """Cached results of comparing gradients and of rewriting those that are kept."""
 
     def __init__(self) -> None:
         self._proved = _Table[bool]()
@@ -128,7 +128,7 @@ class GradientCache:
         raw: ClosedJaxpr,
         prove: _Judge[bool],
     ) -> bool:
-        """What `prove` says of a region and its raw gradient."""
+        """The result of `prove` for a region and its raw gradient."""
         if _has_rules(region.forward):
             return prove(region, raw)
         return self._proved.find((region.forward, raw), lambda: prove(region, raw))
@@ -139,12 +139,12 @@ class GradientCache:
         raw: ClosedJaxpr,
         compare: _Judge[str],
     ) -> str:
-        """What `compare` says of a region and its raw gradient: `""` where it is autodiff's.
+        """The result of `compare` for a region and its raw gradient: `""` if it equals autodiff.
 
-        A gradient that differs is kept, which is right for any constants; one that agrees may
-        differ where the constants or the rules of library functions do.
+        A gradient that differs is kept, which is right for any constants. One that agrees may
+        differ for other constants or other rules of library functions.
         """
-        # The values of a gradient do not depend on rules; those of its autodiff do.
+        # The values of a gradient do not depend on rules; those of autodiff do.
         raw = without_rules(raw)
         if not _has_rules(region.forward):
             region, raw = at_one_shape(region, raw) or (region, raw)
@@ -156,28 +156,28 @@ class GradientCache:
             return said[0]
 
         found = self._said.find((without_rules(region.forward), raw), make, bool)
-        # What agrees with the rules of another program need not agree with these.
+        # A gradient that agrees under the rules of another program may differ under these.
         return found or (said[0] if said else compare(region, raw))
 
     def is_linear(self, region: MarkedRegion, raw: ClosedJaxpr, find: Callable[[], bool]) -> bool:
-        """What `find` says of a raw gradient: whether it is linear in the cotangents."""
+        """The result of `find`: whether a raw gradient is linear in the cotangents."""
         return self._linear.find((without_rules(raw),), find, under=len(region.numbers))
 
     def rewritten(self, raw: ClosedJaxpr, make: Callable[[], ClosedJaxpr]) -> ClosedJaxpr:
-        """What `make` makes of a raw gradient, once for gradients that are the same program."""
+        """The result of `make`, shared by isomorphic raw gradients."""
         return make() if _has_rules(raw) else self._rewritten.find((raw,), make)
 
 
-# Each element of the results depends on the elements at its place alone.
+# Each element of the results depends on the elements at its position alone.
 _ELEMENTWISE = kinds.ELEMENTWISE | {"copy", "stop_gradient"}
 _SIZE = 256
 
 
 def at_one_shape(region: MarkedRegion, raw: ClosedJaxpr) -> tuple[MarkedRegion, ClosedJaxpr] | None:
-    """An elementwise region of arrays of one shape, at a shape that stands for all others.
+    """An elementwise region of arrays of one shape, traced at a representative shape.
 
-    Whether its gradient is that of autodiff does not depend on the shape then. `None` where the
-    programs do more, or hold arrays as constants.
+    Whether its gradient agrees with autodiff does not depend on the shape. `None` if the programs
+    are not elementwise, or hold constant arrays.
     """
     if region.constants:
         return None

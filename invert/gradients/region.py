@@ -34,9 +34,9 @@ _CLIP = jax.lax.GatherScatterMode.CLIP
 class MarkedRegion:
     """The equations between the arguments and the results of a marker.
 
-    Everything takes the operands: values from outside that are no arguments (their derivative
-    is zero, as it is in TensorFlow), then the arguments, then the cotangents of the results
-    that are numbers with a tangent. `avals` are the types of all of them.
+    Its functions take closed-over values (whose derivative is zero, as in TensorFlow), then the
+    arguments, then the cotangents of the differentiable results. `avals` are the types of all of
+    them.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class MarkedRegion:
         self.wanted = [i for i, v in enumerate(self.inputs) if is_differentiable(v.aval)]
         types = [v.aval for v in self.operands]
         run = functools.partial(self._run_settled, settled)
-        # Markers inside were settled before: their values come first. One that uses what comes
-        # before the arguments here is settled again, on the arguments.
+        # Markers inside were settled before, since their values come first. One that uses values
+        # from before the arguments is settled again, on the arguments.
         self.forward = trace_closed(lambda *values: run(values), *types)
         self.forward = settler(self.forward)
         self.avals = [
@@ -76,10 +76,10 @@ class MarkedRegion:
         return self._evaluate(values, self.results, eqns, replacing(rules))
 
     def _needed(self, settled: Mapping[Eqn, Replacement]) -> tuple[list[Eqn], dict[Eqn, AnyJaxpr]]:
-        """The equations that the results need, and what some were settled as.
+        """The equations that the results need, and the programs that replace settled markers.
 
-        What a settled marker stands for needs the arguments of it alone. The equations between
-        those and its results would else be run at each level of nesting, on top of the rule.
+        A settled marker needs its arguments alone. The equations between them and its results
+        would otherwise run at each level of nesting, in addition to the rule.
         """
         producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
         given = set(self.operands)
@@ -116,7 +116,7 @@ class MarkedRegion:
         return list(map(evaluate(eqns, env, on_eqn), atoms))
 
     def with_promised_bounds(self) -> MarkedRegion | None:
-        """The region with gathers that promise to be in bounds; `None` where it has none."""
+        """The region with gathers that promise to be in bounds; `None` if it has no gathers."""
         promise = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
         found: list[Eqn] = []
 
@@ -134,7 +134,7 @@ class MarkedRegion:
         return other if found else None
 
     def _split(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-        """The operands with the constants in front, and the cotangents."""
+        """The operands, constants first, and the cotangents."""
         n = len(self.outside) + len(self.inputs)
         return [*self.constants.values(), *values[:n]], list(values[n:])
 
@@ -157,17 +157,17 @@ class MarkedRegion:
         return trace_closed(run, *self.avals)
 
     def autodiff(self, *values: Value) -> list[Value]:
-        """What automatic differentiation of the recovered program gives for the same."""
+        """The gradient of the recovered program by automatic differentiation, at `avals`."""
         return self.autodiff_of(lambda *full: eval_closed(self.forward, full), values)
 
     def autodiff_over(self, held: Sequence[Value], *values: Value) -> list[Value]:
-        """The same, with values for the constants `held` in front."""
+        """As `autodiff`, with leading values for the constants `held`."""
         other = copy.copy(self)
         other.constants = {**self.constants, **dict(zip(held, values, strict=False))}
         return other.autodiff(*values[len(held) :])
 
     def autodiff_of(self, program: JaxFunction, values: Sequence[Value]) -> list[Value]:
-        """What automatic differentiation of another program over `operands` gives."""
+        """As `autodiff`, for another program over `operands`."""
         operands, cotangents = self._split(values)
         first = len(operands) - len(self.inputs)
         places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]

@@ -1,4 +1,4 @@
-"""Gradients that are kept: functions with a rule, and the numbers that tell two gradients apart."""
+"""Builds functions with custom derivative rules for the gradients that are kept."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Rule:
 
 
 def stopped(*values: Value) -> list[Value]:
-    """The values, whose derivative is zero."""
+    """The values, with zero derivative."""
     return [jax.lax.stop_gradient(v) for v in values]
 
 
 def is_zero(closed: AnyJaxpr) -> bool:
-    """Whether all results of a program are zero, whatever its arguments."""
+    """Whether all results of a program are zero for any arguments."""
     graph = Graph(closed, consts_of(closed))
 
     def zero(atom: Atom) -> bool:
@@ -46,14 +46,14 @@ def is_zero(closed: AnyJaxpr) -> bool:
 
 
 def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool) -> Rule:
-    """A rule for both modes where JAX can transpose the gradient (`linear`)."""
+    """A rule for both modes if JAX can transpose the gradient (`linear`), else for reverse mode."""
     make, kind = (_custom_jvp, "custom_jvp") if linear else (_custom_vjp, "custom_vjp")
     pulled, shared = _share(backward, region)
     return Rule(make(region, pulled, shared, x64), region.operands, kind)
 
 
 def _share(backward: AnyJaxpr, region: MarkedRegion) -> tuple[JaxFunction, list[int]]:
-    """The gradient over the constants of the region, which hold its own copies; their places."""
+    """The gradient over those constants that the region holds too, and their positions."""
     jaxpr, constants = jaxprs.split_constants(backward)
     index = {
         (c.dtype, c.shape, c.tobytes()): i
@@ -95,7 +95,7 @@ def plain_function(region: MarkedRegion, x64: bool) -> JaxFunction:
 def _custom_jvp(
     region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
 ) -> JaxFunction:
-    """The derivative in a direction is the transpose of the gradient, which is linear."""
+    """A `custom_jvp` whose tangent rule is the transpose of the linear gradient."""
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
     first = len(region.operands) - len(region.inputs)
@@ -122,7 +122,7 @@ def _custom_jvp(
 def _custom_vjp(
     region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
 ) -> JaxFunction:
-    """A gradient that is not linear in the cotangents, as where it is clipped."""
+    """A `custom_vjp`, for a gradient that is not linear in the cotangents, e.g. clipped."""
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
     first = len(region.operands) - len(region.inputs)
@@ -144,8 +144,7 @@ def _custom_vjp(
 
 
 def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool:
-    """Whether the gradient is linear in the cotangents: JAX can transpose it, and its equations
-    show it or numbers agree."""
+    """Whether JAX can transpose the gradient, and it is linear by its equations or numerically."""
     shown = is_linear(backward, len(region.numbers))
     pull = _pull(region, *_share(backward, region), x64)
     n = len(region.operands)

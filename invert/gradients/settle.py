@@ -1,11 +1,11 @@
-"""Derivatives that the forward program does not hold.
+"""Restores derivatives that the forward program lacks.
 
-A module inlines an author's `custom_jvp` and `custom_vjp` rules and drops `stop_gradient`, so that
-automatic differentiation of what was recovered can differ from what the author meant. Where the
+A module inlines the author's `custom_jvp` and `custom_vjp` rules and drops `stop_gradient`, so that
+automatic differentiation of the recovered program can differ from what the author meant. Where the
 container holds a gradient function, raising left a marker (`invert.ir.gradient_marker`). Here each
-marker is settled: its gradient is compared with that of the recovered program, as a program first
-and on numbers next. Where they agree, the marker goes and nothing is left of it. Where they differ,
-the equations between the arguments and the results become a function with a rule.
+marker is settled: its gradient is compared with that of the recovered program, first as a program,
+then numerically. If they agree, the marker is removed. If they differ, the equations between the
+arguments and the results become a function with a rule.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, J, Jaxpr, Var
 from invert.rewriting.driver import Replacement, replace
 from invert.stablehlo.program import Program
 
-# Constants of so many elements are not lowered with a program.
+# Constants of at least this many elements are passed as arguments instead of lowered.
 _LARGE = 1 << 14
 
 
 def plain(closed: J) -> J:
-    """The program without markers, stop_gradient and rules: what a lowered module can hold."""
+    """Removes markers, stop_gradient and rules, none of which a lowered module can hold."""
 
     def visit(jaxpr: Jaxpr) -> Jaxpr:
         graph = Graph(jaxpr)
@@ -64,7 +64,7 @@ def plain(closed: J) -> J:
 
 
 def _forward_only(eqn: Eqn) -> ClosedJaxpr | None:
-    """The forward program of an equation that stands for another one under differentiation."""
+    """The forward program of an equation that matters only under differentiation."""
     name = eqn.primitive.name
     if eqn.primitive is custom_gradient_p or name == "stop_gradient":
         return trace_closed(lambda *xs: xs, *(v.aval for v in eqn.outvars))
@@ -87,8 +87,8 @@ class GradientResolver:
 
     **Attributes:**
 
-    - `messages`: what became of each marker.
-    - `cache`: what is known of gradients.
+    - `messages`: the outcome for each marker.
+    - `cache`: earlier results.
     """
 
     recognize: Callable[[ClosedJaxpr], ClosedJaxpr]
@@ -109,7 +109,7 @@ class GradientResolver:
             consts = consts_of(closed) if jaxpr.constvars == outer.constvars else ()
             return self._body(Graph(jaxpr, consts))
 
-        # The program may be recovered while a caller is traced; what runs here runs now.
+        # A caller may be tracing while the program is recovered; this has to run now.
         with eval_context():
             return jaxprs.map_jaxprs(closed, visit)
 
@@ -145,8 +145,8 @@ class GradientResolver:
             self._say(gradient, f"plain autodiff: the gradient cannot be raised: {error}")
             return None
         reason = "asked for"
-        # Lowering dropped nothing that would prove the gradient of a TensorFlow graph, or could be
-        # put back: there, numbers tell.
+        # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
+        # gradient and there is no stop_gradient to restore: it is compared numerically.
         from_jax = gradient.convention == "jax"
         if self.config.custom_gradients == "check":
             if from_jax and self.cache.is_proved(region, raw, self._is_proved):
@@ -173,7 +173,7 @@ class GradientResolver:
         return rule
 
     def _kept(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule:
-        """The function with the gradient of the container as its rule."""
+        """The region as a function with the container's gradient as its rule."""
         read_nested = region.gradient.read_nested
         if self.order > 1 or read_nested is None:
             backward = self.cache.rewritten(raw, lambda: self.recognize(raw))
@@ -184,14 +184,14 @@ class GradientResolver:
         with jax.enable_x64(self.x64):
             read_nested()
         nested = jaxprs.canonicalize(region.backward(nested=True))
-        # What is asked for is this gradient; those inside are kept where they differ.
+        # The options ask for this gradient; those inside are kept only if they differ.
         config = dataclasses.replace(self.config, custom_gradients="check")
         inner = dataclasses.replace(self, config=config, order=self.order + 1, messages=[])
         backward = inner(self.recognize(nested))
         ruled = any("kept as" in m for m in inner.messages)
         self.messages += [f"second derivative, {m}" for m in inner.messages if "kept as" in m]
-        # JAX transposes a function without the rules inside it. So where the gradient has a rule of
-        # its own, the function gets one for reverse mode only: second derivatives stay right.
+        # Transposing drops the rules inside a function. So if the gradient has rules of its own,
+        # the function gets a rule for reverse mode only, which keeps second derivatives right.
         linear = not ruled and is_transposable(region, backward, self.x64)
         return make_rule(region, backward, self.x64, linear)
 
@@ -199,7 +199,7 @@ class GradientResolver:
         self.messages.append(f"{gradient.location}: {text}")
 
     def _is_proved(self, region: MarkedRegion, raw: ClosedJaxpr) -> bool:
-        """Whether the gradient is the program that autodiff of the recovered one lowers to.
+        """Whether the gradient is isomorphic to the lowering of autodiff.
 
         Large constants are arguments of both, so that they are not lowered.
         """
@@ -217,7 +217,7 @@ class GradientResolver:
         return False
 
     def _difference(self, region: MarkedRegion, raw: AnyJaxpr) -> str:
-        """`""` where the gradient has the values of autodiff, else how they differ."""
+        """`""` if the gradient agrees numerically with autodiff, otherwise how they differ."""
         if may_not_end(raw) or may_not_end(region.forward):
             return "another program, which is not run, as a loop in it ends on data"
         try:

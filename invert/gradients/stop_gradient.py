@@ -1,8 +1,8 @@
-"""Finds where an author stopped gradients, by trying where that gives the container's gradient.
+"""Finds where the author used `stop_gradient`, by search.
 
-`stop_gradient` leaves nothing in a module. Where the gradient that the container holds differs from
-automatic differentiation, each use of a value in the recovered program is a place where it may have
-stood. All places are tried at once on numbers; what fits there is proved by lowering afterwards.
+`stop_gradient` leaves no trace in a module. If the container's gradient differs from automatic
+differentiation, each use of a value in the recovered program is a candidate. All candidates are
+tried at once numerically; those that reproduce the gradient are then proved by lowering.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from invert.ir.types import (
     Var,
 )
 
-# Each place is one more copy of the gradient in a batch.
+# Each candidate adds a copy of the gradient to a batch.
 _MAX_PLACES = 192
-# Places with the same numbers, such as either factor of a square, are told apart by proof.
+# Candidates with equal numbers, such as the two factors of a square, are told apart by proof.
 _MAX_VARIANTS = 8
 _MAX_ROUNDS = 32
-# For each mask over the places and each result, whether all points give what is wanted.
+# For each mask over the places and each result, whether it is right at all points.
 Fits = Callable[[np.ndarray], np.ndarray]
-# A use of a value: index of the equation, or -1 for the results, and position among its operands.
+# A use of a value: index of the equation (-1 for the results), and position among its operands.
 Use = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Places:
-    """The places of a program: sets of uses that are stopped together.
+    """Candidates: sets of uses that are stopped together.
 
-    The first of them are all uses of one of the `values`, in order.
+    The first sets are all uses of each of the `values`, in order.
     """
 
     jaxpr: Jaxpr
@@ -57,10 +57,10 @@ class _Places:
 
     @classmethod
     def of(cls, jaxpr: Jaxpr, inputs: Sequence[Var]) -> _Places:
-        """Uses of what depends on `inputs`: all of a value, one by one, and all alike.
+        """Uses of values that depend on `inputs`: all of a value, single ones, and similar ones.
 
-        Alike are uses by the same operand of the same primitive, of results of the same primitive:
-        what an author wrote as one function and called in many places.
+        Uses are similar if they are the same operand of the same primitive, of results of the same
+        primitive: probably one function that the author called in many places.
         """
         moving = {v for v in inputs if is_differentiable(v.aval)}
         uses: dict[Var, list[Use]] = {}
@@ -83,16 +83,16 @@ class _Places:
         return cls(jaxpr, tuple(uses), tuple(sets))
 
     def all_of(self, value: Var) -> set[int]:
-        """The place that is all uses of a value."""
+        """The set of all uses of a value, by index."""
         return {i for i, v in enumerate(self.values) if v is value}
 
     def latest_first(self, chosen: list[int]) -> list[int]:
-        """Places in order: what is stopped is a value as it is used, rather than what it is of."""
+        """Sorts places, latest first: authors stop values where they use them."""
         end = len(self.jaxpr.eqns)
         return sorted(chosen, key=lambda i: -min(end if e < 0 else e for e, _ in self.sets[i]))
 
     def program(self, gate: Callable[[Use, Value], Value]) -> JaxFunction:
-        """The program with `gate(use, value)` in the place of each value that is used."""
+        """The program with each used value replaced by `gate(use, value)`."""
 
         def run(*values: Value) -> list[Value]:
             places = itertools.count()
@@ -113,7 +113,7 @@ class _Places:
         return run
 
     def stopped(self, chosen: set[int]) -> ClosedJaxpr:
-        """The program as a closed jaxpr, with `stop_gradient` at the chosen places."""
+        """Traces the program with `stop_gradient` at the chosen places."""
         uses = frozenset[Use]().union(*(self.sets[i] for i in chosen))
         kept: dict[int, Value] = {}  # one `stop_gradient` for all uses of a value
 
@@ -138,10 +138,9 @@ def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Atom]]]:
 
 
 def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[MarkedRegion]:
-    """Variants of `region` with stopped values, for which autodiff gives `raw` on numbers.
+    """Variants of `region` with stopped values, whose autodiff agrees numerically with `raw`.
 
-    Places are taken one after the other, each the one that makes most of the results right, since
-    a place next to the results changes everything before it.
+    The search is greedy: each step adds the place that makes most results right.
     """
     inner = open_jaxpr(region.forward)
     places = _Places.of(inner, [inner.invars[-len(region.inputs) :][i] for i in region.wanted])
@@ -159,7 +158,7 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
 
 
 def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[int]]:
-    """Sets of places to stop at, each of which gives the numbers."""
+    """Sets of places to stop at, each of which reproduces the gradient numerically."""
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
     for i, uses in enumerate(places.sets):
@@ -188,8 +187,8 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[in
         return right
 
     before = fits(np.zeros((1, count), bool))[0]
-    # Where an argument that has no gradient at all enters; else one place would have to be found
-    # for each parameter that is not trained.
+    # Where arguments without any gradient enter. Otherwise the search would need a step for each
+    # parameter that is not trained.
     entered: set[int] = set()
     for k, i in enumerate(region.wanted):
         if not before[k] and not any(np.any(target[k]) for target in targets):
@@ -203,7 +202,7 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[in
 def _grow(
     chosen: set[int], count: int, fits: Fits, order: Callable[[list[int]], list[int]]
 ) -> list[set[int]]:
-    """`chosen` with the places added that make all results right, in variants; or nothing."""
+    """Adds places to `chosen` until all results are right; returns variants, or nothing."""
     before = -1
     for _ in range(_MAX_ROUNDS):
         masks = np.eye(count, dtype=bool)
@@ -222,7 +221,7 @@ def _grow(
 
 
 def _needed(chosen: set[int], count: int, fits: Fits) -> set[int]:
-    """`chosen` without the places that another one makes needless."""
+    """Removes places that are not needed from `chosen`."""
     for i in sorted(chosen):
         mask = np.zeros((1, count), bool)
         mask[0, sorted(chosen - {i})] = True

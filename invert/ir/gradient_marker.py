@@ -1,9 +1,9 @@
-"""The equation that marks where a container brings a derivative of its own.
+"""The equation that marks a derivative supplied by the container.
 
 `tf.custom_gradient` passes its results and its arguments through one op that names a gradient
-function. Raising puts a marker in its place: an identity on the results that knows the arguments
-and how the gradient is computed. It stands in the raw program only. A later stage compares the
-gradient with what automatic differentiation gives and removes the marker or makes it a rule.
+function. Raising puts a marker in its place: an identity on the results that also holds the
+arguments and the gradient function. Markers occur in the raw program only. A later stage compares
+the gradient with automatic differentiation and removes the marker or turns it into a rule.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Gradient:
 
     **Arguments:**
 
-    - `location`: where it comes from.
+    - `location`: where the container has it.
     - `run`: `run(captures, cotangents, nested)` returns the cotangents of the arguments, `None` for
-        zero. `captures` are the values it uses, as the marker has them, and `cotangents` one for
-        each result that is a floating-point or complex number. Where `nested`, gradient functions
-        that this one holds are marked in turn.
-    - `problem`: why it cannot be read; `""` where it can.
+        zero. `captures` are the captured values, in the order of the marker, and `cotangents` has
+        one entry for each floating-point or complex result. If `nested`, gradient functions inside
+        this one are marked in turn.
+    - `problem`: why it cannot be read; `""` if it can.
     - `convention`: `"jax"` or `"tensorflow"`, which differ for complex numbers: TensorFlow's
         gradients are the conjugates.
-    - `read_nested`: reads the gradient functions inside this one, where it may hold any. TensorFlow
-        may export them for it, which JAX refuses while it traces.
+    - `read_nested`: reads the gradient functions inside this one; `None` if it cannot hold any.
+        TensorFlow may have to export them, which JAX refuses during tracing.
     """
 
     location: str
@@ -76,7 +76,7 @@ custom_gradient_p.def_abstract_eval(_identity)
 mlir.register_lowering(custom_gradient_p, mlir.lower_fun(_identity, multiple_results=True))
 
 
-# A marker that is differentiated or batched before it was settled is the identity.
+# A marker differentiated or batched before it is settled is the identity.
 def _jvp(primals: Value, tangents: Value, *, counts: Sequence[int], **_: Any) -> Value:
     return _identity(*primals, counts=counts), _identity(*tangents, counts=counts)
 

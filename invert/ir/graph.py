@@ -1,4 +1,4 @@
-"""A jaxpr as a graph: who makes a value, who uses it, which values are numbers."""
+"""A jaxpr as a graph: producers, users and scalar literals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_var(atom: Atom | None) -> TypeIs[Var]:
 
 
 class Graph:
-    """A body with its use-def maps."""
+    """A jaxpr with its use-def maps."""
 
     def __init__(self, jaxpr: AnyJaxpr, consts: Sequence[Value] = ()):
         self.jaxpr = open_jaxpr(jaxpr)
@@ -42,9 +42,9 @@ class Graph:
     def needed(
         self, ends: Iterable[Atom], given: Container[Atom] = ()
     ) -> tuple[list[Eqn], list[Var]]:
-        """The equations that `ends` are computed by, in order, and the variables from outside.
+        """The backward slice of `ends`: its equations in order, and its variables from outside.
 
-        Nothing behind the variables in `given` is looked at.
+        The slice stops at the variables in `given`.
         """
         found: set[Eqn] = set()
         outside: dict[Var, None] = {}
@@ -85,7 +85,7 @@ class Graph:
 
     @functools.cached_property
     def numbers(self) -> set[Rounded]:
-        """The scalar float and integer literals, rounded as `_rounded` does."""
+        """Keys of the scalar float and integer literals, as `rounded` makes them."""
         atoms = (a for e in self.eqns for a in e.invars if isinstance(a, Literal))
         literals = (rounded(a.val) for a in atoms if np.ndim(a.val) == 0)
         found = {number for number in literals if number is not None}
@@ -101,7 +101,7 @@ def _numbers_of(jaxpr: Jaxpr) -> set[Rounded]:
 
 
 def rounded(value: Value) -> Rounded | None:
-    """Key under which a literal and the number it was written as meet, whatever the dtype."""
+    """The key shared by a literal and the number it was written as, in any dtype."""
     number = np.asarray(value)
     if number.dtype.kind == "c" or number.dtype == bool:
         return None

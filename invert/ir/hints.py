@@ -1,7 +1,7 @@
-"""Hints: what a location says of an op, kept as the last name scope of the raised equation.
+"""Hints: what a location says about an op, kept as the last name scope of the raised equation.
 
-Patterns look at hints to choose among programs that lower to the same ops. They prove nothing, and
-are taken out of the program before it is returned.
+Patterns use hints to choose among programs that lower to the same ops. Hints prove nothing, and are
+removed before the program is returned.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Hint:
 
     **Attributes:**
 
-    - `primitive`: what the location calls it; `""` where it says nothing.
-    - `operands`: the operands that the author broadcast by hand, as pairs of position and number
-        of the broadcast. Operands with one number share one broadcast.
-    - `broadcast`: the number of the broadcast that the equation itself is.
-    - `is_array`: whether it was a constant array of one number.
-    - `assumes_order`: whether it is right only if a comparator is a strict weak order.
+    - `primitive`: its name in the location; `""` if the location does not say.
+    - `operands`: the operands that the author broadcast explicitly, as pairs of position and number
+        of the broadcast. Operands with the same number share one broadcast.
+    - `broadcast`: the number of the broadcast, if the equation is such a broadcast.
+    - `is_array`: whether it was a constant array filled with one number.
+    - `assumes_order`: whether it is correct only if a comparator is a strict weak order.
     """
 
     primitive: str = ""
@@ -61,7 +61,7 @@ def is_hint(scope: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def decode(scope: str) -> Hint:
-    """The hint that a name scope is."""
+    """The hint that a name scope encodes."""
     primitive, *parts = scope.removeprefix(_SIGN).split(";")
     pairs = [part.split(":") for part in parts if ":" in part]
     numbers = [int(number) for name, number in pairs if name == _BROADCAST]
@@ -75,13 +75,13 @@ def decode(scope: str) -> Hint:
 
 
 def hint_of(eqn: Eqn) -> Hint:
-    """The hint of an equation; an empty one where it has none."""
+    """The hint of an equation, empty if it has none."""
     names = names_of(eqn)
     return decode(names[-1]) if names and is_hint(names[-1]) else NO_HINT
 
 
 def without_hint(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Name scopes without the hint at their end."""
+    """Name scopes without a trailing hint."""
     return names[:-1] if names and is_hint(names[-1]) else names
 
 
@@ -100,17 +100,17 @@ def without_hints(closed: J) -> J:
 
 
 def names_primitives(closed: AnyJaxpr) -> bool:
-    """Whether a location of the program names a primitive."""
+    """Whether any location of the program names a primitive."""
     return any(hint_of(eqn).primitive for eqn in equations(open_jaxpr(closed)))
 
 
 def assumes_order(jaxpr: Jaxpr) -> bool:
-    """Whether some sort is by a comparator that is not known to be a strict weak order."""
+    """Whether any sort uses a comparator that is not known to be a strict weak order."""
     return any(hint_of(eqn).assumes_order for eqn in equations(jaxpr))
 
 
 def merge_broadcasts(closed: J) -> J:
-    """Makes one of the broadcasts that spelling has put in front of each user of one."""
+    """Merges the copies of an explicit broadcast that spelling put in front of each user."""
 
     def merge(jaxpr: Jaxpr) -> Jaxpr:
         kept: dict[Hashable, Var] = {}
@@ -135,10 +135,10 @@ _LARGEST_ARRAY = 4096
 
 
 def restore_arrays(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Turns the small arrays of one number that the program holds into constants again.
+    """Turns small arrays filled with one number back into constants.
 
-    While patterns are matched they are broadcasts, so that their numbers are scalars. Inside of
-    inner jaxprs, and where they are large, they stay so.
+    While patterns are matched they are broadcasts, so that their numbers are scalars. Large ones,
+    and those in inner jaxprs, stay broadcasts.
     """
     jaxpr = open_jaxpr(closed)
     arrays: dict[Eqn, np.ndarray] = {}

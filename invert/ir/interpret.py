@@ -1,6 +1,6 @@
-"""The evaluator of jaxprs: what an equation gives of its operands is up to the caller.
+"""The evaluator of jaxprs, with the meaning of an equation left to the caller.
 
-Where equations are bound as they are, JAX's own (`eval_closed`) does, which frees values.
+To bind equations unchanged, use JAX's own evaluator (`eval_closed`), which frees values early.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from invert._private.jax import (
 )
 from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Value
 
-# The results of an equation on values of its operands.
+# The results of an equation, given the values of its operands.
 OnEqn: TypeAlias = Callable[[Eqn, list[Value]], Sequence[Value]]
 
 
@@ -29,7 +29,7 @@ def bind(eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
 
 
 def replacing(programs: Mapping[Eqn, AnyJaxpr]) -> OnEqn:
-    """Binds equations, but evaluates a program in the place of each that is among them."""
+    """Binds equations, except that those in `programs` are evaluated as the program given there."""
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
         program = programs.get(eqn)
@@ -39,7 +39,7 @@ def replacing(programs: Mapping[Eqn, AnyJaxpr]) -> OnEqn:
 
 
 def value_of(literal: Literal) -> Value:
-    """The number that a literal is."""
+    """The value of a literal."""
     return literal.val
 
 
@@ -66,7 +66,7 @@ def interpret(
     on_eqn: OnEqn = bind,
     on_literal: Callable[[Literal], Value] = value_of,
 ) -> list[Value]:
-    """The results of a program on `args`, where `on_eqn` says what an equation gives."""
+    """Evaluates a program on `args`, with `on_eqn` giving the results of each equation."""
     jaxpr = open_jaxpr(program)
     names: list[Atom] = [*jaxpr.constvars, *jaxpr.invars]
     env = dict(zip(names, [*consts_of(program), *args], strict=True))
@@ -76,7 +76,7 @@ def interpret(
 def retrace(
     program: AnyJaxpr, on_eqn: OnEqn = bind, types: Iterable[Aval] | None = None
 ) -> ClosedJaxpr:
-    """Traces what `interpret` makes of a program, at the types of its arguments or others."""
+    """Traces `interpret` of a program, at the types of its arguments or at `types`."""
 
     def run(*values: Value) -> list[Value]:
         return interpret(program, values, on_eqn)
@@ -85,7 +85,7 @@ def retrace(
 
 
 def inline_calls(program: AnyJaxpr) -> ClosedJaxpr:
-    """Inlines the `jit` equations of the outermost level."""
+    """Inlines the `jit` equations of the outermost level, one level deep."""
     eqns = open_jaxpr(program).eqns
     return retrace(
         program, replacing({e: e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})

@@ -41,13 +41,13 @@ _T = TypeVar("_T")
 
 
 def canonicalize(closed: J) -> J:
-    """Removes dead equations, in inner jaxprs too, and constants that are equal to others.
+    """Removes dead equations, also in inner jaxprs, and merges equal constants.
 
-    A shared inner jaxpr stays shared.
+    Shared inner jaxprs stay shared.
     """
     closed = cast(J, _merge_constants(map_jaxprs(closed, _live)))
     while any(e.primitive.name == "while" for e in equations(open_jaxpr(closed))):
-        # What a body outside does not use may be what a loop inside is for.
+        # Equations of an inner loop may turn dead once an outer body no longer uses its result.
         size = _size(closed)
         closed = map_jaxprs(closed, _live)
         if _size(closed) == size:
@@ -56,7 +56,7 @@ def canonicalize(closed: J) -> J:
 
 
 def _merge_constants(closed: J) -> J | ClosedJaxpr:
-    """Holds equal constants once, as lowering does for what loops and calls are given."""
+    """Merges equal constants, as lowering does for the operands of loops and calls."""
     constants = [np.asarray(c) for c in consts_of(closed)]
     firsts: dict[Hashable, np.ndarray] = {}
     kinds = collections.Counter((c.dtype, c.shape) for c in constants)
@@ -78,9 +78,9 @@ def _size(closed: AnyJaxpr) -> int:
 
 
 def _live(jaxpr: Jaxpr) -> Jaxpr:
-    """Without dead equations, and loops without what they carry for nothing.
+    """Removes dead equations and carried values that no loop needs.
 
-    JAX has no rule for the latter, and every other way to write the program drops them.
+    JAX's own dead code elimination keeps the latter.
     """
     while True:
         jaxpr = dce(jaxpr)
@@ -98,7 +98,7 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
-    """A `while` that carries only what it goes on by and what is used after it."""
+    """Drops the carried values of a `while` that neither the loop nor its users need."""
     parts = WhileParts.of(eqn)
     test, body = open_jaxpr(parts.cond), open_jaxpr(parts.body)
     n_cond, n_body = len(parts.cond_consts), len(parts.body_consts)
@@ -113,7 +113,7 @@ def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
     kept_test, kept_body = [*tested[:n_cond], *live], [*needed[:n_body], *live]
     if all((*kept_test, *kept_body)):
         return eqn
-    # A carry that the test or the body does not look at stays an argument of both.
+    # A carried value that the condition or the body ignores stays an argument of both.
     test, _ = live_part(test, [True], kept_test)
     body, _ = live_part(body, live, kept_body)
     kept = WhileParts(
@@ -131,13 +131,13 @@ def _kept(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
 
 
 def tuple_like(original: tuple[Any, ...], values: Iterable[Value]) -> tuple[Any, ...]:
-    """`values` as a tuple of the type of `original`: `custom_linear_solve` names its jaxprs."""
+    """`values` as a tuple of the type of `original`, which may be a named tuple."""
     make = getattr(original, "_make", tuple)
     return make(values)
 
 
 def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
-    """Applies `function` to each open jaxpr, the inner ones first; shared ones stay shared."""
+    """Applies `function` to each open jaxpr, innermost first; shared ones stay shared."""
     done: dict[AnyJaxpr, AnyJaxpr] = {}
 
     def visit(closed: AnyJaxpr) -> AnyJaxpr:
@@ -168,7 +168,7 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
 
 
 def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
-    """Makes the constants leading arguments; returns the open jaxpr and their values."""
+    """Turns constants into leading arguments; returns the open jaxpr and their values."""
     constants = tuple(np.asarray(c) for c in consts_of(closed))
     return constants_as_arguments(open_jaxpr(closed)), constants
 
@@ -176,7 +176,7 @@ def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
 def narrow_constants(
     jaxpr: Jaxpr, constants: Sequence[np.ndarray], dtypes: Collection[str]
 ) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
-    """The program over its arrays of `dtypes` in bfloat16, these, and a line that says so."""
+    """Stores constant arrays of `dtypes` as bfloat16; returns program, arrays and notes."""
     narrow = [c.dtype.name in dtypes and c.ndim > 0 for c in constants]
     if not any(narrow):
         return jaxpr, tuple(constants), []
@@ -196,9 +196,9 @@ def narrow_constants(
 
 
 def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> AnyJaxpr:
-    """The program over these constants as leading arguments, whether it uses all of them or not.
+    """Turns `constants` into leading arguments, whether the program uses all of them or not.
 
-    Constants that are not among them, which a derivative rule may bring, stay constants.
+    Other constants, which a derivative rule may bring, stay constants.
     """
     held = [np.asarray(c) for c in consts_of(closed)]
     places = _places(held, constants)
@@ -216,7 +216,7 @@ def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> AnyJaxp
 
 
 def _places(held: Sequence[np.ndarray], constants: Sequence[np.ndarray]) -> list[int | None]:
-    """Which of the constants each array is, if any. Bytes are read where one is not itself."""
+    """The index in `constants` of each array, if any, by identity and then by value."""
     by_identity = {id(c): i for i, c in reversed(list(enumerate(constants)))}
     places = [by_identity.get(id(h)) for h in held]
     if None in places:
@@ -228,7 +228,7 @@ def _places(held: Sequence[np.ndarray], constants: Sequence[np.ndarray]) -> list
 
 
 def _value(x: np.ndarray) -> Hashable:
-    """Equal for arrays that are equal bit for bit. Of large ones a digest, not a second copy."""
+    """A key equal for bitwise equal arrays; a digest where they are large."""
     if x.nbytes <= _DIGEST:
         return x.dtype, x.shape, x.tobytes()
     data = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
@@ -250,7 +250,7 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
-    """All equations; a jaxpr that stands in several places is visited once."""
+    """All equations, inner ones included; a shared jaxpr is visited once."""
     pending, seen = [jaxpr], set()
     while pending:
         current = pending.pop()
@@ -269,7 +269,7 @@ def primitive_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
 
 
 def call_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
-    """Number of calls per name of the function that is called."""
+    """Number of calls per name of the called function."""
     found = (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "jit")
     return dict(collections.Counter(eqn.params["name"] for eqn in found))
 
@@ -289,7 +289,7 @@ def is_wide_dtype(dtype: object) -> bool:
 
 
 def is_wide(atom: Atom) -> bool:
-    """Whether a value has such a dtype."""
+    """Whether a value has a dtype of 64 bits (128 for complex)."""
     return is_wide_dtype(getattr(atom.aval, "dtype", None))
 
 

@@ -1,4 +1,4 @@
-"""Whether a program is linear in some of its arguments, as its equations alone show."""
+"""Linearity of a program in some of its arguments, as far as its equations show it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from invert.ir.types import AnyJaxpr, Eqn, Literal, Value
 
 
 class _Fact(NamedTuple):
-    """What is shown of a value."""
+    """What is known about a value."""
 
     linear: bool = False
     zero: bool = False
 
 
 class _NotShown(Exception):
-    """An equation is neither shown to be linear nor independent."""
+    """An equation is not known to be linear."""
 
 
 def is_linear(closed: AnyJaxpr, arguments: int) -> bool:
     """Whether the results are linear in the last `arguments` arguments.
 
-    `False` says only that these rules do not show it.
+    `False` means only that these rules do not prove it.
     """
     jaxpr, constants = jaxprs.split_constants(closed)
     facts = [_of_number(c) for c in constants]
@@ -61,7 +61,7 @@ def _on_eqn(eqn: Eqn, operands: list[_Fact]) -> list[_Fact]:
         inner = open_jaxpr(eqn.params["jaxpr"])
         shown = not inner.constvars and _are_shown(interpret(inner, operands, _on_eqn, _of_literal))
     elif name in kinds.ADDITIVE:
-        # The last operands of a dynamic_update_slice are places.
+        # The last operands of a dynamic_update_slice are indices.
         count = 2 if name == "dynamic_update_slice" else len(operands)
         shown = _are_shown(operands[:count]) and not any(touched[count:])
     elif name in kinds.PRODUCTS:
@@ -76,6 +76,6 @@ def _on_eqn(eqn: Eqn, operands: list[_Fact]) -> list[_Fact]:
 
 
 def _is_inexact(eqn: Eqn) -> bool:
-    """Whether numbers stay floats: a conversion to integers rounds."""
+    """Whether operand and results are inexact: a conversion to integers rounds."""
     kinds = {np.dtype(v.aval.dtype).kind for v in (eqn.invars[0], *eqn.outvars)}
     return not kinds & set("biu")

@@ -1,4 +1,4 @@
-"""What loops and branches are made of: their programs, and which operands are what."""
+"""The parts of loops and branches: their programs and the roles of their operands."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WhileParts:
         return open_jaxpr(self.body).invars[len(self.body_consts) :]
 
     def put_into(self, eqn: Eqn) -> Eqn:
-        """The equation with these parts in the place of its own."""
+        """The equation with its parts replaced by these."""
         params = {
             **eqn.params,
             "cond_jaxpr": self.cond,
@@ -95,7 +95,7 @@ class ScanParts:
 
 @dataclasses.dataclass(frozen=True)
 class CondParts:
-    """A `cond`: the branch of the number `index`, on `operands`."""
+    """A `cond`: the branch at `index`, applied to `operands`."""
 
     branches: Sequence[AnyJaxpr]
     index: Atom
@@ -109,9 +109,10 @@ class CondParts:
 
 
 def bodies(eqn: Eqn) -> list[tuple[AnyJaxpr, Sequence[Atom]]]:
-    """The programs of a loop, branches or a call, with the operands that their arguments are.
+    """The programs of a loop, branches or a call, each with the operands of its arguments.
 
-    Of what a loop carries this holds for the first step, and of a `scan` the rows are meant.
+    For carried values these are the operands of the first step; for the inputs of a `scan`, the
+    whole arrays.
     """
     match eqn.primitive.name:
         case "while":

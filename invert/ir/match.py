@@ -1,4 +1,4 @@
-"""Matching: whether a template is a part of a program, and whether two programs are the same."""
+"""Matching: finds a template in a program, and decides whether two programs are isomorphic."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.hints import is_hint
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
 
-# An atom of the template and the one of the program that is to be the same.
+# An atom of the template and the atom of the program to match it with.
 _Pair: TypeAlias = tuple[Atom, Atom]
 
 
 @dataclasses.dataclass(frozen=True)
 class Miss:
-    """Where an attempt to find a template ended.
+    """Where a match failed.
 
     **Arguments:**
 
-    - `compared`: how many equations were the same until then.
-    - `eqn`: the equation of the program at which they differ.
-    - `reason`: what the template has there and what the program has.
+    - `compared`: how many equations matched before.
+    - `eqn`: the equation of the program where template and program differ.
+    - `reason`: what each of them has there.
     """
 
     compared: int
@@ -43,9 +43,9 @@ class Miss:
 
 
 class Match:
-    """One attempt to find a template in a graph.
+    """One attempt to match a template in a graph.
 
-    `misses`, where a list is given, collects where the attempt ended; it costs nothing else.
+    If `misses` is a list, each failure is appended to it.
     """
 
     def __init__(self, template: Graph, graph: Graph, misses: list[Miss] | None = None):
@@ -58,7 +58,7 @@ class Match:
         self._last: _Pair | None = None
 
     def seed(self, eqn: Eqn, target: Eqn) -> bool:
-        """Matches an equation with all it is computed from."""
+        """Matches an equation and everything it is computed from."""
         mark = len(self._trail)
         self._last = eqn.outvars[0], target.outvars[0]
         pending: list[_Pair] = []
@@ -97,14 +97,14 @@ class Match:
 
     @property
     def failure(self) -> str:
-        """Where the last attempt ended: what the template has and what the program has."""
+        """Where the last attempt failed, in words."""
         if self._last is None:
             return "nothing was compared"
         sides = self._sides(*self._last)
         return sides if isinstance(sides, str) else " against ".join(sides)
 
     def _miss(self, root: Eqn) -> Miss:
-        """The failure of a seed at `root`, before what it has matched is undone."""
+        """The failure of a seed at `root`, before its matches are undone."""
         assert self._last is not None
         atom, found = self._last
         users = ((e, self.eqns[e]) for e in self.template.eqns if e in self.eqns)
@@ -118,7 +118,7 @@ class Match:
         return Miss(len(self.eqns), eqn, differ(sides))
 
     def _sides(self, atom: Atom, found: Atom) -> str | tuple[str, str]:
-        """What the template has and what the program has, or in which call they differ."""
+        """The template's side and the program's side, or the call inside which they differ."""
         eqn, target = self.template.producer(atom), self.graph.producer(found)
         if (
             eqn is not None
@@ -138,7 +138,7 @@ class Match:
         return True
 
     def _same_constant(self, atom: Atom, found: Atom) -> bool:
-        """Whether a constant of the template is one of the program with this value."""
+        """Whether a constant of the template equals `found`."""
         if atom not in self.template.consts:
             return False
         if isinstance(found, Literal):
@@ -183,11 +183,11 @@ class Match:
                 del self.atoms[last]
 
     def extend(self) -> None:
-        """Matches, from operands to users, what the seed is not computed from.
+        """Matches the remaining equations, from operands to users.
 
-        An equation for which nothing is found serves a result that the program does not use.
-        Those that give results go first: what leads to a result that is not used would else take
-        the like of it that leads to another.
+        An equation without a match computes a result that the program does not use. Equations
+        that produce results go first: otherwise one that leads to an unused result could claim an
+        identical one that leads to a used result.
         """
         template = self.template
         ends = [template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)]
@@ -205,10 +205,10 @@ class Match:
                     break
 
     def outputs(self) -> list[Atom | None] | None:
-        """The program's variables for the template's results; `None` for one that is not used.
+        """The program's variables for the template's results; `None` for an unused result.
 
-        **Returns:** `None` where the match is no replacement: nothing is produced, an equation of
-        a result that was found is missing, or an interior value is used outside.
+        **Returns:** `None` if the match cannot be replaced: no result is matched, or an interior
+        value is used outside.
         """
         results = self.template.jaxpr.outvars
         found = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
@@ -217,7 +217,7 @@ class Match:
         return None if self._leak(found) is not None else found
 
     def _leak(self, results: Sequence[Atom | None]) -> tuple[Eqn, Eqn | None] | None:
-        """An equation inside whose value is used outside, by this one or as a result (`None`)."""
+        """An interior equation whose value is used outside, and its user (`None` for a result)."""
         produced = {v for v in results if v is not None and not isinstance(v, Literal)}
         for target in self.eqns.values():
             for v in target.outvars:
@@ -231,14 +231,14 @@ class Match:
         return None
 
     def refused(self, root: Eqn, reason: str = "") -> None:
-        """Notes why what was matched from `root` is not a replacement, where that is asked for."""
+        """Records in `misses` why the match at `root` cannot be replaced."""
         if self.misses is None:
             return
         if reason:
             self.misses.append(Miss(len(self.eqns), root, reason))
             return
         if len(self.misses) > self._before and len(self.eqns) < len(self.template.eqns):
-            return  # an equation that should belong to it was compared, and differs
+            return  # the failure of a further equation is recorded already
         results = self.template.jaxpr.outvars
         found = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
         leak = self._leak(found)
@@ -255,11 +255,11 @@ class Match:
         self.misses.append(Miss(len(self.eqns), eqn, reason))
 
     def removed(self) -> frozenset[Eqn]:
-        """The equations that the match replaces. Constants stay, as others may share them."""
+        """The equations that the match replaces. Constants stay, since others may share them."""
         return frozenset(e for e in self.eqns.values() if not _is_constant(e))
 
     def inputs(self) -> list[Atom] | None:
-        """The program's atoms for the template's arguments; `None` where one was not met."""
+        """The program's atoms for the template's arguments; `None` if one is unmatched."""
         found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
         known = [v for v in found if v is not None]
         return known if len(known) == len(found) else None
@@ -267,7 +267,7 @@ class Match:
     def needs_itself(self) -> bool:
         """Whether an argument of the match is computed from one of its results.
 
-        Equations stand in order, so nothing before the first of the match has to be looked at.
+        Equations are in topological order, so the search stops at the first of the match.
         """
         graph, removed = self.graph, self.removed()
         first = min((graph.index[e] for e in removed), default=len(graph.eqns))
@@ -286,12 +286,12 @@ class Match:
 
 
 def _is_constant(eqn: Eqn) -> bool:
-    """Whether the equation is a broadcast literal or an iota: modules hold equal ones once."""
+    """Whether the equation is a broadcast literal or an iota, which modules share."""
     return eqn.primitive.name in ("broadcast_in_dim", "iota") and not any(map(is_var, eqn.invars))
 
 
 def _said(graph: Graph, atom: Atom) -> str:
-    """An atom in words: its value, or the equation it comes from and the place of that."""
+    """An atom in words: its value, or the equation that defines it and its place."""
     if isinstance(atom, Literal):
         return f"{atom.val}"
     eqn = graph.producers.get(atom)
@@ -302,17 +302,17 @@ def _said(graph: Graph, atom: Atom) -> str:
 
 
 def scope_of(eqn: Eqn) -> str:
-    """The name scopes of an equation, without what is a hint; `""` where there are none."""
+    """The name scopes of an equation without hints; `""` if there are none."""
     return "/".join(n for n in names_of(eqn) if not is_hint(n))
 
 
 def place_of(eqn: Eqn) -> str:
-    """The name scopes of an equation and the line that it was written at, as far as known."""
+    """The name scopes and source line of an equation, as far as known."""
     return ", ".join(filter(None, (scope_of(eqn), source_line(eqn))))
 
 
 def said(eqn: Eqn) -> str:
-    """An equation in words: its primitive and its place, as far as that is known."""
+    """An equation in words: its primitive and its place, if known."""
     place = place_of(eqn)
     return f"{eqn.primitive.name} at {place}" if place else eqn.primitive.name
 
@@ -345,7 +345,7 @@ def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
-    """The first parameter in which two equations of one primitive differ, or what does inside."""
+    """The first parameter in which two equations of one primitive differ, in words."""
     found_params = plain_params(target.params)
     for name, value in plain_params(eqn.params).items():
         other = found_params.get(name)
@@ -358,7 +358,7 @@ def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
 
 
 def differ(sides: str | tuple[str, str]) -> str:
-    """What the pattern has and what the program has, in words."""
+    """Joins the pattern's and the program's side in one sentence."""
     return (
         sides if isinstance(sides, str) else "{} in the pattern, {} in the program".format(*sides)
     )
@@ -366,7 +366,7 @@ def differ(sides: str | tuple[str, str]) -> str:
 
 @by_jaxpr
 def _comparisons(jaxpr: Jaxpr) -> weakref.WeakKeyDictionary[AnyJaxpr, bool]:
-    """Which others it was compared with: functions that call each other often are compared once."""
+    """Results of earlier comparisons, so that functions called often are compared once."""
     return weakref.WeakKeyDictionary()
 
 
@@ -397,18 +397,18 @@ def _same_param(a: Any, b: Any) -> bool:
 
 
 def equivalent(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> bool:
-    """Whether two jaxprs are the same program: equal up to names and order of equations.
+    """Whether two jaxprs are isomorphic: equal up to names and the order of equations.
 
-    `constants` are the values of the leading arguments, as `difference` takes them.
+    `constants` are values of the leading arguments, as for `difference`.
     """
     return difference(a, b, constants) is None
 
 
 def difference(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> str | None:
-    """`None` where two jaxprs are the same program, else what differs, as far as it can be said.
+    """`None` if two jaxprs are isomorphic, otherwise the first difference found, in words.
 
-    `constants` are the values of the leading arguments, as far as they are known. These need not
-    be the same arguments then, but the same values.
+    `constants` are values of the leading arguments, where known. Those are then compared by value
+    instead of by position.
     """
     x, y = Graph(a, consts_of(a)), Graph(b, consts_of(b))
     for what, values in (

@@ -1,4 +1,4 @@
-"""A normal form in which programs are compared that say the same thing once or twice."""
+"""Normal form for comparison: calls inlined, common subexpressions merged."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 def normal_form(closed: J) -> J:
     """The program with calls inlined, equal equations merged and equal counters of loops merged.
 
-    Which of its equations are a function of their own says nothing about a graph. A `scan` reads
-    an array once that the graph reads twice in a step, and counts for itself where its body counts
-    too. Custom calls stay as they are.
+    A TensorFlow graph does not determine which equations form a function. A `scan` reads an array
+    once that the graph may read twice per step, and counts by itself even if its body counts too.
+    Custom calls are left alone.
     """
     closed = jaxprs.map_jaxprs(closed, _opened)
     return jaxprs.canonicalize(jaxprs.map_jaxprs(closed, _merged))
@@ -36,12 +36,12 @@ def _opened(jaxpr: Jaxpr) -> Jaxpr:
     if jaxpr.constvars or not any(e.primitive.name == "jit" for e in jaxpr.eqns):
         return jaxpr
     inlined = inline_calls(jaxpr)
-    # Arrays that the calls hold would be constants of a level that has none.
+    # Arrays held by the calls would become constants of an inner jaxpr, which has none.
     return jaxpr if consts_of(inlined) else open_jaxpr(inlined)
 
 
 def _merged(jaxpr: Jaxpr) -> Jaxpr:
-    """One level: each equation keeps its place, and later ones that are equal to it go."""
+    """Merges equal equations of one level into the first of them."""
     known: dict[Hashable, Eqn] = {}
     names: dict[Var, Atom] = {}
 
@@ -62,7 +62,7 @@ def _merged(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _key(eqn: Eqn) -> Hashable:
-    """Equal for equations that are equal; of one that may not be merged, its own."""
+    """A key shared by equal equations; unique for an equation that may not be merged."""
     if eqn.effects or eqn.primitive is custom_call_p or holds_jaxprs(eqn):
         return id(eqn)
     params = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
@@ -70,7 +70,7 @@ def _key(eqn: Eqn) -> Hashable:
         hash(params)
     except TypeError:
         return id(eqn)
-    # Parameters that are equal may still be of other types, as 1 and True are.
+    # Equal parameters may differ in type, as 1 and True do.
     kinds = tuple(type(value) for _, value in params)
     return eqn.primitive, params, kinds, tuple(map(_atom_key, eqn.invars))
 
@@ -83,10 +83,10 @@ def _atom_key(atom: Atom) -> Hashable:
 
 
 def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
-    """A `while` in which variables that count alike are read as the first of them.
+    """Merges the induction variables of a `while` that have the same start and step.
 
-    The others are then carried for nothing, which the canonical form leaves out. Their results
-    after the loop go into `names`.
+    The merged ones are then carried without use, which `canonicalize` removes. Their results are
+    renamed in `names`.
     """
     parts = WhileParts.of(eqn)
     body = open_jaxpr(parts.body)

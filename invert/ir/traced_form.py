@@ -1,6 +1,6 @@
-"""Two jaxprs in the form in which programs that mean the same are equal.
+"""Normal form for traced programs, in which the emitted text is compared with the program.
 
-Tracing orders what a loop or a branch takes from outside by first use, and keeps the rules of
+Tracing orders the closed-over operands of loops and branches by first use, and keeps the rules of
 custom derivatives as functions. Both are made comparable here.
 """
 
@@ -47,17 +47,17 @@ from invert.ir.types import (
     Var,
 )
 
-# How deep rules inside of rules are compared.
+# How deep rules inside rules are compared.
 _DEPTH = 2
 
 
 def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
-    """`None` where two programs are the same, else what differs."""
+    """`None` if two programs have the same normal form, otherwise the first difference."""
     return _difference(normal(a), normal(b))
 
 
 def normal(closed: J, depth: int = 0) -> J:
-    """The normal form of a jaxpr: dead code removed, operands of loops and branches in order."""
+    """The normal form of a jaxpr: no dead code, operands of loops and branches in order of use."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
@@ -72,9 +72,9 @@ def normal(closed: J, depth: int = 0) -> J:
 
 
 def strong(closed: J) -> J:
-    """The program without dead code and without weak types, which lowering knows nothing of.
+    """Removes dead code, weak types, copies and conversions to the same type.
 
-    A conversion to the type that there is goes with them, and so does a copy.
+    None of them survives lowering.
     """
     return map_jaxprs(canonicalize(closed), _strengthened)
 
@@ -95,14 +95,14 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
 
     count = len(jaxpr.constvars)
     jaxpr = constants_as_arguments(jaxpr)
-    # What it is made of has types of 64 bits where the program has.
+    # Its parts may have 64-bit types.
     with jax.enable_x64(True):
         inner = open_jaxpr(retrace(jaxpr, on_eqn, map(_strong_type, jaxpr.invars)))
     return inner.replace(constvars=inner.invars[:count], invars=inner.invars[count:])
 
 
 def _is_identity(eqn: Eqn) -> bool:
-    """Whether an equation converts to the type that there is, or copies."""
+    """Whether an equation copies, or converts to the type that its operand has."""
     if eqn.primitive.name == "copy":
         return True
     convert = eqn.primitive.name == "convert_element_type"
@@ -110,7 +110,7 @@ def _is_identity(eqn: Eqn) -> bool:
 
 
 def is_weak(v: Atom) -> bool:
-    """Whether the type of a value gives way to that of others."""
+    """Whether the type of a value is weak."""
     return bool(getattr(v.aval, "weak_type", False))
 
 
@@ -123,17 +123,17 @@ def _typed_operands(eqn: Eqn) -> Eqn:
     changed = any(a is not b for a, b in zip(invars, eqn.invars, strict=True))
     eqn = eqn.replace(invars=invars) if changed else eqn
     if eqn.primitive.name == "slice" and set(eqn.params["strides"] or ()) == {1}:
-        # Steps of one are what is meant where none are given.
+        # Strides default to one.
         eqn = eqn.replace(params={**eqn.params, "strides": None})
     fill = eqn.params.get("fill_value")
     if isinstance(fill, float) and fill != fill:
-        # One NaN for all, since parameters are compared and no NaN equals another.
+        # One NaN object for all, since parameters are compared and NaN does not equal NaN.
         eqn = eqn.replace(params={**eqn.params, "fill_value": math.nan})
     return eqn
 
 
 def _plain(eqn: Eqn) -> Eqn:
-    """An equation without what says nothing: a sharding over no devices, the caller's mesh."""
+    """Removes parameters without meaning: a sharding over no devices, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
@@ -146,7 +146,7 @@ def _typed(atom: Atom) -> Atom:
     if not isinstance(atom, Literal):
         return atom
     aval = cast(Any, atom.aval)
-    # Python numbers, which JAX gives a dtype of its own in a subclass, are not what they say.
+    # The dtype of a Python number may differ from that of its literal.
     is_array = isinstance(atom.val, (np.ndarray, np.generic)) and atom.val.dtype == aval.dtype
     if (is_array and not is_weak(atom)) or not hasattr(aval, "dtype"):
         return atom
@@ -154,9 +154,9 @@ def _typed(atom: Atom) -> Atom:
 
 
 def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
-    """Positions of `variables` in the order in which the results need them.
+    """Positions of `variables` in the order in which the results use them.
 
-    It depends on what is computed and not on the order of the equations.
+    This does not depend on the order of the equations.
     """
     graph = Graph(jaxpr)
     wanted = {v: i for i, v in enumerate(variables)}
@@ -178,9 +178,9 @@ def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
 def _reorder(
     jaxprs: Sequence[AnyJaxpr], operands: Sequence[Atom], count: int
 ) -> tuple[list[AnyJaxpr], list[Atom]]:
-    """The first `count` operands of some jaxprs without repetition, in order of their use.
+    """Orders the first `count` operands of some jaxprs by use and merges repeated ones.
 
-    Numbers among them go into the jaxprs.
+    Literals among them move into the jaxprs.
     """
     opened = [open_jaxpr(j) for j in jaxprs]
     order: dict[int, None] = {}
@@ -194,7 +194,7 @@ def _reorder(
     for i in order:
         atom = operands[i]
         if isinstance(atom, Literal):
-            numbers[i] = _typed(atom)  # a text has it where it is used
+            numbers[i] = _typed(atom)  # emitted text has it where it is used
             continue
         same[i] = first.setdefault(atom, i)
         if same[i] == i:
@@ -235,7 +235,7 @@ def _cond(eqn: Eqn, depth: int) -> Eqn:
 
 
 def _custom_call(eqn: Eqn, depth: int) -> Eqn:
-    """A function with a rule, with the rule as a jaxpr."""
+    """A function with a derivative rule, the rule traced into a jaxpr."""
     inner = eqn.params["call_jaxpr"]
     rule = None
     if depth < _DEPTH:
@@ -245,7 +245,7 @@ def _custom_call(eqn: Eqn, depth: int) -> Eqn:
 
 
 def _custom_vmap(eqn: Eqn, depth: int) -> Eqn:
-    """A function with a batching rule, with what the rule makes of two of everything."""
+    """A function with a batching rule, the rule traced at batch size two."""
     batched = None
     if depth < _DEPTH and eqn.invars:
         avals = [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in eqn.invars]
@@ -255,9 +255,9 @@ def _custom_vmap(eqn: Eqn, depth: int) -> Eqn:
 
 
 def _linear_solve(eqn: Eqn, depth: int) -> Eqn:
-    """A linear solve whose functions take what they use from outside in order of use.
+    """A linear solve with the closed-over operands of its functions in order of use.
 
-    Without `vecmat`, which JAX makes by transposing `matvec`, in as many steps as that was traced.
+    `vecmat` is left out: JAX derives it by transposing `matvec`, with a different number of calls.
     """
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     symmetric = jaxprs.vecmat is not None and jaxprs.vecmat is jaxprs.matvec
@@ -279,11 +279,11 @@ def _linear_solve(eqn: Eqn, depth: int) -> Eqn:
 def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
     """The derivative of a `custom_jvp_call` or `custom_vjp_call` as a closed jaxpr.
 
-    For `custom_jvp` it takes primals and tangents and gives results and tangents; for `custom_vjp`
-    it takes primals and cotangents and gives the cotangents of the primals. Integers have none.
-    Where the function forbids its derivative, the result is the message of the `LookupError`.
+    For `custom_jvp` it maps primals and tangents to results and tangents; for `custom_vjp` it maps
+    primals and cotangents to cotangents of the primals. Integers have none. If the function
+    forbids its derivative, the result is the message of the `LookupError`.
 
-    **Raises:** `EmissionError` where the rule is a closure over a value of an outer trace.
+    **Raises:** `EmissionError` if the rule closes over a value of an outer trace.
     """
     with _setting_of(eqn):
         try:
@@ -294,14 +294,14 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
             return str(error.args[0])
     if any(map(is_tracer, consts_of(rule))):
         raise EmissionError(
-            f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} uses a value "
-            "from outside of the function, which has no name in a text"
+            f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} closes over "
+            "a value of an outer trace, which emitted code cannot name"
         )
     return rule
 
 
 def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:
-    """The setting that the functions of an equation were traced under: rules are traced later."""
+    """The 64-bit setting under which the functions of an equation were traced."""
     x64 = any(map(is_wide, (*eqn.invars, *eqn.outvars)))
     return jax.enable_x64(True) if x64 else contextlib.nullcontext()
 

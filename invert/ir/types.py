@@ -1,4 +1,4 @@
-"""The types of JAX's programs, as signatures name them."""
+"""Types of JAX programs for signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that the lowering introduced around one primitive."""
+"""Calls that the lowering puts around one primitive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Container
 from invert.ir.types import JaxFunction, Value
 from invert.rewriting.pattern import EquationPattern, Site
 
-# Primitives that JAX lowers as a call of a private function that holds the expansion.
+# Primitives that JAX lowers to a call of a private function with the expansion.
 OUTLINED = frozenset(
     "argmax argmin cumlogsumexp cummax cummin cumprod cumsum threefry2x32 threefry4x32 "
     "philox2x32 philox4x32".split()
@@ -15,19 +15,19 @@ OUTLINED = frozenset(
 
 
 def _outlined(site: Site) -> JaxFunction | None:
-    """`jit[{ cumsum x }] -> cumsum x`: lowering outlines the primitive again."""
+    """`jit[{ cumsum x }] -> cumsum x`, which lowering outlines again."""
     return opened(site, OUTLINED)
 
 
 def opened(site: Site, names: Container[str]) -> JaxFunction | None:
-    """The one equation of a call where its primitive has one of these names."""
+    """The single equation of a call, if its primitive has one of these names."""
     jaxpr = site.eqn.params["jaxpr"].jaxpr
     if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name not in names:
         return None
     (eqn,) = jaxpr.eqns
     if list(eqn.invars) != list(jaxpr.invars) or not set(jaxpr.outvars) <= set(eqn.outvars):
         return None
-    # Results that the program does not use are missing.
+    # Unused results are missing.
     kept = [eqn.outvars.index(v) for v in jaxpr.outvars]
 
     def call(*args: Value) -> Value:

@@ -1,4 +1,4 @@
-"""Functions of complex numbers that the lowering writes in real and imaginary parts."""
+"""Complex functions that the lowering expands into real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def _extremum(site: Site) -> Iterator[Call]:
         primitive = lax.max_p if order.primitive.name == "gt" else lax.min_p
         if (shapes := [_before_stretch(site, v) for v in site.eqn.invars[1:]]) != [None, None]:
             narrow = [jax.ShapeDtypeStruct(s or site.out.shape, site.out.dtype) for s in shapes]
-            # The selection names what it picks on false first.
+            # The first case of the selection is the one for false.
             yield bind(primitive, *reversed(narrow))
         for avals in operand_types(site, site.out.dtype, 2):
             yield bind(primitive, *avals)
 
 
 def _before_stretch(site: Site, atom: Atom) -> tuple[int, ...] | None:
-    """The shape of an operand before the lowering of the primitive stretched it."""
+    """The shape of an operand before the lowering of the primitive broadcast it."""
     eqn = produced_by(site, atom, "broadcast_in_dim")
     if eqn is None or hint_of(eqn).primitive == "broadcast_in_dim" or not is_var(eqn.invars[0]):
         return None

@@ -3,11 +3,11 @@
 A custom call is replaced by today's primitive:
 
 - together with the equations that put `NaN` where the routine failed, in the forms of 2023 to 2025;
-- alone where these are in another form, with the status of success. The primitive itself puts
-    `NaN` where it fails, so what a program computes of the results is the same.
+- alone, if these have another form, with the status replaced by success. The primitive itself puts
+    `NaN` where it fails, so that results derived from it are the same.
 
-A program that does more with the status than compare it keeps its custom call, and so does one
-that uses the work space.
+A program that does more with the status than compare it, or that uses the work space, keeps its
+custom call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site
 
 
 def _values(site: Site, routine: Routine, operands: Values) -> list[Value]:
-    """All results of the custom call; zeros for work space and for the status, which is success."""
+    """All results of the custom call, with zeros for the work space and the status (success)."""
     values: list[Value] = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in site.eqn.outvars]
     arrays = operands[routine.first : routine.first + routine.arrays]
     for i, value in zip(routine.results, routine.compute(site, *arrays), strict=False):
@@ -36,7 +36,7 @@ def _values(site: Site, routine: Routine, operands: Values) -> list[Value]:
 
 
 def _is_plain(site: Site, routine: Routine) -> bool:
-    """Whether the program uses the results and no more of the status than a test of it."""
+    """Whether the program uses the results, and of the status only a test."""
     for i, v in enumerate(site.eqn.outvars):
         if i in routine.results:
             continue
@@ -48,14 +48,14 @@ def _is_plain(site: Site, routine: Routine) -> bool:
 
 
 def _checked(site: Site) -> Routine | None:
-    """The routine of a site where it computes what the site's results are."""
+    """The routine of a site, if its results have the types of the site's."""
     routine = routine_of(site)
     if routine is None or not _is_plain(site, routine):
         return None
     operands = [site.aval(a) for a in site.eqn.invars]
     try:
         found = jax.eval_shape(lambda *xs: _values(site, routine, xs), *operands)
-    # Options that another release wrote; operands that `jax.lax.linalg` does not take.
+    # Options of another release, or operands that `jax.lax.linalg` does not take.
     except (UnknownOptionsError, TypeError, ValueError, NotImplementedError):
         return None
     types = [(v.aval.shape, v.aval.dtype) for v in site.eqn.outvars]
@@ -70,7 +70,7 @@ def _call_alone(site: Site) -> JaxFunction | None:
     return lambda *operands: _values(site, routine, operands)
 
 
-# The equations around a call. `ok` is whether each routine of the batch succeeded.
+# The guard around a call. `ok` says which routines of the batch succeeded.
 
 
 def _bad(x: Value) -> Value:
@@ -78,7 +78,7 @@ def _bad(x: Value) -> Value:
 
 
 def _select(ok: Value, x: Value, bad: Value) -> Value:
-    """`select` of a predicate whose axes are the leading ones of `x`."""
+    """`select` by a predicate over the leading axes of `x`."""
     ok = lax.broadcast_in_dim(ok, x.shape, tuple(range(ok.ndim)))
     return lax.select(ok, x, lax.broadcast_in_dim(bad, x.shape, ()))
 
@@ -89,7 +89,7 @@ def _expand(ok: Value, x: Value) -> Value:
 
 
 def _of_lowering(ok: Value, x: Value) -> Value:
-    """As the lowering wrote it."""
+    """As written by the lowering."""
     return _select(_expand(ok, x), x, _bad(x))
 
 
@@ -103,11 +103,11 @@ def _of_numpy(ok: Value, x: Value) -> Value:
 
 
 def _at_once(ok: Value, x: Value) -> Value:
-    """As the lowering wrote `where` at the turn of 2025."""
+    """As the lowering wrote `where` around the start of 2025."""
     return _select(ok, x, _bad(x))
 
 
-# How a guard is written, and whether all results share one test.
+# The forms of a guard, and whether all results share one test.
 _GUARDS = (
     (_of_lowering, True),
     (_of_numpy, False),
@@ -118,7 +118,7 @@ _GUARDS = (
 
 
 def _guarded(site: Site) -> Iterator[Call]:
-    """`where(status == 0, x, nan) -> x`, which is `NaN` by itself where the routine failed."""
+    """`where(status == 0, x, nan) -> x`, which already is `NaN` where the routine failed."""
     routine = _checked(site)
     if routine is None or routine.status is None:
         return

@@ -1,8 +1,8 @@
 """The custom calls of older JAX releases: their operands, options and results.
 
-Until 2024 the routines of LAPACK took sizes and options as operands, those of cuSOLVER and its kin
-as packed bytes, and both gave work space and a status beside their results. What they compute is
-what today's primitives do. `dated.py` has the patterns.
+Until 2024 LAPACK routines took sizes and options as operands, cuSOLVER and similar routines as
+packed bytes, and both returned work space and a status besides their results. They compute what
+today's primitives compute. The patterns are in `dated.py`.
 
 Operands and results: jaxlib/lapack.py and jaxlib/gpu_solver.py of jaxlib 0.4.1 to 0.4.35.
 """
@@ -30,15 +30,15 @@ Values: TypeAlias = Sequence[Value]
 
 @dataclasses.dataclass(frozen=True)
 class Routine:
-    """One routine.
+    """A routine.
 
     **Arguments:**
 
-    - `arrays`: how many of its operands are arrays that the primitive takes.
-    - `results`: positions of the values that `compute` gives among its results.
-    - `compute`: `compute(site, *arrays)` gives these values from a primitive.
-    - `first`: position of the first array among the operands; sizes and options stand before it.
-    - `status`: position of the status among the results, if it has one.
+    - `arrays`: the number of operands that are arrays for the primitive.
+    - `results`: positions, among its results, of the values that `compute` returns.
+    - `compute`: `compute(site, *arrays)` computes these values by a primitive.
+    - `first`: position of the first array among the operands, after sizes and options.
+    - `status`: position of the status among the results, if there is one.
     """
 
     arrays: int
@@ -52,7 +52,7 @@ class Routine:
 
 
 def scalar(site: Site, position: int) -> int:
-    """An option that is an operand; `-1` where the program computes it."""
+    """An option given as an operand; `-1` if the program computes it."""
     atom = site.eqn.invars[position]
     return int(atom.val) if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else -1
 
@@ -68,7 +68,7 @@ def _packed(site: Site) -> np.ndarray:
     return np.frombuffer(raw[: len(raw) // 4 * 4], "<i4")
 
 
-# The lower triangle is 0 in cuBLAS and 122 in rocBLAS; vectors are 1 and 202, as against 0 and 201.
+# The lower triangle is 0 in cuBLAS and 122 in rocBLAS; vectors are 1 and 202 (none: 0 and 201).
 _LOWER, _UPPER = (0, 122), (1, 121)
 _VECTORS = (1, 202)
 
@@ -77,7 +77,7 @@ def _lower(site: Site, position: int | None = None) -> bool | None:
     """Which triangle a routine reads, from an operand or the packed options."""
     if position is not None:
         return {0: False, 1: True}.get(scalar(site, position))
-    if found := attributes(site.eqn):  # today's form of options in yesterday's surroundings
+    if found := attributes(site.eqn):  # today's form of options in an older program
         return bool(found.get("lower", found.get("uplo") == "L"))
     options = _packed(site)
     if len(options) < 2:
@@ -107,7 +107,7 @@ def _cholesky(site: Site, a: Value) -> Values:
 def _lu(site: Site, a: Value) -> Values:
     del site
     lu, pivots, _ = linalg.lu_p.bind(a)
-    return [lu, lax.add(pivots, np.int32(1))]  # Fortran counts from 1
+    return [lu, lax.add(pivots, np.int32(1))]  # Fortran indices start at 1
 
 
 def _lu_tpu(site: Site, a: Value) -> Values:
@@ -202,7 +202,7 @@ def _gesdd(site: Site, a: Value) -> Values:
 
 
 def _gesvdj(site: Site, a: Value) -> Values:
-    """It gives the right singular vectors as columns."""
+    """Returns the right singular vectors as columns."""
     options = _packed(site)
     if len(options) < 7:
         raise UnknownOptionsError
@@ -214,7 +214,7 @@ def _gesvdj(site: Site, a: Value) -> Values:
 
 
 def _gesvd(site: Site, a: Value) -> Values:
-    """It takes wide matrices transposed, so that its factors change places."""
+    """Wide matrices are passed transposed, which swaps the factors."""
     options = dict(site.eqn.params["attributes"]).get("backend_config", "")[1:-1]
     jobs = options[-2:]
     if set(jobs) - set("ASN"):
@@ -246,7 +246,7 @@ def _permutation(site: Site, pivots: Value) -> Values:
 
 
 def _approx_top_k(site: Site, x: Value) -> Values:
-    """The form without the choice of a fallback, where the payload is the positions."""
+    """The form without the option of a fallback, with positions as payload."""
     config = dict(site.eqn.params["attributes"]).get("mhlo.backend_config", "")
     options = dict(re.findall(r"(\w+) = ([\w.+-]+)", config))
     (comparator,) = site.eqn.params["computations"]
@@ -266,7 +266,7 @@ def _approx_top_k(site: Site, x: Value) -> Values:
         x,
         k=int(options["top_k"]),
         reduction_dimension=axis,
-        # The module holds the rate in float32; an author writes a short decimal.
+        # The module holds the rate in float32; the author wrote a short decimal.
         recall_target=float(f"{float(options['recall_target']):.7g}"),
         is_max_k=compared.eqns[0].primitive is lax.gt_p,
         reduction_input_size_override=int(options["reduction_input_size_override"]),
@@ -321,7 +321,7 @@ _ROUTINES: Mapping[str, Routine] = {
 
 
 def routine_of(site: Site) -> Routine | None:
-    """The routine that a custom call names, if the table has it."""
+    """The routine that a custom call names, if it is in the table."""
     target = site.eqn.params["target"]
     stem = re.sub(r"^hip(?=solver_|blas_|_)", "cu", target)
     stem = re.sub(r"^(lapack|blas)_[sdcz]", r"\1_", stem)

@@ -1,4 +1,4 @@
-"""Gather and scatter modes that the lowering spells out with masks and clamps."""
+"""Gather and scatter modes that the lowering expands into masks and clamps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _gather_fill(site: Site) -> Iterator[Call]:
 
 
 def _scalar(site: Site, atom: Atom) -> Any:
-    """The number that an atom repeats, if it does."""
+    """The number that fills an atom, if it is constant."""
     eqn = site.producer(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
         atom = eqn.invars[0]

@@ -1,12 +1,12 @@
-"""Key types: what lowering turned into `uint32` arrays becomes arrays of keys again.
+"""Key types: recovers arrays of keys from the `uint32` arrays that lowering makes of them.
 
 The other patterns leave `random_wrap` before and `random_unwrap` after every operation on keys.
-This pass carries the key itself from one to the next, through slices, reshapes, calls and loops,
-and writes neither where the program holds typed keys (`jax.random.key`).
+This pass passes the keys themselves on, through slices, reshapes, calls and loops, and removes
+both primitives if the program uses typed keys (`jax.random.key`).
 
-A program that takes keys as `uint32` arguments was written in the older style
-(`jax.random.PRNGKey`), in which JAX itself wraps and unwraps around each function: there the pass
-stays inside of the functions of `jax.random`, which work on typed keys in both styles.
+A program that takes keys as `uint32` arguments uses the older style (`jax.random.PRNGKey`), in
+which JAX itself wraps and unwraps around each function. There the pass is limited to the functions
+of `jax.random`, which work on typed keys in both styles.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
 from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Value, Var
 from invert.rewriting.pattern import ProgramPattern
 
-# Functions that JAX outlines one operation on keys into.
+# Functions into which JAX outlines a single operation on keys.
 _ONE_OPERATION = frozenset(
     "_threefry_split _threefry_fold_in _threefry4x32_fold_in _philox2x32_fold_in "
     "_philox4x32_fold_in".split()
 )
-# Of these, JAX never writes the operation itself into another function, so that a call with one of
-# them alone is such a function, whatever it is called.
+# JAX always outlines these, so that a call with one of them alone is such a function, under any
+# name.
 _ALWAYS_OUTLINED = frozenset(("random_split", "random_fold_in"))
 _LIBRARY = frozenset(n for n in vars(random_core) if n.startswith("_"))
 # Words of keys are never reversed.
@@ -54,7 +54,7 @@ _Traced: TypeAlias = tuple[ClosedJaxpr, list[bool]]
 
 
 class _Key:
-    """An array of keys which the program holds as its words."""
+    """An array of keys that the program represents by its words."""
 
     def __init__(self, keys: Value):
         self.keys = keys
@@ -66,7 +66,7 @@ class _Key:
 
 
 def _is_one_operation(name: str, jaxpr: Jaxpr) -> bool:
-    """Whether a call holds nothing but an operation that JAX outlines."""
+    """Whether a call consists of a single operation on keys that JAX outlines."""
     if not all(e.primitive in _OPERATIONS for e in jaxpr.eqns):
         return False
     wraps = (random_wrap_p, random_unwrap_p)
@@ -81,7 +81,7 @@ def _plain(value: Value) -> Value:
 
 
 def lift(closed: ClosedJaxpr) -> ClosedJaxpr | None:
-    """The program over typed keys; `None` where it holds no operation on keys."""
+    """The program over typed keys; `None` if it has no operation on keys."""
     jaxpr = open_jaxpr(closed)
     if not _has_keys(jaxpr):
         return None
@@ -104,7 +104,7 @@ def _has_keys(jaxpr: Jaxpr) -> bool:
 
 
 def _inner_uses(eqn: Eqn, var: Var) -> list[tuple[Jaxpr, Var]]:
-    """Where a call or loop takes `var`: `(inner jaxpr, its variable)`."""
+    """The arguments of inner jaxprs that `var` is passed to: `(inner jaxpr, its variable)`."""
     opened = [(open_jaxpr(body), operands) for body, operands in bodies(eqn)]
     return [
         (j, v)
@@ -115,7 +115,7 @@ def _inner_uses(eqn: Eqn, var: Var) -> list[tuple[Jaxpr, Var]]:
 
 
 def _is_wrapped(jaxpr: Jaxpr, var: Var) -> bool:
-    """Whether `var` becomes a key, directly or after it was cut up."""
+    """Whether `var` becomes a key, directly or after slicing and reshaping."""
     for eqn in jaxpr.eqns:
         if not any(a is var for a in eqn.invars):
             continue
@@ -129,7 +129,7 @@ def _is_wrapped(jaxpr: Jaxpr, var: Var) -> bool:
 
 
 def _only_wrapped(jaxpr: Jaxpr, var: Var) -> object:
-    """The key type of `var` where all its uses make it one."""
+    """The key type of `var`, if all its uses wrap it as that type."""
     impls = []
     if any(v is var for v in jaxpr.outvars):
         return None
@@ -146,14 +146,14 @@ def _only_wrapped(jaxpr: Jaxpr, var: Var) -> object:
 
 
 class _Lifter:
-    """Traces a program anew with keys in the place of their words."""
+    """Retraces a program with keys instead of their words."""
 
     def __init__(self) -> None:
         # (inner jaxpr, which arguments are keys, style) -> (function, which results are keys)
         self.calls: dict[Hashable, tuple[JaxFunction, list[bool]]] = {}
 
     def body(self, closed: AnyJaxpr, args: Sequence[Value], typed: bool) -> list[Value]:
-        """Evaluates a body; `typed` says in which style it is written."""
+        """Evaluates a body; `typed` says whether it uses typed keys."""
 
         def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
             with context_of(eqn):
@@ -219,7 +219,7 @@ class _Lifter:
         kinds, (_, found) = _fixpoint(args, range(c, c + n), trace)
         consts, init, rows = parts.split(_bare(_as(args, kinds)))
 
-        # Bound through `lax.scan`, since the primitive's parameters differ between releases.
+        # Traced through `lax.scan`, since the primitive's parameters differ between releases.
         def step(carry: list[Value], xs: list[Value]) -> tuple[list[Value], list[Value]]:
             results = self.body(closed, _marked([*consts, *carry, *xs], kinds), typed)
             results[:n] = _as(results[:n], kinds[c : c + n])
@@ -275,7 +275,7 @@ class _Lifter:
     ) -> _Traced:
         """A body over keys as a closed jaxpr, and which of its results are keys.
 
-        Of the leading results those that are not `wanted` as keys are given as words.
+        Leading results that are not `wanted` as keys are returned as words.
         """
         found: list[bool] = []
 
@@ -292,7 +292,7 @@ class _Lifter:
 def _fixpoint(
     args: Sequence[Value], carry: range, trace: Callable[[Sequence[bool]], _Traced]
 ) -> tuple[list[bool], _Traced]:
-    """Which operands of a loop are keys: a carried one has to come out of the body as one too."""
+    """Which operands of a loop are keys: a carried key must come out of the body as a key."""
     kinds = [isinstance(a, _Key) for a in args]
     while True:
         traced = trace(kinds)
@@ -322,7 +322,7 @@ def _bare(values: Sequence[Value]) -> list[Value]:
 
 
 def _element(value: Value, scanned: bool) -> jax.ShapeDtypeStruct:
-    """Type of an operand inside of a loop's body."""
+    """Type of an operand inside a loop's body."""
     aval = jax.typeof(value.keys if isinstance(value, _Key) else value)
     shape = aval.shape[1:] if scanned else aval.shape
     return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
@@ -337,8 +337,8 @@ _OPERATIONS = (
 )
 
 
-# Operations that move words of keys about without taking a key apart. Each gives the operation on
-# keys, or `None` where a key is taken apart.
+# Operations that move the words of keys. Each returns the same operation on keys, or `None` if it
+# splits the words of a key.
 
 
 def _slice(eqn: Eqn, args: list[Value]) -> Value:

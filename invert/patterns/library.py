@@ -1,8 +1,8 @@
-"""Library functions whose derivative is not that of the equations they are made of.
+"""Library functions whose derivative differs from that of their equations.
 
-`jax.nn.relu`, `jax.nn.softmax`, `jnp.logaddexp` and others carry rules of their own, or stop the
-gradient of a part. The module holds neither, so that the function itself has to come back. Names of
-calls say which function to try first; the proof is the same as for every pattern.
+`jax.nn.relu`, `jax.nn.softmax`, `jnp.logaddexp` and others have derivative rules, or stop the
+gradient of a part. The module holds neither, so that the function itself has to be recovered. Names
+of calls say which function to try first; the proof is the same as for every pattern.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _call(site: Site) -> Iterator[Call]:
     name = site.eqn.params["name"]
     candidates = _CALLS.get(name, ())
     if not candidates and not site.named:
-        # No locations and an unknown name: the names may have been taken away too.
+        # No locations and an unknown name: names may have been stripped too.
         found = _fingerprint(site.eqn.params["jaxpr"])
         candidates = tuple(f for f, prints in _fingerprints() if found in prints)
     avals = tuple(site.aval(a) for a in site.eqn.invars)
@@ -83,8 +83,8 @@ def _fingerprints() -> tuple[tuple[JaxFunction, frozenset[tuple[str, ...]]], ...
     return tuple(found)
 
 
-# Functions that JAX writes out: name -> (function, number of operands, primitive of the result, the
-# primitives that give its operands).
+# Functions that JAX inlines: name -> (function, number of operands, primitive of the result,
+# primitives that produce its operands).
 _WRITTEN_OUT: dict[str, tuple[JaxFunction, int, str, tuple[str, ...]]] = {
     "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add")),
     "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add")),
@@ -116,14 +116,14 @@ def _written_out(name: str) -> Pattern:
 
 
 def _through(site: Site, atom: Atom, *names: str) -> Any:
-    """The equation behind `atom`, past equations of these primitives."""
+    """The equation that defines `atom`, skipping equations of these primitives."""
     eqn = site.producer(atom)
     while eqn is not None and eqn.primitive.name in names:
         eqn = site.producer(eqn.invars[0])
     return eqn
 
 
-# What is summed along an axis is put back there, so that nothing is transposed.
+# The summed axis is restored in place, so that nothing is transposed.
 _SHAPES = (kinds.LAYOUT - {"transpose"}) | {"convert_element_type"}
 
 

@@ -1,4 +1,4 @@
-"""Linear algebra that the lowering writes out in other primitives.
+"""Linear algebra that the lowering expands into other primitives.
 
 Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
 """
@@ -52,7 +52,7 @@ def _cholesky_update(site: Site) -> Iterator[Call]:
     out = site.out
     if len(out.shape) != 2 or out.shape[0] != out.shape[1] or out.dtype.kind != "f":
         return
-    # The rows are written one after the other: what is not as long is no update.
+    # The rows are written one after the other: a shorter chain is not an update.
     eqn, rows = site.eqn, 0
     while eqn is not None and eqn.primitive is lax.scatter_p and rows <= out.shape[0]:
         eqn, rows = site.producer(eqn.invars[0]), rows + 1
@@ -65,9 +65,9 @@ _SIGNATURES = {1: "(m,m),(m)->(m)", 2: "(m,m),(m,n)->(m,n)"}
 
 
 def _solve(site: Site) -> Iterator[Call]:
-    """An LU decomposition that serves one solve -> `jnp.linalg.solve`, with its derivative.
+    """An LU decomposition used by one solve -> `jnp.linalg.solve`, with its derivative.
 
-    The right-hand side of the solve inside has its columns as a leading axis.
+    The right-hand side of the inner solve has its columns as the leading axis.
     """
     a = site.aval(site.eqn.invars[0])
     for user in site.graph.users.get(site.eqn.outvars[0], ()):
@@ -110,7 +110,7 @@ def _svd(site: Site) -> Iterator[Call]:
 
 
 def _singular_values(site: Site) -> Iterator[Call]:
-    """The same without vectors: a function that holds one from a square matrix to the result."""
+    """The same without vectors: a function around one of a square matrix."""
     if site.platform != "tpu" or len(site.eqn.invars) != 1 or len(site.eqn.outvars) != 1:
         return
     a, out = site.aval(site.eqn.invars[0]), site.out
@@ -133,7 +133,7 @@ PATTERNS = (
     Pattern("cholesky_update", ("scatter",), _cholesky_update),
 )
 
-# After the decompositions and the triangular solves that they are made of.
+# After the decompositions and triangular solves that they consist of.
 SOLVES = (
     Pattern("solve", ("lu",), _solve),
     Pattern("svd_expanded", ("reduce_and",), _svd),

@@ -2,8 +2,8 @@
 
 JAX lowers `scan` (and with it `map` and `fori_loop` with static bounds) to a `while` over
 `(i, carry..., ys...)` whose body takes slices of the inputs at `i` and writes the outputs at `i`
-(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10). Every step here is an equality of
-programs by itself; nothing is assumed of names.
+(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10). Every step is an equality of
+programs; names play no role.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Counted:
         return x[0] + sign * y[0], x[1] + sign * y[1]
 
     def direction(self, atom: Atom) -> bool | None:
-        """Whether `atom` counts down from the last step; `None` where it does neither."""
+        """Whether `atom` counts down from the last step rather than up; `None` if neither."""
         found = self.index(atom)
         if found == (1, 0):
             return False
@@ -84,7 +84,7 @@ def counted(eqn: Eqn) -> Counted | None:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """One element read (`value` is `None`) or written along the leading axis of `array`."""
+    """A row read from (`value` is `None`) or written to the leading axis of `array`."""
 
     array: Atom
     index: Atom
@@ -133,7 +133,7 @@ def write(eqn: Eqn, graph: Graph) -> Access | None:
 
 
 def access(eqn: Eqn, graph: Graph, find: Callable[[Eqn, Graph], Access | None]) -> Access | None:
-    """An access written out, or in a function of its own as JAX writes it."""
+    """An access, inline or in a function of its own, as JAX lowers it."""
     if eqn.primitive.name != "jit":
         return find(eqn, graph)
     inner = Graph(eqn.params["jaxpr"])
@@ -183,8 +183,8 @@ def _scan(site: Site) -> JaxFunction | None:
         if found is None or found.array is not loop.carry[position]:
             continue
         backwards = loop.direction(found.index)
-        # Every element is written once, and the buffer is seen by nothing else: what it held
-        # before the loop does not matter.
+        # Every row is written once, and nothing else reads the buffer, so that its initial value
+        # does not matter.
         alone = _count_uses(graph, found.array) == 1 and found.array.aval.shape[0] == length
         alone = alone and _count_uses(graph, result) == 1
         if backwards is None or not alone or found.value is None:
@@ -258,7 +258,7 @@ def _uses(eqns: Sequence[Eqn], atom: Atom) -> bool:
 
 
 def _needed(loop: Counted, outputs: dict[int, Access], given: Set[Atom]) -> list[Eqn]:
-    """The equations of the body that the carry and the outputs still need."""
+    """The equations of the body that the carry and the outputs need."""
     graph, counter = loop.body, loop.carry[loop.counter]
     outvars = graph.jaxpr.outvars
     roots = [v for i, v in enumerate(outvars) if i != loop.counter and i not in outputs]
@@ -272,7 +272,7 @@ def _needed(loop: Counted, outputs: dict[int, Access], given: Set[Atom]) -> list
 
 
 def _whole_body(eqns: Sequence[Eqn]) -> dict[Eqn, AnyJaxpr]:
-    """The program of the function that the lowering puts around a whole body, if there is one."""
+    """The function that the lowering puts around a whole body, if there is one, by its call."""
     calls = [e for e in eqns if e.primitive.name == "jit"]
     rest = [e for e in eqns if e.primitive.name not in ("jit", "add", "sub")]
     return {e: e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}

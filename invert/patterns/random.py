@@ -1,7 +1,7 @@
-"""Random numbers: the hash functions, and the operations on keys that are made of them.
+"""Random numbers: hash functions and the operations on keys built from them.
 
-Lowering erases key types: a key is the `uint32` array behind it. So the calls proposed here take
-and give such arrays, `random_wrap` and `random_unwrap` included; `keys.py` then removes the pairs.
+Lowering erases key types: a key becomes its `uint32` array. So the calls proposed here take and
+return such arrays, including `random_wrap` and `random_unwrap`; `keys.py` then removes the pairs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Hash:
     **Arguments:**
 
     - `primitive`: takes the words of a key, then those of a counter.
-    - `keys`, `counters`: how many they are.
+    - `keys`, `counters`: the number of words of each.
     - `literal`: a constant of the hash function.
     """
 
@@ -85,7 +85,7 @@ def _threefry2x32(site: Site) -> Iterator[Call]:
 
 
 def _counter_shapes(site: Site, total: Value, key: Value) -> list[tuple[int, ...]]:
-    """Shapes that the counter may have had before the key was added to it, the likeliest first."""
+    """Possible shapes of the counter before the key was added, the likeliest first."""
     shapes = []
     eqn = site.producer(total)
     for operand in eqn.invars if eqn is not None and eqn.primitive.name == "add" else ():
@@ -99,7 +99,7 @@ def _counter_shapes(site: Site, total: Value, key: Value) -> list[tuple[int, ...
 
 
 def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
-    """The body of the function that JAX outlines an unrolled hash function into."""
+    """The body of the function into which JAX outlines an unrolled hash function."""
     hash_ = _HASHES[name]
 
     def propose(site: Site) -> Iterator[Call]:
@@ -117,12 +117,12 @@ def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
 
 
 def wrap(key: Value, impl: str) -> Value:
-    """An array of keys over their words."""
+    """An array of keys, from their words."""
     return random_wrap_p.bind(key, impl=prngs[impl])
 
 
 def _keyed(key: tuple[Any, ...], function: JaxFunction, *avals: Any) -> Iterator[Call]:
-    """The call under both settings of `jax_threefry_partitionable`, which an equation records."""
+    """The call under both settings of `jax_threefry_partitionable`."""
     for partitionable in (True, False):
 
         def run(*args: Value, partitionable: bool = partitionable) -> Value:
@@ -154,7 +154,7 @@ def _fold_in(impl: str, batch: tuple[int, ...], data: tuple[int, ...]) -> Iterat
 
 
 class _WideCall(Call):
-    """A call that is traced with 64-bit types enabled, whatever its own types are."""
+    """A call that is traced with 64-bit types enabled for any types."""
 
     @property
     def needs_x64(self) -> bool:
@@ -162,7 +162,7 @@ class _WideCall(Call):
 
 
 def _seed(impl: str, seed: jax.ShapeDtypeStruct) -> Iterator[Call]:
-    """Seeding is lowered in three ways: what masks the low word promotes with `uint32`."""
+    """The three lowerings of seeding, which depend on how the low word is masked."""
 
     def run(seed: Value) -> Value:
         return random_unwrap_p.bind(random_seed_p.bind(seed, impl=prngs[impl]))
@@ -184,7 +184,7 @@ def _words(impl: str) -> int:
 
 def _hashed(site: Site) -> Iterator[Call]:
     """A hash function of iotas -> random_bits or random_split; of data -> random_fold_in."""
-    impl = site.eqn.primitive.name  # key types have the names of their hash functions
+    impl = site.eqn.primitive.name  # key types are named after their hash functions
     out = tuple(site.out.shape)
     key = tuple(site.eqn.invars[0].aval.shape)
     users = {u.primitive.name for v in site.eqn.outvars for u in site.graph.users.get(v, ())}
@@ -210,7 +210,7 @@ def _hashed(site: Site) -> Iterator[Call]:
 
 
 def _folds(impl: str, key: tuple[int, ...], out: tuple[int, ...]) -> Iterator[Call]:
-    """Folding-in of a number into a key, of one into many, many into one, many into many."""
+    """Folding numbers into keys: one into one, one into many, many into one, many into many."""
     batch = out[:-1] if impl == "threefry2x32" else out
     if len(out) != len(batch) and out[-1:] != (1,):
         return
@@ -224,7 +224,7 @@ def _folds(impl: str, key: tuple[int, ...], out: tuple[int, ...]) -> Iterator[Ca
 
 
 def _batch_ranks(key: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
-    """Numbers of leading axes that may be axes of the key array, the smallest first.
+    """Possible numbers of axes of the key array, the smallest first.
 
     A batch of keys has size one along the axes of the counters.
     """
@@ -234,7 +234,7 @@ def _batch_ranks(key: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
 
 
 def _widths(site: Site) -> list[int]:
-    """Widths of the bits that may be made of a hash, the one with the longest program first."""
+    """Possible widths of the bits made of a hash, the one with the longest program first."""
     widths = []
     front = [*site.eqn.outvars]
     for _ in range(4):  # results -> (three) xor -> convert
@@ -247,7 +247,7 @@ def _widths(site: Site) -> list[int]:
 
 
 def _flat_results(site: Site, n: int) -> list[Any]:
-    """Types of the values that a flat array of words may have been formed into, last first.
+    """Types of the values that a flat array of words may have been reshaped into, last first.
 
     With `jax_threefry_partitionable=False` the hash runs over half of a flat iota.
     """
@@ -300,7 +300,7 @@ def _concatenated(site: Site) -> Iterator[Call]:
 
 
 def _generated(site: Site) -> Iterator[Call]:
-    """A generator on two words of 64 bits -> the same on four words of 32, or on a key of them."""
+    """A generator on two 64-bit words -> the same on four 32-bit words, or on a key of them."""
     eqn = site.eqn
     state = site.aval(eqn.invars[0])
     if np.dtype(state.dtype) != np.uint64:
@@ -335,7 +335,7 @@ def _gamma(site: Site) -> Iterator[Call]:
             shapes[tuple(aval.shape)] = None
     log_space = "pow" not in site.graph.by_primitive
     counts = _key_counts(site, n)
-    # One parameter for all samples has been broadcast, where not as an operand then as a result.
+    # A parameter shared by all samples was broadcast, as an operand or as a result.
     one = any(
         v.shape == () and v.dtype == dtype
         for eqn in site.graph.by_primitive.get("broadcast_in_dim", ())
@@ -352,7 +352,7 @@ def _gamma(site: Site) -> Iterator[Call]:
 
 
 def _key_counts(site: Site, n: int) -> set[int]:
-    """Numbers of keys which this body splits into `n`."""
+    """Numbers of keys that this body splits into `n` each."""
     found = set()
     for eqn in (
         *site.graph.by_primitive.get("jit", ()),

@@ -25,17 +25,17 @@ def rewrite(
     *,
     platform: str = "cpu",
 ) -> _F:
-    """A function that computes what `fn` does, after patterns have been applied to its equations.
+    """Applies patterns to the equations of a function.
 
     **Arguments:**
 
     - `fn`: any JAX function of arrays in pytrees.
     - `patterns`: the patterns to apply, in this order, each to a fixpoint; all of `invert`'s own by
         default.
-    - `platform`: the platform for which preimage patterns lower what they propose.
+    - `platform`: the platform for which preimage patterns lower their proposals.
 
-    **Returns:** a function with the signature of `fn`. It is traced at every call, so wrap it in
-        `jax.jit`. What `jax.make_jaxpr` shows of it is the rewritten program.
+    **Returns:** a function with the signature and values of `fn`. It is traced at every call, so
+        wrap it in `jax.jit`. `jax.make_jaxpr` shows the rewritten program.
 
     ??? example
 

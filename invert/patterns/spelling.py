@@ -1,8 +1,8 @@
-"""Primitives that lower to the very same op as another: which one was meant.
+"""Primitives that lower to the same op as another: chooses one of them.
 
 `x * x` and `lax.square(x)` are one program, and so are a reshape that drops dimensions of size one
-and a squeeze. What the location calls the op decides; without one, what people write more often.
-These run last, so that no template depends on locations.
+and a squeeze. The location decides; without one, the more common primitive is chosen. These run
+last, so that no template depends on locations.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _square(site: Site) -> JaxFunction | None:
     x, y = site.eqn.invars
     if x is not y:
         return None
-    # Without any location a square is likelier meant than a product of equals, but for unsigned
-    # integers, whose products wrap around on purpose.
+    # Without locations a square is likelier than a product of equals, except for unsigned integers,
+    # whose products wrap around on purpose.
     likelier = not site.named and not jnp.issubdtype(site.out.dtype, jnp.unsignedinteger)
     if site.hint == "square" or likelier:
         return lambda x, _: [lax.square(x)]
@@ -90,7 +90,7 @@ def _squeeze(site: Site) -> JaxFunction | None:
 
 
 def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
-    """Whether the result is still reached without the dimension `i`."""
+    """Whether the result shape can still be reached without dimension `i`."""
     remaining = list(before[i + 1 :])
     for n in rest:
         while remaining and remaining[0] != n:
@@ -103,7 +103,7 @@ def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
 
 
 def _explicit_broadcast(site: Site) -> JaxFunction | None:
-    """An operand that the author broadcast by hand is broadcast by hand again."""
+    """Restores explicit broadcasts of operands."""
     eqn = site.eqn
     shape = eqn.outvars[0].aval.shape
     found = {
@@ -151,7 +151,7 @@ def _split(site: Site) -> Iterator[Call]:
     while position in at and at[position] > position:
         sizes.append(at[position] - position)
         position = at[position]
-    # Without a location, slices of different sizes are likelier to be just that.
+    # Without locations, slices of different sizes are likelier to be plain slices.
     meant = site.hint == "split" or len(set(sizes)) == 1
     if position == shape[axis] and len(sizes) > 1 and meant:
         yield bind(lax.split_p, site.aval(x), sizes=tuple(sizes), axis=axis)
@@ -204,7 +204,7 @@ def _unstack(site: Site) -> Iterator[Call]:
             yield bind(lax.unstack_p, site.aval(x), axis=axis)
 
 
-# The primitives whose scalar operands raising takes out of a broadcast.
+# The primitives for which raising turns broadcast scalars into scalar operands.
 _NARY = tuple(
     "add and atan2 clamp complex div eq ge gt le lt max min mul ne or pow rem select_n shift_left "
     "shift_right_arithmetic shift_right_logical sub xor".split()

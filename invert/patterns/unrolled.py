@@ -1,12 +1,11 @@
-"""Scans that JAX lowers to a loop over blocks: `scan[unroll=k]`.
+"""Unrolled scans, which JAX lowers to a loop over blocks: `scan[unroll=k]`.
 
-The body of that loop is the body of the scan `k` times, on the rows of one block of the inputs, and
-writes a block of the outputs. What is left of the length is done after the loop, or before it in
-reverse (jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10 and 0.12). The body of the scan
-is read off the first of the `k` copies; that the rest is the lowering of the scan is proved by
-lowering it.
+The body of that loop is `k` copies of the body of the scan, on the rows of one block of the inputs,
+and writes a block of the outputs. Remaining steps follow the loop, or precede it in reverse
+(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10 and 0.12). The body of the scan is read
+off the first copy; lowering the scan proves the rest.
 
-A scan that is unrolled as a whole leaves no loop, and stays the equations that it is.
+A scan that is unrolled completely leaves no loop, and is not recovered.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class _Loop:
 
     **Arguments:**
 
-    - `counted`: the loop; `carried`, `writes`: positions of its carry that are values, and those
-        that are blocks of outputs.
-    - `rows`: a row of a block -> the number of the block and of the row.
-    - `arrays`: numbers of the constants that are inputs, by number of the block.
-    - `constants`: the equations without operands, which all copies share.
+    - `counted`: the loop; `carried`, `writes`: positions in its carry of values, and of blocks of
+        outputs.
+    - `rows`: a row of a block -> the indices of the block and of the row.
+    - `arrays`: indices of the constants that are inputs, by index of the block.
+    - `constants`: the equations without operands, shared by all copies.
     - `work`: the equations of the copies, one copy after the other.
     """
 
@@ -52,7 +51,7 @@ class _Loop:
     reverse: bool
 
     def stacked(self, position: int) -> list[Atom] | None:
-        """The values that a block of outputs is made of, one for each copy."""
+        """The rows of a block of outputs, one for each copy."""
         graph = self.counted.body
         value = self.writes[position].value
         eqn = None if value is None else graph.producer(value)
@@ -102,7 +101,7 @@ def _written(loop: Counted, position: int) -> Access | None:
 
 
 def _row(graph: Graph, eqn: Eqn, reads: Sequence[Access]) -> tuple[int, int] | None:
-    """The block and the row of it that an equation gives: `reshape (slice block)`."""
+    """The indices of the block and row that an equation reads: `reshape (slice block)`."""
     part = graph.producer(eqn.invars[0]) if eqn.primitive.name in ("reshape", "squeeze") else None
     if part is None or part.primitive.name != "slice":
         return None
@@ -127,9 +126,9 @@ def _unrolled(site: Site) -> Iterator[Call]:
 
 
 def _repeats(work: Sequence[Eqn], times: int) -> bool:
-    """Whether the equations are so many groups of the same kinds.
+    """Whether the equations form `times` groups with the same primitives and types.
 
-    To lower what cannot be takes most of the time of a program with long loops.
+    A cheap filter: lowering candidates dominates the time of programs with long loops.
     """
     size, rest = divmod(len(work), times)
     if rest:
@@ -146,7 +145,7 @@ Source = tuple[Any, ...]
 
 
 def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | None:
-    """The next carry and the outputs of one step, as the last copy has them."""
+    """The next carry and the outputs of one step, read off the last copy."""
     size = len(loop.work) // times
     made: dict[Atom, tuple[int, int]] = {
         v: (i, o) for i, e in enumerate(loop.work) for o, v in enumerate(e.outvars)
@@ -161,12 +160,12 @@ def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | Non
             return "eqn", made[atom][0] - last, made[atom][1]
         if is_var(atom) and atom in loop.rows:
             return "x", loop.rows[atom][0]
-        if _in(made, atom, last - size):  # what the copy before passes on
+        if _in(made, atom, last - size):  # a carried value, from the previous copy
             before = ("eqn", made[atom][0] - last + size, made[atom][1])
             return ("carry", carry.index(before)) if before in carry else None
         if not is_var(atom) or atom in constants or any(atom is c for c in loop.counted.consts):
             return "atom", atom
-        # What comes out as it went in is carried through all copies.
+        # A value that leaves the loop unchanged is carried through all copies.
         return next((("carry", n) for n, i in enumerate(loop.carried) if _is(loop, i, atom)), None)
 
     place = 0 if loop.reverse else -1
@@ -180,7 +179,7 @@ def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | Non
 
 
 def _is_closed(loop: _Loop, times: int, results: tuple[list[Source], list[Source]]) -> bool:
-    """Whether the first copy and its results read nothing that only another copy has."""
+    """Whether the first copy and its results depend on no other copy."""
     copy = loop.work[: len(loop.work) // times]
     given: set[Atom] = {c for i, c in enumerate(loop.counted.consts) if i not in loop.arrays}
     given.update(loop.counted.carry[i] for i in loop.carried)
@@ -212,13 +211,13 @@ def _calls(
     init = [site.aval(parts.init[i]) for i in loop.carried]
     used = [i for i in range(len(consts)) if i not in loop.arrays]
     everything = tuple(range(len(init)))
-    # What is left over does not count further where nobody asks for the last count.
+    # Remaining steps do not advance counters that are not used after the loop.
     counters = tuple(i for i, v in enumerate(init) if not v.shape and v.dtype.kind in "iu")
     uncounted = tuple(i for i in everything if i not in counters)
-    # The body may stand in a function of its own, which lowering makes.
+    # Lowering may have put the body into a function of its own.
     size = len(loop.work) // times
     whole = [True, False] if size == 1 and loop.work[0].primitive.name == "jit" else [False]
-    # The longest first: of what is left over, a shorter scan would leave some.
+    # The longest first: a shorter scan would leave some remaining steps behind.
     for rest, kept, opened in itertools.product(
         reversed(range(times)), dict.fromkeys((everything, uncounted)), whole
     ):

@@ -1,9 +1,9 @@
-"""Powers and conversions: primitives that lower to what an author may have written out.
+"""Powers and conversions: primitives whose lowering an author may also have written.
 
 `integer_pow[y=3](x)` and `x * x * x` are one program; so are `ne(x, 0)` and a conversion to bool,
-`max` and `or` on bool. A location decides; without one the ops stay what the module says.
-Powers of four and more lower to products by squaring, which nobody writes by hand: those are
-recognized without a location too. The programs are equal either way.
+`max` and `or` on bool. The location decides; without one the ops are left alone. Powers of four and
+more lower to products by squaring, which nobody writes by hand: those are recognized without a
+location too. The programs are equal either way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_DEPTH = 16
 
 
 def _exponent(site: Site, atom: Atom) -> int:
-    """How many factors of one value multiplications make `atom` of."""
+    """How many factors `atom` is a product of, all the same value; 1 if it is not one."""
     known: dict[Any, tuple[Any, int]] = {}
 
     def visit(atom: Atom, depth: int) -> tuple[Any, int]:
@@ -64,8 +64,8 @@ def _negative_pow(site: Site) -> Iterator[Call]:
         return
     if site.hint == "integer_pow":
         yield bind(lax.integer_pow_p, site.out, y=-1)
-    # The numerator of the primitive is broadcast, that of `1 / (x * x)` is not; without any
-    # location that does not show, and a negative power is likelier.
+    # The numerator of the primitive is broadcast, that of `1 / (x * x)` is not. Without locations
+    # this is unknown, and a negative power is likelier.
     elif (k := _exponent(site, x)) >= (4 if site.named and site.broadcasts != {0} else 2):
         yield bind(lax.integer_pow_p, site.out, y=-k)
 
@@ -89,7 +89,7 @@ def _convert(site: Site) -> Iterator[Call]:
     """ne(x, 0), real(x), and those of real(x) -> convert_element_type."""
     x = site.eqn.invars[0]
     real = produced_by(site, x, "real")
-    # Without any location, the real part in another type is likelier one conversion.
+    # Without locations, a converted real part is likelier a single conversion.
     if site.hint != _CONVERT and (site.named or real is None):
         return
     if real is not None:
@@ -102,7 +102,7 @@ def _convert(site: Site) -> Iterator[Call]:
 
 
 PATTERNS = (
-    # The powers with a quotient first: they hold the others.
+    # Negative powers first: they contain the others.
     Pattern("negative_integer_pow", ("div",), _negative_pow),
     Pattern("integer_pow", ("mul",), _integer_pow),
     Pattern("integer_exponent", ("pow",), _pow),

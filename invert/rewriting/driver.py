@@ -1,4 +1,4 @@
-"""The driver: finds where patterns apply and makes the replacements."""
+"""The driver: applies patterns to a program, stage by stage."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from invert.rewriting.pattern import (
     kept_by_call,
 )
 
-# Values of leading arguments of a body; `None` where they are not constant.
+# Values of the leading arguments of a body; `None` for those that are not constant.
 Known: TypeAlias = tuple[Value | None, ...]
-# Values of variables from outside.
+# Values of closed-over variables.
 Consts: TypeAlias = Mapping[Var, Value]
 # Lowers and raises a call for a platform; `None` where JAX refuses it.
 RaiseCall: TypeAlias = Callable[[Call, str], ClosedJaxpr | None]
@@ -54,19 +54,19 @@ RaiseCall: TypeAlias = Callable[[Call, str], ClosedJaxpr | None]
 
 @dataclasses.dataclass
 class Rewriter:
-    """The driver: runs stages of patterns over a program, innermost bodies first.
+    """Runs stages of patterns over a program, innermost bodies first.
 
     **Arguments:**
 
-    - `stages`: groups of patterns in their order. Templates of a stage are themselves rewritten by
-        the stages before it, so that both sides of a match have taken the same route.
+    - `stages`: groups of patterns, in order. Templates of a stage are rewritten by the earlier
+        stages too, so that both sides of a match have gone through the same rewrites.
     - `raise_call`: lowers and raises a call: `raise_call(call, platform) -> closed jaxpr`.
     - `platform`: the platform the program was lowered for.
     - `x64`: whether the program holds 64-bit types, so that calls are lowered with them too.
     - `x64_first`: whether that form is tried first.
     - `named`: whether the locations of the program name primitives.
-    - `defects`: gets a line for each pattern that was left out because of a defect of its own.
-    - `trials`: where a list is given, it collects what became of each equation that was tried.
+    - `defects`: receives a line for each pattern left out because of a defect.
+    - `trials`: if a list, receives the outcome at each equation that was tried.
     """
 
     stages: Sequence[Stage]
@@ -107,22 +107,22 @@ class Rewriter:
         return closed
 
     def matches(self, closed: AnyJaxpr) -> bool:
-        """Whether a pattern of the first stage applies, bodies inside left aside."""
+        """Whether a pattern of the first stage applies outside inner jaxprs."""
         return bool(self._sweep(_graph(open_jaxpr(closed), {}), 0))
 
     def _body(self, jaxpr: J, number: int, known: Known = ()) -> J:
-        """One stage over one jaxpr and those inside of it; a shared jaxpr stays shared.
+        """Rewrites a jaxpr and its inner jaxprs by one stage; a shared jaxpr stays shared.
 
         `known` are the values of leading arguments, `None` for those that are not constant.
         """
-        # The value holds the known ones alive, so that no id is reused.
+        # The entry keeps the known values alive, so that no id is reused.
         key = jaxpr, number, tuple(map(id, known))
         if key not in self._bodies:
             self._bodies[key] = known, self._rewrite(jaxpr, number, known)
         return cast(J, self._bodies[key][1])
 
     def _names_in(self, jaxpr: Jaxpr) -> frozenset[str]:
-        """The primitives of an open jaxpr and those inside of it."""
+        """The primitives of an open jaxpr and its inner jaxprs."""
         if jaxpr not in self._names:
             names = {eqn.primitive.name for eqn in jaxpr.eqns}
             inner = (i for eqn in jaxpr.eqns for i in jaxprs.sub_jaxprs(eqn))
@@ -158,7 +158,7 @@ class Rewriter:
             return eqn
         params = {}
         for name, value in eqn.params.items():
-            # Array constants stand outside of the bodies that use them.
+            # Array constants are defined outside the bodies that use them.
             found = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
             known = () if all(c is None for c in found) else tuple(found)
             new = self._param(value, number, known)
@@ -183,7 +183,7 @@ class Rewriter:
         begin = len(self.trials or ())
         for pattern in self.stages[number].patterns:
             literal = getattr(pattern, "literal", None)
-            # The last equation first: of nested matches the larger one is meant.
+            # The last equation first: of nested matches, the largest is wanted.
             roots = [
                 e for name in pattern.roots for e in reversed(graph.by_primitive.get(name, ()))
             ]
@@ -201,7 +201,7 @@ class Rewriter:
                     replacement = optional_step(
                         step, self.defects, self._try, pattern, site, number
                     )
-                else:  # a program as a whole has no site
+                else:  # a program pattern has no site
                     continue
                 if replacement is not None and claimed & replacement.removed:
                     if misses is not None:
@@ -215,7 +215,7 @@ class Rewriter:
                 found.append(replacement)
                 self.counts[pattern.name] += 1
         if found and self.trials is not None and not self.stages[number].outermost_first:
-            # What failed is tried again on the new body.
+            # Failed trials are repeated on the new body.
             self.trials[begin:] = [a for a in self.trials[begin:] if a.matched]
         return found
 
@@ -241,7 +241,7 @@ class Rewriter:
         return None
 
     def _variants(self, calls: Iterable[Call]) -> Iterator[Call]:
-        """The calls, in a program of 64-bit types as JAX lowers them with such types enabled."""
+        """The calls, also with 64-bit types enabled if the program has such types."""
         for call in calls:
             forms = [call]
             if self.x64 and not call.needs_x64:
@@ -260,7 +260,7 @@ class Rewriter:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """An equation at which a pattern was tried, and where each try ended."""
+    """An equation at which a pattern was tried, and where each match failed."""
 
     eqn: Eqn
     matched: bool
@@ -268,7 +268,7 @@ class Trial:
 
 
 def _commuted(closed: J, places: Set[int]) -> J:
-    """A program with the operands of these equations in the other order."""
+    """Swaps the operands of the equations at these positions."""
     if not places:
         return closed
     jaxpr = open_jaxpr(closed)
@@ -283,9 +283,9 @@ def _commuted(closed: J, places: Set[int]) -> J:
 def _template(
     call: Call, stages: tuple[Stage, ...], raise_call: RaiseCall, platform: str
 ) -> tuple[Graph | None, Sequence[str]]:
-    """What to look for where `stages` have run, and the defects that were met in making it.
+    """The template of a call after `stages` have run, and the defects met while making it.
 
-    It depends on nothing else, so that programs recovered one after another share it.
+    It depends on the arguments alone, so that programs recovered one after another share it.
     """
     closed = raise_call(dataclasses.replace(call, commuted=frozenset()), platform)
     if closed is None:
@@ -306,7 +306,7 @@ def _graph(jaxpr: Jaxpr, consts: Consts) -> Graph:
 
 
 def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:
-    """The operands that the leading arguments of an inner jaxpr are whenever it runs."""
+    """The operands bound to the leading arguments of an inner jaxpr each time it runs."""
     match eqn.primitive.name:
         case "jit":
             return eqn.invars
@@ -328,12 +328,12 @@ def _holds(graph: Graph, literal: float | tuple[float, ...] | None) -> bool:
 
 
 def _anchors(template: Graph, eqn: Eqn) -> Iterator[Eqn]:
-    """The template's equations that may stand for the site's: one that gives a result first."""
+    """Equations of the template that may match the site's, those that give a result first."""
     ends = {template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)}
     same = template.by_primitive.get(eqn.primitive.name, [])
     first = [e for e in same if e in ends]
     yield from first
-    # Equations of a kind that is rare in the template need not give a result: custom calls, loops.
+    # If few equations have this primitive (custom calls, loops), one need not give a result.
     if len(same) <= 4:
         yield from (e for e in same if e not in ends)
 
@@ -365,15 +365,15 @@ def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:
 
 
 def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
-    """Whether a call lowers to what it already is, which would be rewritten for ever."""
+    """Whether a call lowers to itself, so that it would be rewritten forever."""
     jaxpr = open_jaxpr(closed)
     return len(jaxpr.eqns) == len(template.eqns) and equivalent(closed, template.jaxpr)
 
 
 def replace(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
-    """The body with the replacements made, in topological order and without dead equations.
+    """Makes the replacements, sorts topologically and removes dead equations.
 
-    Replacements that each keep the order can break it together; then the first alone is made.
+    Replacements may be acyclic one by one and cyclic together; then only the first is made.
     """
     try:
         return _replace_all(graph, replacements)
@@ -388,8 +388,8 @@ class _CycleError(InvertError):
 def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
     removed = {e for r in replacements for e in r.removed}
     renamed: dict[Atom, Atom] = {}
-    # What takes the place of equations stands where the last of them stood: the order of
-    # equations is the order in which derivatives sum up cotangents.
+    # A replacement goes where the last replaced equation was: the order of equations is the
+    # order in which cotangents are summed.
     made: dict[int, list[Eqn]] = {}
     for r in replacements:
         last = max((graph.index[e] for e in r.removed if e in graph.index), default=-1)
@@ -418,12 +418,12 @@ def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
 
 
 def _live(closed: AnyJaxpr) -> tuple[Jaxpr, list[Value]]:
-    """A jaxpr with the constants that it uses as its first arguments, and these."""
+    """A jaxpr over the constants it uses as leading arguments, and their values."""
     consts = consts_of(closed)
     jaxpr = constants_as_arguments(open_jaxpr(closed))
     if all(np.ndim(c) == 0 for c in consts):
         return jaxpr, list(consts)
-    # What a body that was taken over does not use stays a constant of it.
+    # A body taken from the program may keep constants that it does not use.
     kept = [i >= len(consts) for i in range(len(jaxpr.invars))]
     jaxpr, used = live_part(jaxpr, [True] * len(jaxpr.outvars), kept)
     return jaxpr, [c for c, u in zip(consts, used, strict=False) if u]
@@ -435,14 +435,14 @@ def _splice(r: Replacement, renamed: dict[Atom, Atom]) -> list[Eqn]:
     env: dict[Atom, Atom] = dict(zip(inner.invars[len(constants) :], r.inputs, strict=True))
     for v, c in zip(inner.invars, constants, strict=False):
         if np.ndim(c) != 0:
-            raise InvertError("a replacement may not bring an array constant")
+            raise InvertError("a replacement may not contain an array constant")
         env[v] = Literal(np.asarray(c)[()], v.aval)
     for v, out in zip(inner.outvars, r.outputs, strict=True):
         if out is None or not is_var(out):
             continue
         if is_var(v) and v not in env:
             env[v] = out
-        else:  # an argument or a literal comes out as it is, or a value comes out twice
+        else:  # a result is an argument or a literal, or occurs twice
             renamed[out] = env[v] if is_var(v) else v
 
     def read(atom: Atom) -> Atom:
@@ -462,7 +462,7 @@ def _is_named(v: Var) -> bool:
 
 
 def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """The equations with definitions before uses; stable, linear in their number."""
+    """Sorts equations so that definitions precede uses; stable and linear."""
     producers: dict[Atom, Eqn] = {v: e for e in eqns for v in e.outvars}
     done: set[Eqn] = set()
     opened: set[Eqn] = set()
@@ -481,7 +481,7 @@ def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
             ]
             if missing:
                 if eqn in opened:
-                    raise _CycleError("equations that need each other")
+                    raise _CycleError("replacements depend on each other's results")
                 opened.add(eqn)
                 pending.extend(missing)
             else:

@@ -1,9 +1,9 @@
-"""Outlines: which values of a program may be the operands of a template, types left aside.
+"""Outlines: candidates for the operands of a template, found without regard to types.
 
-A template is traced at types; which ones a site has, nobody knows before its operands are found. So
-a template at example types is laid over the program by primitives alone: what changes shapes and
-dtypes is looked through, numbers and parameters are not compared, and where an equation commutes
-both orders are tried. What is found says at which types to try, and is proved by a match.
+A template has to be traced at types, which are unknown until its operands are found. So a template
+at example types is matched by primitives alone: shape and dtype changes are skipped, literals and
+parameters are not compared, and both operand orders of commutative equations are tried. The outline
+gives the types to try; a match is the proof.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.match import Miss, differ, other_params, same_value
 from invert.ir.types import Atom, Eqn, Literal, Value, Var
 
-# What broadcasting and promotion of types put between an operand and what it is used for.
+# Inserted by broadcasting and type promotion between an operand and its use.
 _SHAPING = frozenset({"broadcast_in_dim", "reshape", "squeeze", "convert_element_type"})
 _COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
 _MAX_STEPS = 4096
@@ -26,14 +26,14 @@ _MAX_DEPTH = 100
 
 @dataclasses.dataclass
 class Outline:
-    """What was found.
+    """A template laid over a program.
 
     **Attributes:**
 
-    - `operands`: for each argument of the template the atoms that it may be, the one that is used
-        first and then those that it was broadcast, reshaped or converted from.
-    - `eqns`: equations of the program by those of the template.
-    - `commuted`: places of the template's equations whose operands stand in the other order.
+    - `operands`: for each argument of the template, its candidates: the atom that is used, then
+        those that it was broadcast, reshaped or converted from.
+    - `eqns`: equations of the template -> equations of the program.
+    - `commuted`: positions of the template's equations whose operands are swapped.
     """
 
     operands: dict[Atom, list[Atom]] = dataclasses.field(default_factory=dict)
@@ -46,7 +46,7 @@ class Outline:
 
 @functools.lru_cache(maxsize=1024)
 def heads(template: Graph) -> list[Eqn]:
-    """The equations that give the results, but for changes of shape and dtype."""
+    """The equations that produce the results, up to changes of shape and dtype."""
     found: dict[Eqn, None] = {}
     for v in template.jaxpr.outvars:
         last = _sources(template, v)[-1]
@@ -69,9 +69,9 @@ def outline(template: Graph, graph: Graph, eqn: Eqn, misses: list[Miss] | None) 
 
 
 def parameters_differ(template: Graph, found: Outline) -> Miss | None:
-    """The first equation in program order that the outline pairs with one of other parameters.
+    """The first equation, in program order, whose parameters differ from the template's.
 
-    The types of what is computed from it differ too, and that is what a match would come upon.
+    A match would only report the types of later results, which differ as a consequence.
     """
     for eqn in template.eqns:
         target = found.eqns.get(eqn)
@@ -81,7 +81,7 @@ def parameters_differ(template: Graph, found: Outline) -> Miss | None:
 
 
 def _sources(graph: Graph, atom: Atom) -> list[Atom]:
-    """An atom and those that it was broadcast, reshaped or converted from."""
+    """An atom, followed by those that it was broadcast, reshaped or converted from."""
     found = [atom]
     while is_var(atom):
         eqn = graph.producers.get(atom)
@@ -93,7 +93,7 @@ def _sources(graph: Graph, atom: Atom) -> list[Atom]:
 
 
 def shaped(graph: Graph, atom: Atom) -> Iterator[Atom]:
-    """A variable and those that are made of it by broadcasts, reshapes and conversions."""
+    """A variable and those derived from it by broadcasts, reshapes and conversions."""
     pending = [atom]
     while pending:
         yield (atom := pending.pop())
@@ -108,7 +108,7 @@ def _same(a: Atom, b: Atom) -> bool:
     )
 
 
-# A user in the program, an atom of the template, and the one of the program at its place.
+# An equation of the program, an atom of the template, and its counterpart in that equation.
 _Pairs: TypeAlias = list[tuple[Eqn, Atom, Atom]]
 
 
@@ -118,18 +118,18 @@ class _Search:
         self.steps = 0
 
     def run(self, head: Eqn, eqn: Eqn) -> Outline | None:
-        """The first outline that holds every equation of the template, else the largest."""
+        """The first outline that covers every equation of the template, otherwise the largest."""
         best: Outline | None = None
         wanted = [e for e in self.template.eqns if e.primitive.name not in _SHAPING]
         for found in self._paired(head, eqn, [], Outline()):
-            # What the head is not computed from: other results, from operands to users.
+            # Equations that the head does not depend on: other results, from operands to users.
             for other in (*heads(self.template), *wanted):
                 if other not in found.eqns:
                     found = self._extended(other, found)
             missing = [v for v in self.template.jaxpr.invars if v not in found.operands]
             if missing:
                 number = self.template.jaxpr.invars.index(missing[0])
-                self._miss(found, eqn, f"nothing is found for operand {number} of the pattern")
+                self._miss(found, eqn, f"no value matches operand {number} of the pattern")
             elif best is None or len(found.eqns) > len(best.eqns):
                 best = found
             if best is found and all(e in found.eqns for e in wanted):
@@ -149,7 +149,7 @@ class _Search:
         return found
 
     def _known(self, atom: Atom, found: Outline) -> Sequence[Var]:
-        """The program's variables for a value of the template, as far as they are found."""
+        """The program's variables for a value of the template, as far as known."""
         last = _sources(self.template, atom)[-1]
         if not is_var(last):
             return ()
@@ -160,7 +160,7 @@ class _Search:
         return () if eqn is None or target is None else [target.outvars[eqn.outvars.index(last)]]
 
     def _walk(self, pairs: _Pairs, found: Outline, depth: int) -> Iterator[Outline]:
-        """All outlines that hold `found` and lay these values over one another."""
+        """All outlines that extend `found` by these pairs."""
         while pairs:
             user, atom, value = pairs.pop()
             self.steps += 1
@@ -176,7 +176,7 @@ class _Search:
                 known = found.operands.get(last, sources)
                 found.operands[last] = [a for a in known if any(_same(a, b) for b in sources)]
                 if not found.operands[last]:
-                    reason = "one operand of the pattern is two values of the program"
+                    reason = "one operand of the pattern matches two different values"
                     return self._miss(found, user, reason)
                 continue
             target = self.graph.producer(sources[-1])
@@ -200,7 +200,7 @@ class _Search:
     def _paired(
         self, eqn: Eqn, target: Eqn, pairs: _Pairs, found: Outline, depth: int = 0
     ) -> Iterator[Outline]:
-        """`found` with an equation of the template laid over one of the program, in both orders."""
+        """Extends `found` by a pair of equations, in both operand orders if they commute."""
         found.eqns[eqn] = target
         orders = [target.invars]
         if eqn.primitive.name in _COMMUTATIVE:

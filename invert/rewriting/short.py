@@ -1,4 +1,4 @@
-"""The short form of a pattern: two functions, from which everything else is read off."""
+"""The short form of a pattern: two functions, from which the rest is derived."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from invert.rewriting.pattern import Call, Site, kept_by_call
 from invert.rewriting.templates import traced_call
 
 Avals = tuple[jax.ShapeDtypeStruct, ...]
-# Keyword arguments that both functions are called with.
+# Keyword arguments passed to both functions.
 Choice: TypeAlias = tuple[tuple[str, Any], ...]
 
-# What JAX raises where a function does not take arrays of these types.
+# What JAX raises if a function does not take arrays of these types.
 _REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError)
 _DTYPES = (np.float32, np.int32, np.complex64, np.bool_)
 _RANKS = (2, 1, 3, 4, 0)
@@ -38,10 +38,10 @@ class Short:
 
     **Arguments:**
 
-    - `before`, `after`, `arity`: the two functions and how many operands they take. Where `before`
-        is `None`, what JAX lowers `after` to is looked for, with operands in that order alone.
-    - `choices`: keyword arguments to try, one after the other.
-    - `given`: types at which `before` traces, where its author says so.
+    - `before`, `after`, `arity`: the two functions and their number of operands. If `before` is
+        `None`, the lowering of `after` is looked for, with its operands in that order only.
+    - `choices`: keyword arguments to try, in order.
+    - `given`: types at which `before` traces, if its author gives them.
     """
 
     before: JaxFunction | None
@@ -58,7 +58,7 @@ class Short:
 
     @functools.cached_property
     def examples(self) -> tuple[Call, ...]:
-        """Calls at which `before` traces: of each choice at each rank that it takes."""
+        """Calls at which `before` traces, for each choice and rank that it takes."""
         return tuple(
             call
             for choice in self.choices
@@ -78,12 +78,12 @@ class Short:
                     continue
                 if site.misses is not None and (miss := parameters_differ(template, found)):
                     site.misses.append(miss)
-                # The call itself lowers to one order of operands.
+                # The lowering of a call has one order of operands.
                 commuted = frozenset() if self.before is None else found.commuted
                 yield dataclasses.replace(call, commuted=commuted)
 
     def _types(self, site: Site, choice: Choice) -> Iterator[Avals]:
-        """Types of the operands as far as an outline finds values for them."""
+        """Types of the operands, as far as an outline finds candidates."""
         types: dict[Avals, None] = {}
         refused: dict[Avals, None] = {}
         laid = 0
@@ -97,7 +97,7 @@ class Short:
             laid = len(found.eqns)
             made = shaped(site.graph, site.eqn.outvars[0])
             wanted = {(v.aval.shape, v.aval.dtype) for v in made}
-            # What an operand was broadcast or converted from is likelier than what it became.
+            # The source of a broadcast or conversion is likelier than its result.
             atoms = [reversed(found.operands[v]) for v in template.jaxpr.invars]
             tries = itertools.product(*(dict.fromkeys(map(site.aval, a)) for a in atoms))
             for avals in itertools.islice(tries, _MAX_TYPES):
@@ -114,12 +114,12 @@ class Short:
         yield from types
 
     def _skeletons(self, choice: Choice, rank: int, dtype: Any) -> tuple[Call, ...]:
-        """Examples in this dtype where `before` traces at it, one of this rank first."""
+        """Examples in this dtype, if `before` traces at it, one of this rank first."""
         key = choice, rank, dtype
         if key not in self._known:
             own = [c for c in self.examples if c.key == self.call(choice, ()).key]
             own.sort(key=lambda call: any(len(a.shape) != rank for a in call.avals))
-            # Where the rank is not what decides, a third outline would say the same.
+            # If the rank does not matter, a third outline adds nothing.
             self._known[key] = tuple(_recast(call, dtype) for call in own[:2])
         return self._known[key]
 
@@ -129,7 +129,7 @@ class Short:
 
 
 def _recast(call: Call, dtype: Any) -> Call:
-    """An example with `dtype` in the place of that of its first operand, if it traces so."""
+    """An example with the dtype of its first operand replaced by `dtype`, if that traces."""
     first = call.avals[0].dtype
     dtypes = [dtype if a.dtype == first else a.dtype for a in call.avals]
     pairs = zip(call.avals, dtypes, strict=True)
@@ -139,13 +139,13 @@ def _recast(call: Call, dtype: Any) -> Call:
 
 @kept_by_call
 def result_types(call: Call) -> tuple[jax.ShapeDtypeStruct, ...] | None:
-    """Types of the results of the program to look for; `None` where JAX refuses the call."""
+    """Result types of the program to look for; `None` if JAX refuses the call."""
     return _results(call, call.before or call.function)
 
 
 @kept_by_call
 def _agree(call: Call) -> bool:
-    """Whether results of the call have the types of those of the program to look for."""
+    """Whether the call and the program to look for have the same result types."""
     theirs, ours = _results(call, call.function), result_types(call)
     return (
         theirs is not None
@@ -163,7 +163,7 @@ def _results(call: Call, function: JaxFunction) -> tuple[jax.ShapeDtypeStruct, .
 
 
 def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) -> Iterator[Call]:
-    """Calls that trace: at what is given, else at operands of one shape, else of any few."""
+    """Calls that trace: at the given types, else at equal types, else at mixed types."""
     if given is not None:
         tries = [[given]]
     else:
@@ -219,7 +219,7 @@ def arity_of(name: str, before: JaxFunction) -> int:
 
 
 def untraced(short: Short) -> str:
-    """Why no example was found, in the words of JAX."""
+    """The reason why `before` has no examples, in JAX's words."""
     avals = short.given or (jax.ShapeDtypeStruct((2, 2), np.float32),) * short.arity
     call = short.call(short.choices[0], avals)
     said = ", ".join(map(_short, avals))
@@ -257,7 +257,7 @@ def problems(short: Short) -> Iterator[str]:
         used = {a for e in body.eqns for a in e.invars if not isinstance(a, Literal)}
         for i, v in enumerate(body.invars):
             if v not in used:
-                yield f"`before` does not use operand {i}, so that nothing says what it is"
+                yield f"`before` does not use operand {i}, so its value cannot be determined"
         ours, theirs = ([_short(v.aval) for v in open_jaxpr(c).outvars] for c in (one, two))
         if ours != theirs:
             yield (

@@ -1,4 +1,4 @@
-"""Templates of preimage patterns: a call lowered by JAX and raised by our own rules."""
+"""Templates of preimage patterns: calls lowered by JAX and raised again."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from invert.stablehlo.program import Program
 
 @kept_by_call
 def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
-    """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
+    """Lowers and raises `call`; `None` if JAX refuses it."""
     try:
         with jax.enable_x64(call.needs_x64):
             outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
             module = lowered_module(call.before or call.function, *call.avals, platform=platform)
-    # At types that a call does not take: the functions of `jax.lax` and `jax.numpy` check shapes
-    # and dtypes so, `mlir.lower_jaxpr_to_module` says so of a primitive without a lowering for the
-    # platform, and some lowerings only assert it (`iota_2x32_shape` of no axes) or overflow
-    # (`select_and_gather_add` of integers). Names and attributes that there are not are defects.
+    # Raised for types that a call does not take: by the checks of `jax.lax` and `jax.numpy`, by
+    # `mlir.lower_jaxpr_to_module` for a primitive without a lowering for the platform, by lowerings
+    # that only assert (`iota_2x32_shape` without axes) or overflow (`select_and_gather_add` of
+    # integers). Missing names and attributes are defects.
     except (
         TypeError, ValueError, RuntimeError, ArithmeticError, IndexError, AssertionError
     ):  # fmt: skip
@@ -37,7 +37,7 @@ def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
     program = Program(module, Config())
 
     def run(*values: Value) -> list[Value]:
-        # Keys are lowered to their words.
+        # Lowering replaces keys by their words.
         results = program(*map(words_of, values))
         return [from_words(r, out.dtype) for r, out in zip(results, outs, strict=True)]
 
@@ -48,7 +48,7 @@ def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
 
 
 def unwrap(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Inlines the function that JAX outlines some primitives into (`@cumsum`, `@argmax`, ...)."""
+    """Inlines the function into which JAX outlines a primitive (`@cumsum`, `@argmax`, ...)."""
     jaxpr = open_jaxpr(closed)
     while len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "jit":
         closed = inline_calls(closed)
@@ -57,11 +57,11 @@ def unwrap(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def written_call(call: Call, platform: str) -> ClosedJaxpr | None:
-    """What a call looks like in a program: as its author wrote it where that is given."""
+    """The program of a call to look for: its traced `before`, otherwise its lowering."""
     return raise_call(call, platform) if call.before is None else traced_call(call)
 
 
 def traced_call(call: Call) -> ClosedJaxpr:
-    """What a call looks like where it is traced: its `before`, or the function itself."""
+    """Traces the `before` of a call, or the function itself."""
     with jax.enable_x64(call.needs_x64):
         return jaxprs.canonicalize(trace_closed(call.before or call.function, *call.avals))
