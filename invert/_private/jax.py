@@ -1,6 +1,6 @@
-"""The private parts of JAX that the package uses.
+"""Private parts of JAX, in one place to adapt to a new release.
 
-One place to fix for a new release. Everything here exists in jax 0.10.2 and jax 0.12.
+Everything here exists in jax 0.10.2 and jax 0.12.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxlib import xla_client
 from invert._private.mlir import ir, make_ir_context, stablehlo_dialect, text_of
 
 if TYPE_CHECKING:
-    # As JAX's classes, but that the type of a value is known to be that of an array.
+    # As JAX's classes, except that every value has the type of an array.
     class Var(core.Var):
         aval: core.ShapedArray  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -66,7 +66,7 @@ ShapedArray = core.ShapedArray
 Atom: TypeAlias = Var | Literal
 # A closed jaxpr, or an open one.
 AnyJaxpr: TypeAlias = ClosedJaxpr | Jaxpr
-# The same one of them on both sides of a function.
+# For functions that return the kind of jaxpr that they take.
 _T = TypeVar("_T")
 J = TypeVar("J", bound=ClosedJaxpr | Jaxpr)
 
@@ -74,7 +74,7 @@ DropVar = core.DropVar
 Primitive = core.Primitive
 abstract_token = core.abstract_token
 eval_context = core.eval_context
-# Sizes that are symbols.
+# Symbolic dimensions.
 InconclusiveDimensionOperation = core.InconclusiveDimensionOperation
 is_symbolic_dim = core.is_symbolic_dim
 max_dim = core.max_dim
@@ -128,14 +128,14 @@ def names_of(eqn: Eqn) -> tuple[str, ...]:
 
 
 def source_line(eqn: Eqn) -> str:
-    """The file and line that an equation was written at; `""` where no file of a user's says so."""
+    """The user's file and line of an equation; `""` if there is none."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     if frame is None or Path(frame.file_name).is_relative_to(_PACKAGE):
         return ""
     return f"{Path(frame.file_name).name}:{frame.start_line}"
 
 
-# Raising writes the equations of a file itself.
+# Equations of raised programs are written by this package.
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -156,25 +156,25 @@ def trace_closed(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
 
 
 def forget_traces(namespace: Mapping[str, Any]) -> None:
-    """Drops the programs that JAX keeps of the compiled methods of a module's classes.
+    """Drops the programs that JAX caches for compiled methods of a module's classes.
 
-    It keeps them as long as the classes, and the classes, since they are pytrees, for good.
+    JAX keeps them as long as the classes, and the classes, since they are pytrees, forever.
     """
     for cls in namespace.values():
         if isinstance(cls, type) and cls.__module__ == namespace["__name__"]:
             for method in vars(cls).values():
-                # Equinox wraps methods, and what it compiles.
+                # Equinox wraps methods and compiled functions.
                 wrapper = getattr(method, "method", method)
                 if (compiled := getattr(wrapper, "_cached", None)) is not None:
                     compiled.clear_cache()
 
 
 def apply_primitive(primitive: core.Primitive) -> Callable[..., Any]:
-    """The implementation of a primitive outside of tracing: compile and run it."""
+    """An implementation of a primitive that compiles and runs it."""
     return functools.partial(dispatch.apply_primitive, primitive)
 
 
-# XLA's registry calls the platforms by other names than JAX does.
+# Names of JAX's platforms in XLA's registry.
 _REGISTRY_NAMES = {"cpu": "Host", "cuda": "CUDA", "rocm": "ROCM"}
 
 
@@ -184,7 +184,7 @@ def custom_call_is_registered(target: str, platform: str) -> bool:
     return name is not None and target in xla_client.custom_call_targets(name)
 
 
-# jax 0.12 asks for the result types of a function, which jax 0.10 derives.
+# jax 0.12 requires the result types of a function, which jax 0.10 derives.
 _WANTS_OUT_AVALS = "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_fun).parameters
 
 
@@ -218,7 +218,7 @@ def emit_custom_call(
     )
 
 
-# Targets that JAX lowers to and does not vouch for in serialized modules: those of
+# Targets that JAX lowers to without guaranteeing them in serialized modules: those of
 # jax/_src/lax/linalg.py that jax/_src/export/_export.py does not list, jax 0.10.2 and 0.12.
 _UNSTABLE_TARGETS = (
     *(f"lapack_{t}{k}_ffi" for t in "sdcz" for k in ("ormqr", "unmqr", "geqp3", "gesvd")),
@@ -228,7 +228,7 @@ _UNSTABLE_TARGETS = (
     "cu_cholesky_update_ffi",
     "hipsparse_gtsv2_ffi",
     "tridiagonal_solve_perturbed_ffi",
-    # Those of older releases, which templates of their idioms hold.
+    # Those of older releases, which templates of their lowerings contain.
     *(
         f"lapack_{t}{k}"
         for t in "sdcz"
@@ -251,21 +251,20 @@ _UNSTABLE_TARGETS = (
 def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
     """The StableHLO module that JAX serializes for `fn` at these types.
 
-    Serialization expands some ops, so the module is taken through it, as the modules that are
-    raised were.
+    Serialization expands some ops, so the module goes through it, as raised modules did.
     """
     checks = jax.export.DisabledSafetyCheck
     jitted = jax.jit(fn, keep_unused=True)
     with warnings.catch_warnings():
-        # A program of 64-bit types lowered without them: one of two ways that are tried.
+        # Raised for 64-bit types without x64, one of two settings that are tried.
         warnings.filterwarnings("ignore", message=".*requested.*dtype")
         exported = jax.export.export(
             jitted,
             platforms=[platform],
             disabled_checks=[checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)],
         )(*avals)
-        # jax 0.12 keeps a program for good that is lowered with arguments it does not use: the
-        # value in this cache is its own key.
+        # jax 0.12 never frees a program lowered with unused arguments: the value in this cache
+        # refers to its own key.
         if forget := getattr(pxla._dce_jaxpr, "evict_weakref", None):
             forget(jitted.trace(*avals).jaxpr)
     return stablehlo_dialect.deserialize_portable_artifact(
@@ -277,7 +276,7 @@ _JAXPRS = (core.Jaxpr, ClosedJaxpr)
 
 
 def holds_jaxprs(eqn: Eqn) -> bool:
-    """Whether a parameter of the equation is a jaxpr or a tuple that begins with one."""
+    """Whether a parameter of the equation is a jaxpr or a tuple of jaxprs."""
     for value in eqn.params.values():
         if isinstance(value, tuple) and value:
             value = value[0]
@@ -318,7 +317,7 @@ def dce(jaxpr: Jaxpr) -> Jaxpr:
 def live_part(
     jaxpr: Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
 ) -> tuple[Jaxpr, list[bool]]:
-    """What the used results need, without other arguments than those kept; which it needs."""
+    """The part of a jaxpr that the used results need, and which arguments it needs."""
     return cast(Any, partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept))
 
 
@@ -338,7 +337,7 @@ def eval_closed(closed: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
 
 
 def rename(jaxpr: Jaxpr, names: Mapping[Var, Atom]) -> Jaxpr:
-    """Puts other variables in the place of those in `names`."""
+    """Replaces the variables in `names`."""
 
     def new(atom: Atom) -> Atom:
         return atom if isinstance(atom, Literal) else names.get(atom, atom)
@@ -353,21 +352,21 @@ def key_impl(dtype: Any) -> Any:
 
 
 def words_of(value: Any) -> Any:
-    """The words of an array of keys; any other array as it is."""
+    """The words of an array of keys; other arrays unchanged."""
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
     return prng.random_unwrap_p.bind(value)
 
 
 def from_words(value: Any, dtype: Any) -> Any:
-    """An array of this dtype: the keys that the words make where it is one of keys."""
+    """Converts words to keys if `dtype` is a key type; other arrays unchanged."""
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return value
     return prng.random_wrap_p.bind(value, impl=dtype._impl)
 
 
 def by_jaxpr(function: Callable[[Any], _T]) -> Callable[[AnyJaxpr], _T]:
-    """Keeps what `function` says of a jaxpr as long as that jaxpr lives."""
+    """Memoizes `function` for as long as the jaxpr lives."""
     return weakref_lru_cache(function, maxsize=None, trace_context_in_key=False)
 
 
@@ -393,7 +392,7 @@ def close_like(original: J, jaxpr: Jaxpr) -> J:
 
 @contextlib.contextmanager
 def context_of(eqn: Eqn) -> Iterator[None]:
-    """Traces what is inside as part of an equation: its name scopes, source and settings."""
+    """Traces under the name scopes, source and settings of an equation."""
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
     with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
@@ -407,10 +406,10 @@ def bind_equation(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
 
 
 def plain_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of an equation in a form that two programs can be compared by.
+    """Parameters of an equation in a form that can be compared.
 
-    jax 0.12 keeps of a `scan` the trees that its operands and results came in, which say nothing
-    of what is computed; only how many constants and carried values there are does.
+    In jax 0.12 a `scan` has the trees of its operands and results, of which only the numbers of
+    constants and carried values matter.
     """
     if "ft_in" not in params:
         return params

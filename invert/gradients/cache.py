@@ -118,7 +118,7 @@ class GradientCache:
 
     def __init__(self) -> None:
         self._proved = _Table[bool]()
-        self._said = _Table[str]()
+        self._differences = _Table[str]()
         self._linear = _Table[bool]()
         self._rewritten = _Table[ClosedJaxpr]()
 
@@ -148,16 +148,16 @@ class GradientCache:
         raw = without_rules(raw)
         if not _has_rules(region.forward):
             region, raw = at_one_shape(region, raw) or (region, raw)
-            return self._said.find((region.forward, raw), lambda: compare(region, raw), bool)
-        said: list[str] = []
+            return self._differences.find((region.forward, raw), lambda: compare(region, raw), bool)
+        fresh: list[str] = []
 
         def make() -> str:
-            said.append(compare(region, raw))
-            return said[0]
+            fresh.append(compare(region, raw))
+            return fresh[0]
 
-        found = self._said.find((without_rules(region.forward), raw), make, bool)
+        found = self._differences.find((without_rules(region.forward), raw), make, bool)
         # A gradient that agrees under the rules of another program may differ under these.
-        return found or (said[0] if said else compare(region, raw))
+        return found or (fresh[0] if fresh else compare(region, raw))
 
     def is_linear(self, region: MarkedRegion, raw: ClosedJaxpr, find: Callable[[], bool]) -> bool:
         """The result of `find`: whether a raw gradient is linear in the cotangents."""

@@ -113,9 +113,9 @@ class Match:
         sides = self._sides(atom, found)
         known = None if isinstance(atom, Literal) else self.atoms.get(atom)
         if known is not None and not _same_atom(known, found):
-            one, two = _said(self.graph, known), _said(self.graph, found)
+            one, two = _describe_atom(self.graph, known), _describe_atom(self.graph, found)
             return Miss(len(self.eqns), eqn, f"one value in the pattern, two here: {one}; {two}")
-        return Miss(len(self.eqns), eqn, differ(sides))
+        return Miss(len(self.eqns), eqn, contrast(sides))
 
     def _sides(self, atom: Atom, found: Atom) -> str | tuple[str, str]:
         """The template's side and the program's side, or the call inside which they differ."""
@@ -127,7 +127,7 @@ class Match:
             and (differing := other_params(eqn, target)) is not None
         ):
             return differing
-        return _said(self.template, atom), _said(self.graph, found)
+        return _describe_atom(self.template, atom), _describe_atom(self.graph, found)
 
     def bind_input(self, atom: Atom, found: Atom) -> bool:
         if atom.aval.shape != found.aval.shape or atom.aval.dtype != found.aval.dtype:
@@ -246,7 +246,7 @@ class Match:
             eqn, reason = root, "no result of the pattern is a value of the program"
         elif leak is not None:
             eqn, user = leak
-            by = "as a result of the program" if user is None else f"by {said(user)}"
+            by = "as a result of the program" if user is None else f"by {describe(user)}"
             reason = f"an interior value of the pattern is used elsewhere, {by}"
         elif self.inputs() is None:
             eqn, reason = root, "not all operands of the pattern are values of the program"
@@ -290,7 +290,7 @@ def _is_constant(eqn: Eqn) -> bool:
     return eqn.primitive.name in ("broadcast_in_dim", "iota") and not any(map(is_var, eqn.invars))
 
 
-def _said(graph: Graph, atom: Atom) -> str:
+def _describe_atom(graph: Graph, atom: Atom) -> str:
     """An atom in words: its value, or the equation that defines it and its place."""
     if isinstance(atom, Literal):
         return f"{atom.val}"
@@ -311,7 +311,7 @@ def place_of(eqn: Eqn) -> str:
     return ", ".join(filter(None, (scope_of(eqn), source_line(eqn))))
 
 
-def said(eqn: Eqn) -> str:
+def describe(eqn: Eqn) -> str:
     """An equation in words: its primitive and its place, if known."""
     place = place_of(eqn)
     return f"{eqn.primitive.name} at {place}" if place else eqn.primitive.name
@@ -357,7 +357,7 @@ def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
     return None
 
 
-def differ(sides: str | tuple[str, str]) -> str:
+def contrast(sides: str | tuple[str, str]) -> str:
     """Joins the pattern's and the program's side in one sentence."""
     return (
         sides if isinstance(sides, str) else "{} in the pattern, {} in the program".format(*sides)

@@ -178,8 +178,7 @@ def _svd(site: Site) -> Iterator[Call]:
             "gesvdp": algorithms.POLAR,
             "gesdd": getattr(algorithms, "DIVIDE_AND_CONQUER", None),
         }[str(kernel)]
-    # Some routines know full factors only, which are cut; where no factor is asked for, their
-    # shapes alone tell.
+    # Some routines return full factors only, which are sliced. Without factors, the shapes decide.
     for full_matrices in (mode == "A",) if mode in ("A", "S") else (False, True):
         yield bind(
             linalg.svd_p,
@@ -197,9 +196,7 @@ def _triangular_solve(site: Site) -> Iterator[Call]:
     side, lower = options.get("side") == "L", options.get("uplo") == "L"
     unit, trans = options.get("diag") == "U", options.get("trans_x")
     conjugates = (trans == "C",)
-    if trans == "N" and _is_complex(
-        a
-    ):  # plain conjugation precedes the call
+    if trans == "N" and _is_complex(a):  # plain conjugation precedes the call
         conjugates = (True, False)
     for conjugate in conjugates:
         yield bind(

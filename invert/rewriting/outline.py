@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from invert.ir.graph import Graph, is_var
-from invert.ir.match import Miss, differ, other_params, same_value
+from invert.ir.match import Miss, contrast, other_params, same_value
 from invert.ir.types import Atom, Eqn, Literal, Value, Var
 
 # Inserted by broadcasting and type promotion between an operand and its use.
@@ -76,7 +76,7 @@ def parameters_differ(template: Graph, found: Outline) -> Miss | None:
     for eqn in template.eqns:
         target = found.eqns.get(eqn)
         if target is not None and (sides := other_params(eqn, target)) is not None:
-            return Miss(len(found.eqns), target, differ(sides))
+            return Miss(len(found.eqns), target, contrast(sides))
     return None
 
 
@@ -214,7 +214,7 @@ class _Search:
 
     def _differ(self, atom: Atom, value: Value) -> str:
         ours, theirs = self._said(self.template, atom), self._said(self.graph, value)
-        return differ((ours, theirs))
+        return contrast((ours, theirs))
 
     def _said(self, graph: Graph, atom: Atom) -> str:
         if not is_var(atom):

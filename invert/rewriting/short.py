@@ -108,8 +108,8 @@ class Short:
             if types:
                 break
         if refused and not types and site.misses is not None:
-            said = "; ".join(", ".join(map(_short, avals)) for avals in refused)
-            reason = f"no operands of a type that gives {_short(site.out)}: {said}"
+            types_text = "; ".join(", ".join(map(_short, avals)) for avals in refused)
+            reason = f"no operands of a type that gives {_short(site.out)}: {types_text}"
             site.misses.append(Miss(laid, site.eqn, reason))
         yield from types
 
@@ -222,14 +222,14 @@ def untraced(short: Short) -> str:
     """The reason why `before` has no examples, in JAX's words."""
     avals = short.given or (jax.ShapeDtypeStruct((2, 2), np.float32),) * short.arity
     call = short.call(short.choices[0], avals)
-    said = ", ".join(map(_short, avals))
+    types_text = ", ".join(map(_short, avals))
     try:
         with jax.enable_x64(call.needs_x64):
             results = jax.eval_shape(short.before or short.after, *avals, **dict(short.choices[0]))
     except _REFUSALS as error:
         line = str(error).strip().splitlines()[:1]
         return (
-            f"`before` does not trace, at {said} for one: {type(error).__name__}: "
+            f"`before` does not trace, at {types_text} for one: {type(error).__name__}: "
             f"{''.join(line)}; give types at which it does as `example`, "
             "and values for its keyword arguments as `options`"
         )
@@ -238,7 +238,7 @@ def untraced(short: Short) -> str:
 
 def problems(short: Short) -> Iterator[str]:
     for call in short.examples:
-        said = ", ".join(map(_short, call.avals))
+        types_text = ", ".join(map(_short, call.avals))
         try:
             with jax.enable_x64(call.needs_x64):
                 one = traced_call(call)
@@ -261,7 +261,7 @@ def problems(short: Short) -> Iterator[str]:
         ours, theirs = ([_short(v.aval) for v in open_jaxpr(c).outvars] for c in (one, two))
         if ours != theirs:
             yield (
-                f"results differ in type: at {said}, `before` gives {', '.join(ours)} "
+                f"results differ in type: at {types_text}, `before` gives {', '.join(ours)} "
                 f"and `after` gives {', '.join(theirs)}"
             )
             return
