@@ -129,12 +129,15 @@ def nested_too_deep(name: str) -> Iterator[None]:
         raise UnsupportedOpError([problem]) from error
 
 
-def attempt(step: str, defects: list[str], function: Callable[..., Any], *args: Any) -> Any | None:
+def optional_step(
+    step: str, defects: list[str], function: Callable[..., Any], *args: Any
+) -> Any | None:
     """The result of an optional step: a pattern, a nicer spelling. `None` where it has a defect.
 
-    A program converts without it, so a defect ends the step and not the conversion. It is a
-    `DefectWarning`, which the tests of this package turn into an error, and a line in `defects`.
-    What a step may meet in a right program, it catches by name itself.
+    What a step may meet in a right program, it catches by name itself, so that any exception left
+    is a defect: of this package, of JAX or of a user's own pattern, which no list of types could
+    name. The program converts without the step; the defect is a line in `defects` and a
+    `DefectWarning`, which the tests of this package turn into an error.
 
     **Arguments:**
 

@@ -13,10 +13,17 @@ import jax
 from jax.interpreters import ad, batching, mlir
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.jax import apply_primitive, core, custom_call_is_registered, emit_custom_call
+from invert._private.jax import (
+    Primitive,
+    ShapedArray,
+    abstract_token,
+    apply_primitive,
+    custom_call_is_registered,
+    emit_custom_call,
+)
 from invert._private.mlir import ir
 
-custom_call_p = core.Primitive("custom_call")
+custom_call_p = Primitive("custom_call")
 custom_call_p.multiple_results = True
 
 # Targets that the compiler itself understands on every platform; they are in no registry.
@@ -70,7 +77,7 @@ def custom_call(
 
 @custom_call_p.def_abstract_eval
 def _abstract_eval(*operands: Any, avals: Sequence[Any], **_: Any) -> list[Any]:
-    return [core.abstract_token if a is None else core.ShapedArray(*a) for a in avals]
+    return [abstract_token if a is None else ShapedArray(*a) for a in avals]
 
 
 custom_call_p.def_impl(apply_primitive(custom_call_p))
@@ -106,7 +113,7 @@ def _lower(
 mlir.register_lowering(custom_call_p, _lower)
 
 # The same in a template, which is lowered and never run: its target need not be registered here.
-template_call_p = core.Primitive("custom_call_template")
+template_call_p = Primitive("custom_call_template")
 template_call_p.multiple_results = True
 template_call_p.def_abstract_eval(_abstract_eval)
 

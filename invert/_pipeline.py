@@ -21,7 +21,7 @@ from invert._report import Report
 from invert._verify import certify
 from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
-from invert.ir import jaxprs
+from invert.ir import hints, jaxprs
 from invert.ir.match import equivalent
 from invert.modules.function import Stage
 from invert.rewriting.driver import Rewriter
@@ -49,7 +49,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         platform = entry.platform or platform_of(jaxprs.opaque_targets(raw))
         defects: list[str] = []
         closed, rewrites = _recognize(closed, platform, config, defects)
-        closed = jaxprs.merge_broadcasts(closed)
+        closed = hints.merge_broadcasts(closed)
         seconds["patterns"] = time.perf_counter() - start
         start = time.perf_counter()
         config.begin(f"{entry.name}: comparing gradients")
@@ -67,10 +67,10 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         # The comparison is over the constants of the raw program; arrays come back after it.
         recovered = jaxprs.over_constants(closed, known)
         certificate = _certify(raw, recovered, known, platform, x64, config)
-        if jaxprs.assumes_order(raw):
+        if hints.assumes_order(raw):
             certificate = dataclasses.replace(certificate, assumes=_STRICT_ORDER)
         seconds["verify"] = time.perf_counter() - start
-        closed = jaxprs.without_hints(jaxprs.restore_arrays(closed))
+        closed = hints.without_hints(hints.restore_arrays(closed))
         jaxpr, constants = jaxprs.split_constants(closed)
         notes: list[str] = []
         if config.bfloat16_constants:
@@ -150,7 +150,7 @@ def _recognize(
         x64=bool(wide),
         # Counters of random bits are of 64 bits in every session.
         x64_first=bool(wide - {np.dtype(np.uint64)}),
-        named=jaxprs.is_named(closed),
+        named=hints.names_primitives(closed),
         defects=defects,
     )
     return rewriter.run(closed), dict(sorted(rewriter.counts.items()))

@@ -1,1 +1,1 @@
-"""Private parts of other packages, which may change with any release of them."""
+"""Private parts of other packages, which may change with any release."""

@@ -1,6 +1,6 @@
-"""The private parts of JAX that the package uses.
+"""Private parts of JAX, in one place to adapt to a new release.
 
-One place to fix for a new release. Everything here exists in jax 0.10.2 and jax 0.12.
+Everything here exists in jax 0.10.2 and jax 0.12.
 """
 
 from __future__ import annotations
@@ -11,30 +11,26 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import jax
 import jax.export
 import numpy as np
-from jax._src import core as core
-from jax._src import dispatch as dispatch
-from jax._src import source_info_util as source_info_util
+from jax._src import core, dispatch, source_info_util
 from jax._src.ad_util import add_jaxvals_p as add_any_p
 from jax._src.interpreters import mlir as jax_mlir
-from jax._src.interpreters import partial_eval as partial_eval
-from jax._src.interpreters import pxla as pxla
+from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import linalg as lax_linalg
 from jax._src.random import core as random_core
-from jax._src.random import philox2x32, philox4x32, threefry2x32, threefry4x32
-from jax._src.random import prng as prng
+from jax._src.random import philox2x32, philox4x32, prng, threefry2x32, threefry4x32
 from jax._src.util import weakref_lru_cache
-from jaxlib import xla_client as xla_client
+from jaxlib import xla_client
 
 from invert._private.mlir import ir, make_ir_context, stablehlo_dialect, text_of
 
 if TYPE_CHECKING:
-    # As JAX's classes, but that the type of a value is known to be that of an array.
+    # As JAX's classes, except that every value has the type of an array.
     class Var(core.Var):
         aval: core.ShapedArray  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -67,6 +63,33 @@ else:
     ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
 ShapedArray = core.ShapedArray
 
+Atom: TypeAlias = Var | Literal
+# A closed jaxpr, or an open one.
+AnyJaxpr: TypeAlias = ClosedJaxpr | Jaxpr
+# For functions that return the kind of jaxpr that they take.
+_T = TypeVar("_T")
+J = TypeVar("J", bound=ClosedJaxpr | Jaxpr)
+
+DropVar = core.DropVar
+Primitive = core.Primitive
+abstract_token = core.abstract_token
+eval_context = core.eval_context
+# Symbolic dimensions.
+InconclusiveDimensionOperation = core.InconclusiveDimensionOperation
+is_symbolic_dim = core.is_symbolic_dim
+max_dim = core.max_dim
+min_dim = core.min_dim
+
+rng_uniform = lax_internal.rng_uniform
+prngs = prng.prngs
+iota_2x32_shape = prng.iota_2x32_shape
+iota_2x32_shape_p = prng.iota_2x32_shape_p
+random_bits_p = prng.random_bits_p
+random_fold_in_p = prng.random_fold_in_p
+random_seed_p = prng.random_seed_p
+random_split_p = prng.random_split_p
+random_unwrap_p = prng.random_unwrap_p
+random_wrap_p = prng.random_wrap_p
 threefry2x32_p = threefry2x32.threefry2x32_p
 threefry4x32_p = threefry4x32.threefry4x32_p
 philox2x32_p = philox2x32.philox2x32_p
@@ -105,14 +128,14 @@ def names_of(eqn: Eqn) -> tuple[str, ...]:
 
 
 def source_line(eqn: Eqn) -> str:
-    """The file and line that an equation was written at; `""` where no file of a user's says so."""
+    """The user's file and line of an equation; `""` if there is none."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     if frame is None or Path(frame.file_name).is_relative_to(_PACKAGE):
         return ""
     return f"{Path(frame.file_name).name}:{frame.start_line}"
 
 
-# Raising writes the equations of a file itself.
+# Equations of raised programs are written by this package.
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -133,25 +156,25 @@ def trace_closed(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
 
 
 def forget_traces(namespace: Mapping[str, Any]) -> None:
-    """Drops the programs that JAX keeps of the compiled methods of a module's classes.
+    """Drops the programs that JAX caches for compiled methods of a module's classes.
 
-    It keeps them as long as the classes, and the classes, since they are pytrees, for good.
+    JAX keeps them as long as the classes, and the classes, since they are pytrees, forever.
     """
     for cls in namespace.values():
         if isinstance(cls, type) and cls.__module__ == namespace["__name__"]:
             for method in vars(cls).values():
-                # Equinox wraps methods, and what it compiles.
+                # Equinox wraps methods and compiled functions.
                 wrapper = getattr(method, "method", method)
                 if (compiled := getattr(wrapper, "_cached", None)) is not None:
                     compiled.clear_cache()
 
 
 def apply_primitive(primitive: core.Primitive) -> Callable[..., Any]:
-    """The implementation of a primitive outside of tracing: compile and run it."""
+    """An implementation of a primitive that compiles and runs it."""
     return functools.partial(dispatch.apply_primitive, primitive)
 
 
-# XLA's registry calls the platforms by other names than JAX does.
+# Names of JAX's platforms in XLA's registry.
 _REGISTRY_NAMES = {"cpu": "Host", "cuda": "CUDA", "rocm": "ROCM"}
 
 
@@ -161,7 +184,7 @@ def custom_call_is_registered(target: str, platform: str) -> bool:
     return name is not None and target in xla_client.custom_call_targets(name)
 
 
-# jax 0.12 asks for the result types of a function, which jax 0.10 derives.
+# jax 0.12 requires the result types of a function, which jax 0.10 derives.
 _WANTS_OUT_AVALS = "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_fun).parameters
 
 
@@ -195,7 +218,7 @@ def emit_custom_call(
     )
 
 
-# Targets that JAX lowers to and does not vouch for in serialized modules: those of
+# Targets that JAX lowers to without guaranteeing them in serialized modules: those of
 # jax/_src/lax/linalg.py that jax/_src/export/_export.py does not list, jax 0.10.2 and 0.12.
 _UNSTABLE_TARGETS = (
     *(f"lapack_{t}{k}_ffi" for t in "sdcz" for k in ("ormqr", "unmqr", "geqp3", "gesvd")),
@@ -205,7 +228,7 @@ _UNSTABLE_TARGETS = (
     "cu_cholesky_update_ffi",
     "hipsparse_gtsv2_ffi",
     "tridiagonal_solve_perturbed_ffi",
-    # Those of older releases, which templates of their idioms hold.
+    # Those of older releases, which templates of their lowerings contain.
     *(
         f"lapack_{t}{k}"
         for t in "sdcz"
@@ -228,21 +251,20 @@ _UNSTABLE_TARGETS = (
 def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
     """The StableHLO module that JAX serializes for `fn` at these types.
 
-    Serialization expands some ops, so the module is taken through it, as the modules that are
-    raised were.
+    Serialization expands some ops, so the module goes through it, as raised modules did.
     """
     checks = jax.export.DisabledSafetyCheck
     jitted = jax.jit(fn, keep_unused=True)
     with warnings.catch_warnings():
-        # A program of 64-bit types lowered without them: one of two ways that are tried.
+        # Raised for 64-bit types without x64, one of two settings that are tried.
         warnings.filterwarnings("ignore", message=".*requested.*dtype")
         exported = jax.export.export(
             jitted,
             platforms=[platform],
             disabled_checks=[checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)],
         )(*avals)
-        # jax 0.12 keeps a program for good that is lowered with arguments it does not use: the
-        # value in this cache is its own key.
+        # jax 0.12 never frees a program lowered with unused arguments: the value in this cache
+        # refers to its own key.
         if forget := getattr(pxla._dce_jaxpr, "evict_weakref", None):
             forget(jitted.trace(*avals).jaxpr)
     return stablehlo_dialect.deserialize_portable_artifact(
@@ -254,7 +276,7 @@ _JAXPRS = (core.Jaxpr, ClosedJaxpr)
 
 
 def holds_jaxprs(eqn: Eqn) -> bool:
-    """Whether a parameter of the equation is a jaxpr or a tuple that begins with one."""
+    """Whether a parameter of the equation is a jaxpr or a tuple of jaxprs."""
     for value in eqn.params.values():
         if isinstance(value, tuple) and value:
             value = value[0]
@@ -263,7 +285,7 @@ def holds_jaxprs(eqn: Eqn) -> bool:
     return False
 
 
-def is_tracer(value: Any) -> bool:
+def is_tracer(value: object) -> bool:
     """Whether a value is traced rather than an array."""
     return isinstance(value, core.Tracer)
 
@@ -276,14 +298,14 @@ def made_by(value: Any) -> tuple[str, list[Any], Mapping[str, Any]] | None:
     return eqn.primitive.name, [core.full_lower(t) for t in eqn.in_tracers], eqn.params
 
 
-def is_jaxpr(value: Any) -> bool:
+def is_jaxpr(value: object) -> TypeGuard[AnyJaxpr]:
     """Whether `value` is a jaxpr, closed or open."""
     return isinstance(value, _JAXPRS)
 
 
-def open_jaxpr(closed: Any) -> Jaxpr:
+def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
     """The jaxpr without the values of its constants."""
-    return getattr(closed, "jaxpr", closed)
+    return cast(Any, getattr(closed, "jaxpr", closed))
 
 
 def dce(jaxpr: Jaxpr) -> Jaxpr:
@@ -295,7 +317,7 @@ def dce(jaxpr: Jaxpr) -> Jaxpr:
 def live_part(
     jaxpr: Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
 ) -> tuple[Jaxpr, list[bool]]:
-    """What the used results need, without other arguments than those kept; which it needs."""
+    """The part of a jaxpr that the used results need, and which arguments it needs."""
     return cast(Any, partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept))
 
 
@@ -304,20 +326,20 @@ def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
     return cast(Any, partial_eval.convert_constvars_jaxpr(jaxpr))
 
 
-def eval_jaxpr(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr without constants."""
     return core.eval_jaxpr(jaxpr, (), *values)
 
 
-def eval_closed(closed: Any, values: Sequence[Any]) -> list[Any]:
+def eval_closed(closed: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
     """Evaluates a closed jaxpr."""
     return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
 
 
-def rename(jaxpr: Jaxpr, names: Mapping[Any, Any]) -> Jaxpr:
-    """Puts other variables in the place of those in `names`."""
+def rename(jaxpr: Jaxpr, names: Mapping[Var, Atom]) -> Jaxpr:
+    """Replaces the variables in `names`."""
 
-    def new(atom: Any) -> Any:
+    def new(atom: Atom) -> Atom:
         return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
     eqns = [e.replace(invars=[new(a) for a in e.invars]) for e in jaxpr.eqns]
@@ -330,25 +352,25 @@ def key_impl(dtype: Any) -> Any:
 
 
 def words_of(value: Any) -> Any:
-    """The words of an array of keys; any other array as it is."""
+    """The words of an array of keys; other arrays unchanged."""
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
     return prng.random_unwrap_p.bind(value)
 
 
 def from_words(value: Any, dtype: Any) -> Any:
-    """An array of this dtype: the keys that the words make where it is one of keys."""
+    """Converts words to keys if `dtype` is a key type; other arrays unchanged."""
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return value
     return prng.random_wrap_p.bind(value, impl=dtype._impl)
 
 
-def by_jaxpr(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Keeps what `function` says of a jaxpr as long as that jaxpr lives."""
+def by_jaxpr(function: Callable[[Any], _T]) -> Callable[[AnyJaxpr], _T]:
+    """Memoizes `function` for as long as the jaxpr lives."""
     return weakref_lru_cache(function, maxsize=None, trace_context_in_key=False)
 
 
-def physical_type(aval: Any) -> tuple[tuple[Any, ...], Any]:
+def physical_type(aval: Any) -> tuple[tuple[Any, ...], np.dtype]:
     """Shape and dtype of the array that a module holds for a value of this type."""
     if aval.dtype == jax.dtypes.float0:
         return aval.shape, np.dtype(bool)
@@ -357,21 +379,20 @@ def physical_type(aval: Any) -> tuple[tuple[Any, ...], Any]:
     return aval.shape, aval.dtype
 
 
-def consts_of(jaxpr: Any) -> Sequence[Any]:
+def consts_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
     """Values of the constants of a closed jaxpr; none for an open one."""
     return getattr(jaxpr, "consts", ())
 
 
-def close_like(original: Any, jaxpr: Jaxpr) -> Any:
+def close_like(original: J, jaxpr: Jaxpr) -> J:
     """`jaxpr` in the form of `original`: closed over its constants, or open."""
-    if isinstance(original, core.Jaxpr):
-        return jaxpr
-    return cast(Any, _JAXPRS[1])(jaxpr, original.consts)
+    closed: Any = original
+    return cast(Any, jaxpr if isinstance(closed, core.Jaxpr) else _JAXPRS[1](jaxpr, closed.consts))
 
 
 @contextlib.contextmanager
 def context_of(eqn: Eqn) -> Iterator[None]:
-    """Traces what is inside as part of an equation: its name scopes, source and settings."""
+    """Traces under the name scopes, source and settings of an equation."""
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
     with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
@@ -385,10 +406,10 @@ def bind_equation(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
 
 
 def plain_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of an equation in a form that two programs can be compared by.
+    """Parameters of an equation in a form that can be compared.
 
-    jax 0.12 keeps of a `scan` the trees that its operands and results came in, which say nothing
-    of what is computed; only how many constants and carried values there are does.
+    In jax 0.12 a `scan` has the trees of its operands and results, of which only the numbers of
+    constants and carried values matter.
     """
     if "ft_in" not in params:
         return params

@@ -1,4 +1,4 @@
-"""The private parts of the MLIR bindings that the package uses."""
+"""Private parts of the MLIR bindings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ mlir_bindings = _jaxlib.mlir
 
 
 def text_of(attribute: Any) -> str:
-    """Text of a string attribute; the bindings do not say that attributes have a value."""
+    """Text of a string attribute, whose value the type stubs lack."""
     return attribute.value
 
 

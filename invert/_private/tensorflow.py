@@ -1,4 +1,4 @@
-"""The private parts of TensorFlow and Keras that the package uses."""
+"""Private parts of TensorFlow and Keras."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def tf_variable_dtype(handle: Any) -> int | None:
-    """The `DataType` of the variable behind an eager handle; `None` where it is of none."""
+    """The `DataType` of the variable behind an eager handle; `None` for other handles."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -18,10 +18,10 @@ def tf_variable_dtype(handle: Any) -> int | None:
 
 
 def tf_concrete_functions(fn: Any) -> list[Any]:
-    """Concrete functions that a `tf.function` has so far; none is traced for it.
+    """The concrete functions that a `tf.function` has so far, without tracing it.
 
-    Of a function that made its variables when it was first called, the trace of that call holds
-    their initialization, behind conditions. TensorFlow itself never gives it away.
+    If a function created variables in its first call, the trace of that call contains their
+    conditional initialization. TensorFlow itself never returns that trace, nor does this.
     """
     if hasattr(fn, "concrete_functions"):  # restored from a SavedModel
         return list(fn.concrete_functions)
@@ -30,11 +30,10 @@ def tf_concrete_functions(fn: Any) -> list[Any]:
 
 
 def keras_flags(variables: Iterable[Any]) -> dict[int, bool]:
-    """Whether Keras trains each of these variables of TensorFlow, by `id`, where Keras made it.
+    """Whether Keras trains each of these TensorFlow variables, by `id`, if Keras created it.
 
-    A frozen layer has that flag on objects of Keras that hold the variables. These do not know
-    their holders, and a traced function does not know its model, so the holders are looked for
-    among all objects of the process.
+    The flag is on Keras objects that hold the variables. Variables do not refer to their holders,
+    and a traced function does not refer to its model, so all objects of the process are searched.
     """
     made = {id(v) for v in variables if v.trainable}
     new, old = (sys.modules.get(name) for name in ("keras", "tf_keras"))
@@ -55,7 +54,7 @@ def keras_flags(variables: Iterable[Any]) -> dict[int, bool]:
 
 
 def _subclasses(cls: Any) -> set[type]:
-    """A class and all that are derived from it; nothing of `None`."""
+    """A class and its subclasses; nothing for `None`."""
     if cls is None:
         return set()
     return {cls}.union(*map(_subclasses, cls.__subclasses__()))
@@ -67,7 +66,7 @@ def tf_proto(module: str, message: str) -> Any:
 
 
 def tf_load_errors() -> tuple[type[Exception], ...]:
-    """What TensorFlow's loader raises besides built-in errors and those of ops."""
+    """Exceptions of TensorFlow's loader besides built-in ones and those of ops."""
     from google.protobuf.message import DecodeError
     from tensorflow.python.saved_model import nested_structure_coder
 
@@ -75,7 +74,7 @@ def tf_load_errors() -> tuple[type[Exception], ...]:
 
 
 def tf_restored_class(kind: str) -> type:
-    """The class of what TensorFlow's loader makes of a `SavedObject` of some kind."""
+    """The class to which TensorFlow's loader restores a kind of `SavedObject`."""
     from tensorflow.python.eager import function
     from tensorflow.python.ops import resource_variable_ops
     from tensorflow.python.saved_model import function_deserialization
@@ -92,7 +91,7 @@ def tf_restored_class(kind: str) -> type:
 
 
 def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
-    """The gradient function that the attribute `_gradient_op_type` of an op names, if known."""
+    """The gradient function named by the attribute `_gradient_op_type` of an op, if known."""
     from tensorflow.python.framework import ops
 
     try:
@@ -102,12 +101,12 @@ def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
 
 
 def tf_scratch_graph(name: str) -> Any:
-    """A new function graph, which takes what it uses of other graphs as captured inputs."""
+    """A new function graph, which captures values of other graphs as inputs."""
     from tensorflow.python.framework import func_graph
 
     return func_graph.FuncGraph(name)
 
 
 def tf_function_graph(graph: Any, function: str) -> Any | None:
-    """The graph of a function in the library of another; `None` where it has none."""
+    """The graph of a function in the library of another; `None` if it has none."""
     return getattr(graph._functions.get(function), "graph", None)

@@ -13,12 +13,12 @@ _EXIT_CODES = """exit codes:
   1  `diff`: the programs differ
   2  wrong usage; `diff`: any error
   3  the model cannot be read
-  4  the model holds what cannot be converted
-  5  a function or an argument that is asked for is not there
+  4  a part of the model cannot be converted
+  5  a requested function or argument does not exist
   6  --verify found a difference
   7  a package is missing
   8  the program cannot be written as source
-  70 an error of invert itself
+  70 a defect of invert
 """
 
 
@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
-        help="say on stderr what is being done (by default where that is a terminal)",
+        help="report progress on stderr (default: if it is a terminal)",
     )
     parser = argparse.ArgumentParser(
         prog="invert",
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     inspect = commands.add_parser(
-        "inspect", parents=[common], help="say what a model holds and what would become of it"
+        "inspect", parents=[common], help="show what a model contains and how it would be converted"
     )
     inspect.add_argument("model", metavar="MODEL", help=model)
     model_arguments.add_arguments(inspect)
@@ -76,28 +76,30 @@ def _parser() -> argparse.ArgumentParser:
         "--layers",
         metavar="WAYS",
         default="",
-        help="how layers are written, as in `scan`: one stack for those that compute the same",
+        help="how layers are written; `scan`: equal layers as one stack",
     )
     convert.add_argument(
         "--host-ops",
         choices=("error", "callback"),
         default="error",
-        help="what becomes of ops that only a host can run (default: %(default)s)",
+        help="how to treat ops that only the host can run (default: %(default)s)",
     )
     convert.add_argument(
         "--platform",
         choices=("cpu", "cuda", "rocm", "tpu"),
-        help="the platform whose branch is taken of a module lowered for several",
+        help="the platform to take from a module lowered for several",
     )
 
     diff = commands.add_parser(
-        "diff", parents=[common], help="lay two programs side by side; 1 where they differ"
+        "diff",
+        parents=[common],
+        help="compare two programs side by side; exits with 1 if they differ",
     )
     diff.add_argument("a", metavar="A", help=model)
     diff.add_argument("b", metavar="B", help="the same")
     model_arguments.add_arguments(diff)
     diff.add_argument("--weights", action="store_true", help="compare the values of weights too")
-    diff.add_argument("--full", action="store_true", help="print all lines, also those alike")
+    diff.add_argument("--full", action="store_true", help="print all lines, also equal ones")
     diff.add_argument("--width", type=_width, metavar="N", help="columns of the text")
     return parser
 
@@ -118,10 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     **Returns:** the exit code.
 
-    **Raises:** `SystemExit` where the arguments are wrong, and for `--help` and `--version`.
+    **Raises:** `SystemExit` for wrong arguments, `--help` and `--version`.
     """
     options = _parser().parse_args(argv)
-    # TensorFlow says on stderr what it finds on a machine; who wants to read it can say so.
+    # TensorFlow reports the machine's features on stderr; users may override this.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         code = _run(options)
@@ -130,10 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Who reads has gone, as `head` does. Nothing is left to be written to it at exit either.
+        # The reader closed the pipe (e.g. `head`). Nothing may be written to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception as error:  # noqa: BLE001  the last place to say it in words
+    except Exception as error:  # noqa: BLE001  reported to the user
         if options.debug:
             traceback.print_exc()
         code, text = _explained(error)
@@ -176,6 +178,6 @@ def _explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, MemoryError):
         return 3, f"not enough memory: {error}"
     return 70, (
-        f"an error of invert itself, {type(error).__name__}: {plain(str(error))}\n"
+        f"a defect of invert, {type(error).__name__}: {plain(str(error))}\n"
         "Please report it with the model; --debug prints where it happened."
     )

@@ -16,33 +16,32 @@ from invert._report import Report
 from invert.cli.model import Model
 from invert.emission import dimension_names
 from invert.frontends import original
-from invert.ir.numbers import random_value
+from invert.ir.numbers import largest_gap, random_value
 from invert.modules import save
 from invert.modules.function import Function
 from invert.modules.module import Module
 
-# How far two libraries may be apart on one machine, relative to the largest result: they add in
-# another order. By the bits of the mantissa.
+# Tolerances for another library on the same machine, which sums in another order: relative to the
+# largest result, by item size.
 _TOLERANCES = {2: 5e-2, 4: 1e-3, 8: 1e-9}
-# Open sizes are tried at these, in each row one after the other for each dimension. None of them
-# has a part in writing the text.
+# Sizes to try for open dimensions, row by row. Emission uses none of them.
 _SIZES = ((2, 3), (1, 4), (17, 10))
 
 
 class Difference(VerificationError):
-    """What was converted is not what it was converted from."""
+    """The converted model differs from its original."""
 
 
 @dataclasses.dataclass
 class Found:
-    """What was compared, in lines, and where it differs."""
+    """The comparisons made, and those that failed, as lines of text."""
 
     lines: list[str] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
 def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]) -> Found:
-    """Compares a converted model with what it came from and with what was written."""
+    """Compares a converted model with its original and with its saved copy."""
     found = Found()
     for name, report in reports.items():
         if report.certificate.kind == "unverified":
@@ -128,7 +127,7 @@ def _compare_original(
     try:
         there = _original(model, function.entry.name)
         results = there(*values) if there is not None else None
-    # Whatever the container's own library does not like about these arguments.
+    # What the container's own library raises for arguments that it refuses.
     except (InvertError, RuntimeError, ValueError, TypeError, LookupError, OSError) as error:
         found.lines.append(f"  not compared with the original, which does not run: {error}")
         return
@@ -155,18 +154,12 @@ def _original(model: Model, name: str) -> original.Original | None:
 
 
 def _gap(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """The largest difference relative to the largest number of `y`; and how much it may be."""
+    """The largest difference, relative to the largest number in `y`, and its tolerance."""
     if x.shape != y.shape:
         return float("inf"), 0.0
     inexact = jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)
     if not inexact:
         return float(not np.array_equal(x, y)), 0.0
     size = x.dtype.itemsize // (2 if x.dtype.kind == "c" else 1)
-    wide = np.complex128 if x.dtype.kind == "c" else np.float64
-    a, b = x.astype(wide), y.astype(wide)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(all="ignore"):
-        difference = np.where(same, 0.0, np.abs(a - b))
-        scale = np.abs(b[np.isfinite(b)]).max(initial=0.0)
-    largest = float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
-    return largest / max(float(scale), 1.0), _TOLERANCES.get(size, 5e-2)
+    finite = np.abs(y[np.isfinite(y)].astype(np.complex128))
+    return largest_gap(x, y) / max(1.0, finite.max(initial=0.0)), _TOLERANCES.get(size, 5e-2)

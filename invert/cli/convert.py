@@ -21,7 +21,7 @@ from invert.modules.module import Module
 
 
 class UsageError(InvertError):
-    """What the command was asked cannot be done as it was asked."""
+    """The arguments of the command do not make sense."""
 
 
 def run(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from invert.emission import difference
 from invert.ir.graph import is_var
 from invert.ir.numbers import largest_gap
 
-# Beyond so many lines that differ, lines that stand often are no anchors for the alignment.
+# With more differing lines than this, frequent lines are not used to align the others.
 _MANY = 2000
 _CONTEXT = 3
 
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 def _pairs(
     a: Mapping[str, Program], b: Mapping[str, Program]
 ) -> Iterator[tuple[str, Program | None, Program | None]]:
-    """Programs of one name; two that are alone are compared whatever they are called."""
+    """Pairs programs by name; two single programs are compared under any names."""
     if len(a) == len(b) == 1:
         (name, x), (other, y) = *a.items(), *b.items()
         yield name if name == other else f"{name}, {other}", x, y
@@ -75,8 +75,8 @@ def compare(
     **Arguments:**
 
     - `width`: columns of the text.
-    - `full`: whether lines are printed that lie far from a difference, or where there is none.
-    - `weights`: whether the values of the arrays that they hold count too.
+    - `full`: whether lines far from a difference are printed too.
+    - `weights`: whether the values of weights are compared too.
     """
     reason = difference(a.jaxpr, b.jaxpr)
     if reason is None and len(a.held) != len(b.held):
@@ -168,14 +168,14 @@ def _body(jaxpr: Any, name: Any, indent: str) -> Iterator[Line]:
 
 
 def _says_something(value: Any) -> bool:
-    """Whether a parameter is printed: not what is absent, nor the functions of derivative rules."""
+    """Whether a parameter is printed: neither absent values nor functions of derivative rules."""
     if isinstance(value, tuple):
         return any(map(_says_something, value))
     silent = value is None or value is False or type(value).__name__ in _SILENT
     return not silent and not callable(value)
 
 
-# Placements that nobody has chosen, and functions of derivative rules.
+# Unspecified placements, and functions of derivative rules.
 _SILENT = frozenset({"UnspecifiedValue", "WrappedFun"})
 
 

@@ -23,7 +23,7 @@ from invert.cli.progress import Progress
 from invert.modules import save
 from invert.modules.signatures import state_and_key
 
-# How a kind of route is called, in the order in which they are listed.
+# Headings of the routes, in the order of the listing.
 _ROUTES = {
     "rule": "with a rule of their own",
     "xla": "compiled alone by TensorFlow's XLA bridge",
@@ -36,7 +36,7 @@ _MOST_PLACES = 20  # of random and host ops that are listed as text; JSON has al
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """What is known of one function before it is converted.
+    """What is known about a function before its conversion.
 
     **Arguments:**
 
@@ -272,12 +272,14 @@ def _wrapped(counts: Mapping[str, int], width: int = 90) -> list[str]:
 
 
 def _saved(model: Model, *, as_json: bool) -> int:
-    """A directory that `invert.save` has written; its code is read but not run."""
+    """A directory written by `invert.save`; its code is read but not run."""
     text = (model.path / "model.py").read_text(encoding="utf-8", errors="replace")
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise MalformedModelError(f"{model.path / 'model.py'} is no Python: {error}") from error
+        raise MalformedModelError(
+            f"{model.path / 'model.py'} is not valid Python: {error}"
+        ) from error
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     calls = [m for m in (classes[-1].body if classes else []) if isinstance(m, ast.FunctionDef)]
     signatures = [
@@ -315,7 +317,7 @@ def _weights(directory: Path) -> list[dict[str, str]]:
         try:
             with safe_open(path, framework="numpy") as file:
                 kinds = file.metadata() or {}
-                for name in file.keys():  # noqa: SIM118  safe_open is no mapping
+                for name in file.keys():  # noqa: SIM118  safe_open is not a mapping
                     part = file.get_slice(name)
                     shape = list(part.get_shape())
                     if name in kinds:

@@ -1,4 +1,4 @@
-"""The model that a command is given: which container it is, and its functions."""
+"""The model given to a command: its container and its functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Model:
 
     **Arguments:**
 
-    - `signature`: the one function that is wanted, or `None`.
+    - `signature`: the function to take; `None` for all.
     - `inputs`, `outputs`: names of the tensors of a bare graph.
     """
 
@@ -34,11 +34,11 @@ class Model:
     def of(cls, path: str, options: argparse.Namespace) -> Model:
         """The model at `path`, with the options of `add_arguments`.
 
-        **Raises:** `MalformedModelError` where it is none.
+        **Raises:** `MalformedModelError` if it is not a model.
         """
         inputs, outputs = _names(options.inputs), _names(options.outputs)
         place = _containers.place_of(path)
-        # Who names tensors says that it is a graph; the bytes of one do not.
+        # Only named tensors tell a bare graph; its bytes do not.
         named = bool(inputs or outputs) and place.is_file()
         kind = "graph" if named else _containers.kind_of(place)
         return cls(place, kind, options.signature, inputs, outputs)
@@ -57,11 +57,11 @@ class Model:
     def functions(
         self, config: Config
     ) -> tuple[Mapping[str, Callable[[], EntryPoint]], Sequence[str]]:
-        """What reads each function that a conversion would take, whether it can be raised or not.
+        """Readers of the functions that a conversion would take, whether they can be raised or not.
 
-        **Returns:** these by name; and the names of those that are there besides.
+        **Returns:** the readers by name, and the names of other functions.
 
-        **Raises:** `InvertError` where the container cannot be read.
+        **Raises:** `InvertError` if the container cannot be read.
         """
         if self.kind == "saved_model":
             from invert.frontends import saved_model
@@ -82,14 +82,14 @@ class Model:
             entry = _containers.entry_point(self.path, self.kind, config, strict=False)
         if self.signature not in (None, entry.name):
             raise SignatureError(
-                f"{self.path} has one function, {entry.name!r}, and no {self.signature!r}"
+                f"{self.path} has one function, {entry.name!r}, not {self.signature!r}"
             )
         return {entry.name: lambda: entry}, ()
 
     def _tensors(self, *, guess: bool) -> tuple[Sequence[str], Sequence[str]]:
-        """Inputs and outputs of a graph: those named, else those it seems to have.
+        """Inputs and outputs of a graph: those named, otherwise a guess.
 
-        **Raises:** `SignatureError` where they are not named, unless `guess`.
+        **Raises:** `SignatureError` if they are not named and `guess` is false.
         """
         if self.inputs and self.outputs:
             return self.inputs, self.outputs
@@ -106,7 +106,7 @@ class Model:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options by which a model is picked."""
+    """The options that select a model."""
     parser.add_argument(
         "--signature", metavar="NAME", help="the function or signature wanted, by default all"
     )

@@ -1,4 +1,4 @@
-"""Programs of models in an order of their own, so that two of them can be laid side by side."""
+"""Programs of models in a canonical order, so that two of them can be compared line by line."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from invert.modules.function import Function
 from invert.modules.methods import Methods
 from invert.modules.module import Module
 
-# Open sizes have these, in the order in which they first stand in a signature: primes, so that no
-# product of sizes is another's by chance.
+# Sizes for open dimensions, in order of appearance: primes, so that products of sizes do not
+# coincide.
 _SIZES = (7, 11, 13, 17, 19, 23)
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program and what it holds.
+    """A program with its arrays.
 
     **Arguments:**
 
-    - `jaxpr`: over the arrays it holds, in the order in which they are used, then the arguments.
-    - `held`: names and values of these arrays.
+    - `jaxpr`: the program over its arrays, in order of use, and its arguments.
+    - `held`: names and values of the arrays.
     - `arguments`: names of the arguments.
     """
 
@@ -46,9 +46,9 @@ def programs_of(module: Any, other: Any) -> Mapping[str, Program]:
 
     **Arguments:**
 
-    - `other`: what it is compared with, which says what the arguments of an emitted module are.
+    - `other`: the module to compare with, which gives the arguments of an emitted module.
 
-    **Raises:** `SignatureError` where its arguments are not known.
+    **Raises:** `SignatureError` if its arguments are not known.
     """
     if isinstance(module, Methods):
         return {name: _of_function(f, module.constants[name]) for name, f in module._functions}
@@ -91,8 +91,8 @@ def _of_function(function: Function, constants: Sequence[Any]) -> Program:
 def _of_emitted(model: eqx.Module, other: Any) -> Program:
     if isinstance(other, Methods) or "__call__" not in vars(type(model)):
         raise SignatureError(
-            f"{type(model).__name__} has several functions, or is compared with a module that has; "
-            "a directory that invert.save has written is compared by its one function only"
+            f"{type(model).__name__}, or the module it is compared with, has several functions; "
+            "a directory written by invert.save can only be compared if it has one"
         )
     leaves, tree = jax.tree_util.tree_flatten_with_path(model)
     values = [value for _, value in leaves]
@@ -146,7 +146,7 @@ def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]
 
 
 def _program(jaxpr: Any, held: Sequence[tuple[str, Any]], arguments: Sequence[str]) -> Program:
-    """The program with its equations, and what it holds, in the order of their use."""
+    """A program with its equations and arrays in order of use."""
     jaxpr = open_jaxpr(jaxprs.map_jaxprs(strong(jaxpr), _in_order))
     count = len(held)
     names = dict(zip(jaxpr.invars[:count], held, strict=True))
@@ -157,7 +157,7 @@ def _program(jaxpr: Any, held: Sequence[tuple[str, Any]], arguments: Sequence[st
 
 
 def _in_order(jaxpr: Any) -> Any:
-    """The equations in the order in which the results ask for them."""
+    """The equations in the order in which the results need them."""
     makers = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
     effects = [i for i, e in enumerate(jaxpr.eqns) if e.effects]
     roots = [makers[v] for v in jaxpr.outvars if is_var(v) and v in makers]

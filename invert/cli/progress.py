@@ -1,4 +1,4 @@
-"""Progress of long work: one line on a terminal, or lines where they are asked for."""
+"""Progress reports: one line on a terminal, or separate lines on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from invert._errors import plain
 
 
 class Progress:
-    """Says on stderr what is being done. On a terminal the line is replaced, and gone at the end.
+    """Reports on stderr what is being done. On a terminal a single line is updated, then erased.
 
     **Arguments:**
 

@@ -1,8 +1,8 @@
-"""`tf2jax` by its own names: `from invert.compat import tf2jax` in the place of `import tf2jax`.
+"""The interface of `tf2jax`: `from invert.compat import tf2jax` instead of `import tf2jax`.
 
-The functions, flags and errors are those of tf2jax 0.3.8. The work is that of `invert.convert`;
-what it returns is the attribute `module` of a converted function. Flags are global, as they are
-there; those about conversion count when a function is converted, the checks when it is called.
+The functions, flags and errors are those of tf2jax 0.3.8. `invert.convert` does the work; its
+result is the attribute `module` of a converted function. Flags are global, as in tf2jax: those
+about conversion apply when a function is converted, checks when it is called.
 
 | flag | here |
 |---|---|
@@ -60,7 +60,7 @@ _NARROW: dict[Literal["float32", "float64"], str] = {
     "float64": "force_const_float64_to_bfloat16",
 }
 
-# The patterns that flags switch off.
+# Patterns disabled by flags.
 _PATTERNS = {
     "infer_relu_from_jax2tf": "library_call",
     "infer_cumulative_reduction_from_jax2tf": "cumulative",
@@ -70,7 +70,7 @@ _PATTERNS = {
 def get_config(name: str) -> Any:
     """The value of a flag.
 
-    **Raises:** `KeyError` where there is no such flag.
+    **Raises:** `KeyError` if there is no such flag.
     """
     return _flags[name]
 
@@ -78,7 +78,7 @@ def get_config(name: str) -> Any:
 def update_config(name: str, value: Any) -> None:
     """Sets a flag for the whole process.
 
-    **Raises:** `ValueError` where there is no such flag.
+    **Raises:** `ValueError` if there is no such flag.
     """
     if name not in _flags:
         raise ValueError(f"there is no flag {name!r}; the flags are {sorted(_flags)}")
@@ -97,7 +97,7 @@ def override_config(name: str, value: Any) -> Iterator[None]:
 
 
 class MissingInputError(Exception):
-    """A call leaves out arrays that the function was traced with."""
+    """A call lacks arrays that the function was traced with."""
 
 
 class Variable(np.ndarray):
@@ -116,12 +116,12 @@ class Variable(np.ndarray):
         self.name = getattr(obj, "name", None)
 
     def assign(self, arr: Any) -> Variable:
-        """Another value of the same variable."""
+        """The same variable with another value."""
         return Variable(arr, bool(self.trainable), str(self.name))
 
 
 class AnnotatedFunction:
-    """A converted function with what is known of its arguments and results.
+    """A converted function, with its arguments and results described.
 
     **Attributes:**
 
@@ -166,7 +166,7 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     `outputs, params = fn(params, *args, rng=key, **kwargs)`; `rng` only where it draws random
     numbers.
 
-    **Raises:** `AttributeError` where `tf_func` is no `tf.function`; what `invert.convert` raises.
+    **Raises:** `AttributeError` if `tf_func` is not a `tf.function`; what `invert.convert` raises.
     """
     tf = import_tensorflow()
     args, kwargs = jax.tree_util.tree_map(_without_tracers, (args, kwargs))
@@ -228,7 +228,7 @@ def _without_tracers(value: Any) -> Any:
 
 
 def _config() -> Config:
-    """The options that the flags stand for."""
+    """The options set by the flags."""
     off = [name for flag, name in _PATTERNS.items() if not _flags[flag]]
     precision = _flags["resize_bilinear_precision"]
     return Config(
@@ -244,13 +244,13 @@ def _config() -> Config:
 
 
 def _signature(tf_func: Any, concrete: Any) -> inspect.Signature:
-    """The signature of the Python function; that of the trace where it is not known."""
+    """The signature of the Python function; that of the trace if it is not known."""
     python_function = getattr(tf_func, "python_function", None)
     if python_function is not None and not hasattr(tf_func, "concrete_functions"):
         parameters = inspect.signature(python_function).parameters.values()
-        # A method is traced with a stand-in for its object.
+        # A method is traced with a placeholder for `self`.
         return inspect.Signature([p for p in parameters if p.name != "self"])
-    # The Python function of a restored one takes anything.
+    # The Python function of a restored one takes any arguments.
     kind = concrete.function_type
     default = getattr(kind, "default_values", {})
     return inspect.Signature(
@@ -262,7 +262,7 @@ def _signature(tf_func: Any, concrete: Any) -> inspect.Signature:
 
 
 def _special(module: Module) -> tuple[str | None, str | None]:
-    """Names of the arguments for the state and for the key."""
+    """Names of the state and key arguments."""
     parameters = inspect.signature(module).parameters.values()
     state = [p.name for p in parameters if p.annotation is eqx.nn.State]
     entry = module._function.entry
@@ -273,10 +273,10 @@ def _special(module: Module) -> tuple[str | None, str | None]:
 def _placed(
     module: Module, given: inspect.BoundArguments, wanted: inspect.BoundArguments
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a module among those of the original, which has static values as well.
+    """The module's arguments, picked from those of the original, which also has static values.
 
-    Arguments have their places in common, not their names: what `jax2tf.convert` returns takes
-    `*args_tf`, and the module what the JAX function takes.
+    Arguments correspond by position, not by name: a function of `jax2tf.convert` takes `*args_tf`,
+    the module takes the arguments of the JAX function.
     """
     tensor_spec = import_tensorflow().TensorSpec
 
@@ -314,7 +314,7 @@ def _without_params(function: AnnotatedFunction, params: Mapping[str, Any]) -> A
 
 
 class _Call:
-    """Calls of one converted function, with the checks that the flags ask for."""
+    """Calls a converted function, with the checks that the flags ask for."""
 
     def __init__(
         self,
@@ -329,7 +329,7 @@ class _Call:
         self.signature = signature
         self.specs = specs
         self.narrow = narrow
-        # Modules of other shapes, by shape.
+        # Modules for other shapes, by shape.
         self.others: dict[Any, Module] = {}
 
     def __call__(
@@ -361,7 +361,7 @@ class _Call:
         positional, keywords = _placed(module, given, wanted)
         if key_name is not None:
             keywords[key_name] = rng
-        # The state is the last of the positional arguments.
+        # The state is the last positional argument.
         results = module(*positional, *(() if state is None else (state,)), **keywords)
         updated = dict(params)
         if state_name is not None:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint
-from invert._errors import EmissionError, attempt
+from invert._errors import EmissionError, optional_step
 from invert._private.jax import (
     close_like,
     consts_of,
@@ -171,10 +171,10 @@ def emit_methods(
         ways.insert(0, (True, False, styles))
     for layers, plain, chosen in ways:
         how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
-        way = _Attempt(recovered, title, layers, plain, chosen)
+        way = _Variant(recovered, title, layers, plain, chosen)
         try:
             # The last is what all programs can be written as.
-            found = way.run() if plain else attempt(f"the text as {how}", failures, way.run)
+            found = way.run() if plain else optional_step(f"the text as {how}", failures, way.run)
         except EmissionError as error:
             failures.append(str(error))
             if isinstance(error, SizeError):
@@ -201,7 +201,7 @@ def emit_methods(
     raise EmissionError("no text gives the program back: " + "; ".join(dict.fromkeys(failures)))
 
 
-class _Attempt:
+class _Variant:
     def __init__(
         self,
         recovered: Mapping[str, Recovered],

@@ -1,1 +1,1 @@
-"""Gradients that a container holds: compared with autodiff, and kept where they differ."""
+"""Gradients of a container: compared with autodiff, and kept where they differ."""

@@ -1,8 +1,8 @@
-"""What is known of gradients, so that gradients of one kind are compared and rewritten once.
+"""A cache, so that equal gradients are compared and rewritten once.
 
-Layers of a model have the same gradients at other places, often at other shapes. Comparing one with
-automatic differentiation means to compile both, which costs more than all the rest; so verdicts are
-kept, and asked for by equality of programs.
+Layers of a model share gradients, often at different shapes. Comparing a gradient with automatic
+differentiation means compiling both, which dominates the cost; so results are cached by program, up
+to isomorphism.
 """
 
 from __future__ import annotations
@@ -10,37 +10,36 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 
 from invert._private.jax import close_like, consts_of, open_jaxpr
-from invert.gradients.compare import Region
+from invert.gradients.region import MarkedRegion
 from invert.ir import kinds
 from invert.ir.graph import Graph
 from invert.ir.interpret import inline_calls, retrace
 from invert.ir.jaxprs import canonicalize, equations, map_jaxprs, split_constants
 from invert.ir.match import equivalent
+from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, J, Jaxpr
 from invert.rewriting.driver import Replacement, replace
 
 RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
 
-# Programs that are alike and differ in their constants are looked through up to this number.
+# The most entries kept for isomorphic programs that differ in their constants.
 _MAX_ALIKE = 8
 
 
-def without_rules(closed: Any) -> Any:
-    """The forward program alone: rules are functions, which no two traces share."""
+def without_rules(closed: J) -> J:
+    """Replaces functions with derivative rules by their bodies: rules cannot be compared."""
     if not _has_rules(closed):
         return closed
 
-    def visit(jaxpr: Any) -> Any:
+    def visit(jaxpr: Jaxpr) -> Jaxpr:
         graph = Graph(jaxpr)
         found = [
-            Replacement(
-                eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({id(eqn)}), eqn
-            )
+            Replacement(eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
             for eqn in graph.eqns
             if eqn.primitive.name in RULES
         ]
@@ -49,43 +48,48 @@ def without_rules(closed: Any) -> Any:
     return map_jaxprs(closed, visit)
 
 
-def _has_rules(closed: Any) -> bool:
+def _has_rules(closed: AnyJaxpr) -> bool:
     return any(e.primitive.name in RULES for e in equations(open_jaxpr(closed)))
 
 
-def inlined(closed: Any) -> Any:
-    """The program with all calls inlined: JAX splits them when it differentiates."""
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Inlines all calls, since JAX splits them when it differentiates."""
     while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
         closed = inline_calls(closed)
     return canonicalize(closed)
 
 
+_T = TypeVar("_T")
+# A function of a region and the raw gradient that its container has for it.
+_Judge: TypeAlias = Callable[[MarkedRegion, ClosedJaxpr], _T]
+
+
 @dataclasses.dataclass
-class _Known:
-    """A program over its constants as leading arguments, and what was found out about it."""
+class _Known(Generic[_T]):
+    """Programs over their constants as leading arguments, and a value cached for them."""
 
-    programs: tuple[Any, ...]
+    programs: tuple[AnyJaxpr, ...]
     constants: Sequence[np.ndarray]
-    found: Any
+    found: _T
 
 
-class _Table:
-    """Values by programs, which are equal up to names and order of equations."""
+class _Table(Generic[_T]):
+    """Cached values, keyed by programs up to isomorphism."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, list[_Known]] = {}
+        self._known: dict[Hashable, list[_Known[_T]]] = {}
 
     def find(
         self,
-        programs: Sequence[Any],
-        make: Callable[[], Any],
-        holds_for_all: Callable[[Any], bool] = lambda found: False,
+        programs: Sequence[AnyJaxpr],
+        make: Callable[[], _T],
+        holds_for_all: Callable[[_T], bool] = lambda found: False,
         under: Hashable = None,
-    ) -> Any:
-        """The value for closed jaxprs; `make` gives one that is not known.
+    ) -> _T:
+        """The value for these programs, computed by `make` if it is not cached.
 
-        `holds_for_all` says of a value whether it is right for any constants. Values are kept
-        apart by `under`.
+        `holds_for_all(value)` says whether a value is right for any constants. Values with
+        different `under` are kept apart.
         """
         split = [split_constants(p) for p in programs]
         constants = [c for _, held in split for c in held]
@@ -109,64 +113,71 @@ def _same(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> bool:
     )
 
 
-_Region = TypeVar("_Region", bound=Region)
-
-
 class GradientCache:
-    """How gradients compared, and what became of those that are kept."""
+    """Cached results of comparing gradients and of rewriting those that are kept."""
 
     def __init__(self) -> None:
-        self._proved = _Table()
-        self._said = _Table()
-        self._linear = _Table()
-        self._rewritten = _Table()
+        self._proved = _Table[bool]()
+        self._differences = _Table[str]()
+        self._linear = _Table[bool]()
+        self._rewritten = _Table[ClosedJaxpr]()
 
-    def is_proved(self, region: _Region, raw: Any, prove: Callable[[_Region, Any], bool]) -> bool:
-        """What `prove` says of a region and its raw gradient."""
+    def is_proved(
+        self,
+        region: MarkedRegion,
+        raw: ClosedJaxpr,
+        prove: _Judge[bool],
+    ) -> bool:
+        """The result of `prove` for a region and its raw gradient."""
         if _has_rules(region.forward):
             return prove(region, raw)
         return self._proved.find((region.forward, raw), lambda: prove(region, raw))
 
-    def difference(self, region: _Region, raw: Any, compare: Callable[[_Region, Any], str]) -> str:
-        """What `compare` says of a region and its raw gradient: `""` where it is autodiff's.
+    def difference(
+        self,
+        region: MarkedRegion,
+        raw: ClosedJaxpr,
+        compare: _Judge[str],
+    ) -> str:
+        """The result of `compare` for a region and its raw gradient: `""` if it equals autodiff.
 
-        A gradient that differs is kept, which is right for any constants; one that agrees may
-        differ where the constants or the rules of library functions do.
+        A gradient that differs is kept, which is right for any constants. One that agrees may
+        differ for other constants or other rules of library functions.
         """
-        # The values of a gradient do not depend on rules; those of its autodiff do.
+        # The values of a gradient do not depend on rules; those of autodiff do.
         raw = without_rules(raw)
         if not _has_rules(region.forward):
             region, raw = at_one_shape(region, raw) or (region, raw)
-            return self._said.find((region.forward, raw), lambda: compare(region, raw), bool)
-        said: list[str] = []
+            return self._differences.find((region.forward, raw), lambda: compare(region, raw), bool)
+        fresh: list[str] = []
 
         def make() -> str:
-            said.append(compare(region, raw))
-            return said[0]
+            fresh.append(compare(region, raw))
+            return fresh[0]
 
-        found = self._said.find((without_rules(region.forward), raw), make, bool)
-        # What agrees with the rules of another program need not agree with these.
-        return found or (said[0] if said else compare(region, raw))
+        found = self._differences.find((without_rules(region.forward), raw), make, bool)
+        # A gradient that agrees under the rules of another program may differ under these.
+        return found or (fresh[0] if fresh else compare(region, raw))
 
-    def is_linear(self, region: Region, raw: Any, find: Callable[[], bool]) -> bool:
-        """What `find` says of a raw gradient: whether it is linear in the cotangents."""
+    def is_linear(self, region: MarkedRegion, raw: ClosedJaxpr, find: Callable[[], bool]) -> bool:
+        """The result of `find`: whether a raw gradient is linear in the cotangents."""
         return self._linear.find((without_rules(raw),), find, under=len(region.numbers))
 
-    def rewritten(self, raw: Any, make: Callable[[], Any]) -> Any:
-        """What `make` makes of a raw gradient, once for gradients that are the same program."""
+    def rewritten(self, raw: ClosedJaxpr, make: Callable[[], ClosedJaxpr]) -> ClosedJaxpr:
+        """The result of `make`, shared by isomorphic raw gradients."""
         return make() if _has_rules(raw) else self._rewritten.find((raw,), make)
 
 
-# Each element of the results depends on the elements at its place alone.
+# Each element of the results depends on the elements at its position alone.
 _ELEMENTWISE = kinds.ELEMENTWISE | {"copy", "stop_gradient"}
 _SIZE = 256
 
 
-def at_one_shape(region: _Region, raw: Any) -> tuple[_Region, Any] | None:
-    """An elementwise region of arrays of one shape, at a shape that stands for all others.
+def at_one_shape(region: MarkedRegion, raw: ClosedJaxpr) -> tuple[MarkedRegion, ClosedJaxpr] | None:
+    """An elementwise region of arrays of one shape, traced at a representative shape.
 
-    Whether its gradient is that of autodiff does not depend on the shape then. `None` where the
-    programs do more, or hold arrays as constants.
+    Whether its gradient agrees with autodiff does not depend on the shape. `None` if the programs
+    are not elementwise, or hold constant arrays.
     """
     if region.constants:
         return None
@@ -187,23 +198,23 @@ def at_one_shape(region: _Region, raw: Any) -> tuple[_Region, Any] | None:
     return other, raw
 
 
-def _shapes(jaxpr: Any) -> Iterator[tuple[int, ...]]:
+def _shapes(jaxpr: Jaxpr) -> Iterator[tuple[int, ...]]:
     for v in (*jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)):
         yield v.aval.shape
 
 
-def _is_elementwise(eqn: Any) -> bool:
+def _is_elementwise(eqn: Eqn) -> bool:
     if eqn.primitive.name == "broadcast_in_dim":
         return len(eqn.invars) == 1 and eqn.invars[0].aval.shape == ()
     return eqn.primitive.name in _ELEMENTWISE
 
 
-def _at(aval: Any) -> jax.ShapeDtypeStruct:
+def _at(aval: Aval) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((_SIZE,) if aval.shape else (), aval.dtype)
 
 
-def _at_size(closed: Any) -> Any:
-    jaxpr: Any = open_jaxpr(closed)
+def _at_size(closed: AnyJaxpr) -> ClosedJaxpr:
+    jaxpr: Jaxpr = open_jaxpr(closed)
     eqns = [
         eqn.replace(params={**eqn.params, "shape": (_SIZE,), "broadcast_dimensions": ()})
         if eqn.primitive.name == "broadcast_in_dim" and eqn.outvars[0].aval.shape

@@ -1,9 +1,8 @@
-"""Gradients compared on numbers."""
+"""Numerical comparison of gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,64 +10,29 @@ import numpy as np
 
 from invert._errors import InvertError
 from invert._private.jax import eval_closed, open_jaxpr
+from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
 from invert.ir.loops import WhileParts
 from invert.ir.numbers import largest_gap, random_value
+from invert.ir.types import AnyJaxpr, Aval, JaxFunction
 
-
-class Region(Protocol):
-    """The equations between the arguments and the results of a marked gradient.
-
-    **Attributes:**
-
-    - `operands`: all variables from outside: the constants `held`, others, then the `inputs`.
-    - `results`: the results; `numbers` are those that have a tangent.
-    - `wanted`: positions of the inputs that the gradient gives cotangents for.
-    - `constants`: values of the constants; `avals`: types of the others and the cotangents.
-    - `forward`: the equations as a closed jaxpr over `operands`.
-    """
-
-    held: Any
-    operands: Any
-    inputs: Any
-    results: Any
-    numbers: Any
-    wanted: Any
-    constants: Any
-    avals: Any
-    forward: Any
-
-    def autodiff(self, *values: Any) -> list[Any]:
-        """What automatic differentiation gives for `avals`."""
-        ...
-
-    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
-        """The same for another program over `operands`."""
-        ...
-
-
-# What JAX raises where it cannot differentiate, lower or run a right program: `jax.vjp` a
-# `ValueError` of a loop without a reverse derivative, and a `TypeError` of a `custom_vjp` that is
-# differentiated forwards; a primitive without a derivative or a lowering a `NotImplementedError`;
-# the compiler and the program that runs a `JaxRuntimeError`.
+# What JAX raises if it cannot differentiate, lower or run a correct program: `jax.vjp` raises
+# `ValueError` for a loop without a reverse derivative and `TypeError` for a `custom_vjp`
+# differentiated in forward mode; a primitive without a derivative or a lowering raises
+# `NotImplementedError`; the compiler and the running program raise `JaxRuntimeError`.
 FAILURES = (
     NotImplementedError, TypeError, ValueError, InvertError, jax.errors.JaxRuntimeError,
 )  # fmt: skip
 
-# The same of `jax.linear_transpose`, of which the rules for products (`lax.mul`, `dot_general`)
-# only assert that the function is linear.
+# The same for `jax.linear_transpose`, whose rules for products (`lax.mul`, `dot_general`) only
+# assert that the function is linear.
 NOT_TRANSPOSED = (*FAILURES, AssertionError)
 
 
-def type_of(v: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a variable."""
-    return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
-
-
-def samples(avals: Sequence[Any], cotangents: int) -> list[list[np.ndarray]]:
-    """Values at which rules are known to differ: ties, zeros, steps, bounds, large numbers."""
+def samples(avals: Sequence[Aval], cotangents: int) -> list[list[np.ndarray]]:
+    """Values that tell rules apart: ties, zeros, steps, bounds, large numbers."""
     rng = np.random.default_rng(0)
-    makers: list[Callable[[Any], np.ndarray]] = [
+    makers: list[Callable[[Sequence[int]], np.ndarray]] = [
         lambda shape: rng.standard_normal(shape),
         lambda shape: np.zeros(shape),
         lambda shape: np.ones(shape),
@@ -85,7 +49,7 @@ def samples(avals: Sequence[Any], cotangents: int) -> list[list[np.ndarray]]:
             if i >= len(avals) - cotangents:
                 x = random_value(rng, aval, lambda shape: 4 * rng.standard_normal(shape))
             elif jnp.issubdtype(aval.dtype, jnp.integer):
-                # Positions: mostly in bounds, far outside where the numbers are large.
+                # Indices: mostly in bounds, far outside where the other numbers are large.
                 x = np.asarray(make(aval.shape))
                 large = np.abs(x).max(initial=0) == 100
                 fits = large and jnp.issubdtype(aval.dtype, jnp.signedinteger)
@@ -97,16 +61,16 @@ def samples(avals: Sequence[Any], cotangents: int) -> list[list[np.ndarray]]:
     return found
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled for a few calls: without the optimizations that take most of the time.
+def once(function: JaxFunction) -> JaxFunction:
+    """Compiles `function` for a few calls, without expensive optimizations.
 
-    Sums are then rounded in another order or not fused, which numbers are compared up to anyway.
+    Rounding may differ, but comparisons allow for that anyway.
     """
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def largest_difference(region: Region, raw: Any, x64: bool) -> float:
-    """Largest difference of the two gradients that rounding does not explain; 0 where none."""
+def largest_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
+    """Largest difference between the two gradients beyond rounding; 0 if there is none."""
     largest = 0.0
     with jax.enable_x64(x64):
         both = once(lambda *xs: (eval_closed(raw, xs), region.autodiff(*xs)))
@@ -119,39 +83,39 @@ def largest_difference(region: Region, raw: Any, x64: bool) -> float:
     return largest
 
 
-# By how many units in the last place results may differ where sums round many times.
+# By how many units in the last place results may differ after long sums.
 _ULPS = 1e3
 
 
 def _rounded(cotangent: np.ndarray) -> np.ndarray:
-    """A cotangent, rounded as coarsely as two orders of the same sums may differ."""
+    """Perturbs a cotangent by as much as two orders of the same sum may differ."""
     signs = np.random.default_rng(1).choice([-1.0, 1.0], cotangent.shape)
     step = _ULPS * float(jnp.finfo(cotangent.dtype).eps)
     return np.asarray(cotangent * (1 + step * signs), cotangent.dtype)
 
 
-def may_not_end(closed: Any) -> bool:
-    """Whether a loop in a program ends on data: on arguments drawn at random it may never."""
+def may_not_end(closed: AnyJaxpr) -> bool:
+    """Whether the end of a loop depends on data: on random arguments it may never come."""
     return any(
         eqn.primitive.name == "while" and not _counts(WhileParts.of(eqn).cond)
         for eqn in jaxprs.equations(open_jaxpr(closed))
     )
 
 
-def _counts(condition: Any) -> bool:
-    """Whether a condition is one comparison of whole numbers."""
+def _counts(condition: AnyJaxpr) -> bool:
+    """Whether a condition is a single comparison of scalar integers."""
     eqns = open_jaxpr(condition).eqns
-    avals: list[Any] = [a.aval for eqn in eqns for a in eqn.invars]
+    avals: list[Aval] = [a.aval for eqn in eqns for a in eqn.invars]
     return len(eqns) == 1 and all(
         jnp.issubdtype(a.dtype, jnp.integer) and not a.shape for a in avals
     )
 
 
 def beyond_rounding(x: np.ndarray, y: np.ndarray, moved: np.ndarray | None = None) -> float:
-    """The gap where `x` is finite; elsewhere it says nothing, as at a singular matrix.
+    """The gap between `x` and `y` where `x` is finite, beyond what rounding explains.
 
-    `moved` is `x` for rounded cotangents: where terms cancel, as in the gradient of a softmax, the
-    results say too little about the numbers that were rounded on the way.
+    `moved` is `x` for perturbed cotangents. It shows the rounding errors of terms that cancel, as
+    in the gradient of a softmax, which the results themselves do not show.
     """
     finite_x = np.isfinite(x)
     noise = 0.0
@@ -166,5 +130,5 @@ def beyond_rounding(x: np.ndarray, y: np.ndarray, moved: np.ndarray | None = Non
     finite = np.abs(y[np.isfinite(y)]) if y.size else y
     scale = float(finite.max()) if finite.size else 1.0
     eps = float(jnp.finfo(x.dtype).eps)
-    # Long sums round many times; in 16 bits, so many that more would hide a real difference.
+    # Long sums round many times. In 16 bits, a larger tolerance would hide real differences.
     return gap if gap > (_ULPS if eps < 1e-5 else 16) * eps * scale else 0.0

@@ -5,17 +5,27 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from invert._private.jax import core, eval_closed, trace_closed
-from invert.gradients.compare import type_of
+from invert._private.jax import eval_closed, trace_closed
 from invert.ir import jaxprs
-from invert.ir.gradient_marker import is_differentiable, parts
+from invert.ir.avals import is_differentiable, type_of
+from invert.ir.gradient_marker import Gradient, parts
 from invert.ir.graph import Graph
 from invert.ir.interpret import OnEqn, bind, evaluate, replacing
+from invert.ir.types import (
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    Eqn,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
 from invert.rewriting.driver import Replacement
 
 _CLIP = jax.lax.GatherScatterMode.CLIP
@@ -24,24 +34,24 @@ _CLIP = jax.lax.GatherScatterMode.CLIP
 class MarkedRegion:
     """The equations between the arguments and the results of a marker.
 
-    Everything takes the operands: values from outside that are no arguments (their derivative
-    is zero, as it is in TensorFlow), then the arguments, then the cotangents of the results
-    that are numbers with a tangent. `avals` are the types of all of them.
+    Its functions take closed-over values (whose derivative is zero, as in TensorFlow), then the
+    arguments, then the cotangents of the differentiable results. `avals` are the types of all of
+    them.
     """
 
     def __init__(
         self,
         graph: Graph,
-        eqn: Any,
-        settler: Callable[[Any], Any],
-        settled: Mapping[int, Replacement],
+        eqn: Eqn,
+        settler: Callable[[ClosedJaxpr], ClosedJaxpr],
+        settled: Mapping[Eqn, Replacement],
     ):
-        self.gradient = eqn.params["gradient"]
+        self.gradient: Gradient = eqn.params["gradient"]
         self.results, inputs, self.captures = parts(eqn)
-        self.inputs = list(dict.fromkeys(v for v in inputs if not isinstance(v, core.Literal)))
+        self.inputs = list(dict.fromkeys(v for v in inputs if not isinstance(v, Literal)))
         self.given = inputs
         atoms = [*self.results, *self.captures]
-        self.eqns, outside = _slice(graph, atoms, set(self.inputs))
+        self.eqns, outside = graph.needed(atoms, set(self.inputs))
         self.constants = {v: graph.consts[v] for v in outside if v in graph.consts}
         self.outside = [v for v in outside if v not in self.constants]
         self.held = [v for v in outside if v in self.constants]
@@ -50,8 +60,8 @@ class MarkedRegion:
         self.wanted = [i for i, v in enumerate(self.inputs) if is_differentiable(v.aval)]
         types = [v.aval for v in self.operands]
         run = functools.partial(self._run_settled, settled)
-        # Markers inside were settled before: their values come first. One that uses what comes
-        # before the arguments here is settled again, on the arguments.
+        # Markers inside were settled before, since their values come first. One that uses values
+        # from before the arguments is settled again, on the arguments.
         self.forward = trace_closed(lambda *values: run(values), *types)
         self.forward = settler(self.forward)
         self.avals = [
@@ -59,51 +69,58 @@ class MarkedRegion:
             *(type_of(v) for v in self.numbers),
         ]
 
-    def _run_settled(self, settled: Mapping[int, Replacement], values: Sequence[Any]) -> list[Any]:
+    def _run_settled(
+        self, settled: Mapping[Eqn, Replacement], values: Sequence[Value]
+    ) -> list[Value]:
         eqns, rules = self._needed(settled)
         return self._evaluate(values, self.results, eqns, replacing(rules))
 
-    def _needed(self, settled: Mapping[int, Replacement]) -> tuple[list[Any], dict[int, Any]]:
-        """The equations that the results need, and by their `id` what some were settled as.
+    def _needed(self, settled: Mapping[Eqn, Replacement]) -> tuple[list[Eqn], dict[Eqn, AnyJaxpr]]:
+        """The equations that the results need, and the programs that replace settled markers.
 
-        What a settled marker stands for needs the arguments of it alone. The equations between
-        those and its results would else be run at each level of nesting, on top of the rule.
+        A settled marker needs its arguments alone. The equations between them and its results
+        would otherwise run at each level of nesting, in addition to the rule.
         """
-        producers = {v: e for e in self.eqns for v in e.outvars}
+        producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
         given = set(self.operands)
-        found: dict[int, Replacement | None] = {}
+        found: dict[Eqn, Replacement | None] = {}
         pending = list(self.results)
         while pending:
             atom = pending.pop()
-            eqn = None if isinstance(atom, core.Literal) else producers.get(atom)
-            if eqn is None or atom in given or id(eqn) in found:
+            eqn = None if isinstance(atom, Literal) else producers.get(atom)
+            if eqn is None or atom in given or eqn in found:
                 continue
-            rule = settled.get(id(eqn))
-            inputs = [] if rule is None else [a for a in rule.inputs if not hasattr(a, "val")]
+            rule = settled.get(eqn)
+            inputs = [] if rule is None else [a for a in rule.inputs if not isinstance(a, Literal)]
             if not all(a in producers or a in given for a in inputs):
                 rule = None
-            found[id(eqn)] = rule
+            found[eqn] = rule
             pending += eqn.invars if rule is None else inputs
-        eqns, rules = [], {}
-        for eqn in (e for e in self.eqns if id(e) in found):
-            if (rule := found[id(eqn)]) is not None:
+        eqns: list[Eqn] = []
+        rules: dict[Eqn, AnyJaxpr] = {}
+        for eqn in (e for e in self.eqns if e in found):
+            if (rule := found[eqn]) is not None:
                 eqn = eqn.replace(invars=list(rule.inputs))
-                rules[id(eqn)] = rule.jaxpr
+                rules[eqn] = rule.jaxpr
             eqns.append(eqn)
         return eqns, rules
 
     def _evaluate(
-        self, values: Sequence[Any], atoms: Sequence[Any], eqns: Sequence[Any], on_eqn: OnEqn = bind
-    ) -> list[Any]:
-        env = dict(zip(self.operands, values, strict=True))
+        self,
+        values: Sequence[Value],
+        atoms: Sequence[Atom],
+        eqns: Sequence[Eqn],
+        on_eqn: OnEqn = bind,
+    ) -> list[Value]:
+        env: dict[Atom, Value] = dict(zip(self.operands, values, strict=True))
         return list(map(evaluate(eqns, env, on_eqn), atoms))
 
     def with_promised_bounds(self) -> MarkedRegion | None:
-        """The region with gathers that promise to be in bounds; `None` where it has none."""
+        """The region with gathers that promise to be in bounds; `None` if it has no gathers."""
         promise = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-        found: list[Any] = []
+        found: list[Eqn] = []
 
-        def change(jaxpr: Any) -> Any:
+        def change(jaxpr: Jaxpr) -> Jaxpr:
             eqns = []
             for eqn in jaxpr.eqns:
                 if eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP:
@@ -116,21 +133,21 @@ class MarkedRegion:
         other.forward = jaxprs.map_jaxprs(self.forward, change)
         return other if found else None
 
-    def _split(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The operands with the constants in front, and the cotangents."""
+    def _split(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+        """The operands, constants first, and the cotangents."""
         n = len(self.outside) + len(self.inputs)
         return [*self.constants.values(), *values[:n]], list(values[n:])
 
-    def backward(self, *, nested: bool = False) -> Any:
+    def backward(self, *, nested: bool = False) -> ClosedJaxpr:
         """The gradient function, as a closed jaxpr from `avals` to cotangents of `wanted`."""
 
-        def run(*values: Any) -> list[Any]:
+        def run(*values: Value) -> list[Value]:
             operands, cotangents = self._split(values)
             captures = self._evaluate(operands, self.captures, self.eqns)
-            found = self.gradient(captures, cotangents, nested=nested)
-            sums: dict[Any, Any] = {}
+            found = self.gradient.run(captures, cotangents, nested)
+            sums: dict[Var, Value] = {}
             for v, g in zip(self.given, found, strict=True):
-                if g is not None and not isinstance(v, core.Literal) and is_differentiable(v.aval):
+                if g is not None and not isinstance(v, Literal) and is_differentiable(v.aval):
                     sums[v] = sums[v] + g if v in sums else g
             return [
                 sums[v] if v in sums else jnp.zeros(v.aval.shape, v.aval.dtype)
@@ -139,23 +156,23 @@ class MarkedRegion:
 
         return trace_closed(run, *self.avals)
 
-    def autodiff(self, *values: Any) -> list[Any]:
-        """What automatic differentiation of the recovered program gives for the same."""
+    def autodiff(self, *values: Value) -> list[Value]:
+        """The gradient of the recovered program by automatic differentiation, at `avals`."""
         return self.autodiff_of(lambda *full: eval_closed(self.forward, full), values)
 
-    def autodiff_over(self, held: Sequence[Any], *values: Any) -> list[Any]:
-        """The same, with values for the constants `held` in front."""
+    def autodiff_over(self, held: Sequence[Value], *values: Value) -> list[Value]:
+        """As `autodiff`, with leading values for the constants `held`."""
         other = copy.copy(self)
         other.constants = {**self.constants, **dict(zip(held, values, strict=False))}
         return other.autodiff(*values[len(held) :])
 
-    def autodiff_of(self, program: Callable[..., list[Any]], values: Sequence[Any]) -> list[Any]:
-        """What automatic differentiation of another program over `operands` gives."""
+    def autodiff_of(self, program: JaxFunction, values: Sequence[Value]) -> list[Value]:
+        """As `autodiff`, for another program over `operands`."""
         operands, cotangents = self._split(values)
         first = len(operands) - len(self.inputs)
         places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
 
-        def function(*numbers: Any) -> list[Any]:
+        def function(*numbers: Value) -> list[Value]:
             full = list(operands)
             for i, x in zip(self.wanted, numbers, strict=True):
                 full[first + i] = x
@@ -164,23 +181,3 @@ class MarkedRegion:
 
         _, pull = jax.vjp(jax.jit(function), *(operands[first + i] for i in self.wanted))
         return list(pull(cotangents))
-
-
-def _slice(graph: Graph, atoms: Sequence[Any], stop: set[Any]) -> tuple[list[Any], list[Any]]:
-    """The equations that `atoms` need, up to `stop`, in order; and the values from outside."""
-    eqns: dict[int, Any] = {}
-    outside: dict[Any, None] = {}
-    pending = list(atoms)
-    seen: set[Any] = set()
-    while pending:
-        atom = pending.pop()
-        if isinstance(atom, core.Literal) or atom in stop or atom in seen:
-            continue
-        seen.add(atom)
-        eqn = graph.producers.get(atom)
-        if eqn is None:
-            outside[atom] = None
-        elif id(eqn) not in eqns:
-            eqns[id(eqn)] = eqn
-            pending.extend(eqn.invars)
-    return sorted(eqns.values(), key=lambda e: graph.index[id(e)]), list(outside)

@@ -1,42 +1,43 @@
-"""Gradients that are kept: functions with a rule, and the numbers that tell two gradients apart."""
+"""Builds functions with custom derivative rules for the gradients that are kept."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from invert._private.jax import consts_of, core, eval_closed, eval_jaxpr, trace_closed
-from invert.gradients.compare import NOT_TRANSPOSED, Region, beyond_rounding, once, samples, type_of
+from invert._private.jax import consts_of, eval_closed, eval_jaxpr, trace_closed
+from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once, samples
+from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
-from invert.ir.gradient_marker import is_differentiable
+from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
+from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Literal, Value
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """A function of `operands` with a derivative of its own."""
 
-    function: Callable[..., Any]
-    operands: Any
+    function: JaxFunction
+    operands: Sequence[Atom]
     kind: str
 
 
-def stopped(*values: Any) -> list[Any]:
-    """The values, whose derivative is zero."""
+def stopped(*values: Value) -> list[Value]:
+    """The values, with zero derivative."""
     return [jax.lax.stop_gradient(v) for v in values]
 
 
-def is_zero(closed: Any) -> bool:
-    """Whether all results of a program are zero, whatever its arguments."""
+def is_zero(closed: AnyJaxpr) -> bool:
+    """Whether all results of a program are zero for any arguments."""
     graph = Graph(closed, consts_of(closed))
 
-    def zero(atom: Any) -> bool:
-        if isinstance(atom, core.Literal):
+    def zero(atom: Atom) -> bool:
+        if isinstance(atom, Literal):
             return not np.any(atom.val)
         eqn = graph.producers.get(atom)
         return eqn is not None and eqn.primitive.name == "broadcast_in_dim" and zero(eqn.invars[0])
@@ -44,15 +45,15 @@ def is_zero(closed: Any) -> bool:
     return bool(graph.jaxpr.outvars) and all(map(zero, graph.jaxpr.outvars))
 
 
-def make_rule(region: Region, backward: Any, x64: bool, linear: bool) -> Rule:
-    """A rule for both modes where JAX can transpose the gradient (`linear`)."""
+def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool) -> Rule:
+    """A rule for both modes if JAX can transpose the gradient (`linear`), else for reverse mode."""
     make, kind = (_custom_jvp, "custom_jvp") if linear else (_custom_vjp, "custom_vjp")
-    backward, shared = _share(backward, region)
-    return Rule(make(region, backward, shared, x64), region.operands, kind)
+    pulled, shared = _share(backward, region)
+    return Rule(make(region, pulled, shared, x64), region.operands, kind)
 
 
-def _share(backward: Any, region: Region) -> tuple[Any, list[int]]:
-    """The gradient over the constants of the region, which hold its own copies; their places."""
+def _share(backward: AnyJaxpr, region: MarkedRegion) -> tuple[JaxFunction, list[int]]:
+    """The gradient over those constants that the region holds too, and their positions."""
     jaxpr, constants = jaxprs.split_constants(backward)
     index = {
         (c.dtype, c.shape, c.tobytes()): i
@@ -61,7 +62,7 @@ def _share(backward: Any, region: Region) -> tuple[Any, list[int]]:
     places = [index.get((c.dtype, c.shape, c.tobytes()), -1) for c in constants]
     own = [c for c, i in zip(constants, places, strict=True) if i < 0]
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         shared, rest = values[: len(places) - len(own)], values[len(places) - len(own) :]
         first, second = iter(shared), iter(own)
         held = [next(second) if i < 0 else next(first) for i in places]
@@ -70,10 +71,12 @@ def _share(backward: Any, region: Region) -> tuple[Any, list[int]]:
     return run, [i for i in places if i >= 0]
 
 
-def _pull(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Callable[..., Any]:
+def _pull(
+    region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
+) -> JaxFunction:
     """The gradient as a function of the operands and the cotangents."""
 
-    def pull(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def pull(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
         rest = operands[len(region.held) :]
         with jax.enable_x64(x64):
             return tuple(backward(*(operands[i] for i in shared), *rest, *cotangents))
@@ -81,23 +84,25 @@ def _pull(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Ca
     return pull
 
 
-def plain_function(region: Region, x64: bool) -> Callable[..., Any]:
-    def recovered(*operands: Any) -> list[Any]:
+def plain_function(region: MarkedRegion, x64: bool) -> JaxFunction:
+    def recovered(*operands: Value) -> list[Value]:
         with jax.enable_x64(x64):
             return eval_closed(region.forward, operands)
 
     return recovered
 
 
-def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Any:
-    """The derivative in a direction is the transpose of the gradient, which is linear."""
+def _custom_jvp(
+    region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
+) -> JaxFunction:
+    """A `custom_jvp` whose tangent rule is the transpose of the linear gradient."""
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
     first = len(region.operands) - len(region.inputs)
     cotangents = [type_of(v) for v in region.numbers]
     rule = jax.custom_jvp(function)
 
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Value:
         # The results keep the rule, for the next derivative.
         results = rule(*primals)
         moved = tuple(tangents[first + i] for i in region.wanted)
@@ -114,20 +119,22 @@ def _custom_jvp(region: Region, backward: Any, shared: Sequence[int], x64: bool)
     return rule
 
 
-def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], x64: bool) -> Any:
-    """A gradient that is not linear in the cotangents, as where it is clipped."""
+def _custom_vjp(
+    region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
+) -> JaxFunction:
+    """A `custom_vjp`, for a gradient that is not linear in the cotangents, e.g. clipped."""
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
     first = len(region.operands) - len(region.inputs)
     places = [i for i, v in enumerate(region.results) if is_differentiable(v.aval)]
     rule = jax.custom_vjp(function)
 
-    def forward(*operands: Any) -> Any:
+    def forward(*operands: Value) -> Value:
         return rule(*operands), operands
 
-    def back(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
         found = pull(operands, [cotangents[i] for i in places])
-        out: list[Any] = [None] * len(operands)
+        out: list[Value] = [None] * len(operands)
         for i, g in zip(region.wanted, found, strict=True):
             out[first + i] = g
         return tuple(out)
@@ -136,20 +143,19 @@ def _custom_vjp(region: Region, backward: Any, shared: Sequence[int], x64: bool)
     return rule
 
 
-def is_transposable(region: Region, backward: Any, x64: bool) -> bool:
-    """Whether the gradient is linear in the cotangents: JAX can transpose it, and its equations
-    show it or numbers agree."""
+def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool:
+    """Whether JAX can transpose the gradient, and it is linear by its equations or numerically."""
     shown = is_linear(backward, len(region.numbers))
     pull = _pull(region, *_share(backward, region), x64)
     n = len(region.operands)
     types = [type_of(v) for v in (*region.operands, *region.numbers)]
     moved = [type_of(region.inputs[i]) for i in region.wanted]
 
-    def push(*values: Any) -> Any:
+    def push(*values: Value) -> Value:
         transposed = jax.linear_transpose(lambda *cts: pull(values[:n], cts), *types[n:])
         return transposed(tuple(values[n:]))
 
-    def at(*values: Any) -> Any:
+    def at(*values: Value) -> Value:
         return pull(values[:n], values[n:])
 
     try:

@@ -1,11 +1,11 @@
-"""Derivatives that the forward program does not hold.
+"""Restores derivatives that the forward program lacks.
 
-A module inlines an author's `custom_jvp` and `custom_vjp` rules and drops `stop_gradient`, so that
-automatic differentiation of what was recovered can differ from what the author meant. Where the
+A module inlines the author's `custom_jvp` and `custom_vjp` rules and drops `stop_gradient`, so that
+automatic differentiation of the recovered program can differ from what the author meant. Where the
 container holds a gradient function, raising left a marker (`invert.ir.gradient_marker`). Here each
-marker is settled: its gradient is compared with that of the recovered program, as a program first
-and on numbers next. Where they agree, the marker goes and nothing is left of it. Where they differ,
-the equations between the arguments and the results become a function with a rule.
+marker is settled: its gradient is compared with that of the recovered program, first as a program,
+then numerically. If they agree, the marker is removed. If they differ, the equations between the
+arguments and the results become a function with a rule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +20,9 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import InvertError
-from invert._private.jax import (
-    consts_of,
-    core,
-    lowered_module,
-    open_jaxpr,
-    trace_closed,
-)
+from invert._private.jax import consts_of, eval_context, lowered_module, open_jaxpr, trace_closed
 from invert.gradients.cache import GradientCache, inlined
-from invert.gradients.compare import FAILURES, largest_difference, may_not_end, type_of
+from invert.gradients.compare import FAILURES, largest_difference, may_not_end
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
     Rule,
@@ -41,24 +34,26 @@ from invert.gradients.rules import (
 )
 from invert.gradients.stop_gradient import with_stops
 from invert.ir import jaxprs
-from invert.ir.gradient_marker import custom_gradient_p, parts
+from invert.ir.avals import type_of
+from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
 from invert.ir.graph import Graph
 from invert.ir.match import difference
+from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, J, Jaxpr, Var
 from invert.rewriting.driver import Replacement, replace
 from invert.stablehlo.program import Program
 
-# Constants of so many elements are not lowered with a program.
+# Constants of at least this many elements are passed as arguments instead of lowered.
 _LARGE = 1 << 14
 
 
-def plain(closed: Any) -> Any:
-    """The program without markers, stop_gradient and rules: what a lowered module can hold."""
+def plain(closed: J) -> J:
+    """Removes markers, stop_gradient and rules, none of which a lowered module can hold."""
 
-    def visit(jaxpr: Any) -> Any:
+    def visit(jaxpr: Jaxpr) -> Jaxpr:
         graph = Graph(jaxpr)
         found = [
             Replacement(
-                identity, eqn.invars[: len(eqn.outvars)], eqn.outvars, frozenset({id(eqn)}), eqn
+                identity, eqn.invars[: len(eqn.outvars)], eqn.outvars, frozenset({eqn}), eqn
             )
             for eqn in graph.eqns
             if (identity := _forward_only(eqn)) is not None
@@ -68,8 +63,8 @@ def plain(closed: Any) -> Any:
     return jaxprs.map_jaxprs(closed, visit)
 
 
-def _forward_only(eqn: Any) -> Any | None:
-    """The forward program of an equation that stands for another one under differentiation."""
+def _forward_only(eqn: Eqn) -> ClosedJaxpr | None:
+    """The forward program of an equation that matters only under differentiation."""
     name = eqn.primitive.name
     if eqn.primitive is custom_gradient_p or name == "stop_gradient":
         return trace_closed(lambda *xs: xs, *(v.aval for v in eqn.outvars))
@@ -92,11 +87,11 @@ class GradientResolver:
 
     **Attributes:**
 
-    - `messages`: what became of each marker.
-    - `cache`: what is known of gradients.
+    - `messages`: the outcome for each marker.
+    - `cache`: earlier results.
     """
 
-    recognize: Callable[[Any], Any]
+    recognize: Callable[[ClosedJaxpr], ClosedJaxpr]
     config: Config
     platform: str
     x64: bool
@@ -104,22 +99,22 @@ class GradientResolver:
     messages: list[str] = dataclasses.field(default_factory=list)
     cache: GradientCache = dataclasses.field(default_factory=GradientCache)
 
-    def __call__(self, closed: Any) -> Any:
+    def __call__(self, closed: J) -> J:
         """The closed jaxpr without markers."""
         if not any(e.primitive is custom_gradient_p for e in jaxprs.equations(open_jaxpr(closed))):
             return closed
         outer = open_jaxpr(closed)
 
-        def visit(jaxpr: Any) -> Any:
+        def visit(jaxpr: Jaxpr) -> Jaxpr:
             consts = consts_of(closed) if jaxpr.constvars == outer.constvars else ()
             return self._body(Graph(jaxpr, consts))
 
-        # The program may be recovered while a caller is traced; what runs here runs now.
-        with core.eval_context():
+        # A caller may be tracing while the program is recovered; this has to run now.
+        with eval_context():
             return jaxprs.map_jaxprs(closed, visit)
 
-    def _body(self, graph: Graph) -> Any:
-        found: dict[int, Replacement] = {}
+    def _body(self, graph: Graph) -> Jaxpr:
+        found: dict[Eqn, Replacement] = {}
         for eqn in graph.eqns:
             if eqn.primitive is not custom_gradient_p:
                 continue
@@ -127,14 +122,14 @@ class GradientResolver:
             results = parts(eqn)[0]
             if rule is None:
                 same = trace_closed(lambda *xs: xs, *(v.aval for v in eqn.outvars))
-                made = Replacement(same, results, eqn.outvars, frozenset({id(eqn)}), eqn)
+                made = Replacement(same, results, eqn.outvars, frozenset({eqn}), eqn)
             else:
                 call = trace_closed(rule.function, *(a.aval for a in rule.operands))
-                made = Replacement(call, rule.operands, eqn.outvars, frozenset({id(eqn)}), eqn)
-            found[id(eqn)] = made
+                made = Replacement(call, rule.operands, eqn.outvars, frozenset({eqn}), eqn)
+            found[eqn] = made
         return replace(graph, list(found.values())) if found else graph.jaxpr
 
-    def _rule(self, graph: Graph, eqn: Any, settled: Mapping[int, Replacement]) -> Rule | None:
+    def _rule(self, graph: Graph, eqn: Eqn, settled: Mapping[Eqn, Replacement]) -> Rule | None:
         gradient = eqn.params["gradient"]
         if gradient.problem:
             self._say(gradient, f"plain autodiff: {gradient.problem}")
@@ -150,8 +145,8 @@ class GradientResolver:
             self._say(gradient, f"plain autodiff: the gradient cannot be raised: {error}")
             return None
         reason = "asked for"
-        # Lowering dropped nothing that would prove the gradient of a TensorFlow graph, or could be
-        # put back: there, numbers tell.
+        # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
+        # gradient and there is no stop_gradient to restore: it is compared numerically.
         from_jax = gradient.convention == "jax"
         if self.config.custom_gradients == "check":
             if from_jax and self.cache.is_proved(region, raw, self._is_proved):
@@ -177,52 +172,52 @@ class GradientResolver:
         self._say(gradient, f"kept as {rule.kind}: {reason}")
         return rule
 
-    def _kept(self, region: MarkedRegion, raw: Any) -> Rule:
-        """The function with the gradient of the container as its rule."""
-        if self.order > 1 or not region.gradient.nested:
+    def _kept(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule:
+        """The region as a function with the container's gradient as its rule."""
+        read_nested = region.gradient.read_nested
+        if self.order > 1 or read_nested is None:
             backward = self.cache.rewritten(raw, lambda: self.recognize(raw))
             linear = self.cache.is_linear(
                 region, raw, lambda: is_transposable(region, backward, self.x64)
             )
             return make_rule(region, backward, self.x64, linear)
         with jax.enable_x64(self.x64):
-            region.gradient.read_nested()
+            read_nested()
         nested = jaxprs.canonicalize(region.backward(nested=True))
-        # What is asked for is this gradient; those inside are kept where they differ.
+        # The options ask for this gradient; those inside are kept only if they differ.
         config = dataclasses.replace(self.config, custom_gradients="check")
         inner = dataclasses.replace(self, config=config, order=self.order + 1, messages=[])
         backward = inner(self.recognize(nested))
         ruled = any("kept as" in m for m in inner.messages)
         self.messages += [f"second derivative, {m}" for m in inner.messages if "kept as" in m]
-        # JAX transposes a function without the rules inside it. So where the gradient has a rule of
-        # its own, the function gets one for reverse mode only: second derivatives stay right.
+        # Transposing drops the rules inside a function. So if the gradient has rules of its own,
+        # the function gets a rule for reverse mode only, which keeps second derivatives right.
         linear = not ruled and is_transposable(region, backward, self.x64)
         return make_rule(region, backward, self.x64, linear)
 
-    def _say(self, gradient: Any, text: str) -> None:
+    def _say(self, gradient: Gradient, text: str) -> None:
         self.messages.append(f"{gradient.location}: {text}")
 
-    def _is_proved(self, region: MarkedRegion, raw: Any) -> bool:
-        """Whether the gradient is the program that autodiff of the recovered one lowers to.
+    def _is_proved(self, region: MarkedRegion, raw: ClosedJaxpr) -> bool:
+        """Whether the gradient is isomorphic to the lowering of autodiff.
 
         Large constants are arguments of both, so that they are not lowered.
         """
         large = {v: c for v, c in region.constants.items() if np.size(c) >= _LARGE}
         constants = list(map(np.asarray, large.values()))
-        raw = inlined(raw)
-        if constants:
-            raw = jaxprs.over_constants(raw, constants)
+        inner = inlined(raw)
+        wanted = jaxprs.over_constants(inner, constants) if constants else inner
         for x64 in (self.x64, not self.x64):
             try:
                 again = self._lowered(region, list(large), x64)
             except FAILURES:
                 return False
-            if difference(raw, inlined(again), constants) is None:
+            if difference(wanted, inlined(again), constants) is None:
                 return True
         return False
 
-    def _difference(self, region: MarkedRegion, raw: Any) -> str:
-        """`""` where the gradient has the values of autodiff, else how they differ."""
+    def _difference(self, region: MarkedRegion, raw: AnyJaxpr) -> str:
+        """`""` if the gradient agrees numerically with autodiff, otherwise how they differ."""
         if may_not_end(raw) or may_not_end(region.forward):
             return "another program, which is not run, as a loop in it ends on data"
         try:
@@ -232,7 +227,7 @@ class GradientResolver:
             return f"another program, which could not be run ({type(error).__name__}: {first})"
         return "" if gap == 0 else f"largest difference {gap:.3g}"
 
-    def _lowered(self, region: MarkedRegion, large: Sequence[Any], x64: bool) -> Any:
+    def _lowered(self, region: MarkedRegion, large: Sequence[Var], x64: bool) -> ClosedJaxpr:
         """The gradient by autodiff, lowered and raised, over the constants `large`."""
         avals = [*map(type_of, large), *region.avals]
         run = functools.partial(region.autodiff_over, large)

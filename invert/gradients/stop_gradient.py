@@ -1,8 +1,8 @@
-"""Finds where an author stopped gradients, by trying where that gives the container's gradient.
+"""Finds where the author used `stop_gradient`, by search.
 
-`stop_gradient` leaves nothing in a module. Where the gradient that the container holds differs from
-automatic differentiation, each use of a value in the recovered program is a place where it may have
-stood. All places are tried at once on numbers; what fits there is proved by lowering afterwards.
+`stop_gradient` leaves no trace in a module. If the container's gradient differs from automatic
+differentiation, each use of a value in the recovered program is a candidate. All candidates are
+tried at once numerically; those that reproduce the gradient are then proved by lowering.
 """
 
 from __future__ import annotations
@@ -10,59 +10,70 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import core, eval_closed, open_jaxpr, trace_closed
+from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.gradients.compare import FAILURES, beyond_rounding, samples
-from invert.ir.gradient_marker import is_differentiable
+from invert.gradients.region import MarkedRegion
+from invert.ir.avals import is_differentiable
 from invert.ir.interpret import bind, evaluate
+from invert.ir.types import (
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    Eqn,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
 
-# Each place is one more copy of the gradient in a batch.
+# Each candidate adds a copy of the gradient to a batch.
 _MAX_PLACES = 192
-# Places with the same numbers, such as either factor of a square, are told apart by proof.
+# Candidates with equal numbers, such as the two factors of a square, are told apart by proof.
 _MAX_VARIANTS = 8
 _MAX_ROUNDS = 32
-# For each mask over the places and each result, whether all points give what is wanted.
+# For each mask over the places and each result, whether it is right at all points.
 Fits = Callable[[np.ndarray], np.ndarray]
-# A use of a value: index of the equation, or -1 for the results, and position among its operands.
+# A use of a value: index of the equation (-1 for the results), and position among its operands.
 Use = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Places:
-    """The places of a program: sets of uses that are stopped together.
+    """Candidates: sets of uses that are stopped together.
 
-    The first of them are all uses of one of the `values`, in order.
+    The first sets are all uses of each of the `values`, in order.
     """
 
-    jaxpr: Any
-    values: tuple[Any, ...]
+    jaxpr: Jaxpr
+    values: tuple[Var, ...]
     sets: tuple[frozenset[Use], ...]
 
     @classmethod
-    def of(cls, jaxpr: Any, inputs: Sequence[Any]) -> _Places:
-        """Uses of what depends on `inputs`: all of a value, one by one, and all alike.
+    def of(cls, jaxpr: Jaxpr, inputs: Sequence[Var]) -> _Places:
+        """Uses of values that depend on `inputs`: all of a value, single ones, and similar ones.
 
-        Alike are uses by the same operand of the same primitive, of results of the same primitive:
-        what an author wrote as one function and called in many places.
+        Uses are similar if they are the same operand of the same primitive, of results of the same
+        primitive: probably one function that the author called in many places.
         """
         moving = {v for v in inputs if is_differentiable(v.aval)}
-        uses: dict[Any, list[Use]] = {}
+        uses: dict[Var, list[Use]] = {}
         for i, atoms in _operands(jaxpr):
             for k, atom in enumerate(atoms):
-                if not isinstance(atom, core.Literal) and atom in moving:
+                if not isinstance(atom, Literal) and atom in moving:
                     uses.setdefault(atom, []).append((i, k))
-            if i >= 0 and any(a in moving for a in atoms if not isinstance(a, core.Literal)):
+            if i >= 0 and any(a in moving for a in atoms if not isinstance(a, Literal)):
                 moving.update(v for v in jaxpr.eqns[i].outvars if is_differentiable(v.aval))
         sets = [frozenset(found) for found in uses.values()]
         sets += [frozenset([use]) for found in uses.values() if len(found) > 1 for use in found]
-        producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        alike: dict[Any, set[Use]] = {}
+        producers: dict[Var, Eqn] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        alike: dict[Hashable, set[Use]] = {}
         for value, found in uses.items():
             for i, k in found:
                 if i >= 0 and value in producers:
@@ -71,42 +82,42 @@ class _Places:
         sets += [frozenset(found) for found in alike.values() if len(found) > 1]
         return cls(jaxpr, tuple(uses), tuple(sets))
 
-    def all_of(self, value: Any) -> set[int]:
-        """The place that is all uses of a value."""
+    def all_of(self, value: Var) -> set[int]:
+        """The set of all uses of a value, by index."""
         return {i for i, v in enumerate(self.values) if v is value}
 
     def latest_first(self, chosen: list[int]) -> list[int]:
-        """Places in order: what is stopped is a value as it is used, rather than what it is of."""
+        """Sorts places, latest first: authors stop values where they use them."""
         end = len(self.jaxpr.eqns)
         return sorted(chosen, key=lambda i: -min(end if e < 0 else e for e, _ in self.sets[i]))
 
-    def program(self, gate: Callable[[Use, Any], Any]) -> Callable[..., list[Any]]:
-        """The program with `gate(use, value)` in the place of each value that is used."""
+    def program(self, gate: Callable[[Use, Value], Value]) -> JaxFunction:
+        """The program with each used value replaced by `gate(use, value)`."""
 
-        def run(*values: Any) -> list[Any]:
+        def run(*values: Value) -> list[Value]:
             places = itertools.count()
 
-            def gated(i: int, atoms: Sequence[Any], operands: Iterable[Any]) -> list[Any]:
+            def gated(i: int, atoms: Sequence[Atom], operands: Iterable[Value]) -> list[Value]:
                 return [
-                    x if isinstance(a, core.Literal) else gate((i, k), x)
+                    x if isinstance(a, Literal) else gate((i, k), x)
                     for k, (a, x) in enumerate(zip(atoms, operands, strict=True))
                 ]
 
-            def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+            def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
                 return bind(eqn, gated(next(places), eqn.invars, operands))
 
-            env = dict(zip(self.jaxpr.invars, values, strict=True))
+            env: dict[Atom, Value] = dict(zip(self.jaxpr.invars, values, strict=True))
             read = evaluate(self.jaxpr.eqns, env, on_eqn)
             return gated(-1, self.jaxpr.outvars, map(read, self.jaxpr.outvars))
 
         return run
 
-    def stopped(self, chosen: set[int]) -> Any:
-        """The program as a closed jaxpr, with `stop_gradient` at the chosen places."""
+    def stopped(self, chosen: set[int]) -> ClosedJaxpr:
+        """Traces the program with `stop_gradient` at the chosen places."""
         uses = frozenset[Use]().union(*(self.sets[i] for i in chosen))
-        kept: dict[int, Any] = {}  # one `stop_gradient` for all uses of a value
+        kept: dict[int, Value] = {}  # one `stop_gradient` for all uses of a value
 
-        def gate(use: Use, value: Any) -> Any:
+        def gate(use: Use, value: Value) -> Value:
             if use not in uses:
                 return value
             if id(value) not in kept:
@@ -116,21 +127,20 @@ class _Places:
         return trace_closed(self.program(gate), *(v.aval for v in self.jaxpr.invars))
 
 
-def _kind(eqn: Any) -> tuple[str, Any]:
+def _kind(eqn: Eqn) -> Hashable:
     return eqn.primitive.name, eqn.params.get("name")
 
 
-def _operands(jaxpr: Any) -> Iterator[tuple[int, Sequence[Any]]]:
+def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Atom]]]:
     for i, eqn in enumerate(jaxpr.eqns):
         yield i, eqn.invars
     yield -1, jaxpr.outvars
 
 
-def with_stops(region: Any, raw: Any, x64: bool) -> Iterator[Any]:
-    """Variants of `region` with stopped values, for which autodiff gives `raw` on numbers.
+def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[MarkedRegion]:
+    """Variants of `region` with stopped values, whose autodiff agrees numerically with `raw`.
 
-    Places are taken one after the other, each the one that makes most of the results right, since
-    a place next to the results changes everything before it.
+    The search is greedy: each step adds the place that makes most results right.
     """
     inner = open_jaxpr(region.forward)
     places = _Places.of(inner, [inner.invars[-len(region.inputs) :][i] for i in region.wanted])
@@ -147,16 +157,16 @@ def with_stops(region: Any, raw: Any, x64: bool) -> Iterator[Any]:
         yield other
 
 
-def _search(places: _Places, region: Any, raw: Any) -> list[set[int]]:
-    """Sets of places to stop at, each of which gives the numbers."""
+def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[int]]:
+    """Sets of places to stop at, each of which reproduces the gradient numerically."""
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
     for i, uses in enumerate(places.sets):
         for use in uses:
             members.setdefault(use, []).append(i)
 
-    def gradients(mask: Any, values: Sequence[Any]) -> list[Any]:
-        def gate(use: Use, value: Any) -> Any:
+    def gradients(mask: Value, values: Sequence[Value]) -> list[Value]:
+        def gate(use: Use, value: Value) -> Value:
             if use not in members:
                 return value
             stop = mask[np.asarray(members[use])].any()
@@ -177,8 +187,8 @@ def _search(places: _Places, region: Any, raw: Any) -> list[set[int]]:
         return right
 
     before = fits(np.zeros((1, count), bool))[0]
-    # Where an argument that has no gradient at all enters; else one place would have to be found
-    # for each parameter that is not trained.
+    # Where arguments without any gradient enter. Otherwise the search would need a step for each
+    # parameter that is not trained.
     entered: set[int] = set()
     for k, i in enumerate(region.wanted):
         if not before[k] and not any(np.any(target[k]) for target in targets):
@@ -192,7 +202,7 @@ def _search(places: _Places, region: Any, raw: Any) -> list[set[int]]:
 def _grow(
     chosen: set[int], count: int, fits: Fits, order: Callable[[list[int]], list[int]]
 ) -> list[set[int]]:
-    """`chosen` with the places added that make all results right, in variants; or nothing."""
+    """Adds places to `chosen` until all results are right; returns variants, or nothing."""
     before = -1
     for _ in range(_MAX_ROUNDS):
         masks = np.eye(count, dtype=bool)
@@ -211,7 +221,7 @@ def _grow(
 
 
 def _needed(chosen: set[int], count: int, fits: Fits) -> set[int]:
-    """`chosen` without the places that another one makes needless."""
+    """Removes places that are not needed from `chosen`."""
     for i in sorted(chosen):
         mask = np.zeros((1, count), bool)
         mask[0, sorted(chosen - {i})] = True

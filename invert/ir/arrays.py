@@ -1,4 +1,4 @@
-"""Arrays of a container as arrays of JAX, without a second copy where memory may be shared."""
+"""Container arrays as JAX arrays, sharing memory where possible."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jax import Array
 def device_array(value: Any) -> Array | np.ndarray:
     """A device array; a NumPy array where JAX would narrow its dtype.
 
-    Memory that is read-only is shared where the device allows it; any other is copied, since
-    whoever holds it may write to it.
+    Read-only memory is shared where the device allows it. Other memory is copied, since its holder
+    may write to it.
     """
     if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
         return value

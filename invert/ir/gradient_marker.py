@@ -1,65 +1,55 @@
-"""The equation that marks where a container brings a derivative of its own.
+"""The equation that marks a derivative supplied by the container.
 
 `tf.custom_gradient` passes its results and its arguments through one op that names a gradient
-function. Raising puts a marker in its place: an identity on the results that knows the arguments
-and how the gradient is computed. It stands in the raw program only. A later stage compares the
-gradient with what automatic differentiation gives and removes the marker or makes it a rule.
+function. Raising puts a marker in its place: an identity on the results that also holds the
+arguments and the gradient function. Markers occur in the raw program only. A later stage compares
+the gradient with automatic differentiation and removes the marker or turns it into a rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
-import jax
 from jax.interpreters import ad, batching, mlir
 
-from invert._private.jax import core
+from invert._private.jax import Primitive
+from invert.ir.types import Atom, Eqn, Value
 
 
-class Gradient(Protocol):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gradient:
     """The gradient function of a container.
 
-    **Attributes:**
+    **Arguments:**
 
-    - `location`: where it comes from.
-    - `problem`: why it cannot be read; `""` where it can.
+    - `location`: where the container has it.
+    - `run`: `run(captures, cotangents, nested)` returns the cotangents of the arguments, `None` for
+        zero. `captures` are the captured values, in the order of the marker, and `cotangents` has
+        one entry for each floating-point or complex result. If `nested`, gradient functions inside
+        this one are marked in turn.
+    - `problem`: why it cannot be read; `""` if it can.
     - `convention`: `"jax"` or `"tensorflow"`, which differ for complex numbers: TensorFlow's
         gradients are the conjugates.
-    - `nested`: whether it may hold gradient functions itself.
+    - `read_nested`: reads the gradient functions inside this one; `None` if it cannot hold any.
+        TensorFlow may have to export them, which JAX refuses during tracing.
     """
 
     location: str
-    problem: str
-    convention: str
-    nested: bool
-
-    def __call__(
-        self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
-    ) -> list[Any | None]:
-        """The cotangents of the arguments; `None` for zero.
-
-        **Arguments:**
-
-        - `captures`: the values it uses, as the marker has them.
-        - `cotangents`: one for each result that is a floating-point or complex number.
-        - `nested`: whether gradient functions that this one holds itself are marked in turn.
-        """
-        ...
-
-    def read_nested(self) -> None:
-        """Reads the gradient functions inside this one. TensorFlow may export them for it, which
-        JAX refuses while it traces."""
-        ...
+    run: Callable[[Sequence[Value], Sequence[Value], bool], Sequence[Value | None]]
+    problem: str = ""
+    convention: Literal["jax", "tensorflow"] = "tensorflow"
+    read_nested: Callable[[], object] | None = None
 
 
-custom_gradient_p = core.Primitive("custom_gradient")
+custom_gradient_p = Primitive("custom_gradient")
 custom_gradient_p.multiple_results = True
 
 
 def mark(
-    gradient: Gradient, results: Sequence[Any], inputs: Sequence[Any], captures: Sequence[Any]
-) -> list[Any]:
+    gradient: Gradient, results: Sequence[Value], inputs: Sequence[Value], captures: Sequence[Value]
+) -> list[Value]:
     """The results, marked as those of a function of `inputs` with this gradient."""
     return custom_gradient_p.bind(
         *results,
@@ -70,19 +60,14 @@ def mark(
     )
 
 
-def parts(eqn: Any) -> tuple[list[Any], list[Any], list[Any]]:
+def parts(eqn: Eqn) -> tuple[list[Atom], list[Atom], list[Atom]]:
     """Results, inputs and captures of a marker."""
     results, inputs, _ = eqn.params["counts"]
     atoms = list(eqn.invars)
     return atoms[:results], atoms[results : results + inputs], atoms[results + inputs :]
 
 
-def is_differentiable(aval: Any) -> bool:
-    """Whether values of a type have tangents."""
-    return jax.dtypes.issubdtype(aval.dtype, jax.numpy.inexact)
-
-
-def _identity(*values: Any, counts: Sequence[int], **_: Any) -> list[Any]:
+def _identity(*values: Value, counts: Sequence[int], **_: Any) -> list[Value]:
     return list(values[: counts[0]])
 
 
@@ -91,12 +76,12 @@ custom_gradient_p.def_abstract_eval(_identity)
 mlir.register_lowering(custom_gradient_p, mlir.lower_fun(_identity, multiple_results=True))
 
 
-# A marker that is differentiated or batched before it was settled is the identity.
-def _jvp(primals: Any, tangents: Any, *, counts: Sequence[int], **_: Any) -> Any:
+# A marker differentiated or batched before it is settled is the identity.
+def _jvp(primals: Value, tangents: Value, *, counts: Sequence[int], **_: Any) -> Value:
     return _identity(*primals, counts=counts), _identity(*tangents, counts=counts)
 
 
-def _batch(args: Any, dims: Any, *, counts: Sequence[int], **_: Any) -> Any:
+def _batch(args: Value, dims: Value, *, counts: Sequence[int], **_: Any) -> Value:
     return _identity(*args, counts=counts), _identity(*dims, counts=counts)
 
 

@@ -1,71 +1,107 @@
-"""A jaxpr as a graph: who makes a value, who uses it, which values are numbers."""
+"""A jaxpr as a graph: producers, users and scalar literals."""
 
 from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from invert._private.jax import by_jaxpr, core, open_jaxpr
+from invert._private.jax import by_jaxpr, open_jaxpr
 from invert.ir import jaxprs
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value, Var
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+# Exponent and leading bits of the mantissa.
+Rounded: TypeAlias = tuple[int, int]
 
 
-def is_var(atom: Any) -> bool:
+def is_var(atom: Atom | None) -> TypeIs[Var]:
     """Whether an atom is a variable rather than a literal."""
-    return not isinstance(atom, core.Literal)
+    return not isinstance(atom, Literal)
 
 
 class Graph:
-    """A body with its use-def maps."""
+    """A jaxpr with its use-def maps."""
 
-    def __init__(self, jaxpr: Any, consts: Sequence[Any] = ()):
+    def __init__(self, jaxpr: AnyJaxpr, consts: Sequence[Value] = ()):
         self.jaxpr = open_jaxpr(jaxpr)
         self.eqns = list(self.jaxpr.eqns)
         self.consts = dict(zip(self.jaxpr.constvars, consts, strict=False))
-        self.producers: dict[Any, Any] = {v: e for e in self.eqns for v in e.outvars}
-        self.index = {id(e): i for i, e in enumerate(self.eqns)}
+        self.producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
+        self.index = {e: i for i, e in enumerate(self.eqns)}
+
+    def producer(self, atom: Atom) -> Eqn | None:
+        """The equation that defines `atom`, if any."""
+        return self.producers.get(atom) if is_var(atom) else None
+
+    def needed(
+        self, ends: Iterable[Atom], given: Container[Atom] = ()
+    ) -> tuple[list[Eqn], list[Var]]:
+        """The backward slice of `ends`: its equations in order, and its variables from outside.
+
+        The slice stops at the variables in `given`.
+        """
+        found: set[Eqn] = set()
+        outside: dict[Var, None] = {}
+        pending = list(ends)
+        seen: set[Var] = set()
+        while pending:
+            atom = pending.pop()
+            if not is_var(atom) or atom in given or atom in seen:
+                continue
+            seen.add(atom)
+            eqn = self.producers.get(atom)
+            if eqn is None:
+                outside[atom] = None
+            elif eqn not in found:
+                found.add(eqn)
+                pending.extend(eqn.invars)
+        return sorted(found, key=lambda e: self.index[e]), list(outside)
 
     @functools.cached_property
-    def users(self) -> dict[Any, list[Any]]:
+    def users(self) -> dict[Atom, list[Eqn]]:
         """The equations that use a variable."""
-        found: dict[Any, list[Any]] = collections.defaultdict(list)
+        found: dict[Atom, list[Eqn]] = collections.defaultdict(list)
         for eqn in self.eqns:
-            for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, core.Literal)):
+            for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, Literal)):
                 found[atom].append(eqn)
         return found
 
     @functools.cached_property
-    def results(self) -> set[Any]:
-        return {v for v in self.jaxpr.outvars if not isinstance(v, core.Literal)}
+    def results(self) -> set[Atom]:
+        return {v for v in self.jaxpr.outvars if not isinstance(v, Literal)}
 
     @functools.cached_property
-    def by_primitive(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = collections.defaultdict(list)
+    def by_primitive(self) -> dict[str, list[Eqn]]:
+        found: dict[str, list[Eqn]] = collections.defaultdict(list)
         for eqn in self.eqns:
             found[eqn.primitive.name].append(eqn)
         return found
 
     @functools.cached_property
-    def numbers(self) -> set[int]:
-        """The scalar float and integer literals, rounded as `_rounded` does."""
-        atoms = (a for e in self.eqns for a in e.invars if isinstance(a, core.Literal))
-        found = {rounded(a.val) for a in atoms if np.ndim(a.val) == 0}
+    def numbers(self) -> set[Rounded]:
+        """Keys of the scalar float and integer literals, as `rounded` makes them."""
+        atoms = (a for e in self.eqns for a in e.invars if isinstance(a, Literal))
+        literals = (rounded(a.val) for a in atoms if np.ndim(a.val) == 0)
+        found = {number for number in literals if number is not None}
         for eqn in self.eqns:
             for inner in jaxprs.sub_jaxprs(eqn):
                 found |= _numbers_of(inner)
-        return found - {None}
+        return found
 
 
 @by_jaxpr
-def _numbers_of(jaxpr: Any) -> set[int]:
+def _numbers_of(jaxpr: Jaxpr) -> set[Rounded]:
     return Graph(jaxpr).numbers
 
 
-def rounded(value: Any) -> Any:
-    """Key under which a literal and the number it was written as meet, whatever the dtype."""
+def rounded(value: Value) -> Rounded | None:
+    """The key shared by a literal and the number it was written as, in any dtype."""
     number = np.asarray(value)
     if number.dtype.kind == "c" or number.dtype == bool:
         return None

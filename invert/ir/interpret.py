@@ -1,6 +1,6 @@
-"""The evaluator of jaxprs: what an equation gives of its operands is up to the caller.
+"""The evaluator of jaxprs, with the meaning of an equation left to the caller.
 
-Where equations are bound as they are, JAX's own (`eval_closed`) does, which frees values.
+To bind equations unchanged, use JAX's own evaluator (`eval_closed`), which frees values early.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from invert._private.jax import (
     open_jaxpr,
     trace_closed,
 )
-from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Literal, Program, Value
+from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Value
 
-# The results of an equation on values of its operands.
+# The results of an equation, given the values of its operands.
 OnEqn: TypeAlias = Callable[[Eqn, list[Value]], Sequence[Value]]
 
 
@@ -28,18 +28,18 @@ def bind(eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
         return bind_equation(eqn, operands)
 
 
-def replacing(programs: Mapping[int, Program]) -> OnEqn:
-    """Binds equations, but evaluates a program in the place of each whose `id` is among them."""
+def replacing(programs: Mapping[Eqn, AnyJaxpr]) -> OnEqn:
+    """Binds equations, except that those in `programs` are evaluated as the program given there."""
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-        program = programs.get(id(eqn))
+        program = programs.get(eqn)
         return bind(eqn, operands) if program is None else eval_closed(program, operands)
 
     return on_eqn
 
 
 def value_of(literal: Literal) -> Value:
-    """The number that a literal is."""
+    """The value of a literal."""
     return literal.val
 
 
@@ -61,12 +61,12 @@ def evaluate(
 
 
 def interpret(
-    program: Program,
+    program: AnyJaxpr,
     args: Sequence[Value],
     on_eqn: OnEqn = bind,
     on_literal: Callable[[Literal], Value] = value_of,
 ) -> list[Value]:
-    """The results of a program on `args`, where `on_eqn` says what an equation gives."""
+    """Evaluates a program on `args`, with `on_eqn` giving the results of each equation."""
     jaxpr = open_jaxpr(program)
     names: list[Atom] = [*jaxpr.constvars, *jaxpr.invars]
     env = dict(zip(names, [*consts_of(program), *args], strict=True))
@@ -74,9 +74,9 @@ def interpret(
 
 
 def retrace(
-    program: Program, on_eqn: OnEqn = bind, types: Iterable[Aval] | None = None
+    program: AnyJaxpr, on_eqn: OnEqn = bind, types: Iterable[Aval] | None = None
 ) -> ClosedJaxpr:
-    """Traces what `interpret` makes of a program, at the types of its arguments or others."""
+    """Traces `interpret` of a program, at the types of its arguments or at `types`."""
 
     def run(*values: Value) -> list[Value]:
         return interpret(program, values, on_eqn)
@@ -84,9 +84,9 @@ def retrace(
     return trace_closed(run, *(types or (v.aval for v in open_jaxpr(program).invars)))
 
 
-def inline_calls(program: Program) -> ClosedJaxpr:
-    """Inlines the `jit` equations of the outermost level."""
+def inline_calls(program: AnyJaxpr) -> ClosedJaxpr:
+    """Inlines the `jit` equations of the outermost level, one level deep."""
     eqns = open_jaxpr(program).eqns
     return retrace(
-        program, replacing({id(e): e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})
+        program, replacing({e: e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})
     )

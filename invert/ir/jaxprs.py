@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,28 +31,23 @@ from invert._private.jax import (
     holds_jaxprs,
     is_jaxpr,
     live_part,
-    names_of,
     open_jaxpr,
-    rename,
     trace_closed,
-    with_names,
 )
-from invert.ir.interpret import bind, retrace
 from invert.ir.loops import WhileParts
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
 
-# The last name scope of a raised equation is what its location calls the primitive, behind this
-# sign. Patterns may look at it to choose among programs that lower to the same ops.
-HINT = "="
+_T = TypeVar("_T")
 
 
-def canonicalize(closed: Any) -> Any:
-    """Removes dead equations, in inner jaxprs too, and constants that are equal to others.
+def canonicalize(closed: J) -> J:
+    """Removes dead equations, also in inner jaxprs, and merges equal constants.
 
-    A shared inner jaxpr stays shared.
+    Shared inner jaxprs stay shared.
     """
-    closed = _merge_constants(map_jaxprs(closed, _live))
+    closed = cast(J, _merge_constants(map_jaxprs(closed, _live)))
     while any(e.primitive.name == "while" for e in equations(open_jaxpr(closed))):
-        # What a body outside does not use may be what a loop inside is for.
+        # Equations of an inner loop may turn dead once an outer body no longer uses its result.
         size = _size(closed)
         closed = map_jaxprs(closed, _live)
         if _size(closed) == size:
@@ -51,10 +55,10 @@ def canonicalize(closed: Any) -> Any:
     return closed
 
 
-def _merge_constants(closed: Any) -> Any:
-    """Holds equal constants once, as lowering does for what loops and calls are given."""
+def _merge_constants(closed: J) -> J | ClosedJaxpr:
+    """Merges equal constants, as lowering does for the operands of loops and calls."""
     constants = [np.asarray(c) for c in consts_of(closed)]
-    firsts: dict[Any, np.ndarray] = {}
+    firsts: dict[Hashable, np.ndarray] = {}
     kinds = collections.Counter((c.dtype, c.shape) for c in constants)
     merged = [
         firsts.setdefault(_value(c), c) if kinds[c.dtype, c.shape] > 1 else c for c in constants
@@ -63,29 +67,29 @@ def _merge_constants(closed: Any) -> Any:
         return closed
     jaxpr = constants_as_arguments(open_jaxpr(closed))
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         return eval_jaxpr(jaxpr, [*merged, *values])
 
     return trace_closed(run, *(v.aval for v in jaxpr.invars[len(merged) :]))
 
 
-def _size(closed: Any) -> int:
+def _size(closed: AnyJaxpr) -> int:
     return sum(1 + len(e.invars) for e in equations(open_jaxpr(closed)))
 
 
-def _live(jaxpr: Any) -> Any:
-    """Without dead equations, and loops without what they carry for nothing.
+def _live(jaxpr: Jaxpr) -> Jaxpr:
+    """Removes dead equations and carried values that no loop needs.
 
-    JAX has no rule for the latter, and every other way to write the program drops them.
+    JAX's own dead code elimination keeps the latter.
     """
     while True:
         jaxpr = dce(jaxpr)
-        used = {v for v in jaxpr.outvars if not hasattr(v, "val")}
+        used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
         eqns = []
         for eqn in reversed(jaxpr.eqns):
             if eqn.primitive.name == "while" and not eqn.effects:
                 eqn = _live_loop(eqn, used)
-            used |= {v for v in eqn.invars if not hasattr(v, "val")}
+            used |= {v for v in eqn.invars if not isinstance(v, Literal)}
             eqns.append(eqn)
         eqns.reverse()
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
@@ -93,8 +97,8 @@ def _live(jaxpr: Any) -> Any:
         jaxpr = jaxpr.replace(eqns=eqns)
 
 
-def _live_loop(eqn: Any, used: Set[Any]) -> Any:
-    """A `while` that carries only what it goes on by and what is used after it."""
+def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
+    """Drops the carried values of a `while` that neither the loop nor its users need."""
     parts = WhileParts.of(eqn)
     test, body = open_jaxpr(parts.cond), open_jaxpr(parts.body)
     n_cond, n_body = len(parts.cond_consts), len(parts.body_consts)
@@ -109,7 +113,7 @@ def _live_loop(eqn: Any, used: Set[Any]) -> Any:
     kept_test, kept_body = [*tested[:n_cond], *live], [*needed[:n_body], *live]
     if all((*kept_test, *kept_body)):
         return eqn
-    # A carry that the test or the body does not look at stays an argument of both.
+    # A carried value that the condition or the body ignores stays an argument of both.
     test, _ = live_part(test, [True], kept_test)
     body, _ = live_part(body, live, kept_body)
     kept = WhileParts(
@@ -122,114 +126,22 @@ def _live_loop(eqn: Any, used: Set[Any]) -> Any:
     return kept.put_into(eqn).replace(outvars=_kept(eqn.outvars, live))
 
 
-def _kept(values: Sequence[Any], keep: Sequence[bool]) -> list[Any]:
+def _kept(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
     return [v for v, k in zip(values, keep, strict=True) if k]
 
 
-# Behind the sign, the number of a broadcast that is written once and used by several equations.
-WRITTEN_BROADCAST = "broadcast_in_dim#"
-
-
-def merge_broadcasts(closed: Any) -> Any:
-    """Makes one of the broadcasts that spelling has put in front of each user of one."""
-    sign = HINT + WRITTEN_BROADCAST
-
-    def merge(jaxpr: Any) -> Any:
-        kept: dict[Any, Any] = {}
-        renamed: dict[Any, Any] = {}
-        eqns = []
-        for eqn in jaxpr.eqns:
-            names = names_of(eqn)
-            if names and names[-1].startswith(sign):
-                (out,) = eqn.outvars
-                (x,) = eqn.invars
-                value = np.asarray(x.val).tobytes() if hasattr(x, "val") else x
-                first = kept.setdefault((names[-1], out.aval, value), out)
-                if first is not out:
-                    renamed[out] = first
-                    continue
-            eqns.append(eqn)
-        return rename(jaxpr.replace(eqns=eqns), renamed) if renamed else jaxpr
-
-    return map_jaxprs(closed, merge)
-
-
-# Behind the sign: a constant array of one number, which raising has made a broadcast.
-WRITTEN_ARRAY = "constant"
-_LARGEST_ARRAY = 4096
-
-
-def restore_arrays(closed: Any) -> Any:
-    """Makes constants again of the small arrays of one number that the program holds.
-
-    While patterns are matched they are broadcasts, so that their numbers are scalars. Inside of
-    inner jaxprs, and where they are large, they stay so.
-    """
-    jaxpr = open_jaxpr(closed)
-    arrays: dict[int, np.ndarray] = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name != "broadcast_in_dim":
-            continue
-        number: Any = eqn.invars[0]
-        aval: Any = eqn.outvars[0].aval
-        written = names_of(eqn)[-1:] == (HINT + WRITTEN_ARRAY,)
-        if written and aval.size <= _LARGEST_ARRAY and hasattr(number, "val"):
-            arrays[id(eqn)] = np.full(aval.shape, number.val, aval.dtype)
-    if not arrays:
-        return closed
-
-    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
-        return [arrays[id(eqn)]] if id(eqn) in arrays else bind(eqn, operands)
-
-    return retrace(closed, on_eqn)
-
-
-def is_named(closed: Any) -> bool:
-    """Whether a location of the program names a primitive."""
-    return any(
-        names[-1].startswith(HINT)
-        for eqn in equations(open_jaxpr(closed))
-        if (names := names_of(eqn))
-    )
-
-
-# The hint of an equation that is the program's only if a comparator of the file orders; no name of
-# a file holds the sign.
-ASSUMED_ORDER = "#order"
-
-
-def assumes_order(jaxpr: Any) -> bool:
-    """Whether some sort is by a comparator that is not known to be a strict weak order."""
-    return any(names_of(e)[-1:] == (HINT + ASSUMED_ORDER,) for e in equations(jaxpr))
-
-
-def without_hints(closed: Any) -> Any:
-    """Takes the hints out of the name scopes."""
-
-    def strip(jaxpr: Any) -> Any:
-        eqns = []
-        for eqn in jaxpr.eqns:
-            names = names_of(eqn)
-            if names and names[-1].startswith(HINT):
-                eqn = with_names(eqn, names[:-1])
-            eqns.append(eqn)
-        return jaxpr.replace(eqns=eqns)
-
-    return map_jaxprs(closed, strip)
-
-
-def tuple_like(original: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
-    """`values` as a tuple of the type of `original`: `custom_linear_solve` names its jaxprs."""
+def tuple_like(original: tuple[Any, ...], values: Iterable[Value]) -> tuple[Any, ...]:
+    """`values` as a tuple of the type of `original`, which may be a named tuple."""
     make = getattr(original, "_make", tuple)
     return make(values)
 
 
-def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
-    """Applies `function` to each open jaxpr, the inner ones first; shared ones stay shared."""
-    done: dict[int, tuple[Any, Any]] = {}
+def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
+    """Applies `function` to each open jaxpr, innermost first; shared ones stay shared."""
+    done: dict[AnyJaxpr, AnyJaxpr] = {}
 
-    def visit(closed: Any) -> Any:
-        if id(closed) not in done:
+    def visit(closed: AnyJaxpr) -> AnyJaxpr:
+        if closed not in done:
             jaxpr = open_jaxpr(closed)
             eqns = []
             for eqn in jaxpr.eqns:
@@ -242,35 +154,34 @@ def map_jaxprs(closed: Any, function: Callable[[Any], Any]) -> Any:
                     if (new := param(value)) is not value
                 }
                 eqns.append(eqn.replace(params={**eqn.params, **params}) if params else eqn)
-            result = close_like(closed, function(jaxpr.replace(eqns=eqns)))
-            done[id(closed)] = (closed, result)  # holding `closed` keeps its id from being reused
-        return done[id(closed)][1]
+            done[closed] = close_like(closed, function(jaxpr.replace(eqns=eqns)))
+        return done[closed]
 
-    def param(value: Any) -> Any:
+    def param(value: Value) -> Value:
         if is_jaxpr(value):
             return visit(value)
         if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
             return tuple_like(value, (param(v) for v in value))
         return value
 
-    return visit(closed)
+    return cast(J, visit(closed))
 
 
-def split_constants(closed: Any) -> tuple[Any, tuple[np.ndarray, ...]]:
-    """Makes the constants leading arguments; returns the open jaxpr and their values."""
+def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
+    """Turns constants into leading arguments; returns the open jaxpr and their values."""
     constants = tuple(np.asarray(c) for c in consts_of(closed))
     return constants_as_arguments(open_jaxpr(closed)), constants
 
 
 def narrow_constants(
-    jaxpr: Any, constants: Sequence[np.ndarray], dtypes: Collection[str]
-) -> tuple[Any, tuple[np.ndarray, ...], list[str]]:
-    """The program over its arrays of `dtypes` in bfloat16, these, and a line that says so."""
+    jaxpr: Jaxpr, constants: Sequence[np.ndarray], dtypes: Collection[str]
+) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
+    """Stores constant arrays of `dtypes` as bfloat16; returns program, arrays and notes."""
     narrow = [c.dtype.name in dtypes and c.ndim > 0 for c in constants]
     if not any(narrow):
         return jaxpr, tuple(constants), []
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         given = list(values)
         for i, (c, small) in enumerate(zip(constants, narrow, strict=True)):
             given[i] = lax.convert_element_type(values[i], c.dtype) if small else values[i]
@@ -284,10 +195,10 @@ def narrow_constants(
     return open_jaxpr(traced), kept, [note]
 
 
-def over_constants(closed: Any, constants: Sequence[np.ndarray]) -> Any:
-    """The program over these constants as leading arguments, whether it uses all of them or not.
+def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> AnyJaxpr:
+    """Turns `constants` into leading arguments, whether the program uses all of them or not.
 
-    Constants that are not among them, which a derivative rule may bring, stay constants.
+    Other constants, which a derivative rule may bring, stay constants.
     """
     held = [np.asarray(c) for c in consts_of(closed)]
     places = _places(held, constants)
@@ -295,7 +206,7 @@ def over_constants(closed: Any, constants: Sequence[np.ndarray]) -> Any:
     if places == list(range(len(constants))):
         return constants_as_arguments(jaxpr)
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         pairs = zip(held, places, strict=True)
         found = [constant if i is None else values[i] for constant, i in pairs]
         args = [*found, *values[len(constants) :]]
@@ -305,7 +216,7 @@ def over_constants(closed: Any, constants: Sequence[np.ndarray]) -> Any:
 
 
 def _places(held: Sequence[np.ndarray], constants: Sequence[np.ndarray]) -> list[int | None]:
-    """Which of the constants each array is, if any. Bytes are read where one is not itself."""
+    """The index in `constants` of each array, if any, by identity and then by value."""
     by_identity = {id(c): i for i, c in reversed(list(enumerate(constants)))}
     places = [by_identity.get(id(h)) for h in held]
     if None in places:
@@ -316,8 +227,8 @@ def _places(held: Sequence[np.ndarray], constants: Sequence[np.ndarray]) -> list
     return places
 
 
-def _value(x: np.ndarray) -> tuple[Any, ...]:
-    """Equal for arrays that are equal bit for bit. Of large ones a digest, not a second copy."""
+def _value(x: np.ndarray) -> Hashable:
+    """A key equal for bitwise equal arrays; a digest where they are large."""
     if x.nbytes <= _DIGEST:
         return x.dtype, x.shape, x.tobytes()
     data = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
@@ -327,7 +238,7 @@ def _value(x: np.ndarray) -> tuple[Any, ...]:
 _DIGEST = 1 << 16
 
 
-def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     """The open jaxprs among the parameters of an equation."""
     if not holds_jaxprs(eqn):
         return
@@ -338,32 +249,32 @@ def sub_jaxprs(eqn: Any) -> Iterator[Any]:
                 yield open_jaxpr(v)
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations; a jaxpr that stands in several places is visited once."""
+def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
+    """All equations, inner ones included; a shared jaxpr is visited once."""
     pending, seen = [jaxpr], set()
     while pending:
         current = pending.pop()
-        if id(current) in seen:
+        if current in seen:
             continue
-        seen.add(id(current))
+        seen.add(current)
         for eqn in current.eqns:
             yield eqn
             pending.extend(sub_jaxprs(eqn))
 
 
-def primitive_counts(jaxpr: Any) -> Mapping[str, int]:
+def primitive_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
     """Number of equations per primitive."""
     counts = collections.Counter(eqn.primitive.name for eqn in equations(jaxpr))
     return dict(sorted(counts.items()))
 
 
-def call_counts(jaxpr: Any) -> Mapping[str, int]:
-    """Number of calls per name of the function that is called."""
+def call_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
+    """Number of calls per name of the called function."""
     found = (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "jit")
     return dict(collections.Counter(eqn.params["name"] for eqn in found))
 
 
-def opaque_targets(jaxpr: Any) -> Mapping[str, int]:
+def opaque_targets(jaxpr: Jaxpr) -> Mapping[str, int]:
     """Number of opaque equations per custom-call target."""
     found = (eqn for eqn in equations(jaxpr) if eqn.primitive is custom_call_p)
     return dict(sorted(collections.Counter(eqn.params["target"] for eqn in found).items()))
@@ -372,22 +283,22 @@ def opaque_targets(jaxpr: Any) -> Mapping[str, int]:
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
-def is_wide_dtype(dtype: Any) -> bool:
+def is_wide_dtype(dtype: object) -> bool:
     """Whether a dtype has 64 bits (128 for complex)."""
     return dtype in _WIDE
 
 
-def is_wide(atom: Any) -> bool:
-    """Whether a value has such a dtype."""
+def is_wide(atom: Atom) -> bool:
+    """Whether a value has a dtype of 64 bits (128 for complex)."""
     return is_wide_dtype(getattr(atom.aval, "dtype", None))
 
 
-def wide_types(jaxpr: Any) -> set[np.dtype]:
+def wide_types(jaxpr: Jaxpr) -> set[np.dtype]:
     """The dtypes of 64 bits (128 for complex) that occur."""
     pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in equations(jaxpr))]
     return {v.aval.dtype for atoms in pending for v in atoms if is_wide(v)}
 
 
-def has_wide_types(jaxpr: Any) -> bool:
+def has_wide_types(jaxpr: Jaxpr) -> bool:
     """Whether a value of 64 bits (128 for complex) occurs."""
     return bool(wide_types(jaxpr))

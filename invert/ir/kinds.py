@@ -1,23 +1,23 @@
-"""What primitives do to their operands: the one table of kinds, by name."""
+"""What primitives do to their operands: the table of kinds, by name."""
 
 from __future__ import annotations
 
-# All elements of an array in another shape, some of them several times.
+# Rearrange all elements into another shape, possibly repeating them.
 LAYOUT = frozenset(("broadcast_in_dim", "reshape", "squeeze", "transpose"))
-# Some of the elements.
+# Select some of the elements.
 PARTS = frozenset(("dynamic_slice", "slice"))
-# The elements at other places, and none is computed.
+# Move elements without computing any.
 MOVES = LAYOUT | PARTS | {"rev"}
-# The array itself.
+# Return the array itself.
 IDENTITIES = frozenset(("copy", "optimization_barrier", "stop_gradient"))
-# The same numbers, rounded to another type or as one of another type.
+# Convert or round the elements.
 CONVERSIONS = frozenset(("convert_element_type", "reduce_precision"))
 COMMUTATIVE = frozenset(("add", "add_any", "and", "max", "min", "mul", "or", "xor"))
 COMPARISONS = frozenset(("eq", "ge", "gt", "le", "lt", "ne"))
 REDUCTIONS = frozenset(
     "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
 )
-# Each element of the result is computed from the elements at its place alone.
+# Compute each element from the elements at the same position alone.
 ELEMENTWISE = (
     COMMUTATIVE
     | COMPARISONS
@@ -30,11 +30,11 @@ ELEMENTWISE = (
         "sign sin sinh sqrt square sub tan tanh".split()
     )
 )
-# Linear in all operands together: zero operands may stand among linear ones.
+# Jointly linear in all operands; zero operands may occur among linear ones.
 ADDITIVE = frozenset(("add", "add_any", "concatenate", "dynamic_update_slice", "pad", "sub"))
-# Linear in each operand where the others are fixed.
+# Linear in each operand with the others fixed.
 PRODUCTS = frozenset(("conv_general_dilated", "dot_general", "mul"))
-# Linear in the first operand; the others, which are indices or a divisor, are fixed.
+# Linear in the first operand with the others, indices or a divisor, fixed.
 LINEAR = MOVES | frozenset(
     "convert_element_type copy cumsum div gather neg reduce_sum reduce_window_sum split".split()
 )

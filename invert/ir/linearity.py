@@ -1,32 +1,33 @@
-"""Whether a program is linear in some of its arguments, as its equations alone show."""
+"""Linearity of a program in some of its arguments, as far as its equations show it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from invert._private.jax import open_jaxpr
 from invert.ir import jaxprs, kinds
 from invert.ir.interpret import interpret
+from invert.ir.types import AnyJaxpr, Eqn, Literal, Value
 
 
 class _Fact(NamedTuple):
-    """What is shown of a value."""
+    """What is known about a value."""
 
     linear: bool = False
     zero: bool = False
 
 
 class _NotShown(Exception):
-    """An equation is neither shown to be linear nor independent."""
+    """An equation is not known to be linear."""
 
 
-def is_linear(closed: Any, arguments: int) -> bool:
+def is_linear(closed: AnyJaxpr, arguments: int) -> bool:
     """Whether the results are linear in the last `arguments` arguments.
 
-    `False` says only that these rules do not show it.
+    `False` means only that these rules do not prove it.
     """
     jaxpr, constants = jaxprs.split_constants(closed)
     facts = [_of_number(c) for c in constants]
@@ -38,11 +39,11 @@ def is_linear(closed: Any, arguments: int) -> bool:
         return False
 
 
-def _of_number(value: Any) -> _Fact:
+def _of_number(value: Value) -> _Fact:
     return _Fact(zero=not np.any(np.asarray(value)))
 
 
-def _of_literal(literal: Any) -> _Fact:
+def _of_literal(literal: Literal) -> _Fact:
     return _of_number(literal.val)
 
 
@@ -50,7 +51,7 @@ def _are_shown(facts: Sequence[_Fact]) -> bool:
     return all(fact.linear or fact.zero for fact in facts)
 
 
-def _on_eqn(eqn: Any, operands: list[_Fact]) -> list[_Fact]:
+def _on_eqn(eqn: Eqn, operands: list[_Fact]) -> list[_Fact]:
     name = eqn.primitive.name
     touched = [x.linear for x in operands]
     if not any(touched):
@@ -60,7 +61,7 @@ def _on_eqn(eqn: Any, operands: list[_Fact]) -> list[_Fact]:
         inner = open_jaxpr(eqn.params["jaxpr"])
         shown = not inner.constvars and _are_shown(interpret(inner, operands, _on_eqn, _of_literal))
     elif name in kinds.ADDITIVE:
-        # The last operands of a dynamic_update_slice are places.
+        # The last operands of a dynamic_update_slice are indices.
         count = 2 if name == "dynamic_update_slice" else len(operands)
         shown = _are_shown(operands[:count]) and not any(touched[count:])
     elif name in kinds.PRODUCTS:
@@ -74,7 +75,7 @@ def _on_eqn(eqn: Any, operands: list[_Fact]) -> list[_Fact]:
     return [_Fact(linear=True) for _ in eqn.outvars]
 
 
-def _is_inexact(eqn: Any) -> bool:
-    """Whether numbers stay floats: a conversion to integers rounds."""
+def _is_inexact(eqn: Eqn) -> bool:
+    """Whether operand and results are inexact: a conversion to integers rounds."""
     kinds = {np.dtype(v.aval.dtype).kind for v in (eqn.invars[0], *eqn.outvars)}
     return not kinds & set("biu")

@@ -1,4 +1,4 @@
-"""What loops and branches are made of: their programs, and which operands are what."""
+"""The parts of loops and branches: their programs and the roles of their operands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from invert._private.jax import open_jaxpr, scan_layout
-from invert.ir.types import Atom, Eqn, Program, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
 
 _T = TypeVar("_T")
 
@@ -28,8 +28,8 @@ class WhileParts:
     - `cond_consts`, `body_consts`, `init`: the operands; `init` is the first carry.
     """
 
-    cond: Program
-    body: Program
+    cond: AnyJaxpr
+    body: AnyJaxpr
     cond_consts: Sequence[Atom]
     body_consts: Sequence[Atom]
     init: Sequence[Atom]
@@ -56,7 +56,7 @@ class WhileParts:
         return open_jaxpr(self.body).invars[len(self.body_consts) :]
 
     def put_into(self, eqn: Eqn) -> Eqn:
-        """The equation with these parts in the place of its own."""
+        """The equation with its parts replaced by these."""
         params = {
             **eqn.params,
             "cond_jaxpr": self.cond,
@@ -78,7 +78,7 @@ class ScanParts:
     - `consts`, `init`, `xs`: the operands; `init` is the first carry.
     """
 
-    body: Program
+    body: AnyJaxpr
     consts: Sequence[Atom]
     init: Sequence[Atom]
     xs: Sequence[Atom]
@@ -95,9 +95,9 @@ class ScanParts:
 
 @dataclasses.dataclass(frozen=True)
 class CondParts:
-    """A `cond`: the branch of the number `index`, on `operands`."""
+    """A `cond`: the branch at `index`, applied to `operands`."""
 
-    branches: Sequence[Program]
+    branches: Sequence[AnyJaxpr]
     index: Atom
     operands: Sequence[Atom]
 
@@ -108,10 +108,11 @@ class CondParts:
         return cls(eqn.params["branches"], index, operands)
 
 
-def bodies(eqn: Eqn) -> list[tuple[Program, Sequence[Atom]]]:
-    """The programs of a loop, branches or a call, with the operands that their arguments are.
+def bodies(eqn: Eqn) -> list[tuple[AnyJaxpr, Sequence[Atom]]]:
+    """The programs of a loop, branches or a call, each with the operands of its arguments.
 
-    Of what a loop carries this holds for the first step, and of a `scan` the rows are meant.
+    For carried values these are the operands of the first step; for the inputs of a `scan`, the
+    whole arrays.
     """
     match eqn.primitive.name:
         case "while":

@@ -1,11 +1,11 @@
-"""Matching: whether a template is a part of a program, and whether two programs are the same."""
+"""Matching: finds a template in a program, and decides whether two programs are isomorphic."""
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jax import lax
@@ -13,52 +13,55 @@ from jax import lax
 from invert._private.jax import (
     by_jaxpr,
     consts_of,
-    core,
     is_jaxpr,
     names_of,
     plain_params,
     source_line,
 )
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import HINT
+from invert.ir.hints import is_hint
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
+
+# An atom of the template and the atom of the program to match it with.
+_Pair: TypeAlias = tuple[Atom, Atom]
 
 
 @dataclasses.dataclass(frozen=True)
 class Miss:
-    """Where an attempt to find a template ended.
+    """Where a match failed.
 
     **Arguments:**
 
-    - `compared`: how many equations were the same until then.
-    - `eqn`: the equation of the program at which they differ.
-    - `reason`: what the template has there and what the program has.
+    - `compared`: how many equations matched before.
+    - `eqn`: the equation of the program where template and program differ.
+    - `reason`: what each of them has there.
     """
 
     compared: int
-    eqn: Any
+    eqn: Eqn
     reason: str
 
 
 class Match:
-    """One attempt to find a template in a graph.
+    """One attempt to match a template in a graph.
 
-    `misses`, where a list is given, collects where the attempt ended; it costs nothing else.
+    If `misses` is a list, each failure is appended to it.
     """
 
     def __init__(self, template: Graph, graph: Graph, misses: list[Miss] | None = None):
         self.template, self.graph, self.misses = template, graph, misses
         self._before = len(misses or ())
-        self.atoms: dict[Any, Any] = {}
-        self.eqns: dict[int, Any] = {}
-        self.taken: set[int] = set()
-        self._trail: list[tuple[str, Any]] = []
-        self._last: tuple[Any, Any] | None = None
+        self.atoms: dict[Atom, Atom] = {}
+        self.eqns: dict[Eqn, Eqn] = {}
+        self.taken: set[Eqn] = set()
+        self._trail: list[Eqn | Atom] = []
+        self._last: _Pair | None = None
 
-    def seed(self, eqn: Any, target: Any) -> bool:
-        """Matches an equation with all it is computed from."""
+    def seed(self, eqn: Eqn, target: Eqn) -> bool:
+        """Matches an equation and everything it is computed from."""
         mark = len(self._trail)
         self._last = eqn.outvars[0], target.outvars[0]
-        pending: list[tuple[Any, Any]] = []
+        pending: list[_Pair] = []
         if self._pair(eqn, target, pending) and self.run(pending):
             return True
         if self.misses is not None:
@@ -66,13 +69,13 @@ class Match:
         self._undo(mark)
         return False
 
-    def run(self, pending: list[tuple[Any, Any]]) -> bool:
+    def run(self, pending: list[_Pair]) -> bool:
         template, graph = self.template, self.graph
         while pending:
             atom, found = pending.pop()
             self._last = atom, found
-            if isinstance(atom, core.Literal):
-                if not isinstance(found, core.Literal) or not same_value(atom.val, found.val):
+            if isinstance(atom, Literal):
+                if not isinstance(found, Literal) or not same_value(atom.val, found.val):
                     return False
                 continue
             known = self.atoms.get(atom)
@@ -85,7 +88,7 @@ class Match:
                 if not self.bind_input(atom, found):
                     return False
                 continue
-            target = None if isinstance(found, core.Literal) else graph.producers.get(found)
+            target = graph.producer(found)
             if target is None or not self._pair(eqn, target, pending):
                 return False
             if not _same_atom(self.atoms.get(atom), found):
@@ -94,37 +97,39 @@ class Match:
 
     @property
     def failure(self) -> str:
-        """Where the last attempt ended: what the template has and what the program has."""
+        """Where the last attempt failed, in words."""
         if self._last is None:
             return "nothing was compared"
         sides = self._sides(*self._last)
         return sides if isinstance(sides, str) else " against ".join(sides)
 
-    def _miss(self, root: Any) -> Miss:
-        """The failure of a seed at `root`, before what it has matched is undone."""
+    def _miss(self, root: Eqn) -> Miss:
+        """The failure of a seed at `root`, before its matches are undone."""
         assert self._last is not None
         atom, found = self._last
-        users = ((e, self.eqns[id(e)]) for e in self.template.eqns if id(e) in self.eqns)
+        users = ((e, self.eqns[e]) for e in self.template.eqns if e in self.eqns)
         pairs = ((p, *ab) for e, p in users for ab in zip(e.invars, p.invars, strict=True))
         eqn = next((p for p, a, b in pairs if a is atom and b is found), root)
         sides = self._sides(atom, found)
-        known = None if isinstance(atom, core.Literal) else self.atoms.get(atom)
+        known = None if isinstance(atom, Literal) else self.atoms.get(atom)
         if known is not None and not _same_atom(known, found):
-            one, two = _said(self.graph, known), _said(self.graph, found)
+            one, two = _describe_atom(self.graph, known), _describe_atom(self.graph, found)
             return Miss(len(self.eqns), eqn, f"one value in the pattern, two here: {one}; {two}")
-        return Miss(len(self.eqns), eqn, differ(sides))
+        return Miss(len(self.eqns), eqn, contrast(sides))
 
-    def _sides(self, atom: Any, found: Any) -> str | tuple[str, str]:
-        """What the template has and what the program has, or in which call they differ."""
-        literal = isinstance(atom, core.Literal) or isinstance(found, core.Literal)
-        eqn = None if literal else self.template.producers.get(atom)
-        target = None if literal else self.graph.producers.get(found)
-        same = eqn is not None and target is not None and eqn.primitive is target.primitive
-        if same and (differing := other_params(eqn, target)) is not None:
+    def _sides(self, atom: Atom, found: Atom) -> str | tuple[str, str]:
+        """The template's side and the program's side, or the call inside which they differ."""
+        eqn, target = self.template.producer(atom), self.graph.producer(found)
+        if (
+            eqn is not None
+            and target is not None
+            and eqn.primitive is target.primitive
+            and (differing := other_params(eqn, target)) is not None
+        ):
             return differing
-        return _said(self.template, atom), _said(self.graph, found)
+        return _describe_atom(self.template, atom), _describe_atom(self.graph, found)
 
-    def bind_input(self, atom: Any, found: Any) -> bool:
+    def bind_input(self, atom: Atom, found: Atom) -> bool:
         if atom.aval.shape != found.aval.shape or atom.aval.dtype != found.aval.dtype:
             return False
         if atom in self.template.consts and not self._same_constant(atom, found):
@@ -132,22 +137,22 @@ class Match:
         self._set_atom(atom, found)
         return True
 
-    def _same_constant(self, atom: Any, found: Any) -> bool:
-        """Whether a constant of the template is one of the program with this value."""
+    def _same_constant(self, atom: Atom, found: Atom) -> bool:
+        """Whether a constant of the template equals `found`."""
         if atom not in self.template.consts:
             return False
-        if isinstance(found, core.Literal):
+        if isinstance(found, Literal):
             return same_value(self.template.consts[atom], found.val)
         consts = self.graph.consts
         return found in consts and same_value(self.template.consts[atom], consts[found])
 
-    def _pair(self, eqn: Any, target: Any, pending: list[tuple[Any, Any]]) -> bool:
-        known = self.eqns.get(id(eqn))
+    def _pair(self, eqn: Eqn, target: Eqn, pending: list[_Pair]) -> bool:
+        known = self.eqns.get(eqn)
         if known is not None:
             return known is target
         if (
             eqn.primitive is not target.primitive
-            or id(target) in self.taken
+            or target in self.taken
             or len(eqn.invars) != len(target.invars)
             or len(eqn.outvars) != len(target.outvars)
         ):
@@ -157,66 +162,63 @@ class Match:
                 return False
         if not same_params(eqn.params, target.params):
             return False
-        self.eqns[id(eqn)] = target
-        self.taken.add(id(target))
-        self._trail.append(("eqn", (id(eqn), id(target))))
+        self.eqns[eqn] = target
+        self.taken.add(target)
+        self._trail.append(eqn)
         for a, b in zip(eqn.outvars, target.outvars, strict=True):
             self._set_atom(a, b)
         pending.extend(zip(eqn.invars, target.invars, strict=True))
         return True
 
-    def _set_atom(self, atom: Any, found: Any) -> None:
+    def _set_atom(self, atom: Atom, found: Atom) -> None:
         self.atoms[atom] = found
-        self._trail.append(("atom", atom))
+        self._trail.append(atom)
 
     def _undo(self, mark: int) -> None:
         while len(self._trail) > mark:
-            kind, item = self._trail.pop()
-            if kind == "eqn":
-                del self.eqns[item[0]]
-                self.taken.discard(item[1])
+            last = self._trail.pop()
+            if isinstance(last, Eqn):
+                self.taken.discard(self.eqns.pop(last))
             else:
-                del self.atoms[item]
+                del self.atoms[last]
 
     def extend(self) -> None:
-        """Matches, from operands to users, what the seed is not computed from.
+        """Matches the remaining equations, from operands to users.
 
-        An equation for which nothing is found serves a result that the program does not use.
-        Those that give results go first: what leads to a result that is not used would else take
-        the like of it that leads to another.
+        An equation without a match computes a result that the program does not use. Equations
+        that produce results go first: otherwise one that leads to an unused result could claim an
+        identical one that leads to a used result.
         """
         template = self.template
         ends = [template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)]
         for eqn in (*filter(None, ends), *template.eqns):
-            if id(eqn) in self.eqns:
+            if eqn in self.eqns:
                 continue
             known = [
-                self.atoms[a]
-                for a in eqn.invars
-                if not isinstance(a, core.Literal) and a in self.atoms
+                self.atoms[a] for a in eqn.invars if not isinstance(a, Literal) and a in self.atoms
             ]
-            known = [a for a in known if not isinstance(a, core.Literal)]
+            known = [a for a in known if not isinstance(a, Literal)]
             if not known:
                 continue
             for target in min((self.graph.users.get(a, []) for a in known), key=len):
                 if target.primitive is eqn.primitive and self.seed(eqn, target):
                     break
 
-    def outputs(self) -> list[Any] | None:
-        """The program's variables for the template's results; `None` for one that is not used.
+    def outputs(self) -> list[Atom | None] | None:
+        """The program's variables for the template's results; `None` for an unused result.
 
-        **Returns:** `None` where the match is no replacement: nothing is produced, an equation of
-        a result that was found is missing, or an interior value is used outside.
+        **Returns:** `None` if the match cannot be replaced: no result is matched, or an interior
+        value is used outside.
         """
         results = self.template.jaxpr.outvars
-        found = [None if isinstance(v, core.Literal) else self.atoms.get(v) for v in results]
+        found = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
         if all(v is None for v in found):
             return None
         return None if self._leak(found) is not None else found
 
-    def _leak(self, results: Sequence[Any]) -> tuple[Any, Any | None] | None:
-        """An equation inside whose value is used outside, by this one or as a result (`None`)."""
-        produced = {v for v in results if v is not None and not isinstance(v, core.Literal)}
+    def _leak(self, results: Sequence[Atom | None]) -> tuple[Eqn, Eqn | None] | None:
+        """An interior equation whose value is used outside, and its user (`None` for a result)."""
+        produced = {v for v in results if v is not None and not isinstance(v, Literal)}
         for target in self.eqns.values():
             for v in target.outvars:
                 if v in produced or _is_constant(target):
@@ -224,27 +226,27 @@ class Match:
                 if v in self.graph.results:
                     return target, None
                 for user in self.graph.users.get(v, ()):
-                    if id(user) not in self.taken:
+                    if user not in self.taken:
                         return target, user
         return None
 
-    def refused(self, root: Any, reason: str = "") -> None:
-        """Notes why what was matched from `root` is not a replacement, where that is asked for."""
+    def refused(self, root: Eqn, reason: str = "") -> None:
+        """Records in `misses` why the match at `root` cannot be replaced."""
         if self.misses is None:
             return
         if reason:
             self.misses.append(Miss(len(self.eqns), root, reason))
             return
         if len(self.misses) > self._before and len(self.eqns) < len(self.template.eqns):
-            return  # an equation that should belong to it was compared, and differs
+            return  # the failure of a further equation is recorded already
         results = self.template.jaxpr.outvars
-        found = [None if isinstance(v, core.Literal) else self.atoms.get(v) for v in results]
+        found = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
         leak = self._leak(found)
         if all(v is None for v in found):
             eqn, reason = root, "no result of the pattern is a value of the program"
         elif leak is not None:
             eqn, user = leak
-            by = "as a result of the program" if user is None else f"by {said(user)}"
+            by = "as a result of the program" if user is None else f"by {describe(user)}"
             reason = f"an interior value of the pattern is used elsewhere, {by}"
         elif self.inputs() is None:
             eqn, reason = root, "not all operands of the pattern are values of the program"
@@ -252,44 +254,45 @@ class Match:
             eqn, reason = root, "an operand is computed from a result"
         self.misses.append(Miss(len(self.eqns), eqn, reason))
 
-    def removed(self) -> frozenset[int]:
-        """The equations that the match replaces. Constants stay, as others may share them."""
-        return frozenset(id(e) for e in self.eqns.values() if not _is_constant(e))
+    def removed(self) -> frozenset[Eqn]:
+        """The equations that the match replaces. Constants stay, since others may share them."""
+        return frozenset(e for e in self.eqns.values() if not _is_constant(e))
 
-    def inputs(self) -> list[Any] | None:
-        """The program's atoms for the template's arguments; `None` where one was not met."""
+    def inputs(self) -> list[Atom] | None:
+        """The program's atoms for the template's arguments; `None` if one is unmatched."""
         found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
-        return None if any(v is None for v in found) else found
+        known = [v for v in found if v is not None]
+        return known if len(known) == len(found) else None
 
     def needs_itself(self) -> bool:
         """Whether an argument of the match is computed from one of its results.
 
-        Equations stand in order, so nothing before the first of the match has to be looked at.
+        Equations are in topological order, so the search stops at the first of the match.
         """
         graph, removed = self.graph, self.removed()
-        first = min((graph.index[i] for i in removed), default=len(graph.eqns))
-        found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
-        pending = [graph.producers.get(v) for v in found if is_var(v)]
-        seen: set[int] = set()
+        first = min((graph.index[e] for e in removed), default=len(graph.eqns))
+        found = [self.atoms[v] for v in self.template.jaxpr.invars]
+        pending = list(map(graph.producer, found))
+        seen: set[Eqn] = set()
         while pending:
             eqn = pending.pop()
-            if eqn is None or id(eqn) in seen or graph.index[id(eqn)] < first:
+            if eqn is None or eqn in seen or graph.index[eqn] < first:
                 continue
-            if id(eqn) in removed:
+            if eqn in removed:
                 return True
-            seen.add(id(eqn))
-            pending.extend(graph.producers.get(a) for a in eqn.invars if is_var(a))
+            seen.add(eqn)
+            pending.extend(map(graph.producer, eqn.invars))
         return False
 
 
-def _is_constant(eqn: Any) -> bool:
-    """Whether the equation is a broadcast literal or an iota: modules hold equal ones once."""
+def _is_constant(eqn: Eqn) -> bool:
+    """Whether the equation is a broadcast literal or an iota, which modules share."""
     return eqn.primitive.name in ("broadcast_in_dim", "iota") and not any(map(is_var, eqn.invars))
 
 
-def _said(graph: Graph, atom: Any) -> str:
-    """An atom in words: its value, or the equation it comes from and the place of that."""
-    if isinstance(atom, core.Literal):
+def _describe_atom(graph: Graph, atom: Atom) -> str:
+    """An atom in words: its value, or the equation that defines it and its place."""
+    if isinstance(atom, Literal):
         return f"{atom.val}"
     eqn = graph.producers.get(atom)
     if eqn is None:
@@ -298,30 +301,29 @@ def _said(graph: Graph, atom: Any) -> str:
     return f"{eqn.primitive.name}:{atom.aval}" + (f" in {scope}" if scope else "")
 
 
-def scope_of(eqn: Any) -> str:
-    """The name scopes of an equation, without what is a hint; `""` where there are none."""
-    return "/".join(n for n in names_of(eqn) if not n.startswith(HINT))
+def scope_of(eqn: Eqn) -> str:
+    """The name scopes of an equation without hints; `""` if there are none."""
+    return "/".join(n for n in names_of(eqn) if not is_hint(n))
 
 
-def place_of(eqn: Any) -> str:
-    """The name scopes of an equation and the line that it was written at, as far as known."""
+def place_of(eqn: Eqn) -> str:
+    """The name scopes and source line of an equation, as far as known."""
     return ", ".join(filter(None, (scope_of(eqn), source_line(eqn))))
 
 
-def said(eqn: Any) -> str:
-    """An equation in words: its primitive and its place, as far as that is known."""
+def describe(eqn: Eqn) -> str:
+    """An equation in words: its primitive and its place, if known."""
     place = place_of(eqn)
     return f"{eqn.primitive.name} at {place}" if place else eqn.primitive.name
 
 
-def _same_atom(a: Any, b: Any) -> bool:
+def _same_atom(a: Atom | None, b: Atom | None) -> bool:
     if a is b:
         return True
-    literals = isinstance(a, core.Literal) and isinstance(b, core.Literal)
-    return literals and same_value(a.val, b.val)
+    return isinstance(a, Literal) and isinstance(b, Literal) and same_value(a.val, b.val)
 
 
-def same_value(a: Any, b: Any) -> bool:
+def same_value(a: Value, b: Value) -> bool:
     """Whether two constants are equal bit for bit."""
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype != b.dtype or a.shape != b.shape:
@@ -342,8 +344,8 @@ def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
 
 
-def other_params(eqn: Any, target: Any) -> str | tuple[str, str] | None:
-    """The first parameter in which two equations of one primitive differ, or what does inside."""
+def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
+    """The first parameter in which two equations of one primitive differ, in words."""
     found_params = plain_params(target.params)
     for name, value in plain_params(eqn.params).items():
         other = found_params.get(name)
@@ -355,16 +357,16 @@ def other_params(eqn: Any, target: Any) -> str | tuple[str, str] | None:
     return None
 
 
-def differ(sides: str | tuple[str, str]) -> str:
-    """What the pattern has and what the program has, in words."""
+def contrast(sides: str | tuple[str, str]) -> str:
+    """Joins the pattern's and the program's side in one sentence."""
     return (
         sides if isinstance(sides, str) else "{} in the pattern, {} in the program".format(*sides)
     )
 
 
 @by_jaxpr
-def _comparisons(jaxpr: Any) -> weakref.WeakKeyDictionary[Any, bool]:
-    """Which others it was compared with: functions that call each other often are compared once."""
+def _comparisons(jaxpr: Jaxpr) -> weakref.WeakKeyDictionary[AnyJaxpr, bool]:
+    """Results of earlier comparisons, so that functions called often are compared once."""
     return weakref.WeakKeyDictionary()
 
 
@@ -394,19 +396,19 @@ def _same_param(a: Any, b: Any) -> bool:
         return False
 
 
-def equivalent(a: Any, b: Any, constants: Sequence[Any] = ()) -> bool:
-    """Whether two jaxprs are the same program: equal up to names and order of equations.
+def equivalent(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> bool:
+    """Whether two jaxprs are isomorphic: equal up to names and the order of equations.
 
-    `constants` are the values of the leading arguments, as `difference` takes them.
+    `constants` are values of the leading arguments, as for `difference`.
     """
     return difference(a, b, constants) is None
 
 
-def difference(a: Any, b: Any, constants: Sequence[Any] = ()) -> str | None:
-    """`None` where two jaxprs are the same program, else what differs, as far as it can be said.
+def difference(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> str | None:
+    """`None` if two jaxprs are isomorphic, otherwise the first difference found, in words.
 
-    `constants` are the values of the leading arguments, as far as they are known. These need not
-    be the same arguments then, but the same values.
+    `constants` are values of the leading arguments, where known. Those are then compared by value
+    instead of by position.
     """
     x, y = Graph(a, consts_of(a)), Graph(b, consts_of(b))
     for what, values in (

@@ -1,10 +1,9 @@
-"""A normal form in which programs are compared that say the same thing once or twice."""
+"""Normal form for comparison: calls inlined, common subexpressions merged."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from invert._opaque import custom_call_p
 from invert._private.jax import (
     close_like,
     consts_of,
-    core,
     holds_jaxprs,
     open_jaxpr,
     rename,
@@ -20,34 +18,35 @@ from invert._private.jax import (
 from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
 from invert.ir.loops import WhileParts
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
 
-def normal_form(closed: Any) -> Any:
+def normal_form(closed: J) -> J:
     """The program with calls inlined, equal equations merged and equal counters of loops merged.
 
-    Which of its equations are a function of their own says nothing about a graph. A `scan` reads
-    an array once that the graph reads twice in a step, and counts for itself where its body counts
-    too. Custom calls stay as they are.
+    A TensorFlow graph does not determine which equations form a function. A `scan` reads an array
+    once that the graph may read twice per step, and counts by itself even if its body counts too.
+    Custom calls are left alone.
     """
     closed = jaxprs.map_jaxprs(closed, _opened)
     return jaxprs.canonicalize(jaxprs.map_jaxprs(closed, _merged))
 
 
-def _opened(jaxpr: Any) -> Any:
+def _opened(jaxpr: Jaxpr) -> Jaxpr:
     if jaxpr.constvars or not any(e.primitive.name == "jit" for e in jaxpr.eqns):
         return jaxpr
     inlined = inline_calls(jaxpr)
-    # Arrays that the calls hold would be constants of a level that has none.
+    # Arrays held by the calls would become constants of an inner jaxpr, which has none.
     return jaxpr if consts_of(inlined) else open_jaxpr(inlined)
 
 
-def _merged(jaxpr: Any) -> Any:
-    """One level: each equation keeps its place, and later ones that are equal to it go."""
-    known: dict[Any, Any] = {}
-    names: dict[Any, Any] = {}
+def _merged(jaxpr: Jaxpr) -> Jaxpr:
+    """Merges equal equations of one level into the first of them."""
+    known: dict[Hashable, Eqn] = {}
+    names: dict[Var, Atom] = {}
 
-    def renamed(atom: Any) -> Any:
-        return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
+    def renamed(atom: Atom) -> Atom:
+        return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
     eqns = []
     for eqn in jaxpr.eqns:
@@ -62,8 +61,8 @@ def _merged(jaxpr: Any) -> Any:
     return jaxpr.replace(eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars])
 
 
-def _key(eqn: Any) -> Hashable:
-    """Equal for equations that are equal; of one that may not be merged, its own."""
+def _key(eqn: Eqn) -> Hashable:
+    """A key shared by equal equations; unique for an equation that may not be merged."""
     if eqn.effects or eqn.primitive is custom_call_p or holds_jaxprs(eqn):
         return id(eqn)
     params = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
@@ -71,41 +70,41 @@ def _key(eqn: Any) -> Hashable:
         hash(params)
     except TypeError:
         return id(eqn)
-    # Parameters that are equal may still be of other types, as 1 and True are.
+    # Equal parameters may differ in type, as 1 and True do.
     kinds = tuple(type(value) for _, value in params)
     return eqn.primitive, params, kinds, tuple(map(_atom_key, eqn.invars))
 
 
-def _atom_key(atom: Any) -> Hashable:
-    if not isinstance(atom, core.Literal):
+def _atom_key(atom: Atom) -> Hashable:
+    if not isinstance(atom, Literal):
         return atom
     value = np.asarray(atom.val)
     return value.dtype, value.shape, value.tobytes()
 
 
-def _with_one_counter(eqn: Any, names: dict[Any, Any]) -> Any:
-    """A `while` in which variables that count alike are read as the first of them.
+def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
+    """Merges the induction variables of a `while` that have the same start and step.
 
-    The others are then carried for nothing, which the canonical form leaves out. Their results
-    after the loop go into `names`.
+    The merged ones are then carried without use, which `canonicalize` removes. Their results are
+    renamed in `names`.
     """
     parts = WhileParts.of(eqn)
     body = open_jaxpr(parts.body)
-    producers: dict[Any, Any] = {v: e for e in body.eqns for v in e.outvars}
-    firsts: dict[Any, int] = {}
+    producers: dict[Atom, Eqn] = {v: e for e in body.eqns for v in e.outvars}
+    firsts: dict[Hashable, int] = {}
     others: dict[int, int] = {}
     for i, (variable, out) in enumerate(zip(parts.carried, body.outvars, strict=True)):
-        step: Any = None if isinstance(out, core.Literal) else producers.get(out)
+        step = None if isinstance(out, Literal) else producers.get(out)
         if step is not None and step.primitive.name == "add" and step.invars[0] is variable:
             by = step.invars[1]
             first = firsts.setdefault((_atom_key(parts.init[i]), _atom_key(by)), i)
-            if first != i and isinstance(by, core.Literal):
+            if first != i and isinstance(by, Literal):
                 others[i] = first
     if not others:
         return eqn
     names.update((eqn.outvars[i], eqn.outvars[k]) for i, k in others.items())
 
-    def merged(program: Any, variables: Sequence[Any]) -> Any:
+    def merged(program: AnyJaxpr, variables: Sequence[Var]) -> AnyJaxpr:
         same = {variables[i]: variables[k] for i, k in others.items()}
         return close_like(program, rename(open_jaxpr(program), same))
 

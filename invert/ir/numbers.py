@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +37,7 @@ def random_value(
     return np.asarray(values).astype(dtype)
 
 
-def largest_gap(x: Any, y: Any) -> float:
+def largest_gap(x: Value, y: Value) -> float:
     """Largest absolute difference; infinite where shapes or what is not a number differ."""
     a, b = np.asarray(x), np.asarray(y)
     if a.shape != b.shape:

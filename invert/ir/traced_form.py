@@ -1,6 +1,6 @@
-"""Two jaxprs in the form in which programs that mean the same are equal.
+"""Normal form for traced programs, in which the emitted text is compared with the program.
 
-Tracing orders what a loop or a branch takes from outside by first use, and keeps the rules of
+Tracing orders the closed-over operands of loops and branches by first use, and keeps the rules of
 custom derivatives as functions. Both are made comparable here.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -17,35 +17,49 @@ import numpy as np
 
 from invert._errors import EmissionError
 from invert._private.jax import (
+    ShapedArray,
     close_like,
     constants_as_arguments,
     consts_of,
-    core,
     is_tracer,
     open_jaxpr,
     plain_params,
     rename,
     trace_closed,
 )
+from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
+from invert.ir.types import (
+    AnyJaxpr,
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    Eqn,
+    J,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
 
-# How deep rules inside of rules are compared.
+# How deep rules inside rules are compared.
 _DEPTH = 2
 
 
-def difference(a: Any, b: Any) -> str | None:
-    """`None` where two programs are the same, else what differs."""
+def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
+    """`None` if two programs have the same normal form, otherwise the first difference."""
     return _difference(normal(a), normal(b))
 
 
-def normal(closed: Any, depth: int = 0) -> Any:
-    """The normal form of a jaxpr: dead code removed, operands of loops and branches in order."""
+def normal(closed: J, depth: int = 0) -> J:
+    """The normal form of a jaxpr: no dead code, operands of loops and branches in order of use."""
 
-    def one(jaxpr: Any) -> Any:
+    def one(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
         for eqn in jaxpr.eqns:
             eqn = _plain(eqn)
@@ -57,15 +71,15 @@ def normal(closed: Any, depth: int = 0) -> Any:
     return map_jaxprs(strong(closed), one)
 
 
-def strong(closed: Any) -> Any:
-    """The program without dead code and without weak types, which lowering knows nothing of.
+def strong(closed: J) -> J:
+    """Removes dead code, weak types, copies and conversions to the same type.
 
-    A conversion to the type that there is goes with them, and so does a copy.
+    None of them survives lowering.
     """
     return map_jaxprs(canonicalize(closed), _strengthened)
 
 
-def _strengthened(jaxpr: Any) -> Any:
+def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     made = [v for e in jaxpr.eqns for v in e.outvars]
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
     identities = any(map(_is_identity, jaxpr.eqns))
@@ -76,50 +90,50 @@ def _strengthened(jaxpr: Any) -> Any:
     if not weak and not identities:
         return jaxpr
 
-    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+    def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
         return operands if _is_identity(eqn) else bind(eqn, operands)
 
     count = len(jaxpr.constvars)
     jaxpr = constants_as_arguments(jaxpr)
-    # What it is made of has types of 64 bits where the program has.
+    # Its parts may have 64-bit types.
     with jax.enable_x64(True):
         inner = open_jaxpr(retrace(jaxpr, on_eqn, map(_strong_type, jaxpr.invars)))
     return inner.replace(constvars=inner.invars[:count], invars=inner.invars[count:])
 
 
-def _is_identity(eqn: Any) -> bool:
-    """Whether an equation converts to the type that there is, or copies."""
+def _is_identity(eqn: Eqn) -> bool:
+    """Whether an equation copies, or converts to the type that its operand has."""
     if eqn.primitive.name == "copy":
         return True
     convert = eqn.primitive.name == "convert_element_type"
     return convert and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
 
 
-def is_weak(v: Any) -> bool:
-    """Whether the type of a value gives way to that of others."""
+def is_weak(v: Atom) -> bool:
+    """Whether the type of a value is weak."""
     return bool(getattr(v.aval, "weak_type", False))
 
 
-def _strong_type(v: Any) -> Any:
-    return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) if hasattr(v.aval, "shape") else v.aval
+def _strong_type(v: Var) -> Aval:
+    return type_of(v) if hasattr(v.aval, "shape") else v.aval
 
 
-def _typed_operands(eqn: Any) -> Any:
+def _typed_operands(eqn: Eqn) -> Eqn:
     invars = [_typed(a) for a in eqn.invars]
     changed = any(a is not b for a, b in zip(invars, eqn.invars, strict=True))
     eqn = eqn.replace(invars=invars) if changed else eqn
     if eqn.primitive.name == "slice" and set(eqn.params["strides"] or ()) == {1}:
-        # Steps of one are what is meant where none are given.
+        # Strides default to one.
         eqn = eqn.replace(params={**eqn.params, "strides": None})
     fill = eqn.params.get("fill_value")
     if isinstance(fill, float) and fill != fill:
-        # One NaN for all, since parameters are compared and no NaN equals another.
+        # One NaN object for all, since parameters are compared and NaN does not equal NaN.
         eqn = eqn.replace(params={**eqn.params, "fill_value": math.nan})
     return eqn
 
 
-def _plain(eqn: Any) -> Any:
-    """An equation without what says nothing: a sharding over no devices, the caller's mesh."""
+def _plain(eqn: Eqn) -> Eqn:
+    """Removes parameters without meaning: a sharding over no devices, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
@@ -128,30 +142,30 @@ def _plain(eqn: Any) -> Any:
     return eqn
 
 
-def _typed(atom: Any) -> Any:
-    if not isinstance(atom, core.Literal):
+def _typed(atom: Atom) -> Atom:
+    if not isinstance(atom, Literal):
         return atom
     aval = cast(Any, atom.aval)
-    # Python numbers, which JAX gives a dtype of its own in a subclass, are not what they say.
+    # The dtype of a Python number may differ from that of its literal.
     is_array = isinstance(atom.val, (np.ndarray, np.generic)) and atom.val.dtype == aval.dtype
     if (is_array and not is_weak(atom)) or not hasattr(aval, "dtype"):
         return atom
-    return core.Literal(np.asarray(atom.val, aval.dtype), core.ShapedArray((), aval.dtype))
+    return Literal(np.asarray(atom.val, aval.dtype), ShapedArray((), aval.dtype))
 
 
-def order_of_use(jaxpr: Any, variables: Sequence[Any]) -> list[int]:
-    """Positions of `variables` in the order in which the results need them.
+def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
+    """Positions of `variables` in the order in which the results use them.
 
-    It depends on what is computed and not on the order of the equations.
+    This does not depend on the order of the equations.
     """
     graph = Graph(jaxpr)
     wanted = {v: i for i, v in enumerate(variables)}
     found: dict[int, None] = {}
-    seen: set[Any] = set()
+    seen: set[Atom] = set()
     pending = collections.deque(jaxpr.outvars)
     while pending:
         atom = pending.popleft()
-        if isinstance(atom, core.Literal) or atom in seen:
+        if isinstance(atom, Literal) or atom in seen:
             continue
         seen.add(atom)
         if atom in wanted:
@@ -162,32 +176,34 @@ def order_of_use(jaxpr: Any, variables: Sequence[Any]) -> list[int]:
 
 
 def _reorder(
-    jaxprs: Sequence[Any], operands: Sequence[Any], count: int
-) -> tuple[list[Any], list[Any]]:
-    """The first `count` operands of some jaxprs without repetition, in order of their use.
+    jaxprs: Sequence[AnyJaxpr], operands: Sequence[Atom], count: int
+) -> tuple[list[AnyJaxpr], list[Atom]]:
+    """Orders the first `count` operands of some jaxprs by use and merges repeated ones.
 
-    Numbers among them go into the jaxprs.
+    Literals among them move into the jaxprs.
     """
     opened = [open_jaxpr(j) for j in jaxprs]
     order: dict[int, None] = {}
     for jaxpr in opened:
         for i in order_of_use(jaxpr, jaxpr.invars[:count]):
             order.setdefault(i)
-    first: dict[Any, int] = {}
+    first: dict[Atom, int] = {}
     kept: list[int] = []
     same: dict[int, int] = {}
-    numbers: dict[int, Any] = {}
+    numbers: dict[int, Atom] = {}
     for i in order:
         atom = operands[i]
-        if isinstance(atom, core.Literal):
-            numbers[i] = _typed(atom)  # a text has it where it is used
+        if isinstance(atom, Literal):
+            numbers[i] = _typed(atom)  # emitted text has it where it is used
             continue
         same[i] = first.setdefault(atom, i)
         if same[i] == i:
             kept.append(i)
     changed = []
     for closed, jaxpr in zip(jaxprs, opened, strict=True):
-        names = {jaxpr.invars[i]: jaxpr.invars[j] for i, j in same.items() if i != j}
+        names: dict[Var, Atom] = {
+            jaxpr.invars[i]: jaxpr.invars[j] for i, j in same.items() if i != j
+        }
         names.update((jaxpr.invars[i], number) for i, number in numbers.items())
         jaxpr = rename(jaxpr, names) if names else jaxpr
         invars = [jaxpr.invars[i] for i in kept] + list(jaxpr.invars[count:])
@@ -195,7 +211,7 @@ def _reorder(
     return changed, [operands[i] for i in kept] + list(operands[count:])
 
 
-def _scan(eqn: Any, depth: int) -> Any:
+def _scan(eqn: Eqn, depth: int) -> Eqn:
     parts = ScanParts.of(eqn)
     (jaxpr,), operands = _reorder([parts.body], eqn.invars, len(parts.consts))
     params = {**plain_params(eqn.params), "jaxpr": jaxpr}
@@ -204,22 +220,22 @@ def _scan(eqn: Any, depth: int) -> Any:
     return eqn.replace(params=params, invars=operands)
 
 
-def _while(eqn: Any, depth: int) -> Any:
+def _while(eqn: Eqn, depth: int) -> Eqn:
     p = WhileParts.of(eqn)
     (cond,), tested = _reorder([p.cond], p.cond_consts, len(p.cond_consts))
     (body,), held = _reorder([p.body], p.body_consts, len(p.body_consts))
     return WhileParts(cond, body, tested, held, p.init).put_into(eqn)
 
 
-def _cond(eqn: Any, depth: int) -> Any:
+def _cond(eqn: Eqn, depth: int) -> Eqn:
     parts = CondParts.of(eqn)
     branches, operands = _reorder(parts.branches, parts.operands, len(parts.operands))
     params = {**eqn.params, "branches": tuple(branches)}
     return eqn.replace(params=params, invars=[parts.index, *operands])
 
 
-def _custom_call(eqn: Any, depth: int) -> Any:
-    """A function with a rule, with the rule as a jaxpr."""
+def _custom_call(eqn: Eqn, depth: int) -> Eqn:
+    """A function with a derivative rule, the rule traced into a jaxpr."""
     inner = eqn.params["call_jaxpr"]
     rule = None
     if depth < _DEPTH:
@@ -228,8 +244,8 @@ def _custom_call(eqn: Any, depth: int) -> Any:
     return eqn.replace(params={"call_jaxpr": inner, "rule": rule})
 
 
-def _custom_vmap(eqn: Any, depth: int) -> Any:
-    """A function with a batching rule, with what the rule makes of two of everything."""
+def _custom_vmap(eqn: Eqn, depth: int) -> Eqn:
+    """A function with a batching rule, the rule traced at batch size two."""
     batched = None
     if depth < _DEPTH and eqn.invars:
         avals = [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in eqn.invars]
@@ -238,15 +254,15 @@ def _custom_vmap(eqn: Any, depth: int) -> Any:
     return eqn.replace(params={"call": eqn.params["call"], "rule": batched})
 
 
-def _linear_solve(eqn: Any, depth: int) -> Any:
-    """A linear solve whose functions take what they use from outside in order of use.
+def _linear_solve(eqn: Eqn, depth: int) -> Eqn:
+    """A linear solve with the closed-over operands of its functions in order of use.
 
-    Without `vecmat`, which JAX makes by transposing `matvec`, in as many steps as that was traced.
+    `vecmat` is left out: JAX derives it by transposing `matvec`, with a different number of calls.
     """
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     symmetric = jaxprs.vecmat is not None and jaxprs.vecmat is jaxprs.matvec
-    operands: list[Any] = []
-    functions: dict[str, Any] = {}
+    operands: list[Atom] = []
+    functions: dict[str, AnyJaxpr] = {}
     counts: dict[str, int] = {}
     start = 0
     for name, length, closed in zip(lengths._fields, lengths, jaxprs, strict=True):
@@ -260,14 +276,14 @@ def _linear_solve(eqn: Any, depth: int) -> Any:
     return eqn.replace(params={**params, **functions}, invars=[*operands, *eqn.invars[start:]])
 
 
-def rule_of(eqn: Any) -> Any:
+def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
     """The derivative of a `custom_jvp_call` or `custom_vjp_call` as a closed jaxpr.
 
-    For `custom_jvp` it takes primals and tangents and gives results and tangents; for `custom_vjp`
-    it takes primals and cotangents and gives the cotangents of the primals. Integers have none.
-    Where the function forbids its derivative, the result is the message of the `LookupError`.
+    For `custom_jvp` it maps primals and tangents to results and tangents; for `custom_vjp` it maps
+    primals and cotangents to cotangents of the primals. Integers have none. If the function
+    forbids its derivative, the result is the message of the `LookupError`.
 
-    **Raises:** `EmissionError` where the rule is a closure over a value of an outer trace.
+    **Raises:** `EmissionError` if the rule closes over a value of an outer trace.
     """
     with _setting_of(eqn):
         try:
@@ -278,30 +294,30 @@ def rule_of(eqn: Any) -> Any:
             return str(error.args[0])
     if any(map(is_tracer, consts_of(rule))):
         raise EmissionError(
-            f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} uses a value "
-            "from outside of the function, which has no name in a text"
+            f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} closes over "
+            "a value of an outer trace, which emitted code cannot name"
         )
     return rule
 
 
-def _setting_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
-    """The setting that the functions of an equation were traced under: rules are traced later."""
+def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:
+    """The 64-bit setting under which the functions of an equation were traced."""
     x64 = any(map(is_wide, (*eqn.invars, *eqn.outvars)))
     return jax.enable_x64(True) if x64 else contextlib.nullcontext()
 
 
-def _alone(eqn: Any) -> Callable[..., list[Any]]:
+def _alone(eqn: Eqn) -> JaxFunction:
     """An equation as a function of its operands."""
     return lambda *values: bind(eqn, values)
 
 
-def _traced_rule(eqn: Any) -> Any:
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    smooth = [i for i, a in enumerate(avals) if is_smooth(a)]
+def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
+    avals = [type_of(v) for v in eqn.invars]
+    smooth = [i for i, a in enumerate(avals) if is_differentiable(a)]
     outs = [v.aval for v in eqn.outvars]
     run = _alone(eqn)
 
-    def at(primals: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    def at(primals: Sequence[Value], values: Sequence[Value]) -> list[Value]:
         full = list(primals)
         for i, x in zip(smooth, values, strict=True):
             full[i] = x
@@ -309,21 +325,21 @@ def _traced_rule(eqn: Any) -> Any:
 
     if eqn.primitive.name == "custom_jvp_call":
 
-        def jvp(*values: Any) -> list[Any]:
+        def jvp(*values: Value) -> list[Value]:
             primals, tangents = values[: len(avals)], values[len(avals) :]
             chosen = tuple(primals[i] for i in smooth)
             results, moved = jax.jvp(lambda *xs: at(primals, xs), chosen, tuple(tangents))
-            kept = [t for t, o in zip(moved, outs, strict=True) if is_smooth(o)]
+            kept = [t for t, o in zip(moved, outs, strict=True) if is_differentiable(o)]
             return [*results, *kept]
 
         return trace_closed(jvp, *avals, *(avals[i] for i in smooth))
 
-    places = [i for i, o in enumerate(outs) if is_smooth(o)]
+    places = [i for i, o in enumerate(outs) if is_differentiable(o)]
 
-    def vjp(*values: Any) -> list[Any]:
+    def vjp(*values: Value) -> list[Value]:
         primals, cotangents = values[: len(avals)], values[len(avals) :]
 
-        def function(*xs: Any) -> list[Any]:
+        def function(*xs: Value) -> list[Value]:
             results = at(primals, xs)
             return [results[i] for i in places]
 
@@ -332,11 +348,6 @@ def _traced_rule(eqn: Any) -> Any:
 
     types = [jax.ShapeDtypeStruct(outs[i].shape, outs[i].dtype) for i in places]
     return trace_closed(vjp, *avals, *types)
-
-
-def is_smooth(aval: Any) -> bool:
-    """Whether values of a type have tangents."""
-    return jax.dtypes.issubdtype(aval.dtype, np.inexact)
 
 
 _NORMAL = {

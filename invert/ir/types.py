@@ -1,20 +1,23 @@
-"""The types of JAX's programs, as signatures name them."""
+"""Types of JAX programs for signatures."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from invert._private.jax import AnyJaxpr as AnyJaxpr
+from invert._private.jax import Atom as Atom
 from invert._private.jax import ClosedJaxpr as ClosedJaxpr
 from invert._private.jax import Eqn as Eqn
+from invert._private.jax import J as J
 from invert._private.jax import Jaxpr as Jaxpr
 from invert._private.jax import Literal as Literal
 from invert._private.jax import ShapedArray as ShapedArray
 from invert._private.jax import Var as Var
 
-Atom: TypeAlias = Var | Literal
-# A closed jaxpr, or an open one.
-Program: TypeAlias = ClosedJaxpr | Jaxpr
-# Whatever tells a shape and a dtype: `ShapedArray`, `jax.ShapeDtypeStruct`.
+# Anything with a shape and a dtype: `ShapedArray`, `jax.ShapeDtypeStruct`.
 Aval: TypeAlias = Any
-# Whatever an evaluator computes with: arrays, tracers, atoms of another program, facts.
+# What an evaluator computes with: arrays, tracers, atoms of another program, facts.
 Value: TypeAlias = Any
+# A function of arrays, as `jax.make_jaxpr` takes it.
+JaxFunction: TypeAlias = Callable[..., Any]

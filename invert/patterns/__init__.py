@@ -1,4 +1,4 @@
-"""The ordered pipeline of patterns, with the reason for each place."""
+"""The ordered pipeline of patterns, with the reason for each position."""
 
 import dataclasses
 
@@ -25,8 +25,8 @@ from invert.rewriting.pattern import Stage
 # Templates of a stage are rewritten by the stages before it, so what other patterns contain comes
 # first.
 STAGES = (
-    # Loops over blocks first, while their bodies are as they were lowered: they lower to the same
-    # again. The outer ones before those inside, for the same reason.
+    # Loops over blocks first, while their bodies are as lowered, so that templates are too. The
+    # outer ones before the inner ones, for the same reason.
     Stage(unrolled.PATTERNS, outermost_first=True),
     # Hash functions of random numbers, which JAX outlines.
     Stage((*random.HASHES, *dated.HASHES, *dated.FALLBACKS)),
@@ -37,7 +37,7 @@ STAGES = (
     # Functions that the lowering expands.
     Stage((*complex_.PATTERNS, *special.PATTERNS)),
     Stage((*linalg.PATTERNS, *linalg_expanded.PATTERNS)),
-    # What older releases lowered otherwise, where today's form is not found.
+    # Lowerings of older releases, if today's are not found.
     Stage(dated.GUARDED),
     Stage(dated.ALONE),
     Stage(linalg_expanded.SOLVES),
@@ -46,14 +46,14 @@ STAGES = (
     Stage(random.SAMPLERS),
     # Functions with derivative rules of their own, the outer ones first: they call each other.
     Stage(library.PATTERNS, outermost_first=True, inside_rules=False),
-    # Loops last: expansions above hold loops of their own, in the form the lowering gave them.
+    # Loops after the expansions above, which contain loops as they were lowered.
     Stage(loops.PATTERNS),
-    # Keys instead of their words, through the calls and loops that are there by now.
+    # Keys instead of their words, through the calls and loops recovered by now.
     Stage(keys.PATTERNS),
-    # Powers and conversions that only a location tells from what they lower to.
+    # Powers and conversions that only a location distinguishes from their lowering.
     # Functions with rules are JAX's own code by now, spelled as it is.
     Stage(written.PATTERNS, inside_rules=False),
-    # Which of several names one op had; by hints, so no template may come after it.
+    # Which of several primitives an op was; by hints, so no template may come after it.
     Stage(spelling.PATTERNS, inside_rules=False),
 )
 
@@ -67,7 +67,7 @@ known_patterns.extend(names())
 
 
 def selected(wanted: bool | tuple[str, ...], disabled: tuple[str, ...]) -> tuple[Stage, ...]:
-    """The stages with the patterns that are switched on."""
+    """The stages, with the enabled patterns only."""
     if wanted is False:
         return ()
     on = set(names() if wanted is True else wanted) - set(disabled)

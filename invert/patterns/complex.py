@@ -1,4 +1,4 @@
-"""Functions of complex numbers that the lowering writes in real and imaginary parts."""
+"""Complex functions that the lowering expands into real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert.ir.graph import is_var
+from invert.ir.hints import hint_of
+from invert.ir.types import Atom
 from invert.patterns.special import is_number, operand_types, produced_by
-from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, written_broadcasts
+from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
 class Expansion(NamedTuple):
@@ -81,7 +83,7 @@ def _conj(site: Site) -> Iterator[Call]:
         yield bind(lax.conj_p, site.out, input_dtype=site.out.dtype)
     # `lax.complex(x, 0)` has no broadcast of its own: it comes from the derivative of `real`.
     if is_number(imag, 0) and (
-        not site.hint or (site.hint == "complex" and written_broadcasts(site.eqn) == {1})
+        not site.hint or (site.hint == "complex" and site.broadcasts == {1})
     ):
         x = site.aval(real)
         yield bind(lax.conj_p, x, input_dtype=x.dtype)
@@ -109,16 +111,16 @@ def _extremum(site: Site) -> Iterator[Call]:
         primitive = lax.max_p if order.primitive.name == "gt" else lax.min_p
         if (shapes := [_before_stretch(site, v) for v in site.eqn.invars[1:]]) != [None, None]:
             narrow = [jax.ShapeDtypeStruct(s or site.out.shape, site.out.dtype) for s in shapes]
-            # The selection names what it picks on false first.
+            # The first case of the selection is the one for false.
             yield bind(primitive, *reversed(narrow))
         for avals in operand_types(site, site.out.dtype, 2):
             yield bind(primitive, *avals)
 
 
-def _before_stretch(site: Site, atom: Any) -> tuple[int, ...] | None:
-    """The shape of an operand before the lowering of the primitive stretched it."""
+def _before_stretch(site: Site, atom: Atom) -> tuple[int, ...] | None:
+    """The shape of an operand before the lowering of the primitive broadcast it."""
     eqn = produced_by(site, atom, "broadcast_in_dim")
-    if eqn is None or hint_of(eqn) == "broadcast_in_dim" or not is_var(eqn.invars[0]):
+    if eqn is None or hint_of(eqn).primitive == "broadcast_in_dim" or not is_var(eqn.invars[0]):
         return None
     shape = eqn.invars[0].aval.shape
     return shape if len(shape) == len(site.out.shape) else None

@@ -3,17 +3,16 @@
 A custom call is replaced by today's primitive:
 
 - together with the equations that put `NaN` where the routine failed, in the forms of 2023 to 2025;
-- alone where these are in another form, with the status of success. The primitive itself puts
-    `NaN` where it fails, so what a program computes of the results is the same.
+- alone, if these have another form, with the status replaced by success. The primitive itself puts
+    `NaN` where it fails, so that results derived from it are the same.
 
-A program that does more with the status than compare it keeps its custom call, and so does one
-that uses the work space.
+A program that does more with the status than compare it, or that uses the work space, keeps its
+custom call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -22,13 +21,14 @@ from jax import lax
 from invert._opaque import template_call_p
 from invert._private.jax import eval_closed, threefry2x32_p
 from invert.ir.kinds import COMPARISONS
+from invert.ir.types import JaxFunction, Value
 from invert.patterns.dated_routines import Routine, UnknownOptionsError, Values, routine_of, scalar
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site
 
 
-def _values(site: Site, routine: Routine, operands: Values) -> list[Any]:
-    """All results of the custom call; zeros for work space and for the status, which is success."""
-    values: list[Any] = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in site.eqn.outvars]
+def _values(site: Site, routine: Routine, operands: Values) -> list[Value]:
+    """All results of the custom call, with zeros for the work space and the status (success)."""
+    values: list[Value] = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in site.eqn.outvars]
     arrays = operands[routine.first : routine.first + routine.arrays]
     for i, value in zip(routine.results, routine.compute(site, *arrays), strict=False):
         values[i] = values[i] if value is None else value
@@ -36,7 +36,7 @@ def _values(site: Site, routine: Routine, operands: Values) -> list[Any]:
 
 
 def _is_plain(site: Site, routine: Routine) -> bool:
-    """Whether the program uses the results and no more of the status than a test of it."""
+    """Whether the program uses the results, and of the status only a test."""
     for i, v in enumerate(site.eqn.outvars):
         if i in routine.results:
             continue
@@ -48,21 +48,21 @@ def _is_plain(site: Site, routine: Routine) -> bool:
 
 
 def _checked(site: Site) -> Routine | None:
-    """The routine of a site where it computes what the site's results are."""
+    """The routine of a site, if its results have the types of the site's."""
     routine = routine_of(site)
     if routine is None or not _is_plain(site, routine):
         return None
     operands = [site.aval(a) for a in site.eqn.invars]
     try:
         found = jax.eval_shape(lambda *xs: _values(site, routine, xs), *operands)
-    # Options that another release wrote; operands that `jax.lax.linalg` does not take.
+    # Options of another release, or operands that `jax.lax.linalg` does not take.
     except (UnknownOptionsError, TypeError, ValueError, NotImplementedError):
         return None
     types = [(v.aval.shape, v.aval.dtype) for v in site.eqn.outvars]
     return routine if [(v.shape, v.dtype) for v in found] == types else None
 
 
-def _call_alone(site: Site) -> Callable[..., Any] | None:
+def _call_alone(site: Site) -> JaxFunction | None:
     """`custom_call a -> potrf a`: the equations around it stay."""
     routine = _checked(site)
     if routine is None:
@@ -70,44 +70,44 @@ def _call_alone(site: Site) -> Callable[..., Any] | None:
     return lambda *operands: _values(site, routine, operands)
 
 
-# The equations around a call. `ok` is whether each routine of the batch succeeded.
+# The guard around a call. `ok` says which routines of the batch succeeded.
 
 
-def _bad(x: Any) -> Any:
+def _bad(x: Value) -> Value:
     return np.asarray(np.nan * (1 + 1j) if x.dtype.kind == "c" else np.nan, x.dtype)
 
 
-def _select(ok: Any, x: Any, bad: Any) -> Any:
-    """`select` of a predicate whose axes are the leading ones of `x`."""
+def _select(ok: Value, x: Value, bad: Value) -> Value:
+    """`select` by a predicate over the leading axes of `x`."""
     ok = lax.broadcast_in_dim(ok, x.shape, tuple(range(ok.ndim)))
     return lax.select(ok, x, lax.broadcast_in_dim(bad, x.shape, ()))
 
 
-def _expand(ok: Any, x: Any) -> Any:
+def _expand(ok: Value, x: Value) -> Value:
     shape = ok.shape + (1,) * (x.ndim - ok.ndim)
     return lax.broadcast_in_dim(ok, shape, tuple(range(ok.ndim)))
 
 
-def _of_lowering(ok: Any, x: Any) -> Any:
-    """As the lowering wrote it."""
+def _of_lowering(ok: Value, x: Value) -> Value:
+    """As written by the lowering."""
     return _select(_expand(ok, x), x, _bad(x))
 
 
-def _where(ok: Any, x: Any, bad: Any) -> Any:
+def _where(ok: Value, x: Value, bad: Value) -> Value:
     return _select(ok, x, bad)
 
 
-def _of_numpy(ok: Any, x: Any) -> Any:
+def _of_numpy(ok: Value, x: Value) -> Value:
     """`jnp.where(ok[..., None, None], x, nan)`."""
     return jax.jit(_where)(_expand(ok, x), x, _bad(x))
 
 
-def _at_once(ok: Any, x: Any) -> Any:
-    """As the lowering wrote `where` at the turn of 2025."""
+def _at_once(ok: Value, x: Value) -> Value:
+    """As the lowering wrote `where` around the start of 2025."""
     return _select(ok, x, _bad(x))
 
 
-# How a guard is written, and whether all results share one test.
+# The forms of a guard, and whether all results share one test.
 _GUARDS = (
     (_of_lowering, True),
     (_of_numpy, False),
@@ -118,7 +118,7 @@ _GUARDS = (
 
 
 def _guarded(site: Site) -> Iterator[Call]:
-    """`where(status == 0, x, nan) -> x`, which is `NaN` by itself where the routine failed."""
+    """`where(status == 0, x, nan) -> x`, which already is `NaN` where the routine failed."""
     routine = _checked(site)
     if routine is None or routine.status is None:
         return
@@ -127,16 +127,14 @@ def _guarded(site: Site) -> Iterator[Call]:
     if any(site.eqn.outvars[i].aval.dtype.kind not in "fc" for i in routine.results):
         return
 
-    def function(*operands: Any) -> Values:
+    def function(*operands: Value) -> Values:
         values = _values(site, routine, operands)
         return [values[i] for i in routine.results]
 
     options = tuple(scalar(site, i) for i in range(routine.first))
     for guard, shared in _GUARDS:
 
-        def before(
-            *operands: Any, guard: Callable[..., Any] = guard, shared: bool = shared
-        ) -> Values:
+        def before(*operands: Value, guard: JaxFunction = guard, shared: bool = shared) -> Values:
             values = template_call_p.bind(*operands, **params)
             zero = lax.full(values[status].shape, 0, values[status].dtype)
             one = [lax.eq(values[status], zero)] * len(routine.results)
@@ -161,7 +159,7 @@ def _threefry(site: Site) -> Iterator[Call]:
             atom = eqn.invars[0]
         keys.append(site.aval(atom))
 
-    def before(*words: Any) -> Values:
+    def before(*words: Value) -> Values:
         widened = [
             lax.broadcast_in_dim(w, shape, range(len(shape) - w.ndim, len(shape))) for w in words
         ]
@@ -176,7 +174,7 @@ def _threefry(site: Site) -> Iterator[Call]:
 _HASHES = frozenset(f"{p}_threefry2x32{s}" for p in ("cu", "hip") for s in ("", "_ffi"))
 
 
-def _fallback(site: Site) -> Callable[..., Any] | None:
+def _fallback(site: Site) -> JaxFunction | None:
     """`jit[xla_fallback_qr]` opened: before 2024 the lowering put such functions around calls."""
     if not str(site.eqn.params["name"]).startswith("xla_fallback_"):
         return None

@@ -1,8 +1,8 @@
 """The custom calls of older JAX releases: their operands, options and results.
 
-Until 2024 the routines of LAPACK took sizes and options as operands, those of cuSOLVER and its kin
-as packed bytes, and both gave work space and a status beside their results. What they compute is
-what today's primitives do. `dated.py` has the patterns.
+Until 2024 LAPACK routines took sizes and options as operands, cuSOLVER and similar routines as
+packed bytes, and both returned work space and a status besides their results. They compute what
+today's primitives compute. The patterns are in `dated.py`.
 
 Operands and results: jaxlib/lapack.py and jaxlib/gpu_solver.py of jaxlib 0.4.1 to 0.4.35.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,24 +20,25 @@ from jax import lax
 from jax.lax import linalg
 
 from invert._errors import InvertError
-from invert._private.jax import core, geqrf_p, open_jaxpr
+from invert._private.jax import Literal, geqrf_p, open_jaxpr
+from invert.ir.types import Value
 from invert.patterns.linalg import attributes
 from invert.rewriting.pattern import Site
 
-Values = Sequence[Any]
+Values: TypeAlias = Sequence[Value]
 
 
 @dataclasses.dataclass(frozen=True)
 class Routine:
-    """One routine.
+    """A routine.
 
     **Arguments:**
 
-    - `arrays`: how many of its operands are arrays that the primitive takes.
-    - `results`: positions of the values that `compute` gives among its results.
-    - `compute`: `compute(site, *arrays)` gives these values from a primitive.
-    - `first`: position of the first array among the operands; sizes and options stand before it.
-    - `status`: position of the status among the results, if it has one.
+    - `arrays`: the number of operands that are arrays for the primitive.
+    - `results`: positions, among its results, of the values that `compute` returns.
+    - `compute`: `compute(site, *arrays)` computes these values by a primitive.
+    - `first`: position of the first array among the operands, after sizes and options.
+    - `status`: position of the status among the results, if there is one.
     """
 
     arrays: int
@@ -51,9 +52,9 @@ class Routine:
 
 
 def scalar(site: Site, position: int) -> int:
-    """An option that is an operand; `-1` where the program computes it."""
+    """An option given as an operand; `-1` if the program computes it."""
     atom = site.eqn.invars[position]
-    return int(atom.val) if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0 else -1
+    return int(atom.val) if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else -1
 
 
 def _packed(site: Site) -> np.ndarray:
@@ -67,7 +68,7 @@ def _packed(site: Site) -> np.ndarray:
     return np.frombuffer(raw[: len(raw) // 4 * 4], "<i4")
 
 
-# The lower triangle is 0 in cuBLAS and 122 in rocBLAS; vectors are 1 and 202, as against 0 and 201.
+# The lower triangle is 0 in cuBLAS and 122 in rocBLAS; vectors are 1 and 202 (none: 0 and 201).
 _LOWER, _UPPER = (0, 122), (1, 121)
 _VECTORS = (1, 202)
 
@@ -76,7 +77,7 @@ def _lower(site: Site, position: int | None = None) -> bool | None:
     """Which triangle a routine reads, from an operand or the packed options."""
     if position is not None:
         return {0: False, 1: True}.get(scalar(site, position))
-    if found := attributes(site.eqn):  # today's form of options in yesterday's surroundings
+    if found := attributes(site.eqn):  # today's form of options in an older program
         return bool(found.get("lower", found.get("uplo") == "L"))
     options = _packed(site)
     if len(options) < 2:
@@ -97,41 +98,41 @@ def _known(value: bool | None) -> bool:
 # What the routines compute.
 
 
-def _cholesky(site: Site, a: Any) -> Values:
+def _cholesky(site: Site, a: Value) -> Values:
     if scalar(site, 0) != 1:
         raise UnknownOptionsError
     return [linalg.cholesky_p.bind(a)]
 
 
-def _lu(site: Site, a: Any) -> Values:
+def _lu(site: Site, a: Value) -> Values:
     del site
     lu, pivots, _ = linalg.lu_p.bind(a)
-    return [lu, lax.add(pivots, np.int32(1))]  # Fortran counts from 1
+    return [lu, lax.add(pivots, np.int32(1))]  # Fortran indices start at 1
 
 
-def _lu_tpu(site: Site, a: Any) -> Values:
+def _lu_tpu(site: Site, a: Value) -> Values:
     del site
     return linalg.lu_p.bind(a)
 
 
-def _geqrf(site: Site, a: Any) -> Values:
+def _geqrf(site: Site, a: Value) -> Values:
     del site
     return geqrf_p.bind(a)
 
 
-def _orgqr(site: Site, a: Any, taus: Any) -> Values:
+def _orgqr(site: Site, a: Value, taus: Value) -> Values:
     del site
     return [linalg.householder_product_p.bind(a, taus)]
 
 
 def _eigh(position: int | None) -> Callable[..., Values]:
-    def compute(site: Site, a: Any) -> Values:
+    def compute(site: Site, a: Value) -> Values:
         return _bind_eigh(a, lower=_known(_lower(site, position)))
 
     return compute
 
 
-def _eigh_tpu(site: Site, a: Any) -> Values:
+def _eigh_tpu(site: Site, a: Value) -> Values:
     """Options: the triangle, whether the values are sorted, iterations and tolerance."""
     text = dict(site.eqn.params["attributes"]).get("backend_config", "")
     found = re.match(r'"([01]),([01]),', text)
@@ -140,26 +141,26 @@ def _eigh_tpu(site: Site, a: Any) -> Values:
     return _bind_eigh(a, lower=found[1] == "1", sort=found[2] == "1")
 
 
-def _bind_eigh(a: Any, lower: bool, sort: bool = True) -> Values:
+def _bind_eigh(a: Value, lower: bool, sort: bool = True) -> Values:
     return linalg.eigh_p.bind(
         a, lower=lower, sort_eigenvalues=sort, subset_by_index=None, algorithm=None
     )
 
 
 def _sytrd(position: int | None) -> Callable[..., Values]:
-    def compute(site: Site, a: Any) -> Values:
+    def compute(site: Site, a: Value) -> Values:
         return linalg.tridiagonal_p.bind(a, lower=_known(_lower(site, position)))
 
     return compute
 
 
-def _gehrd(site: Site, a: Any) -> Values:
+def _gehrd(site: Site, a: Value) -> Values:
     if scalar(site, 1) != 1 or scalar(site, 2) != a.shape[-1]:
         raise UnknownOptionsError
     return linalg.hessenberg_p.bind(a)
 
 
-def _gees(site: Site, a: Any) -> Values:
+def _gees(site: Site, a: Value) -> Values:
     if chr(max(scalar(site, 3), 0)) != "N":
         raise UnknownOptionsError
     return linalg.schur_p.bind(
@@ -170,7 +171,7 @@ def _gees(site: Site, a: Any) -> Values:
     )
 
 
-def _geev(site: Site, a: Any) -> Values:
+def _geev(site: Site, a: Value) -> Values:
     left, right = (chr(max(scalar(site, i), 0)) for i in (2, 3))
     if {left, right} - set("VN"):
         raise UnknownOptionsError
@@ -186,22 +187,22 @@ def _geev(site: Site, a: Any) -> Values:
     return [*values, *(next(given) if job == "V" else None for job in (left, right))]
 
 
-def _svd(a: Any, factors: bool, full: bool) -> Values:
+def _svd(a: Value, factors: bool, full: bool) -> Values:
     values = linalg.svd_p.bind(
         a, full_matrices=full, compute_uv=factors, subset_by_index=None, algorithm=None
     )
     return values if factors else [*values, None, None]
 
 
-def _gesdd(site: Site, a: Any) -> Values:
+def _gesdd(site: Site, a: Value) -> Values:
     full, factors = scalar(site, 0), scalar(site, 1)
     if not {full, factors} <= {0, 1}:
         raise UnknownOptionsError
     return _svd(a, factors == 1, full == 1)
 
 
-def _gesvdj(site: Site, a: Any) -> Values:
-    """It gives the right singular vectors as columns."""
+def _gesvdj(site: Site, a: Value) -> Values:
+    """Returns the right singular vectors as columns."""
     options = _packed(site)
     if len(options) < 7:
         raise UnknownOptionsError
@@ -212,8 +213,8 @@ def _gesvdj(site: Site, a: Any) -> Values:
     return [s, u, vh]
 
 
-def _gesvd(site: Site, a: Any) -> Values:
-    """It takes wide matrices transposed, so that its factors change places."""
+def _gesvd(site: Site, a: Value) -> Values:
+    """Wide matrices are passed transposed, which swaps the factors."""
     options = dict(site.eqn.params["attributes"]).get("backend_config", "")[1:-1]
     jobs = options[-2:]
     if set(jobs) - set("ASN"):
@@ -223,7 +224,7 @@ def _gesvd(site: Site, a: Any) -> Values:
     return [s, vh, u] if m < n else [s, u, vh]
 
 
-def _trsm(site: Site, a: Any, b: Any) -> Values:
+def _trsm(site: Site, a: Value, b: Value) -> Values:
     left, lower, transposed, unit, alpha = (scalar(site, i) for i in (0, 1, 2, 3, 7))
     if alpha != 1 or not {left, lower, unit} <= {0, 1} or transposed not in (0, 1, 2):
         raise UnknownOptionsError
@@ -239,13 +240,13 @@ def _trsm(site: Site, a: Any, b: Any) -> Values:
     return [x]
 
 
-def _permutation(site: Site, pivots: Any) -> Values:
+def _permutation(site: Site, pivots: Value) -> Values:
     size = site.out.shape[-1]
     return [linalg.lu_pivots_to_permutation_p.bind(pivots, permutation_size=size)]
 
 
-def _approx_top_k(site: Site, x: Any) -> Values:
-    """The form without the choice of a fallback, where the payload is the positions."""
+def _approx_top_k(site: Site, x: Value) -> Values:
+    """The form without the option of a fallback, with positions as payload."""
     config = dict(site.eqn.params["attributes"]).get("mhlo.backend_config", "")
     options = dict(re.findall(r"(\w+) = ([\w.+-]+)", config))
     (comparator,) = site.eqn.params["computations"]
@@ -265,7 +266,7 @@ def _approx_top_k(site: Site, x: Any) -> Values:
         x,
         k=int(options["top_k"]),
         reduction_dimension=axis,
-        # The module holds the rate in float32; an author writes a short decimal.
+        # The module holds the rate in float32; the author wrote a short decimal.
         recall_target=float(f"{float(options['recall_target']):.7g}"),
         is_max_k=compared.eqns[0].primitive is lax.gt_p,
         reduction_input_size_override=int(options["reduction_input_size_override"]),
@@ -320,7 +321,7 @@ _ROUTINES: Mapping[str, Routine] = {
 
 
 def routine_of(site: Site) -> Routine | None:
-    """The routine that a custom call names, if the table has it."""
+    """The routine that a custom call names, if it is in the table."""
     target = site.eqn.params["target"]
     stem = re.sub(r"^hip(?=solver_|blas_|_)", "cu", target)
     stem = re.sub(r"^(lapack|blas)_[sdcz]", r"\1_", stem)

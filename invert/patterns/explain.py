@@ -1,4 +1,4 @@
-"""`invert.explain`: where a pattern applies to a function, and why not elsewhere."""
+"""`invert.explain`: where a pattern matches in a function, and why not elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import jax
 from invert._errors import PatternError
 from invert._private.jax import trace_closed
 from invert.ir import jaxprs
+from invert.ir.avals import type_of_value
 from invert.ir.match import place_of
+from invert.ir.types import Value
 from invert.patterns import STAGES, names
 from invert.rewriting import driver
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Stage
@@ -21,17 +23,17 @@ from invert.rewriting.templates import raise_call, written_call
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """What became of a pattern at one equation.
+    """The outcome of a pattern at one equation.
 
     **Attributes:**
 
     - `root`: the primitive of the equation.
-    - `place`: its name scopes and the line that it was written at, `""` where neither is known.
-    - `matched`: whether the pattern was found there.
-    - `equation`: the primitive of the equation at which the furthest attempt ended.
-    - `equation_place`: the place of that.
-    - `reason`: what the pattern has there and what the program has; `""` where it was found.
-    - `compared`: how many equations were the same until then.
+    - `place`: its name scopes and source line; `""` if neither is known.
+    - `matched`: whether the pattern matches there.
+    - `equation`: the primitive of the equation at which the longest partial match failed.
+    - `equation_place`: the place of that equation.
+    - `reason`: what the pattern and the program have there; `""` if the pattern matches.
+    - `compared`: how many equations matched before.
     """
 
     root: str
@@ -53,14 +55,14 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What became of a pattern in a program; its text has a line for each equation.
+    """The outcome of a pattern in a program. As text, it has a line for each equation.
 
     **Attributes:**
 
     - `pattern`: name of the pattern.
     - `roots`: the primitives at which it may apply.
-    - `attempts`: an `Attempt` for each equation of these primitives that is not part of a match,
-        and for each match: matches first, then those that failed, the furthest first.
+    - `attempts`: an `Attempt` for each match, and for each other equation of these primitives:
+        matches first, then failures, the longest partial match first.
     """
 
     pattern: str
@@ -69,7 +71,7 @@ class Explanation:
 
     @property
     def matched(self) -> int:
-        """How often the pattern was found."""
+        """How often the pattern matches."""
         return sum(a.matched for a in self.attempts)
 
     def __str__(self) -> str:
@@ -83,25 +85,25 @@ class Explanation:
 def explain(
     pattern: Pattern | EquationPattern | str,
     fn: Callable[..., Any],
-    *args: Any,
+    *args: Value,
     lowered: bool = False,
     platform: str = "cpu",
 ) -> Explanation:
-    """Where a pattern is found in a function, and why not elsewhere.
+    """Finds where a pattern matches in a function, and why it does not elsewhere.
 
     **Arguments:**
 
-    - `pattern`: a pattern of your own, or the name of one of `invert`.
+    - `pattern`: a pattern of your own, or the name of one of `invert`'s.
     - `fn`: any JAX function of arrays in pytrees, such as a recovered module.
-    - `args`: arrays in pytrees, or `jax.ShapeDtypeStruct` in their place.
-    - `lowered`: whether the pattern is laid over what JAX lowers `fn` to, after the patterns that
-        come before it, as a conversion does; else over the program that JAX traces, as
-        `invert.rewrite` does. Patterns of `invert` are always laid over the former.
-    - `platform`: the platform for which is lowered.
+    - `args`: pytrees of arrays or `jax.ShapeDtypeStruct`.
+    - `lowered`: whether to match against the lowering of `fn`, rewritten by the earlier patterns,
+        as a conversion does; otherwise against its traced program, as `invert.rewrite` does.
+        `invert`'s own patterns are always matched against the lowering.
+    - `platform`: the platform to lower for.
 
     **Returns:** an `Explanation`; print it, or read its `attempts`.
 
-    **Raises:** `PatternError` where no pattern has the name, or it rewrites programs as a whole.
+    **Raises:** `PatternError` if no pattern has that name, or it rewrites whole programs.
 
     ??? example
 
@@ -112,9 +114,9 @@ def explain(
         ```
     """
     flat, tree = jax.tree_util.tree_flatten(args)
-    avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(a), jax.dtypes.result_type(a)) for a in flat)
+    avals = tuple(map(type_of_value, flat))
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, values)))
 
     x64 = any(map(jaxprs.is_wide_dtype, (a.dtype for a in avals)))
@@ -124,7 +126,7 @@ def explain(
         lowered = True
     stage = stage or Stage((pattern,))
     if lowered:
-        closed = raise_call.__wrapped__(Call("explained", run, avals, x64=x64), platform)
+        closed = raise_call(Call("explained", run, avals, x64=x64, of_site=True), platform)
         if closed is None:
             raise PatternError(f"pattern {pattern.name!r}: JAX does not lower the function")
     else:
@@ -134,14 +136,14 @@ def explain(
     stages = (*earlier, stage)
     rewriter = driver.Rewriter(stages, make, platform, x64=x64, x64_first=x64)
     closed = rewriter.run(closed, len(earlier))
-    rewriter.attempts = []
+    rewriter.trials = []
     rewriter.run_stage(closed, len(earlier))
-    found = sorted(map(_described, rewriter.attempts), key=lambda a: (not a.matched, -a.compared))
+    found = sorted(map(_described, rewriter.trials), key=lambda a: (not a.matched, -a.compared))
     return Explanation(pattern.name, pattern.roots, tuple(found))
 
 
 def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Stage]:
-    """The pattern of a name, the stages before its own, and its own without the others."""
+    """The pattern of a name, the stages before it, and its own stage without other patterns."""
     for number, stage in enumerate(STAGES):
         for pattern in stage.patterns:
             if pattern.name == name:
@@ -156,13 +158,13 @@ def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Sta
     raise PatternError(f"there is no pattern {name!r}{hint} (invert.patterns.names() lists them)")
 
 
-def _described(attempt: driver.Attempt) -> Attempt:
-    root, place = attempt.eqn.primitive.name, place_of(attempt.eqn)
-    if attempt.matched:
+def _described(trial: driver.Trial) -> Attempt:
+    root, place = trial.eqn.primitive.name, place_of(trial.eqn)
+    if trial.matched:
         return Attempt(root, place, True)
-    if not attempt.misses:
+    if not trial.misses:
         return Attempt(root, place, False, root, place, "the pattern proposes nothing here")
-    miss = max(attempt.misses, key=lambda m: m.compared)
+    miss = max(trial.misses, key=lambda m: m.compared)
     at = miss.eqn.primitive.name, place_of(miss.eqn)
     return Attempt(root, place, False, *at, miss.reason, miss.compared)
 

@@ -1,4 +1,4 @@
-"""Gather and scatter modes that the lowering spells out with masks and clamps."""
+"""Gather and scatter modes that the lowering expands into masks and clamps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from invert._private.jax import core
+from invert._private.jax import Literal
+from invert.ir.types import Atom
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
@@ -25,12 +26,12 @@ def _gather_fill(site: Site) -> Iterator[Call]:
         yield bind(lax.gather_p, *avals, **params)
 
 
-def _scalar(site: Site, atom: Any) -> Any:
-    """The number that an atom repeats, if it does."""
+def _scalar(site: Site, atom: Atom) -> Any:
+    """The number that fills an atom, if it is constant."""
     eqn = site.producer(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
         atom = eqn.invars[0]
-    if not isinstance(atom, core.Literal):
+    if not isinstance(atom, Literal):
         return None
     return np.asarray(atom.val).item() if np.ndim(atom.val) == 0 else None
 

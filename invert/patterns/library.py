@@ -1,15 +1,15 @@
-"""Library functions whose derivative is not that of the equations they are made of.
+"""Library functions whose derivative differs from that of their equations.
 
-`jax.nn.relu`, `jax.nn.softmax`, `jnp.logaddexp` and others carry rules of their own, or stop the
-gradient of a part. The module holds neither, so that the function itself has to come back. Names of
-calls say which function to try first; the proof is the same as for every pattern.
+`jax.nn.relu`, `jax.nn.softmax`, `jnp.logaddexp` and others have derivative rules, or stop the
+gradient of a part. The module holds neither, so that the function itself has to be recovered. Names
+of calls say which function to try first; the proof is the same as for every pattern.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,10 +18,11 @@ import jax.scipy.special
 
 from invert._private.jax import open_jaxpr
 from invert.ir import jaxprs, kinds
+from invert.ir.types import AnyJaxpr, Atom, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site
 
 # Functions that JAX keeps as a call: name of the call -> function.
-_CALLS: dict[str, tuple[Callable[..., Any], ...]] = {
+_CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "relu": (jax.nn.relu,),
     "relu6": (jax.nn.relu6,),
     "log_softmax": (jax.nn.log_softmax,),
@@ -41,7 +42,7 @@ def _call(site: Site) -> Iterator[Call]:
     name = site.eqn.params["name"]
     candidates = _CALLS.get(name, ())
     if not candidates and not site.named:
-        # No locations and an unknown name: the names may have been taken away too.
+        # No locations and an unknown name: names may have been stripped too.
         found = _fingerprint(site.eqn.params["jaxpr"])
         candidates = tuple(f for f, prints in _fingerprints() if found in prints)
     avals = tuple(site.aval(a) for a in site.eqn.invars)
@@ -54,18 +55,18 @@ def _call(site: Site) -> Iterator[Call]:
             yield Call(("library", function), function, avals, is_call=True)
 
 
-def _of(function: Callable[..., Any], *avals: Any, **params: Any) -> Call:
+def _of(function: JaxFunction, *avals: Any, **params: Any) -> Call:
     key = ("library", function, tuple(sorted(params.items())))
     return Call(key, functools.partial(function, **params), avals)
 
 
-def _fingerprint(closed: Any) -> tuple[str, ...]:
+def _fingerprint(closed: AnyJaxpr) -> tuple[str, ...]:
     jaxpr = open_jaxpr(closed)
     return tuple(sorted(e.primitive.name for e in jaxprs.equations(jaxpr)))
 
 
 @functools.lru_cache(maxsize=1)
-def _fingerprints() -> tuple[tuple[Callable[..., Any], frozenset[tuple[str, ...]]], ...]:
+def _fingerprints() -> tuple[tuple[JaxFunction, frozenset[tuple[str, ...]]], ...]:
     """The primitives of each function's body, as it comes out of raising."""
     from invert.rewriting.templates import raise_call
 
@@ -82,9 +83,9 @@ def _fingerprints() -> tuple[tuple[Callable[..., Any], frozenset[tuple[str, ...]
     return tuple(found)
 
 
-# Functions that JAX writes out: name -> (function, number of operands, primitive of the result, the
-# primitives that give its operands).
-_WRITTEN_OUT: dict[str, tuple[Callable[..., Any], int, str, tuple[str, ...]]] = {
+# Functions that JAX inlines: name -> (function, number of operands, primitive of the result,
+# primitives that produce its operands).
+_WRITTEN_OUT: dict[str, tuple[JaxFunction, int, str, tuple[str, ...]]] = {
     "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add")),
     "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add")),
     "entr": (jax.scipy.special.entr, 1, "select_n", ("lt",)),
@@ -114,15 +115,15 @@ def _written_out(name: str) -> Pattern:
     return Pattern(name, (root,), propose)
 
 
-def _through(site: Site, atom: Any, *names: str) -> Any:
-    """The equation behind `atom`, past equations of these primitives."""
+def _through(site: Site, atom: Atom, *names: str) -> Any:
+    """The equation that defines `atom`, skipping equations of these primitives."""
     eqn = site.producer(atom)
     while eqn is not None and eqn.primitive.name in names:
         eqn = site.producer(eqn.invars[0])
     return eqn
 
 
-# What is summed along an axis is put back there, so that nothing is transposed.
+# The summed axis is restored in place, so that nothing is transposed.
 _SHAPES = (kinds.LAYOUT - {"transpose"}) | {"convert_element_type"}
 
 

@@ -1,8 +1,8 @@
-"""Linear algebra: custom calls of LAPACK, cuSOLVER and their kin.
+"""Linear algebra: custom calls of LAPACK, cuSOLVER and similar libraries.
 
-The lowering of a decomposition is a custom call and a few equations around it (a `NaN` where the
-routine failed, pivots counted from 0, the upper triangle of a factor). The custom call is the
-root; its target and attributes give the parameters of the primitive.
+The lowering of a decomposition is a custom call and a few equations around it (`NaN` where the
+routine failed, pivots shifted to start at 0, the upper triangle of a factor). The custom call is
+the root; its target and attributes give the parameters of the primitive.
 
 Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
 """
@@ -17,18 +17,19 @@ from typing import Any
 import jax
 from jax.lax import linalg
 
-from invert._private.jax import core, geqp3_p, geqrf_p
+from invert._private.jax import Literal, geqp3_p, geqrf_p
 from invert.ir.loops import WhileParts
+from invert.ir.types import Eqn
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
-# Names of the attributes that hold the parameters of a routine: FFI calls, and those before them.
+# Attributes that hold the parameters of a routine, in FFI calls and in older ones.
 _CONFIGS = ("mhlo.backend_config", "backend_config")
 
 
-def attributes(eqn: Any) -> Mapping[str, Any]:
+def attributes(eqn: Eqn) -> Mapping[str, Any]:
     """The parameters a custom call passes to its routine: `{uplo = 76 : ui8}` -> `{"uplo": "L"}`.
 
-    LAPACK takes its options as the numbers of characters.
+    LAPACK takes its options as character codes.
     """
     texts = dict(eqn.params["attributes"])
     text = next((texts[name] for name in _CONFIGS if name in texts), "")
@@ -52,15 +53,15 @@ def _cholesky(site: Site) -> Iterator[Call]:
 
 
 def _cholesky_op(site: Site) -> Iterator[Call]:
-    """The op of that name, which TPUs have: it leaves the other triangle open, as JAX does."""
+    """The op of that name, for TPUs: as in JAX, the other triangle is undefined."""
     if site.platform == "tpu":
         yield bind(linalg.cholesky_p, *_operands(site))
 
 
 def _eig(site: Site) -> Iterator[Call]:
     a = attributes(site.eqn)
-    # The lowering does not say whether the author vouched for the derivatives of eigenvectors.
-    # They are those of simple eigenvalues, as they are for eigh and svd.
+    # The lowering does not say whether the author enabled derivatives of eigenvectors. They are
+    # those of simple eigenvalues, as for eigh and svd.
     yield bind(
         linalg.eig_p,
         *_operands(site),
@@ -86,17 +87,17 @@ def _eigh(site: Site) -> Iterator[Call]:
 
 
 def _is_lower(found: Mapping[str, Any]) -> bool:
-    """LAPACK has a character for the triangle, cuSOLVER a flag."""
+    """Whether the lower triangle is meant: a character in LAPACK, a flag in cuSOLVER."""
     return bool(found.get("lower", found.get("uplo") == "L"))
 
 
 def _has_array(site: Site) -> bool:
-    """Whether the first operand is an array: older releases passed sizes, a buffer has none."""
+    """Whether the first operand is an array: older releases passed sizes first."""
     return bool(site.eqn.invars) and bool(site.eqn.invars[0].aval.shape)
 
 
 def _large(site: Site) -> Iterator[Call]:
-    """The decompositions that hold calls of other routines.
+    """The decompositions that contain calls of other routines.
 
     `geqrf` or `geqp3`, the triangle, the product of the reflectors -> `qr`; `getrf`, the pivots
     from 0, their permutation -> `lu`.
@@ -137,7 +138,7 @@ def _ormqr(site: Site) -> Iterator[Call]:
 
 
 def _pivots(site: Site) -> Iterator[Call]:
-    """`lu_pivots_to_permutation` where it is one custom call."""
+    """`lu_pivots_to_permutation`, as a single custom call."""
     size = site.out.shape[-1]
     yield bind(linalg.lu_pivots_to_permutation_p, *_operands(site), permutation_size=size)
 
@@ -177,8 +178,7 @@ def _svd(site: Site) -> Iterator[Call]:
             "gesvdp": algorithms.POLAR,
             "gesdd": getattr(algorithms, "DIVIDE_AND_CONQUER", None),
         }[str(kernel)]
-    # Some routines know full factors only, which are cut; where no factor is asked for, their
-    # shapes alone tell.
+    # Some routines return full factors only, which are sliced. Without factors, the shapes decide.
     for full_matrices in (mode == "A",) if mode in ("A", "S") else (False, True):
         yield bind(
             linalg.svd_p,
@@ -196,7 +196,7 @@ def _triangular_solve(site: Site) -> Iterator[Call]:
     side, lower = options.get("side") == "L", options.get("uplo") == "L"
     unit, trans = options.get("diag") == "U", options.get("trans_x")
     conjugates = (trans == "C",)
-    if trans == "N" and _is_complex(a):  # conjugation alone is an equation before the call
+    if trans == "N" and _is_complex(a):  # plain conjugation precedes the call
         conjugates = (True, False)
     for conjugate in conjugates:
         yield bind(
@@ -233,7 +233,7 @@ def _cholesky_update(site: Site) -> Iterator[Call]:
 
 def _symmetric_product(site: Site) -> Iterator[Call]:
     a, c, alpha, beta = site.eqn.invars
-    if isinstance(alpha, core.Literal) and isinstance(beta, core.Literal):
+    if isinstance(alpha, Literal) and isinstance(beta, Literal):
         factors = {"alpha": float(alpha.val), "beta": float(beta.val)}
         yield bind(linalg.symmetric_product_p, site.aval(a), site.aval(c), **factors)
 
@@ -276,7 +276,7 @@ _KERNELS: dict[str, Callable[[Site], Iterator[Call]]] = {
 _TARGET = re.compile(r"(?:lapack_[sdcz]|(?:cu|hip)(?:solver|sparse|hybrid)?_)?(\w+?)(?:_ffi)?")
 
 
-def kernel_of(eqn: Any) -> str | None:
+def kernel_of(eqn: Eqn) -> str | None:
     """The routine of a custom call: `"potrf"` for `lapack_spotrf_ffi`; `None` for others."""
     if eqn.primitive.name != "custom_call":
         return None
@@ -291,7 +291,7 @@ def _custom_call(site: Site) -> Iterator[Call]:
 
 
 PATTERNS = (
-    # The larger first: what they hold is a primitive too.
+    # The larger first: their parts are primitives too.
     Pattern("factorization", ("custom_call",), _large),
     Pattern("linalg", ("custom_call",), _custom_call),
     Pattern("cholesky_op", ("cholesky",), _cholesky_op),

@@ -1,4 +1,4 @@
-"""Linear algebra that the lowering writes out in other primitives.
+"""Linear algebra that the lowering expands into other primitives.
 
 Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
 """
@@ -6,8 +6,7 @@ Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,8 @@ import numpy as np
 from jax import lax
 from jax.lax import linalg
 
-from invert._private.jax import core, linear_solve, open_jaxpr
+from invert._private.jax import Literal, linear_solve, open_jaxpr
+from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.patterns.calls import opened
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind
 
@@ -37,12 +37,12 @@ def _symmetric_product(site: Site) -> Iterator[Call]:
     yield bind(linalg.symmetric_product_p, a, c, alpha=alpha[0], beta=beta[0])
 
 
-def _factor(eqn: Any) -> tuple[float, Any] | None:
+def _factor(eqn: Eqn | None) -> tuple[float, Atom] | None:
     """The number and the other factor of `mul 0.5 x`."""
     if eqn is None or eqn.primitive is not lax.mul_p:
         return None
     for number, other in (eqn.invars, reversed(eqn.invars)):
-        if isinstance(number, core.Literal) and np.ndim(number.val) == 0:
+        if isinstance(number, Literal) and np.ndim(number.val) == 0:
             return float(number.val), other
     return None
 
@@ -52,7 +52,7 @@ def _cholesky_update(site: Site) -> Iterator[Call]:
     out = site.out
     if len(out.shape) != 2 or out.shape[0] != out.shape[1] or out.dtype.kind != "f":
         return
-    # The rows are written one after the other: what is not as long is no update.
+    # The rows are written one after the other: a shorter chain is not an update.
     eqn, rows = site.eqn, 0
     while eqn is not None and eqn.primitive is lax.scatter_p and rows <= out.shape[0]:
         eqn, rows = site.producer(eqn.invars[0]), rows + 1
@@ -65,9 +65,9 @@ _SIGNATURES = {1: "(m,m),(m)->(m)", 2: "(m,m),(m,n)->(m,n)"}
 
 
 def _solve(site: Site) -> Iterator[Call]:
-    """An LU decomposition that serves one solve -> `jnp.linalg.solve`, with its derivative.
+    """An LU decomposition used by one solve -> `jnp.linalg.solve`, with its derivative.
 
-    The right-hand side of the solve inside has its columns as a leading axis.
+    The right-hand side of the inner solve has its columns as the leading axis.
     """
     a = site.aval(site.eqn.invars[0])
     for user in site.graph.users.get(site.eqn.outvars[0], ()):
@@ -110,7 +110,7 @@ def _svd(site: Site) -> Iterator[Call]:
 
 
 def _singular_values(site: Site) -> Iterator[Call]:
-    """The same without vectors: a function that holds one from a square matrix to the result."""
+    """The same without vectors: a function around one of a square matrix."""
     if site.platform != "tpu" or len(site.eqn.invars) != 1 or len(site.eqn.outvars) != 1:
         return
     a, out = site.aval(site.eqn.invars[0]), site.out
@@ -123,7 +123,7 @@ def _singular_values(site: Site) -> Iterator[Call]:
         yield dataclasses.replace(call, is_call=True)
 
 
-def _svd_call(site: Site) -> Callable[..., Any] | None:
+def _svd_call(site: Site) -> JaxFunction | None:
     """`jit[{ svd x }] -> svd x` on TPUs, where lowering outlines the expansion."""
     return opened(site, ("svd",)) if site.platform == "tpu" else None
 
@@ -133,7 +133,7 @@ PATTERNS = (
     Pattern("cholesky_update", ("scatter",), _cholesky_update),
 )
 
-# After the decompositions and the triangular solves that they are made of.
+# After the decompositions and triangular solves that they consist of.
 SOLVES = (
     Pattern("solve", ("lu",), _solve),
     Pattern("svd_expanded", ("reduce_and",), _svd),

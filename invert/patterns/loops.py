@@ -2,23 +2,23 @@
 
 JAX lowers `scan` (and with it `map` and `fori_loop` with static bounds) to a `while` over
 `(i, carry..., ys...)` whose body takes slices of the inputs at `i` and writes the outputs at `i`
-(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10). Every step here is an equality of
-programs by itself; nothing is assumed of names.
+(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10). Every step is an equality of
+programs; names play no role.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 from jax import lax
 
-from invert._private.jax import consts_of, core, open_jaxpr
+from invert._private.jax import Literal, consts_of, open_jaxpr
 from invert.ir.graph import Graph
 from invert.ir.interpret import evaluate, replacing
 from invert.ir.loops import WhileParts
+from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Value, Var
 from invert.rewriting.pattern import EquationPattern, Site
 
 
@@ -33,14 +33,14 @@ class Counted:
     """
 
     body: Graph
-    consts: Sequence[Any]
-    carry: Sequence[Any]
+    consts: Sequence[Var]
+    carry: Sequence[Var]
     counter: int
     length: int
 
-    def index(self, atom: Any) -> tuple[int, int] | None:
+    def index(self, atom: Atom) -> tuple[int, int] | None:
         """`(a, b)` where the value of `atom` is `a * i + b`, else `None`."""
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             value = np.asarray(atom.val)
             return (0, int(value)) if value.ndim == 0 and value.dtype.kind in "iu" else None
         if atom is self.carry[self.counter]:
@@ -54,15 +54,15 @@ class Counted:
         sign = 1 if eqn.primitive.name == "add" else -1
         return x[0] + sign * y[0], x[1] + sign * y[1]
 
-    def direction(self, atom: Any) -> bool | None:
-        """Whether `atom` counts down from the last step; `None` where it does neither."""
+    def direction(self, atom: Atom) -> bool | None:
+        """Whether `atom` counts down from the last step rather than up; `None` if neither."""
         found = self.index(atom)
         if found == (1, 0):
             return False
         return True if found == (-1, self.length - 1) else None
 
 
-def counted(eqn: Any) -> Counted | None:
+def counted(eqn: Eqn) -> Counted | None:
     parts = WhileParts.of(eqn)
     test = open_jaxpr(parts.cond)
     if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt":
@@ -70,11 +70,11 @@ def counted(eqn: Any) -> Counted | None:
     variable, limit = test.eqns[0].invars
     if list(test.outvars) != list(test.eqns[0].outvars):
         return None
-    if not isinstance(limit, core.Literal) or variable not in parts.tested:
+    if not isinstance(limit, Literal) or variable not in parts.tested:
         return None
     counter = parts.tested.index(variable)
     start = parts.init[counter]
-    if not isinstance(start, core.Literal) or int(start.val) != 0:
+    if not isinstance(start, Literal) or int(start.val) != 0:
         return None
     graph = Graph(parts.body, consts_of(parts.body))
     held = graph.jaxpr.invars[: len(parts.body_consts)]
@@ -84,23 +84,23 @@ def counted(eqn: Any) -> Counted | None:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """One element read (`value` is `None`) or written along the leading axis of `array`."""
+    """A row read from (`value` is `None`) or written to the leading axis of `array`."""
 
-    array: Any
-    index: Any
-    value: Any
-    result: Any
-
-
-def _zeros(atoms: Sequence[Any]) -> bool:
-    return all(isinstance(a, core.Literal) and int(a.val) == 0 for a in atoms)
+    array: Atom
+    index: Atom
+    value: Atom | None
+    result: Var
 
 
-def read(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
+def _zeros(atoms: Sequence[Atom]) -> bool:
+    return all(isinstance(a, Literal) and int(a.val) == 0 for a in atoms)
+
+
+def read(eqn: Eqn, graph: Graph) -> Access | None:
     """`reshape (dynamic_slice[sizes=(1, ...)] array index 0 ...)`."""
     if eqn.primitive.name not in ("reshape", "squeeze"):
         return None
-    source = producer(eqn.invars[0])
+    source = graph.producer(eqn.invars[0])
     if source is None or source.primitive.name != "dynamic_slice":
         return None
     array, index, *rest = source.invars
@@ -112,7 +112,7 @@ def read(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
     return Access(array, index, None, eqn.outvars[0])
 
 
-def write(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
+def write(eqn: Eqn, graph: Graph) -> Access | None:
     """`dynamic_update_slice array (broadcast value) index 0 ...`."""
     if eqn.primitive.name != "dynamic_update_slice":
         return None
@@ -120,7 +120,7 @@ def write(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
     shape = array.aval.shape
     if not shape or not _zeros(rest) or update.aval.shape != (1, *shape[1:]):
         return None
-    source = producer(update)
+    source = graph.producer(update)
     if source is None or source.invars[0].aval.shape != shape[1:]:
         return None
     name, dims = source.primitive.name, tuple(range(1, len(shape)))
@@ -132,25 +132,20 @@ def write(eqn: Any, producer: Callable[[Any], Any]) -> Access | None:
     return None
 
 
-def producer(graph: Graph, atom: Any) -> Any | None:
-    """The equation that defines `atom`, if any."""
-    return None if isinstance(atom, core.Literal) else graph.producers.get(atom)
-
-
-def access(eqn: Any, graph: Graph, find: Callable[..., Access | None]) -> Access | None:
-    """An access written out, or in a function of its own as JAX writes it."""
+def access(eqn: Eqn, graph: Graph, find: Callable[[Eqn, Graph], Access | None]) -> Access | None:
+    """An access, inline or in a function of its own, as JAX lowers it."""
     if eqn.primitive.name != "jit":
-        return find(eqn, lambda atom: producer(graph, atom))
+        return find(eqn, graph)
     inner = Graph(eqn.params["jaxpr"])
     arguments = dict(zip(inner.jaxpr.invars, eqn.invars, strict=True))
     if len(inner.eqns) != 2 or len(inner.jaxpr.outvars) != 1:
         return None
-    found = find(inner.eqns[-1], lambda atom: producer(inner, atom))
+    found = find(inner.eqns[-1], inner)
     if found is None or found.result is not inner.jaxpr.outvars[0]:
         return None
 
-    def outside(atom: Any) -> Any:
-        return arguments.get(atom) if not isinstance(atom, core.Literal) else atom
+    def outside(atom: Atom) -> Atom | None:
+        return arguments.get(atom) if not isinstance(atom, Literal) else atom
 
     array, index = outside(found.array), outside(found.index)
     value = None if found.value is None else outside(found.value)
@@ -159,17 +154,17 @@ def access(eqn: Any, graph: Graph, find: Callable[..., Access | None]) -> Access
     return Access(array, index, value, eqn.outvars[0])
 
 
-def _is(atom: Any, members: Sequence[Any]) -> bool:
+def _is(atom: Atom, members: Sequence[Atom | None]) -> bool:
     return any(atom is m for m in members)
 
 
-def _scan(site: Site) -> Callable[..., Any] | None:
+def _scan(site: Site) -> JaxFunction | None:
     """`while i < n` with slices at `i` -> `scan[length=n]`."""
     loop = counted(site.eqn)
     if loop is None:
         return None
     graph, length = loop.body, loop.length
-    reads: dict[int, Access] = {}
+    reads: dict[Eqn, Access] = {}
     direction: bool | None = None
     for eqn in graph.eqns:
         found = access(eqn, graph, read)
@@ -180,19 +175,18 @@ def _scan(site: Site) -> Callable[..., Any] | None:
             continue
         if direction is None or direction == backwards:
             direction = backwards
-            reads[id(eqn)] = found
+            reads[eqn] = found
     outputs: dict[int, Access] = {}
     for position, result in enumerate(graph.jaxpr.outvars):
-        eqn = producer(graph, result)
+        eqn = graph.producer(result)
         found = None if eqn is None else access(eqn, graph, write)
         if found is None or found.array is not loop.carry[position]:
             continue
         backwards = loop.direction(found.index)
-        # Every element is written once, and the buffer is seen by nothing else: what it held
-        # before the loop does not matter.
-        alone = len(_users(graph, found.array)) == 1 and found.array.aval.shape[0] == length
-        alone = alone and not _is(result, _others(graph.jaxpr.outvars, position))
-        alone = alone and not graph.users.get(result)
+        # Every row is written once, and nothing else reads the buffer, so that its initial value
+        # does not matter.
+        alone = _count_uses(graph, found.array) == 1 and found.array.aval.shape[0] == length
+        alone = alone and _count_uses(graph, result) == 1
         if backwards is None or not alone or found.value is None:
             continue
         if direction is None or direction == backwards:
@@ -201,27 +195,19 @@ def _scan(site: Site) -> Callable[..., Any] | None:
     return _build(site.eqn, loop, reads, outputs, bool(direction))
 
 
-def _users(graph: Graph, atom: Any) -> list[Any]:
-    users = list(graph.users.get(atom, ()))
-    return users + [v for v in graph.jaxpr.outvars if v is atom]
-
-
-def _others(values: Sequence[Any], position: int) -> list[Any]:
-    return [v for i, v in enumerate(values) if i != position]
+def _count_uses(graph: Graph, atom: Atom) -> int:
+    return len(graph.users.get(atom, ())) + sum(v is atom for v in graph.jaxpr.outvars)
 
 
 def _build(
-    eqn: Any,
+    eqn: Eqn,
     loop: Counted,
-    reads: dict[int, Access],
+    reads: dict[Eqn, Access],
     outputs: dict[int, Access],
     reverse: bool,
-) -> Callable[..., Any]:
+) -> JaxFunction:
     graph = loop.body
-    skipped = set(reads) | {
-        id(graph.producers[graph.jaxpr.outvars[position]]) for position in outputs
-    }
-    kept = _needed(graph, loop, outputs, skipped)
+    kept = _needed(loop, outputs, {r.result for r in reads.values()})
     counter = loop.carry[loop.counter]
     written = [a.value for a in outputs.values()]
     counting = loop.counter if _uses(kept, counter) or _is(counter, written) else None
@@ -233,12 +219,14 @@ def _build(
     xs = list({id(r.array): r.array for r in reads.values()}.values())
     parts = WhileParts.of(eqn)
 
-    def call(*operands: Any) -> list[Any]:
+    def call(*operands: Value) -> list[Value]:
         _, consts, init = parts.split(operands)
-        outside: dict[Any, Any] = dict(graph.consts)
+        outside: dict[Atom, Value] = {**graph.consts}
         outside.update(zip(loop.consts, consts, strict=True))
 
-        def step(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def step(
+            carry: Sequence[Value], slices: Sequence[Value]
+        ) -> tuple[list[Value], list[Value]]:
             env = dict(outside)
             env.update(zip((loop.carry[i] for i in carried), carry, strict=True))
             of = dict(zip(map(id, xs), slices, strict=True))
@@ -246,7 +234,7 @@ def _build(
             value_of = evaluate(kept, env, replacing(_whole_body(kept)))
             return (
                 [value_of(graph.jaxpr.outvars[i]) for i in carried],
-                [value_of(outputs[i].value) for i in sorted(outputs)],
+                [value_of(v) for i in sorted(outputs) if (v := outputs[i].value) is not None],
             )
 
         final, ys = lax.scan(
@@ -265,41 +253,29 @@ def _build(
     return call
 
 
-def _uses(eqns: Sequence[Any], atom: Any) -> bool:
+def _uses(eqns: Sequence[Eqn], atom: Atom) -> bool:
     return any(a is atom for e in eqns for a in e.invars)
 
 
-def _needed(
-    graph: Graph, loop: Counted, outputs: dict[int, Access], skipped: set[int]
-) -> list[Any]:
-    """The equations of the body that the carry and the outputs still need."""
-    roots = [
-        v for i, v in enumerate(graph.jaxpr.outvars) if i != loop.counter and i not in outputs
-    ] + [a.value for a in outputs.values()]
-    found: set[int] = set()
-    pending = [graph.producers.get(v) for v in roots if not isinstance(v, core.Literal)]
-    while pending:
-        eqn = pending.pop()
-        if eqn is None or id(eqn) in found or id(eqn) in skipped:
-            continue
-        found.add(id(eqn))
-        pending.extend(
-            graph.producers.get(a) for a in eqn.invars if not isinstance(a, core.Literal)
-        )
-    kept = [e for e in graph.eqns if id(e) in found]
-    counter = loop.carry[loop.counter]
-    if _uses(kept, counter) or _is(counter, roots):
-        step = graph.producers[graph.jaxpr.outvars[loop.counter]]
-        if id(step) not in found:
+def _needed(loop: Counted, outputs: dict[int, Access], given: Set[Atom]) -> list[Eqn]:
+    """The equations of the body that the carry and the outputs need."""
+    graph, counter = loop.body, loop.carry[loop.counter]
+    outvars = graph.jaxpr.outvars
+    roots = [v for i, v in enumerate(outvars) if i != loop.counter and i not in outputs]
+    roots += [a.value for a in outputs.values() if a.value is not None]
+    kept, outside = graph.needed(roots, given)
+    if counter in outside:
+        step = graph.producers[outvars[loop.counter]]
+        if step not in kept:
             kept.append(step)
     return kept
 
 
-def _whole_body(eqns: Sequence[Any]) -> dict[int, Any]:
-    """The program of the function that the lowering puts around a whole body, if there is one."""
+def _whole_body(eqns: Sequence[Eqn]) -> dict[Eqn, AnyJaxpr]:
+    """The function that the lowering puts around a whole body, if there is one, by its call."""
     calls = [e for e in eqns if e.primitive.name == "jit"]
     rest = [e for e in eqns if e.primitive.name not in ("jit", "add", "sub")]
-    return {id(e): e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}
+    return {e: e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}
 
 
 PATTERNS = (EquationPattern("scan", ("while",), _scan),)

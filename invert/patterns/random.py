@@ -1,7 +1,7 @@
-"""Random numbers: the hash functions, and the operations on keys that are made of them.
+"""Random numbers: hash functions and the operations on keys built from them.
 
-Lowering erases key types: a key is the `uint32` array behind it. So the calls proposed here take
-and give such arrays, `random_wrap` and `random_unwrap` included; `keys.py` then removes the pairs.
+Lowering erases key types: a key becomes its `uint32` array. So the calls proposed here take and
+return such arrays, including `random_wrap` and `random_unwrap`; `keys.py` then removes the pairs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import (
-    core,
+    Literal,
     philox2x32_p,
     philox4x32_p,
-    prng,
+    prngs,
+    random_bits_p,
+    random_fold_in_p,
     random_gamma_p,
+    random_seed_p,
+    random_split_p,
+    random_unwrap_p,
+    random_wrap_p,
     threefry2x32_p,
     threefry4x32_p,
 )
 from invert.ir import kinds
+from invert.ir.types import Aval, JaxFunction, Value
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _UINT32 = np.dtype(np.uint32)
@@ -37,7 +44,7 @@ class _Hash:
     **Arguments:**
 
     - `primitive`: takes the words of a key, then those of a counter.
-    - `keys`, `counters`: how many they are.
+    - `keys`, `counters`: the number of words of each.
     - `literal`: a constant of the hash function.
     """
 
@@ -77,8 +84,8 @@ def _threefry2x32(site: Site) -> Iterator[Call]:
         yield bind(threefry2x32_p, *(uint32(*w) for w in words))
 
 
-def _counter_shapes(site: Site, total: Any, key: Any) -> list[tuple[int, ...]]:
-    """Shapes that the counter may have had before the key was added to it, the likeliest first."""
+def _counter_shapes(site: Site, total: Value, key: Value) -> list[tuple[int, ...]]:
+    """Possible shapes of the counter before the key was added, the likeliest first."""
     shapes = []
     eqn = site.producer(total)
     for operand in eqn.invars if eqn is not None and eqn.primitive.name == "add" else ():
@@ -92,7 +99,7 @@ def _counter_shapes(site: Site, total: Any, key: Any) -> list[tuple[int, ...]]:
 
 
 def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
-    """The body of the function that JAX outlines an unrolled hash function into."""
+    """The body of the function into which JAX outlines an unrolled hash function."""
     hash_ = _HASHES[name]
 
     def propose(site: Site) -> Iterator[Call]:
@@ -109,16 +116,16 @@ def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
 # Operations on keys.
 
 
-def wrap(key: Any, impl: str) -> Any:
-    """An array of keys over their words."""
-    return prng.random_wrap_p.bind(key, impl=prng.prngs[impl])
+def wrap(key: Value, impl: str) -> Value:
+    """An array of keys, from their words."""
+    return random_wrap_p.bind(key, impl=prngs[impl])
 
 
-def _keyed(key: tuple[Any, ...], function: Callable[..., Any], *avals: Any) -> Iterator[Call]:
-    """The call under both settings of `jax_threefry_partitionable`, which an equation records."""
+def _keyed(key: tuple[Any, ...], function: JaxFunction, *avals: Any) -> Iterator[Call]:
+    """The call under both settings of `jax_threefry_partitionable`."""
     for partitionable in (True, False):
 
-        def run(*args: Any, partitionable: bool = partitionable) -> Any:
+        def run(*args: Value, partitionable: bool = partitionable) -> Value:
             with jax.threefry_partitionable(partitionable):
                 return function(*args)
 
@@ -126,28 +133,28 @@ def _keyed(key: tuple[Any, ...], function: Callable[..., Any], *avals: Any) -> I
 
 
 def _bits(impl: str, batch: tuple[int, ...], shape: tuple[int, ...], width: int) -> Iterator[Call]:
-    def run(key: Any) -> Any:
-        return prng.random_bits_p.bind(wrap(key, impl), bit_width=width, shape=shape)
+    def run(key: Value) -> Value:
+        return random_bits_p.bind(wrap(key, impl), bit_width=width, shape=shape)
 
     yield from _keyed(("bits", impl, shape, width), run, uint32(*batch, _words(impl)))
 
 
 def _split(impl: str, batch: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Call]:
-    def run(key: Any) -> Any:
-        return prng.random_unwrap_p.bind(prng.random_split_p.bind(wrap(key, impl), shape=shape))
+    def run(key: Value) -> Value:
+        return random_unwrap_p.bind(random_split_p.bind(wrap(key, impl), shape=shape))
 
     yield from _keyed(("split", impl, shape), run, uint32(*batch, _words(impl)))
 
 
 def _fold_in(impl: str, batch: tuple[int, ...], data: tuple[int, ...]) -> Iterator[Call]:
-    def run(key: Any, data: Any) -> Any:
-        return prng.random_unwrap_p.bind(prng.random_fold_in_p.bind(wrap(key, impl), data))
+    def run(key: Value, data: Value) -> Value:
+        return random_unwrap_p.bind(random_fold_in_p.bind(wrap(key, impl), data))
 
     yield Call(("fold_in", impl), run, (uint32(*batch, _words(impl)), uint32(*data)))
 
 
 class _WideCall(Call):
-    """A call that is traced with 64-bit types enabled, whatever its own types are."""
+    """A call that is traced with 64-bit types enabled for any types."""
 
     @property
     def needs_x64(self) -> bool:
@@ -155,12 +162,12 @@ class _WideCall(Call):
 
 
 def _seed(impl: str, seed: jax.ShapeDtypeStruct) -> Iterator[Call]:
-    """Seeding is lowered in three ways: what masks the low word promotes with `uint32`."""
+    """The three lowerings of seeding, which depend on how the low word is masked."""
 
-    def run(seed: Any) -> Any:
-        return prng.random_unwrap_p.bind(prng.random_seed_p.bind(seed, impl=prng.prngs[impl]))
+    def run(seed: Value) -> Value:
+        return random_unwrap_p.bind(random_seed_p.bind(seed, impl=prngs[impl]))
 
-    def run_weak(seed: Any) -> Any:
+    def run_weak(seed: Value) -> Value:
         seed = lax.convert_element_type_p.bind(
             seed, new_dtype=np.dtype(seed.dtype), weak_type=True, sharding=None
         )
@@ -172,12 +179,12 @@ def _seed(impl: str, seed: jax.ShapeDtypeStruct) -> Iterator[Call]:
 
 
 def _words(impl: str) -> int:
-    return prng.prngs[impl].key_shape[0]
+    return prngs[impl].key_shape[0]
 
 
 def _hashed(site: Site) -> Iterator[Call]:
     """A hash function of iotas -> random_bits or random_split; of data -> random_fold_in."""
-    impl = site.eqn.primitive.name  # key types have the names of their hash functions
+    impl = site.eqn.primitive.name  # key types are named after their hash functions
     out = tuple(site.out.shape)
     key = tuple(site.eqn.invars[0].aval.shape)
     users = {u.primitive.name for v in site.eqn.outvars for u in site.graph.users.get(v, ())}
@@ -203,7 +210,7 @@ def _hashed(site: Site) -> Iterator[Call]:
 
 
 def _folds(impl: str, key: tuple[int, ...], out: tuple[int, ...]) -> Iterator[Call]:
-    """Folding-in of a number into a key, of one into many, many into one, many into many."""
+    """Folding numbers into keys: one into one, one into many, many into one, many into many."""
     batch = out[:-1] if impl == "threefry2x32" else out
     if len(out) != len(batch) and out[-1:] != (1,):
         return
@@ -217,7 +224,7 @@ def _folds(impl: str, key: tuple[int, ...], out: tuple[int, ...]) -> Iterator[Ca
 
 
 def _batch_ranks(key: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
-    """Numbers of leading axes that may be axes of the key array, the smallest first.
+    """Possible numbers of axes of the key array, the smallest first.
 
     A batch of keys has size one along the axes of the counters.
     """
@@ -227,7 +234,7 @@ def _batch_ranks(key: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
 
 
 def _widths(site: Site) -> list[int]:
-    """Widths of the bits that may be made of a hash, the one with the longest program first."""
+    """Possible widths of the bits made of a hash, the one with the longest program first."""
     widths = []
     front = [*site.eqn.outvars]
     for _ in range(4):  # results -> (three) xor -> convert
@@ -240,7 +247,7 @@ def _widths(site: Site) -> list[int]:
 
 
 def _flat_results(site: Site, n: int) -> list[Any]:
-    """Types of the values that a flat array of words may have been formed into, last first.
+    """Types of the values that a flat array of words may have been reshaped into, last first.
 
     With `jax_threefry_partitionable=False` the hash runs over half of a flat iota.
     """
@@ -260,7 +267,7 @@ def _flat_results(site: Site, n: int) -> list[Any]:
     return list({(a.shape, a.dtype): a for a in reversed(fits)}.values())[:4]
 
 
-def _bytes(aval: Any, n: int) -> int:
+def _bytes(aval: Aval, n: int) -> int:
     return math.prod(aval.shape[n:]) * np.dtype(aval.dtype).itemsize
 
 
@@ -274,7 +281,7 @@ def _seeds(site: Site) -> list[jax.ShapeDtypeStruct]:
     found = []
     for eqn in site.graph.by_primitive.get("shift_right_logical", ()):
         x, n = eqn.invars
-        if isinstance(n, core.Literal) and np.ndim(n.val) == 0 and n.val == 32:
+        if isinstance(n, Literal) and np.ndim(n.val) == 0 and n.val == 32:
             found.append(site.aval(x))
     return list({(a.shape, a.dtype): a for a in found}.values())
 
@@ -293,7 +300,7 @@ def _concatenated(site: Site) -> Iterator[Call]:
 
 
 def _generated(site: Site) -> Iterator[Call]:
-    """A generator on two words of 64 bits -> the same on four words of 32, or on a key of them."""
+    """A generator on two 64-bit words -> the same on four 32-bit words, or on a key of them."""
     eqn = site.eqn
     state = site.aval(eqn.invars[0])
     if np.dtype(state.dtype) != np.uint64:
@@ -328,12 +335,12 @@ def _gamma(site: Site) -> Iterator[Call]:
             shapes[tuple(aval.shape)] = None
     log_space = "pow" not in site.graph.by_primitive
     counts = _key_counts(site, n)
-    # One parameter for all samples has been broadcast, where not as an operand then as a result.
+    # A parameter shared by all samples was broadcast, as an operand or as a result.
     one = any(
         v.shape == () and v.dtype == dtype
         for eqn in site.graph.by_primitive.get("broadcast_in_dim", ())
         for v in [site.aval(eqn.invars[0])]
-        if not isinstance(eqn.invars[0], core.Literal)
+        if not isinstance(eqn.invars[0], Literal)
     ) or any(v.shape == () and v.dtype == dtype for v in map(site.aval, site.graph.jaxpr.invars))
     for shape in sorted(shapes, key=lambda s: s == (n,)):
         for rank in range(len(shape) + 1):
@@ -345,7 +352,7 @@ def _gamma(site: Site) -> Iterator[Call]:
 
 
 def _key_counts(site: Site, n: int) -> set[int]:
-    """Numbers of keys which this body splits into `n`."""
+    """Numbers of keys that this body splits into `n` each."""
     found = set()
     for eqn in (
         *site.graph.by_primitive.get("jit", ()),
@@ -370,7 +377,7 @@ def _gamma_call(
 ) -> Call:
     impl = {2: "threefry2x32", 4: "rbg"}[key.shape[-1]]
 
-    def run(key: Any, a: Any) -> Any:
+    def run(key: Value, a: Value) -> Value:
         if a.shape != shape:
             a = lax.broadcast_in_dim(a, shape, ())
         return random_gamma_p.bind(wrap(key, impl), a, log_space=log_space)

@@ -10,6 +10,7 @@ import jax
 
 from invert._private.jax import eval_closed, trace_closed
 from invert.ir import jaxprs
+from invert.ir.types import Value
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import EquationPattern, Pattern, Stage
@@ -24,17 +25,17 @@ def rewrite(
     *,
     platform: str = "cpu",
 ) -> _F:
-    """A function that computes what `fn` does, after patterns have been applied to its equations.
+    """Applies patterns to the equations of a function.
 
     **Arguments:**
 
     - `fn`: any JAX function of arrays in pytrees.
     - `patterns`: the patterns to apply, in this order, each to a fixpoint; all of `invert`'s own by
         default.
-    - `platform`: the platform for which preimage patterns lower what they propose.
+    - `platform`: the platform for which preimage patterns lower their proposals.
 
-    **Returns:** a function with the signature of `fn`. It is traced at every call, so wrap it in
-        `jax.jit`. What `jax.make_jaxpr` shows of it is the rewritten program.
+    **Returns:** a function with the signature and values of `fn`. It is traced at every call, so
+        wrap it in `jax.jit`. `jax.make_jaxpr` shows the rewritten program.
 
     ??? example
 
@@ -48,11 +49,11 @@ def rewrite(
     stages = STAGES if patterns is None else tuple(Stage((p,)) for p in patterns)
 
     @functools.wraps(fn)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Value, **kwargs: Any) -> Value:
         flat, in_tree = jax.tree_util.tree_flatten((args, kwargs))
         out_tree: list[Any] = []
 
-        def run(*values: Any) -> list[Any]:
+        def run(*values: Value) -> list[Value]:
             inner_args, inner_kwargs = jax.tree_util.tree_unflatten(in_tree, values)
             results, tree = jax.tree_util.tree_flatten(fn(*inner_args, **inner_kwargs))
             out_tree.append(tree)

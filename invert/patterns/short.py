@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import PatternError
+from invert.ir.avals import type_of_value
 from invert.ir.graph import Graph
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.outline import heads
 from invert.rewriting.pattern import Pattern, Stage
-from invert.rewriting.short import Short, arity_of, combinations, problems, type_of, untraced
-from invert.rewriting.templates import raise_call, written_call
+from invert.rewriting.short import Short, arity_of, combinations, problems, untraced
+from invert.rewriting.templates import raise_call, traced_call, written_call
 
 
 def pattern(
@@ -24,28 +25,28 @@ def pattern(
     options: Mapping[str, Sequence[Any]] | None = None,
     example: Sequence[Any] | None = None,
 ) -> Pattern:
-    """A pattern that puts `after` where a program computes what `before` says.
+    """A pattern that replaces `before` by `after`.
 
-    Whoever writes it answers for the two being equal.
+    The author guarantees that the two are equal.
 
     **Arguments:**
 
-    - `before`: what to look for, a function of one array or several. Each of its positional
-        arguments without a default is an operand, of any shape and dtype at which it traces, and
-        numbers in it are numbers of the program. The two operands of an addition, product,
-        maximum, minimum, comparison for equality or bitwise op may stand in the other order.
-    - `after`: what takes its place, with the same operands and results of the same types.
-    - `name`: how the report calls it; the name of `after` by default.
-    - `options`: values to try for each keyword argument that both functions are called with, such
-        as `{"axis": (-1, -2)}`. Values must be hashable.
-    - `example`: arrays, or their types, at which `before` traces. Only needed where it traces
-        neither at operands of one shape and dtype nor at those of few dimensions of size two.
+    - `before`: the program to look for, a function of one or more arrays. Each of its positional
+        arguments without a default is an operand, of any shape and dtype at which it traces.
+        Numbers in it must occur in the program. The two operands of an addition, product, maximum,
+        minimum, comparison for equality or bitwise op may be swapped.
+    - `after`: its replacement, with the same operands and result types.
+    - `name`: its name in the report; the name of `after` by default.
+    - `options`: values to try for keyword arguments of both functions, such as
+        `{"axis": (-1, -2)}`. Values must be hashable.
+    - `example`: arrays, or their types, at which `before` traces. Needed only if it traces neither
+        at operands of equal types nor at small combinations of sizes and dtypes.
 
     **Returns:** a pattern for `invert.rewrite` and `invert.Config(extra_patterns=...)`.
 
-    **Raises:** `PatternError` with all reasons why the two functions do not make a pattern: they
-        trace at none of the examples, `before` computes nothing or does not use an operand, types
-        of results differ, one has effects, or what `after` computes holds `before` again.
+    **Raises:** `PatternError` with all reasons why the two functions do not form a pattern: they
+        trace at no example, `before` computes nothing or ignores an operand, result types differ,
+        one has effects, or `after` contains `before`.
 
     ??? example
 
@@ -61,7 +62,7 @@ def pattern(
         raise PatternError(
             f"pattern {name!r}: `before` has {arity} operands, `example` {len(example)}"
         )
-    given = None if example is None else tuple(type_of(a) for a in example)
+    given = None if example is None else tuple(map(type_of_value, example))
     short = Short(before, after, arity, choices, given)
     if not short.examples:
         raise PatternError(f"pattern {name!r}: {untraced(short)}")
@@ -69,19 +70,20 @@ def pattern(
         raise PatternError(f"pattern {name!r}: " + "; ".join(found))
     made = Pattern(name, _roots(short), short)
     for call in short.examples:
-        # What it computes, in the place of what is looked for.
-        body = written_call(dataclasses.replace(call, before=call.function), "cpu")
+        # The program of `after` itself.
+        body = traced_call(dataclasses.replace(call, before=None))
         if Rewriter((Stage((made,)),), written_call).matches(body):
             raise PatternError(
-                f"pattern {name!r}: what `after` computes holds `before`, so that it would be "
-                "rewritten for ever; wrap `after` in `jax.jit`"
+                f"pattern {name!r}: `after` contains `before` and would be rewritten forever; "
+                "wrap `after` in `jax.jit`"
             )
     return made
 
 
 def _roots(short: Short) -> tuple[str, ...]:
-    """The primitives that give the results: as they are traced, raised, and after the patterns."""
-    programs = [written_call(call, "cpu") for call in short.examples]
+    """The primitives that give the results: as traced, as raised, and after `invert`'s patterns."""
+    written = (written_call(call, "cpu") for call in short.examples)
+    programs = [p for p in written if p is not None]
     if (raised := raise_call(short.examples[0], "cpu")) is not None:
         programs += [raised, Rewriter(STAGES, raise_call).run(raised)]
     return tuple(dict.fromkeys(e.primitive.name for p in programs for e in heads(Graph(p))))

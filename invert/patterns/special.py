@@ -1,8 +1,8 @@
 """Special functions that the lowering expands into polynomials and loops.
 
-Of each function the table states a number that its expansion contains and by which a program that
-does not use it is told at once. Functions that call others inside stand before them: of nested
-expansions the outer one is meant.
+The table gives for each function a number that its expansion contains, so that programs without it
+are skipped at once. Functions come before those that they call: of nested expansions the outer one
+is wanted.
 
 `atan2(x, 1)` and `exp(x log 2)` are recognized as `atan` and `exp2` where the location names those
 primitives, or where there is no location.
@@ -21,34 +21,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._private.jax import core, prng
+from invert._private.jax import Literal, Var, iota_2x32_shape_p
+from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import Short
 
 
 class Expansion(NamedTuple):
-    """Primitives that the lowering expands in one manner.
+    """Primitives with the same kind of expansion.
 
     **Arguments:**
 
-    - `primitives`: what is proposed.
-    - `arity`: number of operands; all have the type of the result, or are scalars of its dtype.
-    - `root`: the primitive that gives the result. In types of 16 bits or less, which are computed
-        in float32, a conversion gives it.
-    - `operands`: the primitives of which one gives the first operand of that equation.
-    - `markers`: numbers of which each expansion contains one.
+    - `primitives`: the primitives to propose.
+    - `arity`: number of operands; each has the type of the result, or is a scalar of its dtype.
+    - `root`: the primitive that gives the result. In dtypes of 16 bits or less, which are computed
+        in float32, a conversion follows it.
+    - `operands`: possible primitives of the first operand of that equation.
+    - `literals`: numbers of which each expansion contains one.
     """
 
     primitives: tuple[Any, ...]
     arity: int
     root: str
     operands: tuple[str, ...]
-    markers: tuple[float, ...]
+    literals: tuple[float, ...]
 
 
 # The Lanczos coefficient that gamma functions share.
 _LANCZOS = (676.520368121885098567009190444019,)
-# Iteration limits of the loops inside of the incomplete gamma and beta functions.
+# Iteration limits of the loops inside the incomplete gamma and beta functions.
 _GAMMA_LOOP = (2000.0,)
 _BETA_LOOP = (200.0, 600.0)
 
@@ -71,10 +72,9 @@ EXPANSIONS = {
 
 
 def operand_types(site: Site, dtype: Any, arity: int) -> Iterator[tuple[Any, ...]]:
-    """The operand types of an elementwise primitive with the result's shape, the likeliest first.
+    """Possible operand types of an elementwise primitive, the likeliest first.
 
-    Operands may be scalars or stretched along dimensions of size one, as far as the body has such
-    values.
+    Operands may be scalars or broadcast along dimensions of size one, if the body has such values.
     """
     shape = site.eqn.outvars[0].aval.shape
     shapes = [shape, *_narrower(site, dtype, shape)] if arity > 1 else [shape]
@@ -85,7 +85,7 @@ def operand_types(site: Site, dtype: Any, arity: int) -> Iterator[tuple[Any, ...
 
 
 def _narrower(site: Site, dtype: Any, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Shapes other than `shape`, of values in the body, that an elementwise primitive stretches."""
+    """Shapes of values in the body that an elementwise primitive broadcasts to `shape`."""
     atoms = itertools.chain(*(eqn.invars for eqn in site.graph.eqns))
     found = dict.fromkeys(v.shape for v in map(site.aval, atoms) if v.dtype == dtype)
     return [
@@ -116,24 +116,24 @@ def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
     return propose
 
 
-def literal(atom: Any) -> Any:
-    """The value of a scalar literal, else `None`."""
-    return atom.val if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0 else None
+def literal(atom: Atom) -> Any:
+    """The value of a scalar literal; `None` for other atoms."""
+    return atom.val if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else None
 
 
-def is_number(atom: Any, value: complex) -> bool:
+def is_number(atom: Atom, value: complex) -> bool:
     """Whether the atom is the scalar literal `value`."""
     found = literal(atom)
     return found is not None and bool(found == value)
 
 
-def produced_by(site: Site, atom: Any, *primitives: str) -> Any | None:
-    """The equation that defines `atom` where it is one of `primitives`."""
+def produced_by(site: Site, atom: Atom, *primitives: str) -> Any | None:
+    """The equation that defines `atom`, if it is one of `primitives`."""
     eqn = site.producer(atom)
     return eqn if eqn is not None and eqn.primitive.name in primitives else None
 
 
-# A constant of the logarithm inside of lgamma in float32, which jax 0.12 outlines.
+# A constant of the logarithm inside lgamma in float32, which jax 0.12 outlines.
 _LOG_STEP = 0.693115234375
 
 
@@ -183,18 +183,20 @@ def _select_n(site: Site) -> Iterator[Call]:
         cases += 1
         for atom in eqn.invars[1:]:
             inner = produced_by(site, atom, "select_n")
-            found = None if inner is None else _index_select(site, inner)
+            if inner is None:
+                continue
+            found = _index_select(site, inner)
             if found is not None and found[0] is which:
                 pending.append(inner)
-    # A case may be such a selection itself: the largest number is only the likeliest.
+    # A case may be such a selection itself, so the largest number is only the likeliest.
     if cases <= 64:
         yield bind(lax.select_n_p, site.aval(which), *[site.out] * cases)
 
 
-def _index_select(site: Site, eqn: Any) -> tuple[Any, int] | None:
+def _index_select(site: Site, eqn: Eqn) -> tuple[Var, int] | None:
     """`(which, i)` of a selection by `which < i`."""
     less = produced_by(site, eqn.invars[0], "lt")
-    if less is None or len(eqn.invars) != 3 or not isinstance(less.invars[0], core.Var):
+    if less is None or len(eqn.invars) != 3 or not isinstance(less.invars[0], Var):
         return None
     bound = literal(less.invars[1])
     if bound is None or less.invars[0].aval.dtype != np.int32:
@@ -203,11 +205,11 @@ def _index_select(site: Site, eqn: Any) -> tuple[Any, int] | None:
 
 
 def _expansion(name: str, entry: Expansion) -> Pattern:
-    return Pattern(name, ("convert_element_type", entry.root), _expanded(entry), entry.markers)
+    return Pattern(name, ("convert_element_type", entry.root), _expanded(entry), entry.literals)
 
 
-def lowered(name: str, root: str, function: Callable[..., Any], arity: int = 1) -> Pattern:
-    """What JAX lowers `function` to, ended by `root` -> `function`."""
+def lowered(name: str, root: str, function: JaxFunction, arity: int = 1) -> Pattern:
+    """A pattern for the lowering of `function`, whose result is given by `root`."""
     example = (jax.ShapeDtypeStruct((2,), np.float32),) * arity
     return Pattern(name, (root,), Short(None, function, arity, given=example))
 
@@ -217,14 +219,14 @@ def _iota_2x32_shape(site: Site) -> Iterator[Call]:
     x = site.eqn.invars[0]
     halves = produced_by(site, x, "iota", "add", "mul", "shift_right_logical")
     if x.aval.dtype == np.uint64 and site.out.dtype == np.uint32 and halves is not None:
-        yield bind(prng.iota_2x32_shape_p, shape=site.out.shape)
+        yield bind(iota_2x32_shape_p, shape=site.out.shape)
 
 
 PATTERNS = (
     *(_expansion(name, entry) for name, entry in EXPANSIONS.items()),
     lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, 2),
-    # 1 / (1 + exp(-x)), though its location cannot be told from a written quotient. Values are the
-    # same; the derivative of `logistic` is finite where `exp(-x)` overflows and the quotient's not.
+    # 1 / (1 + exp(-x)), also where the author may have written the quotient. Values are the same;
+    # the derivative of `logistic` stays finite where `exp(-x)` overflows, that of the quotient not.
     lowered("logistic", "div", functools.partial(lax.logistic_p.bind, accuracy=None)),
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),

@@ -1,13 +1,13 @@
-"""Primitives that lower to the very same op as another: which one was meant.
+"""Primitives that lower to the same op as another: chooses one of them.
 
 `x * x` and `lax.square(x)` are one program, and so are a reshape that drops dimensions of size one
-and a squeeze. What the location calls the op decides; without one, what people write more often.
-These run last, so that no template depends on locations.
+and a squeeze. The location decides; without one, the more common primitive is chosen. These run
+last, so that no template depends on locations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,24 +15,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert._private.jax import add_any_p, name_stack
-from invert.ir.jaxprs import HINT, WRITTEN_BROADCAST
-from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind, hint_of
+from invert.ir.hints import Hint, hint_of
+from invert.ir.types import JaxFunction, Value
+from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind
 
 
-def _square(site: Site) -> Callable[..., Any] | None:
+def _square(site: Site) -> JaxFunction | None:
     """`mul x x` -> `square x` or `integer_pow[y=2] x`."""
     x, y = site.eqn.invars
     if x is not y:
         return None
-    # Without any location a square is likelier meant than a product of equals, but for unsigned
-    # integers, whose products wrap around on purpose.
+    # Without locations a square is likelier than a product of equals, except for unsigned integers,
+    # whose products wrap around on purpose.
     likelier = not site.named and not jnp.issubdtype(site.out.dtype, jnp.unsignedinteger)
     if site.hint == "square" or likelier:
         return lambda x, _: [lax.square(x)]
     return (lambda x, _: [lax.integer_pow(x, 2)]) if site.hint == "integer_pow" else None
 
 
-def _add_any(site: Site) -> Callable[..., Any] | None:
+def _add_any(site: Site) -> JaxFunction | None:
     """`add x y` -> `add_any x y`, the sum of cotangents in a program that is a derivative."""
     if site.hint != "add_any":
         return None
@@ -45,7 +46,7 @@ _BOOL_REDUCTIONS = {
 }
 
 
-def _bool_reduction(site: Site) -> Callable[..., Any] | None:
+def _bool_reduction(site: Site) -> JaxFunction | None:
     """`reduce_or x` -> `reduce_max x`, and `reduce_and x` -> `reduce_min x`, of booleans."""
     meant, reduction = _BOOL_REDUCTIONS[site.eqn.primitive.name]
     if site.hint != meant:
@@ -59,12 +60,12 @@ def _reshape_dimensions(site: Site) -> Iterator[Call]:
     transpose = site.producer(site.eqn.invars[0])
     if site.hint != "reshape" or transpose is None or transpose.primitive.name != "transpose":
         return
-    if hint_of(transpose) == "reshape":
+    if hint_of(transpose).primitive == "reshape":
         params = {**site.eqn.params, "dimensions": transpose.params["permutation"]}
         yield bind(lax.reshape_p, site.aval(transpose.invars[0]), **params)
 
 
-def _squeeze(site: Site) -> Callable[..., Any] | None:
+def _squeeze(site: Site) -> JaxFunction | None:
     """`reshape x` -> `squeeze x`, where it only drops dimensions of size one."""
     if site.hint not in ("squeeze", ""):
         return None
@@ -89,7 +90,7 @@ def _squeeze(site: Site) -> Callable[..., Any] | None:
 
 
 def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
-    """Whether the result is still reached without the dimension `i`."""
+    """Whether the result shape can still be reached without dimension `i`."""
     remaining = list(before[i + 1 :])
     for n in rest:
         while remaining and remaining[0] != n:
@@ -101,25 +102,23 @@ def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
     return all(n == 1 for n in remaining)
 
 
-def _explicit_broadcast(site: Site) -> Callable[..., Any] | None:
-    """An operand that the author broadcast by hand is broadcast by hand again."""
-    places = hint_of(site.eqn).split(";")[1:]
+def _explicit_broadcast(site: Site) -> JaxFunction | None:
+    """Restores explicit broadcasts of operands."""
     eqn = site.eqn
     shape = eqn.outvars[0].aval.shape
-    found = {int(p): number for p, _, number in (q.partition("#") for q in places)}
     found = {
-        p: number
-        for p, number in found.items()
-        if p < len(eqn.invars) and eqn.invars[p].aval.shape != shape
+        position: number
+        for position, number in hint_of(eqn).operands
+        if position < len(eqn.invars) and eqn.invars[position].aval.shape != shape
     }
     if not found:
         return None
 
-    def widen(x: Any, number: str) -> Any:
-        with name_stack((f"{HINT}{WRITTEN_BROADCAST}{number}",)):
+    def widen(x: Value, number: int) -> Value:
+        with name_stack((Hint("broadcast_in_dim", broadcast=number).encode(),)):
             return lax.broadcast_in_dim(x, shape, tuple(range(len(shape))) if x.shape else ())
 
-    def call(*operands: Any) -> Any:
+    def call(*operands: Value) -> Value:
         full = [widen(x, found[i]) if i in found else x for i, x in enumerate(operands)]
         return [eqn.primitive.bind(*full, **eqn.params)]
 
@@ -152,7 +151,7 @@ def _split(site: Site) -> Iterator[Call]:
     while position in at and at[position] > position:
         sizes.append(at[position] - position)
         position = at[position]
-    # Without a location, slices of different sizes are likelier to be just that.
+    # Without locations, slices of different sizes are likelier to be plain slices.
     meant = site.hint == "split" or len(set(sizes)) == 1
     if position == shape[axis] and len(sizes) > 1 and meant:
         yield bind(lax.split_p, site.aval(x), sizes=tuple(sizes), axis=axis)
@@ -205,7 +204,7 @@ def _unstack(site: Site) -> Iterator[Call]:
             yield bind(lax.unstack_p, site.aval(x), axis=axis)
 
 
-# The primitives whose scalar operands raising takes out of a broadcast.
+# The primitives for which raising turns broadcast scalars into scalar operands.
 _NARY = tuple(
     "add and atan2 clamp complex div eq ge gt le lt max min mul ne or pow rem select_n shift_left "
     "shift_right_arithmetic shift_right_logical sub xor".split()

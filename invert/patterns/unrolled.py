@@ -1,12 +1,11 @@
-"""Scans that JAX lowers to a loop over blocks: `scan[unroll=k]`.
+"""Unrolled scans, which JAX lowers to a loop over blocks: `scan[unroll=k]`.
 
-The body of that loop is the body of the scan `k` times, on the rows of one block of the inputs, and
-writes a block of the outputs. What is left of the length is done after the loop, or before it in
-reverse (jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10 and 0.12). The body of the scan
-is read off the first of the `k` copies; that the rest is the lowering of the scan is proved by
-lowering it.
+The body of that loop is `k` copies of the body of the scan, on the rows of one block of the inputs,
+and writes a block of the outputs. Remaining steps follow the loop, or precede it in reverse
+(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10 and 0.12). The body of the scan is read
+off the first copy; lowering the scan proves the rest.
 
-A scan that is unrolled as a whole leaves no loop, and stays the equations that it is.
+A scan that is unrolled completely leaves no loop, and is not recovered.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from jax import lax
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import evaluate, replacing
 from invert.ir.loops import WhileParts
+from invert.ir.types import Atom, Eqn, JaxFunction, Value
 from invert.patterns.loops import Access, Counted, access, counted, read, write
 from invert.rewriting.pattern import Call, Pattern, Site
 
@@ -33,38 +33,36 @@ class _Loop:
 
     **Arguments:**
 
-    - `counted`: the loop; `carried`, `writes`: positions of its carry that are values, and those
-        that are blocks of outputs.
-    - `rows`: a row of a block -> the number of the block and of the row.
-    - `arrays`: numbers of the constants that are inputs, by number of the block.
-    - `constants`: the equations without operands, which all copies share.
+    - `counted`: the loop; `carried`, `writes`: positions in its carry of values, and of blocks of
+        outputs.
+    - `rows`: a row of a block -> the indices of the block and of the row.
+    - `arrays`: indices of the constants that are inputs, by index of the block.
+    - `constants`: the equations without operands, shared by all copies.
     - `work`: the equations of the copies, one copy after the other.
     """
 
     counted: Counted
     carried: Sequence[int]
     writes: Mapping[int, Access]
-    rows: Mapping[Any, tuple[int, int]]
+    rows: Mapping[Atom, tuple[int, int]]
     arrays: Sequence[int]
-    constants: Sequence[Any]
-    work: Sequence[Any]
+    constants: Sequence[Eqn]
+    work: Sequence[Eqn]
     reverse: bool
 
-    def stacked(self, position: int) -> list[Any] | None:
-        """The values that a block of outputs is made of, one for each copy."""
+    def stacked(self, position: int) -> list[Atom] | None:
+        """The rows of a block of outputs, one for each copy."""
         graph = self.counted.body
-        eqn = _producer(graph, self.writes[position].value)
+        value = self.writes[position].value
+        eqn = None if value is None else graph.producer(value)
         if eqn is None or eqn.primitive.name != "concatenate":
             return None
-        parts = [_producer(graph, a) for a in eqn.invars]
-        return None if None in parts else [p.invars[0] for p in parts]
+        parts = [graph.producer(a) for a in eqn.invars]
+        found = [p.invars[0] for p in parts if p is not None]
+        return found if len(found) == len(parts) else None
 
 
-def _producer(graph: Graph, atom: Any) -> Any:
-    return graph.producers.get(atom) if is_var(atom) else None
-
-
-def _loop(eqn: Any) -> _Loop | None:
+def _loop(eqn: Eqn) -> _Loop | None:
     loop = counted(eqn)
     if loop is None or loop.length < 1:
         return None
@@ -76,7 +74,9 @@ def _loop(eqn: Any) -> _Loop | None:
     backwards = {loop.direction(a.index) for a in (*reads, *writes.values())}
     if len(backwards) > 1 or None in backwards:
         return None
-    rows = {e.outvars[0]: row for e in graph.eqns if (row := _row(graph, e, reads)) is not None}
+    rows: dict[Atom, tuple[int, int]] = {
+        e.outvars[0]: row for e in graph.eqns if (row := _row(graph, e, reads)) is not None
+    }
     arrays = [next(i for i, c in enumerate(loop.consts) if c is r.array) for r in reads]
     carried = [i for i in positions if i not in writes]
     result = _Loop(loop, carried, writes, rows, arrays, [], [], backwards == {True})
@@ -84,42 +84,29 @@ def _loop(eqn: Any) -> _Loop | None:
     if None in stacks:
         return None
     ends = [*(graph.jaxpr.outvars[i] for i in carried), *itertools.chain(*filter(None, stacks))]
-    needed = _needed(graph, ends, set(rows))
+    needed, _ = graph.needed(ends, set(rows))
     constants = [e for e in needed if not any(map(is_var, e.invars)) and _is_splat(e)]
     work = [e for e in needed if not any(e is c for c in constants)]
     return dataclasses.replace(result, constants=constants, work=work)
 
 
-def _is_splat(eqn: Any) -> bool:
+def _is_splat(eqn: Eqn) -> bool:
     return eqn.primitive.name == "broadcast_in_dim"
 
 
 def _written(loop: Counted, position: int) -> Access | None:
-    eqn = _producer(loop.body, loop.body.jaxpr.outvars[position])
+    eqn = loop.body.producer(loop.body.jaxpr.outvars[position])
     found = None if eqn is None else access(eqn, loop.body, write)
     return found if found is not None and found.array is loop.carry[position] else None
 
 
-def _row(graph: Graph, eqn: Any, reads: Sequence[Access]) -> tuple[int, int] | None:
-    """The block and the row of it that an equation gives: `reshape (slice block)`."""
-    part = _producer(graph, eqn.invars[0]) if eqn.primitive.name in ("reshape", "squeeze") else None
+def _row(graph: Graph, eqn: Eqn, reads: Sequence[Access]) -> tuple[int, int] | None:
+    """The indices of the block and row that an equation reads: `reshape (slice block)`."""
+    part = graph.producer(eqn.invars[0]) if eqn.primitive.name in ("reshape", "squeeze") else None
     if part is None or part.primitive.name != "slice":
         return None
     block = next((i for i, r in enumerate(reads) if r.result is part.invars[0]), None)
     return None if block is None else (block, part.params["start_indices"][0])
-
-
-def _needed(graph: Graph, ends: Sequence[Any], given: set[Any]) -> list[Any]:
-    """The equations that lead from what is given to the ends, in their order."""
-    found: set[int] = set()
-    pending = list(ends)
-    while pending:
-        atom = pending.pop()
-        eqn = None if not is_var(atom) or atom in given else graph.producers.get(atom)
-        if eqn is not None and id(eqn) not in found:
-            found.add(id(eqn))
-            pending.extend(eqn.invars)
-    return [e for e in graph.eqns if id(e) in found]
 
 
 def _unrolled(site: Site) -> Iterator[Call]:
@@ -138,10 +125,10 @@ def _unrolled(site: Site) -> Iterator[Call]:
             yield from _calls(site, loop, times, results)
 
 
-def _repeats(work: Sequence[Any], times: int) -> bool:
-    """Whether the equations are so many groups of the same kinds.
+def _repeats(work: Sequence[Eqn], times: int) -> bool:
+    """Whether the equations form `times` groups with the same primitives and types.
 
-    To lower what cannot be takes most of the time of a program with long loops.
+    A cheap filter: lowering candidates dominates the time of programs with long loops.
     """
     size, rest = divmod(len(work), times)
     if rest:
@@ -158,25 +145,27 @@ Source = tuple[Any, ...]
 
 
 def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | None:
-    """The next carry and the outputs of one step, as the last copy has them."""
+    """The next carry and the outputs of one step, read off the last copy."""
     size = len(loop.work) // times
-    made = {v: (i, o) for i, e in enumerate(loop.work) for o, v in enumerate(e.outvars)}
+    made: dict[Atom, tuple[int, int]] = {
+        v: (i, o) for i, e in enumerate(loop.work) for o, v in enumerate(e.outvars)
+    }
     last = (times - 1) * size
     constants = {v for e in loop.constants for v in e.outvars}
     ends = [loop.counted.body.jaxpr.outvars[i] for i in loop.carried]
     carry = [("eqn", made[v][0] - last, made[v][1]) if _in(made, v, last) else None for v in ends]
 
-    def source(atom: Any) -> Source | None:
+    def source(atom: Atom) -> Source | None:
         if _in(made, atom, last):
             return "eqn", made[atom][0] - last, made[atom][1]
         if is_var(atom) and atom in loop.rows:
             return "x", loop.rows[atom][0]
-        if _in(made, atom, last - size):  # what the copy before passes on
+        if _in(made, atom, last - size):  # a carried value, from the previous copy
             before = ("eqn", made[atom][0] - last + size, made[atom][1])
             return ("carry", carry.index(before)) if before in carry else None
         if not is_var(atom) or atom in constants or any(atom is c for c in loop.counted.consts):
             return "atom", atom
-        # What comes out as it went in is carried through all copies.
+        # A value that leaves the loop unchanged is carried through all copies.
         return next((("carry", n) for n, i in enumerate(loop.carried) if _is(loop, i, atom)), None)
 
     place = 0 if loop.reverse else -1
@@ -190,9 +179,9 @@ def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | Non
 
 
 def _is_closed(loop: _Loop, times: int, results: tuple[list[Source], list[Source]]) -> bool:
-    """Whether the first copy and its results read nothing that only another copy has."""
+    """Whether the first copy and its results depend on no other copy."""
     copy = loop.work[: len(loop.work) // times]
-    given = {c for i, c in enumerate(loop.counted.consts) if i not in loop.arrays}
+    given: set[Atom] = {c for i, c in enumerate(loop.counted.consts) if i not in loop.arrays}
     given.update(loop.counted.carry[i] for i in loop.carried)
     given.update(v for v, (_, row) in loop.rows.items() if row == _first(loop, times))
     given.update(v for e in (*loop.constants, *copy) for v in e.outvars)
@@ -206,11 +195,11 @@ def _first(loop: _Loop, times: int) -> int:
     return times - 1 if loop.reverse else 0
 
 
-def _in(made: Mapping[Any, tuple[int, int]], atom: Any, start: int) -> bool:
+def _in(made: Mapping[Atom, tuple[int, int]], atom: Atom, start: int) -> bool:
     return is_var(atom) and atom in made and made[atom][0] >= start
 
 
-def _is(loop: _Loop, position: int, atom: Any) -> bool:
+def _is(loop: _Loop, position: int, atom: Atom) -> bool:
     return loop.counted.carry[position] is atom
 
 
@@ -222,13 +211,13 @@ def _calls(
     init = [site.aval(parts.init[i]) for i in loop.carried]
     used = [i for i in range(len(consts)) if i not in loop.arrays]
     everything = tuple(range(len(init)))
-    # What is left over does not count further where nobody asks for the last count.
+    # Remaining steps do not advance counters that are not used after the loop.
     counters = tuple(i for i, v in enumerate(init) if not v.shape and v.dtype.kind in "iu")
     uncounted = tuple(i for i in everything if i not in counters)
-    # The body may stand in a function of its own, which lowering makes.
+    # Lowering may have put the body into a function of its own.
     size = len(loop.work) // times
     whole = [True, False] if size == 1 and loop.work[0].primitive.name == "jit" else [False]
-    # The longest first: of what is left over, a shorter scan would leave some.
+    # The longest first: a shorter scan would leave some remaining steps behind.
     for rest, kept, opened in itertools.product(
         reversed(range(times)), dict.fromkeys((everything, uncounted)), whole
     ):
@@ -239,6 +228,7 @@ def _calls(
             ("unrolled", loop.counted.body.jaxpr, times, length, kept, opened),
             _scan(loop, times, results, length, used, kept, opened),
             (*[consts[i] for i in used], *init, *xs),
+            of_site=True,
         )
 
 
@@ -250,23 +240,25 @@ def _scan(
     used: Sequence[int],
     kept: Sequence[int],
     opened: bool,
-) -> Callable[..., Any]:
+) -> JaxFunction:
     """The scan as a function of the constants, the first carry and the inputs."""
     copy = loop.work[: len(loop.work) // times]
     first = _first(loop, times)
-    on_eqn = replacing({id(copy[0]): copy[0].params["jaxpr"]} if opened else {})
+    on_eqn = replacing({copy[0]: copy[0].params["jaxpr"]} if opened else {})
 
-    def call(*operands: Any) -> list[Any]:
+    def call(*operands: Value) -> list[Value]:
         consts = {loop.counted.consts[i]: v for i, v in zip(used, operands, strict=False)}
         init = operands[len(used) : len(used) + len(loop.carried)]
 
-        def step(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            env = dict(consts)
+        def step(
+            carry: Sequence[Value], slices: Sequence[Value]
+        ) -> tuple[list[Value], list[Value]]:
+            env: dict[Atom, Value] = {**consts}
             env.update(zip((loop.counted.carry[i] for i in loop.carried), carry, strict=True))
             env.update((v, slices[n]) for v, (n, row) in loop.rows.items() if row == first)
             value = evaluate([*loop.constants, *copy], env, on_eqn)
 
-            def of(source: Source) -> Any:
+            def of(source: Source) -> Value:
                 match source:
                     case ("eqn", i, o):
                         return value(copy[i].outvars[o])

@@ -1,4 +1,4 @@
-"""Cumulative reductions, argmax and argmin, windows that select, and approximate top-k."""
+"""Cumulative reductions, argmax and argmin, selecting windows, and approximate top-k."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _select_and_gather_add(site: Site) -> Iterator[Call]:
     params = {name: eqn.params[name] for name in _WINDOW}
     for prim in (lax.ge_p, lax.le_p):
         yield bind(lax.select_and_gather_add_p, *operands, select_prim=prim, **params)
-    # bfloat16 and float16 are computed in wider types, with conversions around.
+    # bfloat16 and float16 are computed in wider types, between conversions.
     sources = [site.producer(a) for a in eqn.invars[:2]]
     if all(s is not None and s.primitive.name == "convert_element_type" for s in sources):
         narrow = [site.aval(s.invars[0]) for s in sources if s is not None]
@@ -90,7 +90,7 @@ def _select_and_scatter_add(site: Site) -> Iterator[Call]:
 
 
 def _approx_top_k(site: Site) -> Iterator[Call]:
-    """The custom call `ApproxTopK`, whose options are in its configuration."""
+    """The custom call `ApproxTopK`, with its options in the backend configuration."""
     params = site.eqn.params
     if params["target"] not in ("ApproxTopK", "PartialReduce"):
         return
@@ -102,7 +102,7 @@ def _approx_top_k(site: Site) -> Iterator[Call]:
     aggregate = options.get("aggregate_to_topk") == "true"
     k = int(options.get("top_k", out.shape[dimension]))
     for is_max in (True, False):
-        # The module holds the rate in float32; an author writes a short decimal.
+        # The module holds the rate in float32; the author wrote a short decimal.
         rate = float(f"{float(options.get('recall_target', 0.95)):.7g}")
         for axis in (dimension, dimension - len(x.shape)):
             yield bind(
@@ -118,7 +118,7 @@ def _approx_top_k(site: Site) -> Iterator[Call]:
 
 
 def _dot_general(site: Site) -> Iterator[Call]:
-    """Operands of mixed types are converted by the lowering."""
+    """Products of mixed types, whose operands the lowering converts."""
     params = site.eqn.params
     operands = [site.aval(a) for a in site.eqn.invars]
     sources = [site.producer(a) for a in site.eqn.invars]
@@ -130,8 +130,9 @@ def _dot_general(site: Site) -> Iterator[Call]:
     ]
     (x, y), (a, b) = operands, narrow
     for pair in ((a, b), (a, y), (x, b)):
-        if None not in pair:
-            yield bind(lax.dot_general_p, *pair, **params)
+        types = [t for t in pair if t is not None]
+        if len(types) == 2:
+            yield bind(lax.dot_general_p, *types, **params)
 
 
 PATTERNS = (

@@ -1,9 +1,9 @@
-"""Powers and conversions: primitives that lower to what an author may have written out.
+"""Powers and conversions: primitives whose lowering an author may also have written.
 
 `integer_pow[y=3](x)` and `x * x * x` are one program; so are `ne(x, 0)` and a conversion to bool,
-`max` and `or` on bool. A location decides; without one the ops stay what the module says.
-Powers of four and more lower to products by squaring, which nobody writes by hand: those are
-recognized without a location too. The programs are equal either way.
+`max` and `or` on bool. The location decides; without one the ops are left alone. Powers of four and
+more lower to products by squaring, which nobody writes by hand: those are recognized without a
+location too. The programs are equal either way.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from invert._private.jax import core
+from invert._private.jax import Var
 from invert.ir.graph import is_var
+from invert.ir.hints import hint_of
+from invert.ir.types import Atom
 from invert.patterns.special import is_number, produced_by
-from invert.rewriting.pattern import Call, Pattern, Site, bind, hint_of, written_broadcasts
+from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _CONVERT = "convert_element_type"
 
@@ -25,16 +27,16 @@ _CONVERT = "convert_element_type"
 _MAX_DEPTH = 16
 
 
-def _exponent(site: Site, atom: Any) -> int:
-    """How many factors of one value multiplications make `atom` of."""
+def _exponent(site: Site, atom: Atom) -> int:
+    """How many factors `atom` is a product of, all the same value; 1 if it is not one."""
     known: dict[Any, tuple[Any, int]] = {}
 
-    def visit(atom: Any, depth: int) -> tuple[Any, int]:
+    def visit(atom: Atom, depth: int) -> tuple[Any, int]:
         if atom in known:
             return known[atom]
         eqn = produced_by(site, atom, "mul")
         result = (atom, 1)
-        written_out = eqn is not None and hint_of(eqn) in ("", "mul")
+        written_out = eqn is not None and hint_of(eqn).primitive in ("", "mul")
         if eqn is not None and written_out and depth and all(map(is_var, eqn.invars)):
             (a, k), (b, n) = (visit(v, depth - 1) for v in eqn.invars)
             if a is b:
@@ -42,7 +44,7 @@ def _exponent(site: Site, atom: Any) -> int:
         known[atom] = result
         return result
 
-    return visit(atom, _MAX_DEPTH)[1] if isinstance(atom, core.Var) else 1
+    return visit(atom, _MAX_DEPTH)[1] if isinstance(atom, Var) else 1
 
 
 def _integer_pow(site: Site) -> Iterator[Call]:
@@ -62,11 +64,9 @@ def _negative_pow(site: Site) -> Iterator[Call]:
         return
     if site.hint == "integer_pow":
         yield bind(lax.integer_pow_p, site.out, y=-1)
-    # The numerator of the primitive is broadcast, that of `1 / (x * x)` is not; without any
-    # location that does not show, and a negative power is likelier.
-    elif (k := _exponent(site, x)) >= (
-        4 if site.named and written_broadcasts(site.eqn) != {0} else 2
-    ):
+    # The numerator of the primitive is broadcast, that of `1 / (x * x)` is not. Without locations
+    # this is unknown, and a negative power is likelier.
+    elif (k := _exponent(site, x)) >= (4 if site.named and site.broadcasts != {0} else 2):
         yield bind(lax.integer_pow_p, site.out, y=-k)
 
 
@@ -74,7 +74,7 @@ def _pow(site: Site) -> Iterator[Call]:
     """pow(x, float(n)) -> pow(x, n)."""
     x, y = site.eqn.invars
     eqn = produced_by(site, y, _CONVERT)
-    if eqn is not None and hint_of(eqn) == "pow":
+    if eqn is not None and hint_of(eqn).primitive == "pow":
         yield bind(lax.pow_p, site.aval(x), site.aval(eqn.invars[0]))
 
 
@@ -89,7 +89,7 @@ def _convert(site: Site) -> Iterator[Call]:
     """ne(x, 0), real(x), and those of real(x) -> convert_element_type."""
     x = site.eqn.invars[0]
     real = produced_by(site, x, "real")
-    # Without any location, the real part in another type is likelier one conversion.
+    # Without locations, a converted real part is likelier a single conversion.
     if site.hint != _CONVERT and (site.named or real is None):
         return
     if real is not None:
@@ -102,7 +102,7 @@ def _convert(site: Site) -> Iterator[Call]:
 
 
 PATTERNS = (
-    # The powers with a quotient first: they hold the others.
+    # Negative powers first: they contain the others.
     Pattern("negative_integer_pow", ("div",), _negative_pow),
     Pattern("integer_pow", ("mul",), _integer_pow),
     Pattern("integer_exponent", ("pow",), _pow),

@@ -1,1 +1,1 @@
-"""The engine that finds patterns in a program and puts calls in their place."""
+"""The engine that finds patterns in a program and replaces them by calls."""

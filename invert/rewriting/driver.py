@@ -1,4 +1,4 @@
-"""The driver: finds where patterns apply and makes the replacements."""
+"""The driver: applies patterns to a program, stage by stage."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import TypeAlias, cast
 
 import jax
 import numpy as np
 
-from invert._errors import InvertError, attempt
+from invert._errors import InvertError, optional_step
 from invert._private.jax import (
+    DropVar,
+    Literal,
     close_like,
     constants_as_arguments,
     consts_of,
-    core,
     dce,
     holds_jaxprs,
     is_jaxpr,
@@ -27,93 +28,108 @@ from invert._private.jax import (
     with_names,
 )
 from invert.ir import jaxprs
+from invert.ir.avals import type_of
 from invert.ir.graph import Graph, is_var, rounded
-from invert.ir.jaxprs import HINT
+from invert.ir.hints import without_hint
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, Miss, equivalent
-from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Site, Stage
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
+from invert.rewriting.pattern import (
+    Call,
+    EquationPattern,
+    Pattern,
+    ProgramPattern,
+    Site,
+    Stage,
+    kept_by_call,
+)
 
-# Values of leading arguments of a body; `None` where they are not constant.
-Known = tuple[Any, ...]
+# Values of the leading arguments of a body; `None` for those that are not constant.
+Known: TypeAlias = tuple[Value | None, ...]
+# Values of closed-over variables.
+Consts: TypeAlias = Mapping[Var, Value]
+# Lowers and raises a call for a platform; `None` where JAX refuses it.
+RaiseCall: TypeAlias = Callable[[Call, str], ClosedJaxpr | None]
 
 
 @dataclasses.dataclass
 class Rewriter:
-    """The driver: runs stages of patterns over a program, innermost bodies first.
+    """Runs stages of patterns over a program, innermost bodies first.
 
     **Arguments:**
 
-    - `stages`: groups of patterns in their order. Templates of a stage are themselves rewritten by
-        the stages before it, so that both sides of a match have taken the same route.
+    - `stages`: groups of patterns, in order. Templates of a stage are rewritten by the earlier
+        stages too, so that both sides of a match have gone through the same rewrites.
     - `raise_call`: lowers and raises a call: `raise_call(call, platform) -> closed jaxpr`.
     - `platform`: the platform the program was lowered for.
     - `x64`: whether the program holds 64-bit types, so that calls are lowered with them too.
     - `x64_first`: whether that form is tried first.
     - `named`: whether the locations of the program name primitives.
-    - `defects`: gets a line for each pattern that was left out because of a defect of its own.
-    - `attempts`: where a list is given, it collects what became of each equation that was tried.
+    - `defects`: receives a line for each pattern left out because of a defect.
+    - `trials`: if a list, receives the outcome at each equation that was tried.
     """
 
     stages: Sequence[Stage]
-    raise_call: Callable[[Call, str], Any]
+    raise_call: RaiseCall
     platform: str = "cpu"
     x64: bool = False
     x64_first: bool = False
     named: bool = True
     defects: list[str] = dataclasses.field(default_factory=list)
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    attempts: list[Attempt] | None = None
-    _bodies: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    _names: dict[int, tuple[Any, frozenset[str]]] = dataclasses.field(default_factory=dict)
+    trials: list[Trial] | None = None
+    _bodies: dict[tuple[AnyJaxpr, int, tuple[int, ...]], tuple[Known, AnyJaxpr]] = (
+        dataclasses.field(default_factory=dict)
+    )
+    _templates: dict[tuple[Call, int], Graph | None] = dataclasses.field(default_factory=dict)
+    _names: dict[Jaxpr, frozenset[str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._roots = [{r for p in stage.patterns for r in p.roots} for stage in self.stages]
-        self._templates = _templates_of(tuple(self.stages), self.raise_call, self.platform)
 
-    def run(self, closed: Any, stages: int | None = None) -> Any:
+    def run(self, closed: ClosedJaxpr, stages: int | None = None) -> ClosedJaxpr:
         """The program rewritten by the first `stages` stages (all, by default)."""
         for number in range(len(self.stages) if stages is None else stages):
             closed = self.run_stage(closed, number)
         return closed
 
-    def run_stage(self, closed: Any, number: int) -> Any:
+    def run_stage(self, closed: ClosedJaxpr, number: int) -> ClosedJaxpr:
         """The program rewritten by one stage."""
         closed = self._body(closed, number)
         for pattern in self.stages[number].patterns:
             if not isinstance(pattern, ProgramPattern):
                 continue
             step = f"the pattern {pattern.name}"
-            rewritten = attempt(step, self.defects, pattern.rewrite, closed)
+            rewritten = optional_step(step, self.defects, pattern.rewrite, closed)
             if rewritten is not None:
                 closed = rewritten
                 self.counts[pattern.name] += 1
         return closed
 
-    def matches(self, closed: Any) -> bool:
-        """Whether a pattern of the first stage applies, bodies inside left aside."""
+    def matches(self, closed: AnyJaxpr) -> bool:
+        """Whether a pattern of the first stage applies outside inner jaxprs."""
         return bool(self._sweep(_graph(open_jaxpr(closed), {}), 0))
 
-    def _body(self, jaxpr: Any, number: int, known: Known = ()) -> Any:
-        """One stage over one jaxpr and those inside of it; a shared jaxpr stays shared.
+    def _body(self, jaxpr: J, number: int, known: Known = ()) -> J:
+        """Rewrites a jaxpr and its inner jaxprs by one stage; a shared jaxpr stays shared.
 
         `known` are the values of leading arguments, `None` for those that are not constant.
         """
-        key = (id(jaxpr), number, *map(id, known))
+        # The entry keeps the known values alive, so that no id is reused.
+        key = jaxpr, number, tuple(map(id, known))
         if key not in self._bodies:
-            # The key holds the jaxpr and the values alive, so that no id is reused.
-            self._bodies[key] = ((jaxpr, known), self._rewrite(jaxpr, number, known))
-        return self._bodies[key][1]
+            self._bodies[key] = known, self._rewrite(jaxpr, number, known)
+        return cast(J, self._bodies[key][1])
 
-    def _names_in(self, jaxpr: Any) -> frozenset[str]:
-        """The primitives of an open jaxpr and those inside of it."""
-        if id(jaxpr) not in self._names:
+    def _names_in(self, jaxpr: Jaxpr) -> frozenset[str]:
+        """The primitives of an open jaxpr and its inner jaxprs."""
+        if jaxpr not in self._names:
             names = {eqn.primitive.name for eqn in jaxpr.eqns}
             inner = (i for eqn in jaxpr.eqns for i in jaxprs.sub_jaxprs(eqn))
-            found = frozenset(names.union(*map(self._names_in, inner)))
-            self._names[id(jaxpr)] = jaxpr, found
-        return self._names[id(jaxpr)][1]
+            self._names[jaxpr] = frozenset(names.union(*map(self._names_in, inner)))
+        return self._names[jaxpr]
 
-    def _rewrite(self, closed: Any, number: int, known: Known) -> Any:
+    def _rewrite(self, closed: J, number: int, known: Known) -> J:
         jaxpr = open_jaxpr(closed)
         if self._roots[number].isdisjoint(self._names_in(jaxpr)):
             return closed
@@ -129,20 +145,20 @@ class Rewriter:
             jaxpr = replace(graph, replacements)
         return close_like(closed, jaxpr)
 
-    def _inside(self, jaxpr: Any, number: int, consts: Mapping[Any, Any]) -> Any:
+    def _inside(self, jaxpr: Jaxpr, number: int, consts: Consts) -> Jaxpr:
         eqns = [self._inner(eqn, number, consts) for eqn in jaxpr.eqns]
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return jaxpr.replace(eqns=eqns)
 
-    def _inner(self, eqn: Any, number: int, consts: Mapping[Any, Any]) -> Any:
+    def _inner(self, eqn: Eqn, number: int, consts: Consts) -> Eqn:
         if not holds_jaxprs(eqn):
             return eqn
         if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
             return eqn
         params = {}
         for name, value in eqn.params.items():
-            # Array constants stand outside of the bodies that use them.
+            # Array constants are defined outside the bodies that use them.
             found = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
             known = () if all(c is None for c in found) else tuple(found)
             new = self._param(value, number, known)
@@ -150,7 +166,7 @@ class Rewriter:
                 params[name] = new
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
-    def _param(self, value: Any, number: int, known: Known) -> Any:
+    def _param(self, value: Value, number: int, known: Known) -> Value:
         if is_jaxpr(value):
             return self._body(value, number, known)
         if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
@@ -162,12 +178,12 @@ class Rewriter:
 
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
         found: list[Replacement] = []
-        claimed: set[int] = set()
+        claimed: set[Eqn] = set()
         template = functools.partial(self._template, number=number)
-        begin = len(self.attempts or ())
+        begin = len(self.trials or ())
         for pattern in self.stages[number].patterns:
             literal = getattr(pattern, "literal", None)
-            # The last equation first: of nested matches the larger one is meant.
+            # The last equation first: of nested matches, the largest is wanted.
             roots = [
                 e for name in pattern.roots for e in reversed(graph.by_primitive.get(name, ()))
             ]
@@ -175,30 +191,32 @@ class Rewriter:
                 continue
             step = f"the pattern {pattern.name}"
             for eqn in roots:
-                if id(eqn) in claimed:
+                if eqn in claimed:
                     continue
-                misses = None if self.attempts is None else []
+                misses = None if self.trials is None else []
                 site = Site(graph, eqn, self.platform, self.named, template, misses)
                 if isinstance(pattern, EquationPattern):
-                    replacement = attempt(step, self.defects, _structural, pattern, site)
+                    replacement = optional_step(step, self.defects, _structural, pattern, site)
                 elif isinstance(pattern, Pattern):
-                    replacement = attempt(step, self.defects, self._try, pattern, site, number)
-                else:  # a program as a whole has no site
+                    replacement = optional_step(
+                        step, self.defects, self._try, pattern, site, number
+                    )
+                else:  # a program pattern has no site
                     continue
                 if replacement is not None and claimed & replacement.removed:
                     if misses is not None:
                         misses.append(Miss(0, eqn, "it shares equations with another match"))
                     replacement = None
-                if self.attempts is not None:
-                    self.attempts.append(Attempt(eqn, replacement is not None, misses or ()))
+                if self.trials is not None:
+                    self.trials.append(Trial(eqn, replacement is not None, misses or ()))
                 if replacement is None:
                     continue
                 claimed |= replacement.removed
                 found.append(replacement)
                 self.counts[pattern.name] += 1
-        if found and self.attempts is not None and not self.stages[number].outermost_first:
-            # What failed is tried again on the new body.
-            self.attempts[begin:] = [a for a in self.attempts[begin:] if a.matched]
+        if found and self.trials is not None and not self.stages[number].outermost_first:
+            # Failed trials are repeated on the new body.
+            self.trials[begin:] = [a for a in self.trials[begin:] if a.matched]
         return found
 
     def _try(self, pattern: Pattern, site: Site, number: int) -> Replacement | None:
@@ -223,7 +241,7 @@ class Rewriter:
         return None
 
     def _variants(self, calls: Iterable[Call]) -> Iterator[Call]:
-        """The calls, in a program of 64-bit types as JAX lowers them with such types enabled."""
+        """The calls, also with 64-bit types enabled if the program has such types."""
         for call in calls:
             forms = [call]
             if self.x64 and not call.needs_x64:
@@ -231,35 +249,26 @@ class Rewriter:
             yield from reversed(forms) if self.x64_first else forms
 
     def _template(self, call: Call, number: int) -> Graph | None:
-        key = (call, number)
+        key = call, number
         if key not in self._templates:
-            closed = self.raise_call(dataclasses.replace(call, commuted=frozenset()), self.platform)
-            if closed is not None:
-                x64 = call.needs_x64
-                inner = Rewriter(
-                    self.stages, self.raise_call, self.platform, x64, x64, defects=self.defects
-                )
-                closed = _commuted(inner.run(closed, number), call.commuted)
-            if len(self._templates) >= _MAX_TEMPLATES:
-                self._templates.clear()
-            self._templates[key] = None if closed is None else Graph(closed, consts_of(closed))
+            stages = tuple(self.stages[:number])
+            template, defects = _template(call, stages, self.raise_call, self.platform)
+            self.defects += [line for line in defects if line not in self.defects]
+            self._templates[key] = template
         return self._templates[key]
 
 
-_MAX_TEMPLATES = 4096
-
-
 @dataclasses.dataclass(frozen=True)
-class Attempt:
-    """An equation at which a pattern was tried, and where each try ended."""
+class Trial:
+    """An equation at which a pattern was tried, and where each match failed."""
 
-    eqn: Any
+    eqn: Eqn
     matched: bool
     misses: Sequence[Miss]
 
 
-def _commuted(closed: Any, places: Set[int]) -> Any:
-    """A program with the operands of these equations in the other order."""
+def _commuted(closed: J, places: Set[int]) -> J:
+    """Swaps the operands of the equations at these positions."""
     if not places:
         return closed
     jaxpr = open_jaxpr(closed)
@@ -270,26 +279,34 @@ def _commuted(closed: Any, places: Set[int]) -> Any:
     return close_like(closed, jaxpr.replace(eqns=eqns))
 
 
-@functools.lru_cache(maxsize=8)
-def _templates_of(
-    stages: tuple[Stage, ...], raise_call: Callable[[Call, str], Any], platform: str
-) -> dict[Any, Graph | None]:
-    """Templates by call and number of the stage. They depend on nothing else, so that programs
-    which are recovered one after another share them."""
-    return {}
+@kept_by_call
+def _template(
+    call: Call, stages: tuple[Stage, ...], raise_call: RaiseCall, platform: str
+) -> tuple[Graph | None, Sequence[str]]:
+    """The template of a call after `stages` have run, and the defects met while making it.
+
+    It depends on the arguments alone, so that programs recovered one after another share it.
+    """
+    closed = raise_call(dataclasses.replace(call, commuted=frozenset()), platform)
+    if closed is None:
+        return None, ()
+    x64 = call.needs_x64
+    inner = Rewriter(stages, raise_call, platform, x64, x64)
+    closed = _commuted(inner.run(closed), call.commuted)
+    return Graph(closed, consts_of(closed)), tuple(inner.defects)
 
 
 _WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
-def _graph(jaxpr: Any, consts: Mapping[Any, Any]) -> Graph:
+def _graph(jaxpr: Jaxpr, consts: Consts) -> Graph:
     graph = Graph(jaxpr)
     graph.consts.update(consts)
     return graph
 
 
-def _fixed_operands(eqn: Any, name: str) -> Sequence[Any]:
-    """The operands that the leading arguments of an inner jaxpr are whenever it runs."""
+def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:
+    """The operands bound to the leading arguments of an inner jaxpr each time it runs."""
     match eqn.primitive.name:
         case "jit":
             return eqn.invars
@@ -310,30 +327,30 @@ def _holds(graph: Graph, literal: float | tuple[float, ...] | None) -> bool:
     return literal is None or any(rounded(m) in graph.numbers for m in literals)
 
 
-def _anchors(template: Graph, eqn: Any) -> Iterator[Any]:
-    """The template's equations that may stand for the site's: one that gives a result first."""
-    ends = {id(template.producers.get(v)) for v in template.jaxpr.outvars if is_var(v)}
+def _anchors(template: Graph, eqn: Eqn) -> Iterator[Eqn]:
+    """Equations of the template that may match the site's, those that give a result first."""
+    ends = {template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)}
     same = template.by_primitive.get(eqn.primitive.name, [])
-    first = [e for e in same if id(e) in ends]
+    first = [e for e in same if e in ends]
     yield from first
-    # Equations of a kind that is rare in the template need not give a result: custom calls, loops.
+    # If few equations have this primitive (custom calls, loops), one need not give a result.
     if len(same) <= 4:
-        yield from (e for e in same if id(e) not in ends)
+        yield from (e for e in same if e not in ends)
 
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
     """Equations to put in the place of others."""
 
-    jaxpr: Any
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-    removed: frozenset[int]
-    root: Any
+    jaxpr: AnyJaxpr
+    inputs: Sequence[Atom]
+    outputs: Sequence[Atom | None]
+    removed: frozenset[Eqn]
+    root: Eqn
 
 
-@functools.lru_cache(maxsize=4096)
-def _trace(call: Call) -> Any:
+@kept_by_call
+def _trace(call: Call) -> ClosedJaxpr:
     with jax.enable_x64(call.needs_x64):
         return trace_closed(call.function, *call.avals)
 
@@ -342,21 +359,21 @@ def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:
     function, eqn = pattern.rewrite(site), site.eqn
     if function is None:
         return None
-    avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in eqn.invars]
+    avals = [type_of(a) for a in eqn.invars]
     closed = trace_closed(function, *avals)
-    return Replacement(closed, eqn.invars, eqn.outvars, frozenset({id(eqn)}), eqn)
+    return Replacement(closed, eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
 
 
-def _no_progress(closed: Any, template: Graph) -> bool:
-    """Whether a call lowers to what it already is, which would be rewritten for ever."""
+def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
+    """Whether a call lowers to itself, so that it would be rewritten forever."""
     jaxpr = open_jaxpr(closed)
     return len(jaxpr.eqns) == len(template.eqns) and equivalent(closed, template.jaxpr)
 
 
-def replace(graph: Graph, replacements: Sequence[Replacement]) -> Any:
-    """The body with the replacements made, in topological order and without dead equations.
+def replace(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
+    """Makes the replacements, sorts topologically and removes dead equations.
 
-    Replacements that each keep the order can break it together; then the first alone is made.
+    Replacements may be acyclic one by one and cyclic together; then only the first is made.
     """
     try:
         return _replace_all(graph, replacements)
@@ -368,23 +385,23 @@ class _CycleError(InvertError):
     """Two replacements need each other's results."""
 
 
-def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Any:
-    removed = frozenset().union(*(r.removed for r in replacements))
-    renamed: dict[Any, Any] = {}
-    # What takes the place of equations stands where the last of them stood: the order of
-    # equations is the order in which derivatives sum up cotangents.
-    made: dict[int, list[Any]] = {}
+def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
+    removed = {e for r in replacements for e in r.removed}
+    renamed: dict[Atom, Atom] = {}
+    # A replacement goes where the last replaced equation was: the order of equations is the
+    # order in which cotangents are summed.
+    made: dict[int, list[Eqn]] = {}
     for r in replacements:
-        last = max((graph.index[i] for i in r.removed if i in graph.index), default=-1)
+        last = max((graph.index[e] for e in r.removed if e in graph.index), default=-1)
         made.setdefault(last, []).extend(_splice(r, renamed))
     eqns = made.pop(-1, [])
     for i, e in enumerate(graph.eqns):
-        if id(e) not in removed:
+        if e not in removed:
             eqns.append(e)
         eqns.extend(made.get(i, ()))
     jaxpr = graph.jaxpr
 
-    def rename(atom: Any) -> Any:
+    def rename(atom: Atom) -> Atom:
         while is_var(atom) and atom in renamed:
             atom = renamed[atom]
         return atom
@@ -400,77 +417,75 @@ def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Any:
     return dce(jaxpr.replace(eqns=eqns, outvars=outvars))
 
 
-def _live(closed: Any) -> tuple[Any, list[Any]]:
-    """A jaxpr with the constants that it uses as its first arguments, and these."""
+def _live(closed: AnyJaxpr) -> tuple[Jaxpr, list[Value]]:
+    """A jaxpr over the constants it uses as leading arguments, and their values."""
     consts = consts_of(closed)
     jaxpr = constants_as_arguments(open_jaxpr(closed))
     if all(np.ndim(c) == 0 for c in consts):
         return jaxpr, list(consts)
-    # What a body that was taken over does not use stays a constant of it.
+    # A body taken from the program may keep constants that it does not use.
     kept = [i >= len(consts) for i in range(len(jaxpr.invars))]
     jaxpr, used = live_part(jaxpr, [True] * len(jaxpr.outvars), kept)
     return jaxpr, [c for c, u in zip(consts, used, strict=False) if u]
 
 
-def _splice(r: Replacement, renamed: dict[Any, Any]) -> list[Any]:
+def _splice(r: Replacement, renamed: dict[Atom, Atom]) -> list[Eqn]:
     """The equations of a replacement, on the program's variables."""
     inner, constants = _live(r.jaxpr)
-    env: dict[Any, Any] = dict(zip(inner.invars[len(constants) :], r.inputs, strict=True))
+    env: dict[Atom, Atom] = dict(zip(inner.invars[len(constants) :], r.inputs, strict=True))
     for v, c in zip(inner.invars, constants, strict=False):
         if np.ndim(c) != 0:
-            raise InvertError("a replacement may not bring an array constant")
-        env[v] = core.Literal(np.asarray(c)[()], v.aval)
+            raise InvertError("a replacement may not contain an array constant")
+        env[v] = Literal(np.asarray(c)[()], v.aval)
     for v, out in zip(inner.outvars, r.outputs, strict=True):
         if out is None or not is_var(out):
             continue
         if is_var(v) and v not in env:
             env[v] = out
-        else:  # an argument or a literal comes out as it is, or a value comes out twice
+        else:  # a result is an argument or a literal, or occurs twice
             renamed[out] = env[v] if is_var(v) else v
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Atom:
         return env[atom] if is_var(atom) else atom
 
     eqns = []
     for eqn in inner.eqns:
-        outvars = [env.setdefault(v, core.Var(v.aval)) if _is_named(v) else v for v in eqn.outvars]
+        outvars = [env.setdefault(v, Var(v.aval)) if _is_named(v) else v for v in eqn.outvars]
         new = eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars)
         names, own = names_of(r.root), names_of(new)
-        if own and names and names[-1].startswith(HINT):
-            names = names[:-1]
-        eqns.append(with_names(new, (*names, *own)))
+        eqns.append(with_names(new, (*(without_hint(names) if own else names), *own)))
     return eqns
 
 
-def _is_named(v: Any) -> bool:
-    return not isinstance(v, core.DropVar)
+def _is_named(v: Var) -> bool:
+    return not isinstance(v, DropVar)
 
 
-def _topological(eqns: list[Any]) -> list[Any]:
-    """The equations with definitions before uses; stable, linear in their number."""
-    producers = {v: e for e in eqns for v in e.outvars}
-    done: set[int] = set()
-    opened: set[int] = set()
-    ordered: list[Any] = []
+def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
+    """Sorts equations so that definitions precede uses; stable and linear."""
+    producers: dict[Atom, Eqn] = {v: e for e in eqns for v in e.outvars}
+    done: set[Eqn] = set()
+    opened: set[Eqn] = set()
+    ordered: list[Eqn] = []
     for start in eqns:
         pending = [start]
         while pending:
             eqn = pending[-1]
-            if id(eqn) in done:
+            if eqn in done:
                 pending.pop()
                 continue
             missing = [
                 p
                 for a in eqn.invars
-                if is_var(a) and (p := producers.get(a)) is not None and id(p) not in done
+                if is_var(a) and (p := producers.get(a)) is not None and p not in done
             ]
             if missing:
-                if id(eqn) in opened:
-                    raise _CycleError("equations that need each other")
-                opened.add(id(eqn))
+                if eqn in opened:
+                    raise _CycleError("replacements depend on each other's results")
+                opened.add(eqn)
                 pending.extend(missing)
             else:
                 pending.pop()
-                done.add(id(eqn))
+                done.add(eqn)
                 ordered.append(eqn)
     return ordered

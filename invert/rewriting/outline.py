@@ -1,9 +1,9 @@
-"""Outlines: which values of a program may be the operands of a template, types left aside.
+"""Outlines: candidates for the operands of a template, found without regard to types.
 
-A template is traced at types; which ones a site has, nobody knows before its operands are found. So
-a template at example types is laid over the program by primitives alone: what changes shapes and
-dtypes is looked through, numbers and parameters are not compared, and where an equation commutes
-both orders are tried. What is found says at which types to try, and is proved by a match.
+A template has to be traced at types, which are unknown until its operands are found. So a template
+at example types is matched by primitives alone: shape and dtype changes are skipped, literals and
+parameters are not compared, and both operand orders of commutative equations are tried. The outline
+gives the types to try; a match is the proof.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from invert.ir.graph import Graph, is_var
-from invert.ir.match import Miss, differ, other_params, same_value
+from invert.ir.match import Miss, contrast, other_params, same_value
+from invert.ir.types import Atom, Eqn, Literal, Value, Var
 
-# What broadcasting and promotion of types put between an operand and what it is used for.
+# Inserted by broadcasting and type promotion between an operand and its use.
 _SHAPING = frozenset({"broadcast_in_dim", "reshape", "squeeze", "convert_element_type"})
 _COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
 _MAX_STEPS = 4096
@@ -25,18 +26,18 @@ _MAX_DEPTH = 100
 
 @dataclasses.dataclass
 class Outline:
-    """What was found.
+    """A template laid over a program.
 
     **Attributes:**
 
-    - `operands`: for each argument of the template the atoms that it may be, the one that is used
-        first and then those that it was broadcast, reshaped or converted from.
-    - `eqns`: equations of the program by the `id` of those of the template.
-    - `commuted`: places of the template's equations whose operands stand in the other order.
+    - `operands`: for each argument of the template, its candidates: the atom that is used, then
+        those that it was broadcast, reshaped or converted from.
+    - `eqns`: equations of the template -> equations of the program.
+    - `commuted`: positions of the template's equations whose operands are swapped.
     """
 
-    operands: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
-    eqns: dict[int, Any] = dataclasses.field(default_factory=dict)
+    operands: dict[Atom, list[Atom]] = dataclasses.field(default_factory=dict)
+    eqns: dict[Eqn, Eqn] = dataclasses.field(default_factory=dict)
     commuted: frozenset[int] = frozenset()
 
     def copy(self) -> Outline:
@@ -44,20 +45,20 @@ class Outline:
 
 
 @functools.lru_cache(maxsize=1024)
-def heads(template: Graph) -> list[Any]:
-    """The equations that give the results, but for changes of shape and dtype."""
-    found: dict[int, Any] = {}
+def heads(template: Graph) -> list[Eqn]:
+    """The equations that produce the results, up to changes of shape and dtype."""
+    found: dict[Eqn, None] = {}
     for v in template.jaxpr.outvars:
         last = _sources(template, v)[-1]
-        eqn = template.producers.get(last) if is_var(last) else None
+        eqn = template.producer(last)
         if eqn is None and is_var(v):
             eqn = template.producers.get(v)
         if eqn is not None:
-            found[id(eqn)] = eqn
-    return list(found.values())
+            found[eqn] = None
+    return list(found)
 
 
-def outline(template: Graph, graph: Graph, eqn: Any, misses: list[Miss] | None) -> Outline | None:
+def outline(template: Graph, graph: Graph, eqn: Eqn, misses: list[Miss] | None) -> Outline | None:
     """An outline of `template` in which one of its heads is `eqn`."""
     for head in heads(template):
         if head.primitive is eqn.primitive and len(head.invars) == len(eqn.invars):
@@ -68,20 +69,19 @@ def outline(template: Graph, graph: Graph, eqn: Any, misses: list[Miss] | None) 
 
 
 def parameters_differ(template: Graph, found: Outline) -> Miss | None:
-    """The first equation in program order that the outline pairs with one of other parameters.
+    """The first equation, in program order, whose parameters differ from the template's.
 
-    The types of what is computed from it differ too, and that is what a match would come upon.
+    A match would only report the types of later results, which differ as a consequence.
     """
     for eqn in template.eqns:
-        target = found.eqns.get(id(eqn))
-        sides = None if target is None else other_params(eqn, target)
-        if sides is not None:
-            return Miss(len(found.eqns), target, differ(sides))
+        target = found.eqns.get(eqn)
+        if target is not None and (sides := other_params(eqn, target)) is not None:
+            return Miss(len(found.eqns), target, contrast(sides))
     return None
 
 
-def _sources(graph: Graph, atom: Any) -> list[Any]:
-    """An atom and those that it was broadcast, reshaped or converted from."""
+def _sources(graph: Graph, atom: Atom) -> list[Atom]:
+    """An atom, followed by those that it was broadcast, reshaped or converted from."""
     found = [atom]
     while is_var(atom):
         eqn = graph.producers.get(atom)
@@ -92,8 +92,8 @@ def _sources(graph: Graph, atom: Any) -> list[Any]:
     return found
 
 
-def shaped(graph: Graph, atom: Any) -> Iterator[Any]:
-    """A variable and those that are made of it by broadcasts, reshapes and conversions."""
+def shaped(graph: Graph, atom: Atom) -> Iterator[Atom]:
+    """A variable and those derived from it by broadcasts, reshapes and conversions."""
     pending = [atom]
     while pending:
         yield (atom := pending.pop())
@@ -102,11 +102,14 @@ def shaped(graph: Graph, atom: Any) -> Iterator[Any]:
                 pending.extend(user.outvars)
 
 
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (not is_var(a) and not is_var(b) and same_value(a.val, b.val))
+def _same(a: Atom, b: Atom) -> bool:
+    return a is b or (
+        isinstance(a, Literal) and isinstance(b, Literal) and same_value(a.val, b.val)
+    )
 
 
-_Pairs = list[tuple[Any, Any, Any]]
+# An equation of the program, an atom of the template, and its counterpart in that equation.
+_Pairs: TypeAlias = list[tuple[Eqn, Atom, Atom]]
 
 
 class _Search:
@@ -114,26 +117,26 @@ class _Search:
         self.template, self.graph, self.misses = template, graph, misses
         self.steps = 0
 
-    def run(self, head: Any, eqn: Any) -> Outline | None:
-        """The first outline that holds every equation of the template, else the largest."""
+    def run(self, head: Eqn, eqn: Eqn) -> Outline | None:
+        """The first outline that covers every equation of the template, otherwise the largest."""
         best: Outline | None = None
         wanted = [e for e in self.template.eqns if e.primitive.name not in _SHAPING]
         for found in self._paired(head, eqn, [], Outline()):
-            # What the head is not computed from: other results, from operands to users.
+            # Equations that the head does not depend on: other results, from operands to users.
             for other in (*heads(self.template), *wanted):
-                if id(other) not in found.eqns:
+                if other not in found.eqns:
                     found = self._extended(other, found)
             missing = [v for v in self.template.jaxpr.invars if v not in found.operands]
             if missing:
                 number = self.template.jaxpr.invars.index(missing[0])
-                self._miss(found, eqn, f"nothing is found for operand {number} of the pattern")
+                self._miss(found, eqn, f"no value matches operand {number} of the pattern")
             elif best is None or len(found.eqns) > len(best.eqns):
                 best = found
-            if best is found and all(id(e) in found.eqns for e in wanted):
+            if best is found and all(e in found.eqns for e in wanted):
                 break
         return best
 
-    def _extended(self, eqn: Any, found: Outline) -> Outline:
+    def _extended(self, eqn: Eqn, found: Outline) -> Outline:
         for atom in eqn.invars:
             for known in self._known(atom, found):
                 for value in shaped(self.graph, known):
@@ -145,19 +148,19 @@ class _Search:
                                 return new
         return found
 
-    def _known(self, atom: Any, found: Outline) -> Sequence[Any]:
-        """The program's variables for a value of the template, as far as they are found."""
+    def _known(self, atom: Atom, found: Outline) -> Sequence[Var]:
+        """The program's variables for a value of the template, as far as known."""
         last = _sources(self.template, atom)[-1]
         if not is_var(last):
             return ()
         if last in found.operands:
             return [a for a in found.operands[last] if is_var(a)]
         eqn = self.template.producers.get(last)
-        target = None if eqn is None else found.eqns.get(id(eqn))
+        target = None if eqn is None else found.eqns.get(eqn)
         return () if eqn is None or target is None else [target.outvars[eqn.outvars.index(last)]]
 
     def _walk(self, pairs: _Pairs, found: Outline, depth: int) -> Iterator[Outline]:
-        """All outlines that hold `found` and lay these values over one another."""
+        """All outlines that extend `found` by these pairs."""
         while pairs:
             user, atom, value = pairs.pop()
             self.steps += 1
@@ -168,57 +171,57 @@ class _Search:
                 continue
             if is_var(last) and last in self.template.consts:
                 continue
-            eqn = self.template.producers.get(last) if is_var(last) else None
+            eqn = self.template.producer(last)
             if is_var(last) and eqn is None:
                 known = found.operands.get(last, sources)
                 found.operands[last] = [a for a in known if any(_same(a, b) for b in sources)]
                 if not found.operands[last]:
-                    reason = "one operand of the pattern is two values of the program"
+                    reason = "one operand of the pattern matches two different values"
                     return self._miss(found, user, reason)
                 continue
-            target = self.graph.producers.get(sources[-1]) if is_var(sources[-1]) else None
+            target = self.graph.producer(sources[-1])
             if (
                 eqn is None
                 or target is None
-                or found.eqns.get(id(eqn), target) is not target
+                or found.eqns.get(eqn, target) is not target
                 or eqn.primitive is not target.primitive
                 or len(eqn.invars) != len(target.invars)
             ):
                 return self._miss(found, user, self._differ(last, sources[-1]))
-            if id(eqn) in found.eqns:
+            if eqn in found.eqns:
                 continue
             if eqn.primitive.name in _COMMUTATIVE and depth < _MAX_DEPTH:
                 yield from self._paired(eqn, target, pairs, found, depth + 1)
                 return
-            found.eqns[id(eqn)] = target
+            found.eqns[eqn] = target
             pairs += [(target, a, b) for a, b in zip(eqn.invars, target.invars, strict=True)]
         yield found
 
     def _paired(
-        self, eqn: Any, target: Any, pairs: _Pairs, found: Outline, depth: int = 0
+        self, eqn: Eqn, target: Eqn, pairs: _Pairs, found: Outline, depth: int = 0
     ) -> Iterator[Outline]:
-        """`found` with an equation of the template laid over one of the program, in both orders."""
-        found.eqns[id(eqn)] = target
+        """Extends `found` by a pair of equations, in both operand orders if they commute."""
+        found.eqns[eqn] = target
         orders = [target.invars]
         if eqn.primitive.name in _COMMUTATIVE:
             orders.append(list(reversed(target.invars)))
         for number, operands in enumerate(orders):
             new = found.copy()
             if number:
-                new.commuted |= {self.template.index[id(eqn)]}
+                new.commuted |= {self.template.index[eqn]}
             laid = [(target, a, b) for a, b in zip(eqn.invars, operands, strict=True)]
             yield from self._walk([*pairs, *laid], new, depth)
 
-    def _differ(self, atom: Any, value: Any) -> str:
+    def _differ(self, atom: Atom, value: Value) -> str:
         ours, theirs = self._said(self.template, atom), self._said(self.graph, value)
-        return differ((ours, theirs))
+        return contrast((ours, theirs))
 
-    def _said(self, graph: Graph, atom: Any) -> str:
+    def _said(self, graph: Graph, atom: Atom) -> str:
         if not is_var(atom):
             return str(atom.val)
         eqn = graph.producers.get(atom)
         return f"an argument of type {atom.aval}" if eqn is None else eqn.primitive.name
 
-    def _miss(self, found: Outline, eqn: Any, reason: str) -> None:
+    def _miss(self, found: Outline, eqn: Eqn, reason: str) -> None:
         if self.misses is not None:
             self.misses.append(Miss(len(found.eqns), eqn, reason))

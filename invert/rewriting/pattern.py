@@ -1,10 +1,10 @@
-"""Patterns, calls and sites: what a pattern is written with.
+"""Patterns, calls and sites: the vocabulary of pattern authors.
 
 A *preimage* pattern proposes a JAX call. The call is lowered at the site's own types, raised and
 brought to the same form as the program, and must then be the same subgraph, equation by equation,
 with no interior value used outside. The proposal is a guess; the match is the proof.
 
-A *structural* pattern (loops, calls) inspects one equation and returns its replacement.
+An *equation* pattern (loops, calls) inspects one equation and returns its replacement.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 
-from invert._private.jax import core, names_of
+from invert._private.jax import Primitive
 from invert.ir import jaxprs
+from invert.ir.avals import type_of
 from invert.ir.graph import Graph
-from invert.ir.jaxprs import HINT
+from invert.ir.hints import hint_of
 from invert.ir.match import Miss
+from invert.ir.types import Atom, ClosedJaxpr, Eqn, JaxFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,31 +34,50 @@ class Call:
     - `key`: hashable; equal keys mean the same function.
     - `function`: takes arrays of the types `avals` and returns an array or a sequence of arrays.
     - `avals`: types of its arguments.
-    - `x64`: whether 64-bit types are enabled where it is traced, though no argument has one:
-        positions and counters inside are then of 64 bits.
-    - `is_call`: whether it stands for a call equation. Otherwise a call that is all of the template
-        is opened, as JAX outlines some primitives into functions.
-    - `before`: the program to look for, where it is not what `function` lowers to. Whoever writes
-        it answers for the two being equal, and states in the docstring where they are not.
-    - `commuted`: places of equations of the program that `before` lowers to whose two operands
-        stand in the other order in the program to look for.
+    - `x64`: whether it is traced with 64-bit types enabled although no argument has one: positions
+        and counters inside then have 64 bits.
+    - `is_call`: whether it stands for a call equation. Otherwise a template that consists of one
+        call is inlined, since JAX outlines some primitives into functions.
+    - `before`: the program to look for, if it is not what `function` lowers to. The author
+        guarantees that the two are equal, and documents where they are not.
+    - `of_site`: whether it holds a part of the program, so that it must not be cached beyond it.
+    - `commuted`: positions of equations whose two operands are swapped in the program to look for,
+        compared with what `before` lowers to.
     """
 
     key: Hashable
-    function: Callable[..., Any] = dataclasses.field(compare=False)
+    function: JaxFunction = dataclasses.field(compare=False)
     avals: tuple[jax.ShapeDtypeStruct, ...]
     x64: bool = False
     is_call: bool = False
-    before: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
+    before: JaxFunction | None = dataclasses.field(default=None, compare=False)
     commuted: frozenset[int] = frozenset()
+    of_site: bool = False
 
     @property
     def needs_x64(self) -> bool:
-        """Whether the call has to be traced with 64-bit types enabled."""
+        """Whether the call must be traced with 64-bit types enabled."""
         return self.x64 or any(jaxprs.is_wide_dtype(a.dtype) for a in self.avals)
 
 
-def bind(primitive: Any, *avals: Any, **params: Any) -> Call:
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+def kept_by_call(
+    function: Callable[Concatenate[Call, _P], _T],
+) -> Callable[Concatenate[Call, _P], _T]:
+    """Memoizes a function of a call, except for calls that hold a part of a program."""
+    kept: Any = functools.lru_cache(maxsize=4096)(function)
+
+    @functools.wraps(function)
+    def run(call: Call, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return (function if call.of_site else kept)(call, *args, **kwargs)
+
+    return run
+
+
+def bind(primitive: Primitive, *avals: jax.ShapeDtypeStruct, **params: Any) -> Call:
     """The call of a primitive with these parameters."""
     key = (primitive, tuple(sorted(params.items(), key=lambda item: item[0])))
     return Call(key, functools.partial(primitive.bind, **params), tuple(avals))
@@ -68,11 +89,11 @@ class Pattern:
 
     **Arguments:**
 
-    - `name`: how the report and `Config(disabled_patterns=...)` call it.
+    - `name`: its name in the report and in `Config(disabled_patterns=...)`.
     - `roots`: names of the primitives at which it may apply.
     - `propose`: `propose(site)` yields the calls to try, the likeliest first.
-    - `literal`: a number that occurs in every program the pattern stands for, or several of which
-        one does (by dtype); where the program holds no literal near it, nothing is proposed.
+    - `literal`: a number that every match contains, or several of which each match contains one
+        (by dtype). Nothing is proposed for a program without a literal close to it.
     """
 
     name: str
@@ -86,24 +107,24 @@ class EquationPattern:
     """A pattern that rewrites one equation by itself.
 
     `rewrite(site)` returns the replacement as a function of the equation's operands, to be traced,
-    or `None` where it does not apply.
+    or `None` if it does not apply.
     """
 
     name: str
     roots: tuple[str, ...]
-    rewrite: Callable[[Site], Callable[..., Any] | None]
+    rewrite: Callable[[Site], JaxFunction | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramPattern:
     """A pattern that rewrites a program as a whole, after the others of its stage.
 
-    `rewrite(closed)` returns the new closed jaxpr over the same arguments, or `None` where it does
-    not apply.
+    `rewrite(closed)` returns the new closed jaxpr over the same arguments, or `None` if it does not
+    apply.
     """
 
     name: str
-    rewrite: Callable[[Any], Any | None]
+    rewrite: Callable[[ClosedJaxpr], ClosedJaxpr | None]
     roots: tuple[str, ...] = ()
 
 
@@ -114,9 +135,9 @@ class Stage:
     **Arguments:**
 
     - `patterns`: tried in this order.
-    - `outermost_first`: one pass from the outermost body inwards, for patterns that look into the
-        bodies of calls as the program has them.
-    - `inside_rules`: whether it looks into functions that have derivative rules of their own.
+    - `outermost_first`: makes one pass from the outermost jaxpr inwards, for patterns that match
+        the bodies of calls before these are rewritten.
+    - `inside_rules`: whether it rewrites functions that have derivative rules of their own.
     """
 
     patterns: tuple[Pattern | EquationPattern | ProgramPattern, ...]
@@ -126,22 +147,22 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An equation at which a pattern is tried, in its body.
+    """An equation at which a pattern is tried, with the graph around it.
 
-    `named` says whether locations of the program name primitives at all. `template(call)` is what
-    the engine would look for, `None` where JAX refuses the call. Why nothing is proposed is put
-    into `misses` where that is a list.
+    `named` says whether locations of the program name primitives at all. `template(call)` is the
+    program that the engine would look for, `None` if JAX refuses the call. If `misses` is a list,
+    it receives the reasons why nothing is proposed.
     """
 
     graph: Graph
-    eqn: Any
+    eqn: Eqn
     platform: str
     named: bool = True
     template: Callable[[Call], Graph | None] = lambda call: None
     misses: list[Miss] | None = None
 
-    def aval(self, atom: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+    def aval(self, atom: Atom) -> jax.ShapeDtypeStruct:
+        return type_of(atom)
 
     @property
     def out(self) -> jax.ShapeDtypeStruct:
@@ -150,20 +171,14 @@ class Site:
 
     @property
     def hint(self) -> str:
-        """What the location of the equation calls the primitive; `""` where it says nothing."""
-        return hint_of(self.eqn).split(";")[0]
+        """The name of the primitive in the equation's location; `""` if it does not say."""
+        return hint_of(self.eqn).primitive
 
-    def producer(self, atom: Any) -> Any | None:
+    @property
+    def broadcasts(self) -> set[int]:
+        """Positions of the operands that the author broadcast explicitly, as far as known."""
+        return {position for position, _ in hint_of(self.eqn).operands}
+
+    def producer(self, atom: Atom) -> Eqn | None:
         """The equation that defines `atom`, if any."""
-        return None if isinstance(atom, core.Literal) else self.graph.producers.get(atom)
-
-
-def hint_of(eqn: Any) -> str:
-    """The hint that raising left in the name scopes of an equation."""
-    names = names_of(eqn)
-    return names[-1][1:] if names and names[-1].startswith(HINT) else ""
-
-
-def written_broadcasts(eqn: Any) -> set[int]:
-    """Places of the operands that the author broadcast by hand, as far as locations tell."""
-    return {int(part.split("#")[0]) for part in hint_of(eqn).split(";")[1:]}
+        return self.graph.producer(atom)

@@ -1,4 +1,4 @@
-"""The short form of a pattern: two functions, from which everything else is read off."""
+"""The short form of a pattern: two functions, from which the rest is derived."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from invert._errors import PatternError
-from invert._private.jax import core, open_jaxpr, trace_closed
+from invert._private.jax import Literal, open_jaxpr, trace_closed
 from invert.ir.match import Miss
+from invert.ir.types import Aval, JaxFunction
 from invert.rewriting.outline import outline, parameters_differ, shaped
-from invert.rewriting.pattern import Call, Site
-from invert.rewriting.templates import written_call
+from invert.rewriting.pattern import Call, Site, kept_by_call
+from invert.rewriting.templates import traced_call
 
 Avals = tuple[jax.ShapeDtypeStruct, ...]
-# Keyword arguments that both functions are called with.
-Choice = tuple[tuple[str, Any], ...]
+# Keyword arguments passed to both functions.
+Choice: TypeAlias = tuple[tuple[str, Any], ...]
 
-# What JAX raises where a function does not take arrays of these types.
+# What JAX raises if a function does not take arrays of these types.
 _REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError)
 _DTYPES = (np.float32, np.int32, np.complex64, np.bool_)
 _RANKS = (2, 1, 3, 4, 0)
@@ -37,14 +38,14 @@ class Short:
 
     **Arguments:**
 
-    - `before`, `after`, `arity`: the two functions and how many operands they take. Where `before`
-        is `None`, what JAX lowers `after` to is looked for, with operands in that order alone.
-    - `choices`: keyword arguments to try, one after the other.
-    - `given`: types at which `before` traces, where its author says so.
+    - `before`, `after`, `arity`: the two functions and their number of operands. If `before` is
+        `None`, the lowering of `after` is looked for, with its operands in that order only.
+    - `choices`: keyword arguments to try, in order.
+    - `given`: types at which `before` traces, if its author gives them.
     """
 
-    before: Callable[..., Any] | None
-    after: Callable[..., Any]
+    before: JaxFunction | None
+    after: JaxFunction
     arity: int
     choices: tuple[Choice, ...] = ((),)
     given: Avals | None = None
@@ -57,7 +58,7 @@ class Short:
 
     @functools.cached_property
     def examples(self) -> tuple[Call, ...]:
-        """Calls at which `before` traces: of each choice at each rank that it takes."""
+        """Calls at which `before` traces, for each choice and rank that it takes."""
         return tuple(
             call
             for choice in self.choices
@@ -77,12 +78,12 @@ class Short:
                     continue
                 if site.misses is not None and (miss := parameters_differ(template, found)):
                     site.misses.append(miss)
-                # The call itself lowers to one order of operands.
+                # The lowering of a call has one order of operands.
                 commuted = frozenset() if self.before is None else found.commuted
                 yield dataclasses.replace(call, commuted=commuted)
 
     def _types(self, site: Site, choice: Choice) -> Iterator[Avals]:
-        """Types of the operands as far as an outline finds values for them."""
+        """Types of the operands, as far as an outline finds candidates."""
         types: dict[Avals, None] = {}
         refused: dict[Avals, None] = {}
         laid = 0
@@ -96,7 +97,7 @@ class Short:
             laid = len(found.eqns)
             made = shaped(site.graph, site.eqn.outvars[0])
             wanted = {(v.aval.shape, v.aval.dtype) for v in made}
-            # What an operand was broadcast or converted from is likelier than what it became.
+            # The source of a broadcast or conversion is likelier than its result.
             atoms = [reversed(found.operands[v]) for v in template.jaxpr.invars]
             tries = itertools.product(*(dict.fromkeys(map(site.aval, a)) for a in atoms))
             for avals in itertools.islice(tries, _MAX_TYPES):
@@ -107,18 +108,18 @@ class Short:
             if types:
                 break
         if refused and not types and site.misses is not None:
-            said = "; ".join(", ".join(map(_short, avals)) for avals in refused)
-            reason = f"no operands of a type that gives {_short(site.out)}: {said}"
+            types_text = "; ".join(", ".join(map(_short, avals)) for avals in refused)
+            reason = f"no operands of a type that gives {_short(site.out)}: {types_text}"
             site.misses.append(Miss(laid, site.eqn, reason))
         yield from types
 
     def _skeletons(self, choice: Choice, rank: int, dtype: Any) -> tuple[Call, ...]:
-        """Examples in this dtype where `before` traces at it, one of this rank first."""
+        """Examples in this dtype, if `before` traces at it, one of this rank first."""
         key = choice, rank, dtype
         if key not in self._known:
             own = [c for c in self.examples if c.key == self.call(choice, ()).key]
             own.sort(key=lambda call: any(len(a.shape) != rank for a in call.avals))
-            # Where the rank is not what decides, a third outline would say the same.
+            # If the rank does not matter, a third outline adds nothing.
             self._known[key] = tuple(_recast(call, dtype) for call in own[:2])
         return self._known[key]
 
@@ -128,7 +129,7 @@ class Short:
 
 
 def _recast(call: Call, dtype: Any) -> Call:
-    """An example with `dtype` in the place of that of its first operand, if it traces so."""
+    """An example with the dtype of its first operand replaced by `dtype`, if that traces."""
     first = call.avals[0].dtype
     dtypes = [dtype if a.dtype == first else a.dtype for a in call.avals]
     pairs = zip(call.avals, dtypes, strict=True)
@@ -136,15 +137,15 @@ def _recast(call: Call, dtype: Any) -> Call:
     return call if result_types(new) is None else new
 
 
-@functools.lru_cache(maxsize=4096)
+@kept_by_call
 def result_types(call: Call) -> tuple[jax.ShapeDtypeStruct, ...] | None:
-    """Types of the results of the program to look for; `None` where JAX refuses the call."""
+    """Result types of the program to look for; `None` if JAX refuses the call."""
     return _results(call, call.before or call.function)
 
 
-@functools.lru_cache(maxsize=4096)
+@kept_by_call
 def _agree(call: Call) -> bool:
-    """Whether results of the call have the types of those of the program to look for."""
+    """Whether the call and the program to look for have the same result types."""
     theirs, ours = _results(call, call.function), result_types(call)
     return (
         theirs is not None
@@ -153,7 +154,7 @@ def _agree(call: Call) -> bool:
     )
 
 
-def _results(call: Call, function: Callable[..., Any]) -> tuple[jax.ShapeDtypeStruct, ...] | None:
+def _results(call: Call, function: JaxFunction) -> tuple[jax.ShapeDtypeStruct, ...] | None:
     try:
         with jax.enable_x64(call.needs_x64):
             return tuple(jax.tree_util.tree_leaves(jax.eval_shape(function, *call.avals)))
@@ -162,7 +163,7 @@ def _results(call: Call, function: Callable[..., Any]) -> tuple[jax.ShapeDtypeSt
 
 
 def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) -> Iterator[Call]:
-    """Calls that trace: at what is given, else at operands of one shape, else of any few."""
+    """Calls that trace: at the given types, else at equal types, else at mixed types."""
     if given is not None:
         tries = [[given]]
     else:
@@ -192,7 +193,7 @@ def combinations(name: str, options: Mapping[str, Sequence[Any]]) -> tuple[Choic
     return found
 
 
-def _parameters(name: str, before: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+def _parameters(name: str, before: JaxFunction) -> Sequence[inspect.Parameter]:
     try:
         return list(inspect.signature(before).parameters.values())
     except (TypeError, ValueError) as error:
@@ -202,7 +203,7 @@ def _parameters(name: str, before: Callable[..., Any]) -> Sequence[inspect.Param
         ) from error
 
 
-def arity_of(name: str, before: Callable[..., Any]) -> int:
+def arity_of(name: str, before: JaxFunction) -> int:
     """The number of operands: positional parameters without a default."""
     parameters = _parameters(name, before)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -218,17 +219,17 @@ def arity_of(name: str, before: Callable[..., Any]) -> int:
 
 
 def untraced(short: Short) -> str:
-    """Why no example was found, in the words of JAX."""
+    """The reason why `before` has no examples, in JAX's words."""
     avals = short.given or (jax.ShapeDtypeStruct((2, 2), np.float32),) * short.arity
     call = short.call(short.choices[0], avals)
-    said = ", ".join(map(_short, avals))
+    types_text = ", ".join(map(_short, avals))
     try:
         with jax.enable_x64(call.needs_x64):
             results = jax.eval_shape(short.before or short.after, *avals, **dict(short.choices[0]))
     except _REFUSALS as error:
         line = str(error).strip().splitlines()[:1]
         return (
-            f"`before` does not trace, at {said} for one: {type(error).__name__}: "
+            f"`before` does not trace, at {types_text} for one: {type(error).__name__}: "
             f"{''.join(line)}; give types at which it does as `example`, "
             "and values for its keyword arguments as `options`"
         )
@@ -237,10 +238,10 @@ def untraced(short: Short) -> str:
 
 def problems(short: Short) -> Iterator[str]:
     for call in short.examples:
-        said = ", ".join(map(_short, call.avals))
+        types_text = ", ".join(map(_short, call.avals))
         try:
             with jax.enable_x64(call.needs_x64):
-                one = written_call(call, "cpu")
+                one = traced_call(call)
                 two = trace_closed(call.function, *call.avals)
         except _REFUSALS as error:
             line = "".join(str(error).strip().splitlines()[:1])
@@ -253,22 +254,18 @@ def problems(short: Short) -> Iterator[str]:
         if not body.eqns:
             yield "`before` computes nothing: it has no equation to look for"
             continue
-        used = {a for e in body.eqns for a in e.invars if not isinstance(a, core.Literal)}
+        used = {a for e in body.eqns for a in e.invars if not isinstance(a, Literal)}
         for i, v in enumerate(body.invars):
             if v not in used:
-                yield f"`before` does not use operand {i}, so that nothing says what it is"
+                yield f"`before` does not use operand {i}, so its value cannot be determined"
         ours, theirs = ([_short(v.aval) for v in open_jaxpr(c).outvars] for c in (one, two))
         if ours != theirs:
             yield (
-                f"results differ in type: at {said}, `before` gives {', '.join(ours)} "
+                f"results differ in type: at {types_text}, `before` gives {', '.join(ours)} "
                 f"and `after` gives {', '.join(theirs)}"
             )
             return
 
 
-def type_of(value: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value))
-
-
-def _short(aval: Any) -> str:
+def _short(aval: Aval) -> str:
     return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"

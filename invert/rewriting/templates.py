@@ -1,9 +1,6 @@
-"""Templates of preimage patterns: a call lowered by JAX and raised by our own rules."""
+"""Templates of preimage patterns: calls lowered by JAX and raised again."""
 
 from __future__ import annotations
-
-import functools
-from typing import Any
 
 import jax
 
@@ -17,29 +14,30 @@ from invert._private.jax import (
 )
 from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
-from invert.rewriting.pattern import Call
+from invert.ir.types import ClosedJaxpr, Value
+from invert.rewriting.pattern import Call, kept_by_call
 from invert.stablehlo.program import Program
 
 
-@functools.lru_cache(maxsize=4096)
-def raise_call(call: Call, platform: str) -> Any | None:
-    """The closed jaxpr of `call` after lowering and raising; `None` where JAX refuses the call."""
+@kept_by_call
+def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
+    """Lowers and raises `call`; `None` if JAX refuses it."""
     try:
         with jax.enable_x64(call.needs_x64):
             outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
             module = lowered_module(call.before or call.function, *call.avals, platform=platform)
-    # At types that a call does not take: the functions of `jax.lax` and `jax.numpy` check shapes
-    # and dtypes so, `mlir.lower_jaxpr_to_module` says so of a primitive without a lowering for the
-    # platform, and some lowerings only assert it (`iota_2x32_shape` of no axes) or overflow
-    # (`select_and_gather_add` of integers). Names and attributes that there are not are defects.
+    # Raised for types that a call does not take: by the checks of `jax.lax` and `jax.numpy`, by
+    # `mlir.lower_jaxpr_to_module` for a primitive without a lowering for the platform, by lowerings
+    # that only assert (`iota_2x32_shape` without axes) or overflow (`select_and_gather_add` of
+    # integers). Missing names and attributes are defects.
     except (
         TypeError, ValueError, RuntimeError, ArithmeticError, IndexError, AssertionError
     ):  # fmt: skip
         return None
     program = Program(module, Config())
 
-    def run(*values: Any) -> list[Any]:
-        # Keys are lowered to their words.
+    def run(*values: Value) -> list[Value]:
+        # Lowering replaces keys by their words.
         results = program(*map(words_of, values))
         return [from_words(r, out.dtype) for r, out in zip(results, outs, strict=True)]
 
@@ -49,8 +47,8 @@ def raise_call(call: Call, platform: str) -> Any | None:
     return closed if call.is_call else unwrap(closed)
 
 
-def unwrap(closed: Any) -> Any:
-    """Inlines the function that JAX outlines some primitives into (`@cumsum`, `@argmax`, ...)."""
+def unwrap(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Inlines the function into which JAX outlines a primitive (`@cumsum`, `@argmax`, ...)."""
     jaxpr = open_jaxpr(closed)
     while len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "jit":
         closed = inline_calls(closed)
@@ -58,9 +56,12 @@ def unwrap(closed: Any) -> Any:
     return closed
 
 
-def written_call(call: Call, platform: str) -> Any | None:
-    """What a call looks like in a program: as its author wrote it where that is given."""
-    if call.before is None:
-        return raise_call(call, platform)
+def written_call(call: Call, platform: str) -> ClosedJaxpr | None:
+    """The program of a call to look for: its traced `before`, otherwise its lowering."""
+    return raise_call(call, platform) if call.before is None else traced_call(call)
+
+
+def traced_call(call: Call) -> ClosedJaxpr:
+    """Traces the `before` of a call, or the function itself."""
     with jax.enable_x64(call.needs_x64):
-        return jaxprs.canonicalize(trace_closed(call.before, *call.avals))
+        return jaxprs.canonicalize(trace_closed(call.before or call.function, *call.avals))

@@ -13,7 +13,7 @@ import pytest
 
 import invert
 from invert import SignatureError
-from invert._private.jax import core
+from invert._private.jax import max_dim, min_dim
 
 F32 = np.float32
 # None of them is a size at which a text is written.
@@ -32,7 +32,7 @@ def _blocks(x: Any) -> Any:
 
 
 def _at_least(x: Any) -> Any:
-    return jnp.pad(x, ((0, core.max_dim(x.shape[0], 5) - x.shape[0]), (0, 0)))
+    return jnp.pad(x, ((0, max_dim(x.shape[0], 5) - x.shape[0]), (0, 0)))
 
 
 # What is no polynomial of the size, although it may look like one at a few.
@@ -191,7 +191,7 @@ def test_a_table_limits_the_length_of_a_text() -> None:
 
 @pytest.mark.parametrize("most", [16, 600])
 def test_a_minimum_limits_a_text(most: int) -> None:
-    exported = _module(lambda x: x[: core.min_dim(x.shape[0], most)] * 2.0)
+    exported = _module(lambda x: x[: min_dim(x.shape[0], most)] * 2.0)
     module: Any = invert.from_exported(exported)
     model = module.model
     for size in (1, 3, 15, 16):

@@ -18,14 +18,18 @@ from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
+def _traced(function: Any) -> Any:
+    return jax.make_jaxpr(function)
+
+
 def _only(closed: Any, name: str) -> Any:
     (eqn,) = (e for e in closed.jaxpr.eqns if e.primitive.name == name)
     return eqn
 
 
 def test_a_program_is_evaluated_with_other_equations() -> None:
-    shift = np.float32([5, 6, 7])
-    closed = jax.make_jaxpr(lambda x: (jnp.sin(x) * 2 + shift, 3.0))(X)
+    shift = np.array([5, 6, 7], np.float32)
+    closed = _traced(lambda x: (jnp.sin(x) * 2 + shift, 3.0))(X)
 
     def on_eqn(eqn: Any, operands: list[Any]) -> Any:
         return [jnp.cos(operands[0])] if eqn.primitive.name == "sin" else bind(eqn, operands)
@@ -37,13 +41,13 @@ def test_a_program_is_evaluated_with_other_equations() -> None:
 
 
 def test_facts_are_evaluated_as_values_are() -> None:
-    closed = jax.make_jaxpr(lambda x: jnp.sum(x * 2) * 3)(X)
+    closed = _traced(lambda x: jnp.sum(x * 2) * 3)(X)
     depth = interpret(closed, [0], lambda eqn, xs: [1 + max(xs)], lambda literal: 0)
     assert depth == [len(closed.jaxpr.eqns)]
 
 
 def test_equations_are_evaluated_on_what_is_known() -> None:
-    closed = jax.make_jaxpr(lambda x: jnp.exp(jnp.sin(x)))(X)
+    closed = _traced(lambda x: jnp.exp(jnp.sin(x)))(X)
     sin, exp = closed.jaxpr.eqns
     read = evaluate([exp], {sin.outvars[0]: X})
     np.testing.assert_allclose(read(closed.jaxpr.outvars[0]), np.exp(X), rtol=1e-6)
@@ -51,7 +55,7 @@ def test_equations_are_evaluated_on_what_is_known() -> None:
 
 def test_calls_are_inlined_one_level_deep() -> None:
     inner = jax.jit(lambda x: jax.jit(jnp.sin)(x) + 1)
-    closed = inline_calls(jax.make_jaxpr(lambda x: inner(x) * 2)(X))
+    closed = inline_calls(_traced(lambda x: inner(x) * 2)(X))
     assert [e.primitive.name for e in closed.jaxpr.eqns] == ["jit", "add", "mul"]
 
 
@@ -59,7 +63,7 @@ def test_parts_of_a_while() -> None:
     def run(x: Any, low: Any, step: Any) -> Any:
         return lax.while_loop(lambda s: s[1].sum() > low, lambda s: (s[0] + 1, s[1] - step), (0, x))
 
-    closed = jax.make_jaxpr(run)(X, np.float32(1), np.float32(2))
+    closed = _traced(run)(X, np.float32(1), np.float32(2))
     x, low, step = closed.jaxpr.invars
     eqn = _only(closed, "while")
     parts = WhileParts.of(eqn)
@@ -78,7 +82,7 @@ def test_parts_of_a_scan_and_a_cond() -> None:
         carry, ys = lax.scan(lambda c, row: (c * w + row, c), x[0], x)
         return lax.cond(flag, jnp.sin, lambda c: c * w, carry), ys
 
-    closed = jax.make_jaxpr(run)(X, np.float32(2), True)
+    closed = _traced(run)(X, np.float32(2), True)
     x, w, _ = closed.jaxpr.invars
     scan = ScanParts.of(_only(closed, "scan"))
     assert list(scan.consts) == [w] and len(scan.init) == 1 and list(scan.xs) == [x]
@@ -101,7 +105,7 @@ def test_elementwise_primitives_keep_the_shape() -> None:
     found = 0
     for name in unary:
         try:
-            closed = jax.make_jaxpr(getattr(lax, name))(X)
+            closed = _traced(getattr(lax, name))(X)
         except (TypeError, ValueError):
             continue
         found += 1

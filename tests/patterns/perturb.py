@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._private.jax import core, is_jaxpr, open_jaxpr
+from invert._private.jax import Literal, is_jaxpr, open_jaxpr
 from invert.ir import jaxprs
 
 # Primitives that take one another's place: the same operands, parameters and results.
@@ -67,13 +67,13 @@ def _with(closed: Any, old: Any, new: Any) -> Any:
 
 def _changes(eqn: Any) -> Iterator[tuple[str, Any]]:
     for i, atom in enumerate(eqn.invars):
-        if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0:
-            new = core.Literal(_other(np.asarray(atom.val)), atom.aval)
+        if isinstance(atom, Literal) and np.ndim(atom.val) == 0:
+            new = Literal(_other(np.asarray(atom.val)), atom.aval)
             yield f"literal {atom.val}", _operands(eqn, {i: new})
     if eqn.primitive not in _COMMUTATIVE:
         for i in range(1, len(eqn.invars)):
             a, b = eqn.invars[i - 1], eqn.invars[i]
-            both = isinstance(a, core.Literal) and isinstance(b, core.Literal)
+            both = isinstance(a, Literal) and isinstance(b, Literal)
             if a is not b and not both and _type(a) == _type(b):
                 yield f"order of operands {i - 1} and {i}", _operands(eqn, {i - 1: b, i: a})
     if eqn.primitive in _SIBLINGS and _types(eqn, _SIBLINGS[eqn.primitive], eqn.params):

@@ -13,7 +13,13 @@ import numpy as np
 from jax import lax, random
 from jax.lax import linalg
 
-from invert._private.jax import philox2x32_p, philox4x32_p, prng, threefry2x32_p, threefry4x32_p
+from invert._private.jax import (
+    iota_2x32_shape_p,
+    philox2x32_p,
+    philox4x32_p,
+    threefry2x32_p,
+    threefry4x32_p,
+)
 
 S = jax.ShapeDtypeStruct
 V = S((4,), np.float32)
@@ -191,7 +197,7 @@ PREIMAGES: dict[str, Preimage] = {
     "asin": _of(lax.asin, V, since=(0, 12)),
     "outlined_lgamma": _of(lax.lgamma, V, since=(0, 12)),
     "sign": _of(lax.sign, S((3,), np.uint8)),
-    "iota_2x32_shape": _of(lambda: prng.iota_2x32_shape_p.bind(shape=(3, 2))),
+    "iota_2x32_shape": _of(lambda: iota_2x32_shape_p.bind(shape=(3, 2))),
     "select_n": _of(lax.select_n, S((3,), np.int32), *[S((3,), np.float32)] * 3),
     # Linear algebra.
     "factorization": _of(linalg.lu, X),

@@ -26,7 +26,7 @@ from invert._config import Config
 from invert._private.jax import open_jaxpr, trace_closed
 from invert._verify import certify
 from invert.frontends import exported, stablehlo
-from invert.ir import jaxprs
+from invert.ir import hints, jaxprs
 from invert.ir.match import difference
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
@@ -73,7 +73,7 @@ class Recovered:
 
     def certificate(self, platform: str) -> Certificate:
         raw, constants = jaxprs.split_constants(self.raw)
-        recovered = jaxprs.over_constants(jaxprs.merge_broadcasts(self.closed), constants)
+        recovered = jaxprs.over_constants(hints.merge_broadcasts(self.closed), constants)
         wide = jaxprs.has_wide_types(raw)
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
         return certify(raw, recovered, avals, constants, platform=platform, x64=wide)
@@ -83,7 +83,7 @@ def _recovered(name: str, raw: Any, platform: str) -> Recovered:
     with jax.enable_x64(True):
         wide = jaxprs.wide_types(open_jaxpr(raw))
         first = bool(wide - {np.dtype(np.uint64)})
-        rewriter = _rewriter(platform, bool(wide), first, jaxprs.is_named(raw))
+        rewriter = _rewriter(platform, bool(wide), first, hints.names_primitives(raw))
         before = rewriter.counts[name]
         closed = rewriter.run(raw)
         return Recovered(raw, closed, rewriter.counts[name] - before)
@@ -94,7 +94,7 @@ def _near(name: str, raw: Any) -> Iterator[tuple[str, Any]]:
     by_hand = PREIMAGES[name].near
     if by_hand is not None:
         # Without locations, which would tell: what is left are the ops.
-        yield "by hand", jaxprs.without_hints(_raised(by_hand))
+        yield "by hand", hints.without_hints(_raised(by_hand))
     changes = perturbed(raw, random.Random(zlib.crc32(name.encode())))
     while True:
         with jax.enable_x64(True):

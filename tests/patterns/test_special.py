@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from invert._private.jax import prng
+from invert._private.jax import iota_2x32_shape
 from tests.patterns.recovery import (
     equations,
     positive,
@@ -76,7 +76,7 @@ def test_select_n(cases: int, which: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4)])
 def test_iota_2x32_shape(shape: tuple[int, ...]) -> None:
-    module = recover(lambda: prng.iota_2x32_shape(shape))
+    module = recover(lambda: iota_2x32_shape(shape))
     assert primitives(module) == {"iota_2x32_shape": 1}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from jax import lax, random
 
 import invert
 from benchmarks.recovery import primitives, stripped
-from invert._private.jax import dce, open_jaxpr
+from invert._private.jax import dce, open_jaxpr, trace_closed
+from invert.rewriting.driver import Rewriter
+from invert.rewriting.pattern import Call, Stage
+from invert.rewriting.templates import raise_call
 
 X = np.linspace(-1.5, 2, 9, dtype=np.float32).reshape(3, 3)
 K = np.array([3, 4], np.uint32)
@@ -265,3 +270,29 @@ def test_a_call_that_does_not_fit_is_no_defect() -> None:
     config = invert.Config(extra_patterns=(invert.Pattern("unfit", ("mul",), propose),))
     module = invert.from_exported(export(lambda x: x * x, X), config=config)
     assert "unfit" not in module.report.rewrites
+
+
+@pytest.mark.parametrize("of_site", [False, True])
+def test_no_cache_holds_a_call_that_holds_a_part_of_a_program(of_site: bool) -> None:
+    class Weights:
+        """What the program of a user holds."""
+
+    def rewrite(weights: Weights) -> None:
+        def propose(site: invert.Site) -> Any:
+            def function(x: Any, held: Any = weights) -> Any:
+                return x * 2.0
+
+            yield Call("double", function, (site.out,), of_site=of_site)
+
+        stage = Stage((invert.Pattern("double", ("add",), propose),))
+        program = trace_closed(lambda x: x + 1.0, jax.ShapeDtypeStruct((3,), np.float32))
+        Rewriter((stage,), raise_call).run(program)
+
+    weights = Weights()
+    rewrite(weights)
+    held = weakref.ref(weights)
+    del weights
+    jax.clear_caches()
+    gc.collect()
+    # Calls of a name alone are kept, for the next program.
+    assert (held() is None) == of_site

@@ -185,7 +185,10 @@ REASONS = {
     "used elsewhere": ("exp", "used elsewhere, by sin at test_short.py:"),
     "primitive": ("log1p", "exp in the pattern, exp2 in the program"),
     "axis": ("reduce_sum", "reduce_sum[axes=(1,)] in the pattern, axes=(0,) in the program"),
-    "two values for one operand": ("mul", "one operand of the pattern is two values"),
+    "two values for one operand": (
+        "mul",
+        "one operand of the pattern matches two different values",
+    ),
 }
 
 

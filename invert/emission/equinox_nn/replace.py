@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from invert._errors import attempt
+from invert._errors import optional_step
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission.equinox_nn.candidates import FIELDS, Native, candidates
 from invert.emission.equinox_nn.layout import Comparison, Layout, flat
@@ -145,7 +145,7 @@ class Replacer:
         key = (native, tuple(x.aval.shape), x.aval.dtype, tuple(v.aval.dtype for v in arrays))
         if key not in self._traced:
             step = f"eqx.nn.{native.kind}"
-            traced = attempt(step, self.messages, _trace, native, x, arrays)
+            traced = optional_step(step, self.messages, _trace, native, x, arrays)
             self._traced[key] = (
                 "which a defect keeps from being traced" if traced is None else traced
             )

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from invert._private.jax import core
+from invert._private.jax import Literal
 from invert.emission.expressions import idioms, literals, spelling
 from invert.emission.expressions.proof import Prover
 from invert.emission.expressions.spelling import FLOWS
@@ -291,7 +291,7 @@ class Body:
 
     def result(self, atom: Any) -> ast.expr:
         """A result of the body as an expression."""
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             return self.literal(atom)
         token = self.token(atom)
         if token in self.given:
@@ -303,7 +303,7 @@ class Body:
 
     def operand(self, atom: Any) -> ast.expr:
         """An operand where its type matters: literals with their types."""
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             return self.literal(atom)
         return ast.Name(self.token(atom), ast.Load())
 

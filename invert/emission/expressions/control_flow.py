@@ -8,23 +8,16 @@ from typing import Any, Protocol
 
 from invert._errors import EmissionError
 from invert._opaque import custom_call_p
-from invert._private.jax import (
-    consts_of,
-    core,
-    dce,
-    holds_jaxprs,
-    is_jaxpr,
-    open_jaxpr,
-)
+from invert._private.jax import Literal, consts_of, dce, holds_jaxprs, is_jaxpr, open_jaxpr
 from invert.emission.expressions import library, literals, spelling
 from invert.emission.expressions.body import Body, Placed, Writer
 from invert.emission.expressions.statements import Function, Parameter
 from invert.emission.python import syntax
 from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
+from invert.ir.avals import is_differentiable
 from invert.ir.graph import is_var
 from invert.ir.loops import CondParts, ScanParts, WhileParts
-from invert.ir.traced_form import is_smooth
 
 
 class File(Writer, Protocol):
@@ -99,7 +92,7 @@ def local(
     jaxpr = open_jaxpr(closed)
     given = constants_of(closed)
     for v, atom in zip(jaxpr.invars, operands, strict=False):
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             given[v] = outer.literal(atom)
         else:
             token = outer.token(atom)
@@ -449,14 +442,15 @@ def jvp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
     primals = tuple(file.token(v) for v in jaxpr.invars[:count])
     moved = iter(jaxpr.invars[count:])
     tangents = tuple(
-        file.token(next(moved)) if is_smooth(v.aval) else syntax.new_token() for v in eqn.invars
+        file.token(next(moved)) if is_differentiable(v.aval) else syntax.new_token()
+        for v in eqn.invars
     )
     body = Body(file, jaxpr, constants_of(rule))
     values = body.run()
     results, rest = values[: len(eqn.outvars)], iter(values[len(eqn.outvars) :])
     dots = [
         next(rest)
-        if is_smooth(v.aval)
+        if is_differentiable(v.aval)
         else call("np.zeros", literals.shape(v.aval.shape), syntax.name("jax.dtypes.float0"))
         for v in eqn.outvars
     ]
@@ -482,11 +476,12 @@ def vjp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
     primals = tuple(file.token(v) for v in jaxpr.invars[:count])
     moved = iter(jaxpr.invars[count:])
     cotangents = tuple(
-        file.token(next(moved)) if is_smooth(v.aval) else syntax.new_token() for v in eqn.outvars
+        file.token(next(moved)) if is_differentiable(v.aval) else syntax.new_token()
+        for v in eqn.outvars
     )
     body = Body(file, jaxpr, constants_of(rule))
     values = iter(body.run())
-    found = [next(values) if is_smooth(v.aval) else number(None) for v in eqn.invars]
+    found = [next(values) if is_differentiable(v.aval) else number(None) for v in eqn.invars]
     parameter: Parameter = cotangents[0] if len(cotangents) == 1 else cotangents
     return Function(
         "", f"{name}_backward", [primals, parameter], ["residuals", "cotangent"],

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from invert._errors import attempt
-from invert._private.jax import core
+from invert._errors import optional_step
+from invert._private.jax import Literal
 from invert.emission.expressions import indexing
 from invert.emission.expressions.products import dot_options, relettered, subscripts
 from invert.emission.expressions.spelling import Writer, axis_of
@@ -64,7 +64,7 @@ def _x(i: int = 0) -> ast.expr:
 
 def _producer(graph: Graph, atom: Any, *names: str) -> Any | None:
     """The equation that gives an atom, where it is one of these primitives."""
-    eqn = None if isinstance(atom, core.Literal) else graph.producers.get(atom)
+    eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
     return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
 
@@ -223,7 +223,7 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
             continue
         for row in ROWS.get(eqn.primitive.name, ()):
             step, defects = f"an idiom for {eqn.primitive.name}", writer.prover.defects
-            group = attempt(step, defects, _first, row, eqn, graph, writer, taken)
+            group = optional_step(step, defects, _first, row, eqn, graph, writer, taken)
             if group is not None:
                 found[id(eqn)] = group
                 taken |= group.covered | {id(eqn)}

@@ -14,8 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import EmissionError, attempt
-from invert._private.jax import close_like, consts_of, core, open_jaxpr, rename, trace_closed
+from invert._errors import EmissionError, optional_step
+from invert._private.jax import (
+    Literal,
+    Var,
+    close_like,
+    consts_of,
+    open_jaxpr,
+    rename,
+    trace_closed,
+)
 from invert.emission.python import load, syntax
 from invert.emission.sizes.size import dimension_token
 from invert.ir import traced_form
@@ -73,7 +81,7 @@ class Prover:
         if key not in self._traced:
             function = load.function_of(names, closed, NAMESPACE)
             step = f"the expression {key[0]}"
-            self._traced[key] = attempt(step, self.defects, _trace, function, avals, x64)
+            self._traced[key] = optional_step(step, self.defects, _trace, function, avals, x64)
         return self._traced[key]
 
     def holds(
@@ -111,7 +119,7 @@ def _same_types(traced: Any, outs: Sequence[Any]) -> bool:
     return len(found) == len(outs) and all(
         a.aval.dtype == b.aval.dtype
         and tuple(a.aval.shape) == tuple(b.aval.shape)
-        and (isinstance(a, core.Literal) or _is_weak(a) == _is_weak(b))
+        and (isinstance(a, Literal) or _is_weak(a) == _is_weak(b))
         for a, b in zip(found, outs, strict=True)
     )
 
@@ -151,7 +159,7 @@ def _without_copies(closed: Any) -> Any:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "copy":
             (x,), (y,) = eqn.invars, eqn.outvars
-            names[y] = names.get(x, x) if isinstance(x, core.Var) else x
+            names[y] = names.get(x, x) if isinstance(x, Var) else x
     if not names:
         return closed
     kept = jaxpr.replace(eqns=[e for e in jaxpr.eqns if e.primitive.name != "copy"])

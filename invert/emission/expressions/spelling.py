@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError
-from invert._private.jax import core
+from invert._private.jax import Literal
 from invert.emission.expressions import indexing, literals, products
 from invert.emission.expressions.proof import Prover
 from invert.emission.python import syntax
@@ -122,7 +122,7 @@ def _power(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
 
 def _convert(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
     dtype = eqn.params["new_dtype"]
-    if isinstance(eqn.invars[0], core.Literal):
+    if isinstance(eqn.invars[0], Literal):
         yield call("jnp.asarray", args[0], literals.dtype(dtype))
     else:
         yield method(args[0], "astype", literals.dtype(dtype))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import EmissionError
-from invert._private.jax import close_like, core, open_jaxpr
+from invert._private.jax import ShapedArray, Var, close_like, open_jaxpr
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.python.naming import snake
 from invert.emission.sizes.merge import Program
@@ -233,8 +233,8 @@ class Stacker:
         return [call, *picks]
 
     def _stacked(self, v: Any, count: int) -> Any:
-        aval = core.ShapedArray((count, *v.aval.shape), v.aval.dtype)
-        made = core.Var(aval)
+        aval = ShapedArray((count, *v.aval.shape), v.aval.dtype)
+        made = Var(aval)
         if v in self.program.shapes:
             self.program.shapes[made] = (count, *self.program.shapes[v])
         return made
@@ -348,7 +348,7 @@ def unrolled(
     **Raises:** `EmissionError` where stacked values are used by something else.
     """
     jaxpr = open_jaxpr(closed)
-    fresh = {v: core.Var(core.ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
+    fresh = {v: Var(ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
     env: dict[Any, Any] = {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}
     env.update(
         (v, _listed(renamed(rows, fresh))) for v, rows in zip(jaxpr.invars, leaves, strict=False)
@@ -374,7 +374,7 @@ def _writing(eqns: list[Any]) -> OnEqn:
 
     def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
         if not any(isinstance(a, list) for a in operands):
-            outvars = [core.Var(v.aval) for v in eqn.outvars]
+            outvars = [Var(v.aval) for v in eqn.outvars]
             eqns.append(eqn.replace(invars=operands, outvars=outvars))
             return outvars
         if eqn.primitive.name == "scan":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from invert._errors import EmissionError
-from invert._private.jax import close_like, core, is_jaxpr, open_jaxpr
+from invert._private.jax import Literal, close_like, is_jaxpr, open_jaxpr
 from invert.emission.sizes.size import Points, Size
 from invert.ir.jaxprs import tuple_like
 from invert.ir.traced_form import rule_of, strong
@@ -55,7 +55,7 @@ class Program:
     def shape(self, v: Any) -> tuple[int, ...]:
         """The shape of a variable; a result of the program may be a literal."""
         aval: Any = v.aval
-        known = None if isinstance(v, core.Literal) else self.shapes.get(v)
+        known = None if isinstance(v, Literal) else self.shapes.get(v)
         return known or tuple(aval.shape)
 
 
@@ -154,7 +154,7 @@ class _Merge:
 
     def _atom(self, atoms: Sequence[Any]) -> Any:
         first = atoms[0]
-        if not isinstance(first, core.Literal):
+        if not isinstance(first, Literal):
             return first
         values = [np.asarray(a.val) for a in atoms]
         if all(v.tobytes() == values[0].tobytes() for v in values):
@@ -162,7 +162,7 @@ class _Merge:
         if any(v != np.round(v) for v in values):
             raise EmissionError(f"the number {values[0]} depends on an open size")
         # Literals may be shared between equations, which need not depend on the size alike.
-        own = core.Literal(first.val, first.aval)
+        own = Literal(first.val, first.aval)
         self.literals[id(own)] = self._size([int(v) for v in values], "a number")
         return own
 

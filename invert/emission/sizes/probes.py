@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from invert._errors import EmissionError, InvertError
-from invert._private.jax import consts_of, core, is_jaxpr, open_jaxpr
+from invert._private.jax import Literal, consts_of, is_jaxpr, open_jaxpr
 from invert.emission.sizes.size import Points
 
 # Small sizes, odd ones, powers of two and their neighbours. One more is beyond the numbers of the
@@ -114,7 +114,7 @@ class _Print:
         self._value(tuple(getattr(v.aval, "shape", ())))
 
     def _atom(self, atom: Any) -> None:
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             self._array(atom.val)
         elif atom in self._consts:
             self._array(self._consts[atom])

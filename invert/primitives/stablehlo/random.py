@@ -8,7 +8,7 @@ from typing import Any
 from jax import lax
 
 from invert._errors import InvertError
-from invert._private.jax import lax_internal
+from invert._private.jax import rng_uniform
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
@@ -39,4 +39,4 @@ def _rng(ctx: Context, op: Op, a: Value, b: Value, shape: Value) -> Value:
             "stablehlo.rng with the normal distribution has no state that a JAX program could "
             "carry; export the program with stateless random numbers"
         )
-    return lax_internal.rng_uniform(a, b, ctx.aval(op).shape)
+    return rng_uniform(a, b, ctx.aval(op).shape)

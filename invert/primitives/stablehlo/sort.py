@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import current_names, name_stack
-from invert.ir.jaxprs import ASSUMED_ORDER, HINT
+from invert.ir.hints import Hint
 from invert.stablehlo.ops import attributes, regions
 from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
@@ -44,7 +44,7 @@ def _by_assumption() -> contextlib.AbstractContextManager[None]:
 
     StableHLO leaves open what a sort by any other gives, and backends differ there.
     """
-    return name_stack((*current_names(), HINT + ASSUMED_ORDER))
+    return name_stack((*current_names(), Hint(assumes_order=True).encode()))
 
 
 # Comparisons that say what comes first, and whether the largest does.

@@ -47,7 +47,7 @@ def _identity_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
         array(c) if isinstance(c, np.ndarray) else next(captured) for c in gradient.captures
     ]
     results, inputs = arrays(own[: gradient.results]), arrays(own[gradient.results :])
-    return [*mark(gradient, results, inputs, captures), *own[gradient.results :]]
+    return [*mark(gradient.marked, results, inputs, captures), *own[gradient.results :]]
 
 
 @raises_tf("NoOp", effect="none")

@@ -22,7 +22,7 @@ from invert._config import Config
 from invert._errors import InvertError, Problem, UnsupportedOpError
 from invert._private.jax import name_stack
 from invert._private.mlir import attribute_names, ir
-from invert.ir.jaxprs import HINT, WRITTEN_ARRAY
+from invert.ir.hints import Hint, decode, is_hint
 from invert.stablehlo.ops import attributes as op_attributes
 
 Value = Any  # a tracer, or a NumPy array where the value is known at conversion
@@ -217,7 +217,7 @@ class Context:
             return value
         if v not in splats:
             scalar = value[(0,) * value.ndim]
-            with name_stack((HINT + WRITTEN_ARRAY,)):
+            with name_stack((Hint(is_array=True).encode(),)):
                 splats[v] = lax.broadcast_in_dim(scalar, value.shape, ())
             self.scalars[id(splats[v])] = (splats[v], scalar)
         return splats[v]
@@ -226,12 +226,12 @@ class Context:
         self, names: tuple[str, ...], operands: Sequence[Value]
     ) -> tuple[str, ...]:
         """The hint says too which operands the author broadcast by hand."""
-        places = [
-            f"{i}#{self.explicit[id(x)]}" for i, x in enumerate(operands) if id(x) in self.explicit
-        ]
-        if not places or not names or not names[-1].startswith(HINT):
+        numbers = [(i, self.explicit.get(id(x))) for i, x in enumerate(operands)]
+        found = tuple((i, number) for i, number in numbers if number is not None)
+        if not found or not names or not is_hint(names[-1]):
             return names
-        return (*names[:-1], ";".join([names[-1], *places]))
+        hint = dataclasses.replace(decode(names[-1]), operands=found)
+        return (*names[:-1], hint.encode())
 
     def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:
         """Raises one op and checks each result against the op's declared type."""
@@ -383,13 +383,11 @@ _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return", "chlo
 @functools.lru_cache(maxsize=65536)
 def _scopes(name: str) -> tuple[str, ...]:
     """The author's name scopes of an op and the hint, from its name stack."""
-    # What this package writes into hints stands behind these signs.
-    name = name.replace(";", "_").replace("#", "_")
     if "/" not in name:
-        return (HINT + name,) if name else ()
+        return (Hint(name).encode(),) if name else ()
     *parts, last = name.split("/")
     scopes = tuple(p for p in parts if p and "(" not in p and not p.endswith(":"))
-    return (*scopes, HINT + last)
+    return (*scopes, Hint(last).encode())
 
 
 def _problem(op: ir.Operation) -> Problem:

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import consts_of, core, is_tracer, open_jaxpr
+from invert._private.jax import Literal, consts_of, is_tracer, open_jaxpr
 from invert.ir.loops import CondParts, bodies
 
 
@@ -159,7 +159,7 @@ class _Program:
     def source(self, atom: Any) -> tuple[_Program, Any]:
         """The atom that another one is, with its program; through calls, and branches known to be
         taken."""
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             return self, atom
         if atom in self._outer:
             program, operand = self._outer[atom]
@@ -187,7 +187,7 @@ class _Program:
         """The truth value that an atom is made of, or the number of a branch; whether it is that
         itself, and not its opposite."""
         program, atom = self.source(atom)
-        eqn = None if isinstance(atom, core.Literal) else program.producers.get(atom)
+        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
         if eqn is not None and (eqn.primitive.name == "not" or _is_index(eqn)):
             *base, same = program._base(eqn.invars[0])
             return base[0], base[1], same != (eqn.primitive.name == "not")
@@ -196,13 +196,13 @@ class _Program:
     def fact(self, atom: Any) -> bool | None:
         """The truth value of an atom, or of that which an index is made of, where it is known."""
         program, atom, same = self._base(atom)
-        known = atom.val if isinstance(atom, core.Literal) else program._facts.get(atom)
+        known = atom.val if isinstance(atom, Literal) else program._facts.get(atom)
         return None if known is None else bool(known) == same
 
     def assume(self, atom: Any, value: bool) -> None:
         """Takes a truth value for known, and what follows from it."""
         program, atom, same = self._base(atom)
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             return
         value = value == same
         program._facts[atom] = value
@@ -240,7 +240,7 @@ class _Program:
 
     def band(self, atom: Any) -> _Band:
         program, atom = self.source(atom)
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             return _Band.of(_constant(atom.val))
         if atom not in program._bands:
             eqn = program.producers.get(atom)
@@ -282,12 +282,12 @@ class _Program:
 
     def sums(self, atom: Any) -> _Sums | None:
         program, atom = self.source(atom)
-        return None if isinstance(atom, core.Literal) else program._sums.get(atom)
+        return None if isinstance(atom, Literal) else program._sums.get(atom)
 
     def number(self, atom: Any) -> tuple[float, float]:
         """The range of a constant."""
         program, atom = self.source(atom)
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             return float(atom.val), float(atom.val)
         if atom not in program._consts:
             return -math.inf, math.inf
@@ -367,13 +367,13 @@ def _sums_of(body: Any, starts: Sequence[Any], holding: Mapping[int, bool]) -> l
         if start is None or not jnp.issubdtype(variable.aval.dtype, jnp.floating):
             continue
         where, atom = program.source(result)
-        eqn = None if isinstance(atom, core.Literal) else where.producers.get(atom)
+        eqn = None if isinstance(atom, Literal) else where.producers.get(atom)
         if eqn is None or eqn.primitive.name not in ("add", "sub"):
             continue
         operands = [where.source(a)[1] for a in eqn.invars]
         if eqn.primitive.name == "add" and operands[1] is variable:
             operands.reverse()
-        step = operands[1].val if isinstance(operands[1], core.Literal) else None
+        step = operands[1].val if isinstance(operands[1], Literal) else None
         if operands[0] is variable and step is not None:
             step = np.asarray(step, variable.aval.dtype)[()]
             found[-1] = _Sums(
@@ -415,7 +415,7 @@ def ends(body: Any, count: int) -> list[FinalValue | None]:
     found = [None if step is None else FinalValue(step * count) for step in steps]
     producers = {v: e for e in jaxpr.eqns for v in e.outvars}
     for i, result in enumerate(jaxpr.outvars):
-        eqn = None if isinstance(result, core.Literal) else producers.get(result)
+        eqn = None if isinstance(result, Literal) else producers.get(result)
         if not whole[i] or found[i] is not None or eqn is None or eqn.primitive.name != "max":
             continue
         others = [a for a in eqn.invars if a is not jaxpr.invars[i]]
@@ -435,7 +435,7 @@ def written(body: Any) -> frozenset[int]:
     }
     pairs = enumerate(zip(jaxpr.invars, jaxpr.outvars, strict=True))
     return frozenset(
-        i for i, (v, out) in pairs if not isinstance(out, core.Literal) and writes.get(out) is v
+        i for i, (v, out) in pairs if not isinstance(out, Literal) and writes.get(out) is v
     )
 
 
@@ -448,7 +448,7 @@ def _follower(
     program = _Program(body, known)
     jaxpr = program.jaxpr
     result = jaxpr.outvars[position]
-    eqn = program.producers.get(result) if not isinstance(result, core.Literal) else None
+    eqn = program.producers.get(result) if not isinstance(result, Literal) else None
     if eqn is None or eqn.primitive.name != "max":
         return None
     others = [a for a in eqn.invars if a is not jaxpr.invars[position]]
@@ -472,7 +472,7 @@ def largest(body: Any, known: Sequence[Induction | None], position: int, count: 
         if atom is variable:
             continue
         line = program.line(atom)
-        eqn = None if isinstance(atom, core.Literal) else program.producers.get(atom)
+        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
         if line is not None:
             bounds.append(max(line.at(0), line.at(max(count - 1, 0))))
         elif eqn is not None and eqn.primitive.name == "max":
@@ -555,7 +555,7 @@ class _Condition:
     def count(self) -> TripCount:
         (result,) = self._program.jaxpr.outvars
         program, atom = self._program.source(result)
-        eqn = None if isinstance(atom, core.Literal) else program.producers.get(atom)
+        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
         # A loop up to an infinite number and nothing else never ends.
         self._program.finite = program.finite = eqn is not None and eqn.primitive.name in _LESS
         return self._steps(self._program, result, True)
@@ -563,7 +563,7 @@ class _Condition:
     def _steps(self, program: _Program, atom: Any, value: bool) -> TripCount:
         """For how many steps an atom can have a truth value."""
         program, atom = program.source(atom)
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             return TripCount(None, True) if bool(atom.val) == value else TripCount(0, True, 0)
         eqn = program.producers.get(atom)
         name = eqn.primitive.name if eqn is not None else ""
@@ -632,7 +632,7 @@ def _until_not_less(
         return _UNKNOWN
     rising, falling = program.sums(one), program.sums(two)
     low, high = program.number(one)[0], program.number(two)[1]
-    literal = any(isinstance(program.source(a)[1], core.Literal) for a in (one, two))
+    literal = any(isinstance(program.source(a)[1], Literal) for a in (one, two))
     if not (ordered or program.finite or literal):
         return _UNKNOWN  # what is computed may not be a number
     found = None

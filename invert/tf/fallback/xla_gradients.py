@@ -11,12 +11,12 @@ differentiation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from invert._errors import UnsupportedOpError
 from invert._private.tensorflow import tf_scratch_graph
-from invert.ir.gradient_marker import mark
+from invert.ir.gradient_marker import Gradient, mark
 from invert.tf.fallback.eager import constants_of, graph_of
 from invert.tf.gradients.read import gradient_graph
 from invert.tf.interpreter.context import Context
@@ -49,34 +49,17 @@ def marked(
     make = functools.lru_cache(
         functools.partial(gradient_graph, graph, ctx.graph, list(inputs), list(outputs))
     )
-    return mark(_Gradient(location, make, has, nested), results, operands, operands)
 
-
-class _Gradient:
-    """A gradient function; see `invert.ir.gradient_marker.Gradient`."""
-
-    problem = ""
-    convention = "tensorflow"
-
-    def __init__(
-        self, location: str, make: Callable[[bool], Any], has: Sequence[bool], nested: bool
-    ):
-        self.location = location
-        self.nested = nested
-        self._make = make
-        self._has = has
-
-    def read_nested(self) -> None:
-        self._make(True)
-
-    def __call__(
-        self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
-    ) -> list[Any | None]:
-        analysis = self._make(nested)
+    def run(captures: Sequence[Any], cotangents: Sequence[Any], nested: bool) -> list[Any | None]:
+        analysis = make(nested)
         if problems := analysis.problems():
             raise UnsupportedOpError(problems)
         found = iter(analysis.run([*captures, *cotangents]))
-        return [next(found) if has else None for has in self._has]
+        return [next(found) if exists else None for exists in has]
+
+    read_nested = functools.partial(make, True) if nested else None
+    gradient = Gradient(location, run, read_nested=read_nested)
+    return mark(gradient, results, operands, operands)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from invert._errors import InvertError, UnsupportedOpError
 from invert._private.tensorflow import tf_function_graph, tf_gradient_function, tf_scratch_graph
+from invert.ir.gradient_marker import Gradient
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY
@@ -40,7 +41,8 @@ class TfGradient:
     - `own`: outputs of the node itself that it uses, after the other captures. Only an op under
         `gradient_override_map` has them; its arguments are its inputs.
     - `problem`: why it cannot be read.
-    - `convention`, `nested`: see `invert.ir.gradient_marker.Gradient`.
+    - `convention`: see `invert.ir.gradient_marker.Gradient`.
+    - `nested`: whether it may hold gradient functions itself.
     """
 
     location: str
@@ -50,15 +52,17 @@ class TfGradient:
     outputs: tuple[bool, ...] = ()
     own: tuple[int, ...] = ()
     problem: str = ""
-    convention: str = "jax"
+    convention: Literal["jax", "tensorflow"] = "jax"
     nested: bool = False
 
-    def read_nested(self) -> None:
-        if self.make is not None:
-            self.make(True)
+    @functools.cached_property
+    def marked(self) -> Gradient:
+        """As a marker holds it."""
+        inside = functools.partial(self.make, True) if self.make and self.nested else None
+        return Gradient(self.location, self._run, self.problem, self.convention, inside)
 
-    def __call__(
-        self, captures: Sequence[Any], cotangents: Sequence[Any], *, nested: bool = False
+    def _run(
+        self, captures: Sequence[Any], cotangents: Sequence[Any], nested: bool
     ) -> list[Any | None]:
         assert self.make is not None, self.problem
         analysis = self.make(nested)

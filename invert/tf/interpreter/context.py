@@ -292,7 +292,7 @@ def _with_gradient(entry: Entry, ctx: Context, node: Node, values: list[Value]) 
     # A handle has no gradient; it only keeps its place.
     inputs = [np.zeros(()) if isinstance(v, Resource) else array(v) for v in own]
     captures += [results[i] for i in gradient.own]
-    return mark(gradient, results, inputs, captures)
+    return mark(gradient.marked, results, inputs, captures)
 
 
 def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.jax import core
+from invert._private.jax import InconclusiveDimensionOperation, is_symbolic_dim, max_dim, min_dim
 from invert.tf.ops.node import Node, canonical, unrepeated
 
 # Shape arithmetic is short. A larger integer constant is data, and data is not folded, so that
@@ -53,7 +53,7 @@ def fold_binary(
     try:
         with np.errstate(all="ignore"):
             out = np.asarray(fn(x, y))
-    except (core.InconclusiveDimensionOperation, ZeroDivisionError):
+    except (InconclusiveDimensionOperation, ZeroDivisionError):
         return None
     if out.dtype == object:
         items = np.ravel(out).tolist()
@@ -70,19 +70,19 @@ def _same(a: Any, b: Any) -> bool:
         return difference == 0
     if _holds(difference, 1) or _holds(-difference, 1):
         return False
-    raise core.InconclusiveDimensionOperation(f"{a} == {b} depends on the sizes")
+    raise InconclusiveDimensionOperation(f"{a} == {b} depends on the sizes")
 
 
 def _holds(size: Any, least: int) -> bool:
     try:
         return bool(size >= least)
-    except core.InconclusiveDimensionOperation:
+    except InconclusiveDimensionOperation:
         return False
 
 
 def int_max(a: Any, b: Any) -> Any:
     """The larger of two sizes, each a number or symbolic."""
-    return max(a, b) if isinstance(a, int) and isinstance(b, int) else core.max_dim(a, b)
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else max_dim(a, b)
 
 
 def same_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -96,14 +96,14 @@ def max_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The larger of each pair of sizes, which may be symbolic."""
     if x.dtype != object and y.dtype != object:
         return np.maximum(x, y)
-    return np.asarray(np.frompyfunc(core.max_dim, 2, 1)(x, y))
+    return np.asarray(np.frompyfunc(max_dim, 2, 1)(x, y))
 
 
 def min_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The smaller of each pair of sizes, which may be symbolic."""
     if x.dtype != object and y.dtype != object:
         return np.minimum(x, y)
-    return np.asarray(np.frompyfunc(core.min_dim, 2, 1)(x, y))
+    return np.asarray(np.frompyfunc(min_dim, 2, 1)(x, y))
 
 
 def static(node: Node, values: Sequence[Any], index: int) -> np.ndarray:
@@ -156,7 +156,7 @@ def pack_dims(dims: Sequence[Any], dtype: np.dtype) -> np.ndarray:
 
 def is_size(value: Any) -> bool:
     """Whether `value` is the size of an axis: a number, or symbolic."""
-    return isinstance(value, int) or core.is_symbolic_dim(value)
+    return isinstance(value, int) or is_symbolic_dim(value)
 
 
 def as_sizes(value: Any, dtype: np.dtype) -> np.ndarray:

@@ -1,0 +1,23 @@
+"""Types of values: shape and dtype."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from invert.ir.types import Atom, Aval, Value
+
+
+def type_of(atom: Atom) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a variable or literal."""
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+
+
+def type_of_value(value: Value) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array, a number or a type."""
+    return jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value))
+
+
+def is_differentiable(aval: Aval) -> bool:
+    """Whether values of this type have tangents."""
+    return jax.dtypes.issubdtype(aval.dtype, np.inexact)
