@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from invert._errors import Problem
-from invert._private.jax import trace_closed
+from invert._private.jax import ClosedJaxpr, trace_closed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
     return found
 
 
-def traced(entry: EntryPoint, avals: Sequence[Any]) -> Any:
+def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
     """The program of an entry point as it was read, over its parameters and the arguments.
 
     **Arguments:**

@@ -85,7 +85,7 @@ def _recover(f: Callable[..., Any], args: tuple[Any, ...], via: Via, config: Con
         return _api.load(directory, config=config)
 
 
-def _inexact(tree: Any) -> list[bool]:
+def _inexact(tree: object) -> list[bool]:
     return [
         jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in jax.tree_util.tree_leaves(tree)
     ]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
-from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence, Set
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from invert.emission.equinox_nn import construct
 from invert.emission.expressions import control_flow, literals, scanned
 from invert.emission.expressions.body import Body, Placed
-from invert.emission.expressions.statements import Function, render
+from invert.emission.expressions.statements import FunctionText, render
 from invert.emission.file import File
 from invert.emission.layers.cut import Assign, Layer, LayerCall
-from invert.emission.layers.shared import Draft, bare, generalize, groups, text_of
+from invert.emission.layers.shared import Class, Draft, bare, generalize, groups, text_of
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
@@ -27,6 +26,7 @@ from invert.emission.python.nouns import NOUNS, PLAIN, of_layer, says
 from invert.emission.sizes.size import Size
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
+from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Type of jaxtyping for the kinds of dtype.
 _KINDS = (
@@ -46,43 +46,23 @@ def _self() -> ast.expr:
     return ast.Name("self", ast.Load())
 
 
-def _wide(v: Any) -> ast.expr | None:
+def _wide(v: Var) -> ast.expr | None:
     """The type of 64 bits of a variable, which its value in a state may have lost: a session
     without such types narrows it."""
     return literals.dtype(v.aval.dtype) if is_wide(v) else None
 
 
-def is_key(v: Any) -> bool:
+def is_key(v: Atom) -> bool:
     """Whether a value is one key."""
     return not v.aval.shape and jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
 
 
-def kind_of(dtype: Any) -> str:
+def kind_of(dtype: DTypeLike) -> str:
     """`Float` for `float32`."""
     for kind, name in _KINDS:
         if jax.dtypes.issubdtype(dtype, kind):
             return name
     return "Shaped"
-
-
-@dataclasses.dataclass(eq=False)
-class Class:
-    """A class of the file.
-
-    **Arguments:**
-
-    - `token`: stands for its name until all classes are known.
-    - `drafts`: the nodes that are of it; the first one is written. One of Equinox has none.
-    """
-
-    token: str
-    drafts: list[Draft]
-    definition: ast.ClassDef = dataclasses.field(init=False)
-
-    @property
-    def keyed(self) -> bool:
-        """Whether an instance is made with a key."""
-        return not self.drafts or self.drafts[0].init is not None
 
 
 class Classes:
@@ -99,19 +79,19 @@ class Classes:
         self,
         file: File,
         tree: Tree,
-        jaxprs: Mapping[str, Any],
-        parameters: Mapping[Any, Path],
-        held: Set[Any] = frozenset(),
+        jaxprs: Mapping[str, Jaxpr],
+        parameters: Mapping[Var, Path],
+        held: Set[Var] = frozenset(),
     ):
         self.file, self.tree, self.jaxprs = file, tree, jaxprs
         self.parameters, self.held = parameters, held
         self.of: dict[Node, Class] = {}
         self._methods: dict[Layer, str] = {}
-        self._named: dict[Layer, dict[Any, str]] = {}
+        self._named: dict[Layer, dict[Atom, str]] = {}
         self._made = {v: e for j in jaxprs.values() for e in j.eqns for v in e.outvars}
         file.layer = self._step
 
-    def _step(self, body: Body, eqn: Any) -> Placed | None:
+    def _step(self, body: Body, eqn: Eqn) -> Placed | None:
         """The call of a layer, or what is done to the state; `None` for an equation."""
         if isinstance(eqn, Pick):
             return scanned.pick(body, eqn)
@@ -156,10 +136,10 @@ class Classes:
             found.append("state" if isinstance(v, StateVar) else other)
         return found
 
-    def _parameter(self, v: Any) -> str:
+    def _parameter(self, v: Var) -> str:
         return identifier(self.parameters[v][-1])
 
-    def own(self, layer: Layer) -> dict[Any, ast.expr]:
+    def own(self, layer: Layer) -> dict[Var, ast.expr]:
         """Parameters of a layer that are fields: those in the state are read from it first."""
         return {
             v: syntax.field(_self(), *path)
@@ -199,7 +179,7 @@ class Classes:
             return None
         return construct.initializer(node, self.of, self.file.program.shape)
 
-    def _key(self, draft: Draft) -> Any:
+    def _key(self, draft: Draft) -> Hashable:
         """What nodes of one class agree in, besides numbers in the text."""
         node = draft.node
         return (
@@ -256,7 +236,7 @@ class Classes:
             self._methods[layer] = found[key]
         draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
 
-    def _annotation(self, v: Any, draft: Draft, source: ast.expr | None = None) -> ast.expr:
+    def _annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
         """`Float[Array, "3 4"]`, where the sizes are filled in at the end; `source` reads it."""
         if isinstance(v, StateVar):
             return syntax.name("eqx.nn.State")
@@ -280,7 +260,7 @@ class Classes:
             kind = self._annotation(v, draft, source)
             function.annotations = {**function.annotations, token: kind}
             inputs.append((source, token))
-        results = [self._annotation(v, draft) for v in layer.outputs]
+        results = [self._annotation(v, draft) for v in layer.results]
         if len(results) == 1:
             function.returns = results[0]
         else:
@@ -291,7 +271,7 @@ class Classes:
             source.id = places[token].arg
         return method
 
-    def function(self, layer: Layer, given: Mapping[Any, ast.expr] | None = None) -> Function:
+    def function(self, layer: Layer, given: Mapping[Var, ast.expr] | None = None) -> FunctionText:
         """What a layer computes, as a method."""
         known = self.own(layer)
         jaxpr = self.file.program.jaxpr.replace(
@@ -299,13 +279,13 @@ class Classes:
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
         hints = self._hints(inputs)
-        names = dict(zip(inputs, hints, strict=True))
+        names: dict[Atom, str] = dict(zip(inputs, hints, strict=True))
         body = Body(
             self.file, jaxpr, {**known, **(given or {})}, names, self.wanted(layer), layer.path
         )
         value = control_flow.results_of(body.run())
         self._named[layer] = body.names
-        function = Function(
+        function = FunctionText(
             "",
             "__call__",
             [self.file.token(v) for v in inputs],
@@ -317,12 +297,12 @@ class Classes:
         )
         return self.file.with_dimensions(function, inputs)
 
-    def wanted(self, layer: Layer) -> dict[Any, str]:
+    def wanted(self, layer: Layer) -> dict[Atom, str]:
         """New values of parameters, which are called as these are."""
         steps = [s for s in layer.steps if isinstance(s, Assign)]
         return {s.invars[-1]: self._parameter(s.variable) for s in steps if is_var(s.invars[-1])}
 
-    def _hints(self, inputs: Sequence[Any]) -> list[str]:
+    def _hints(self, inputs: Sequence[Var]) -> list[str]:
         """Names of the arguments of a layer."""
         found = []
         for i, v in enumerate(inputs):
@@ -351,7 +331,7 @@ class Classes:
         for found in dict.fromkeys(c for c in self.of.values() if c.drafts):
             found.definition.name = names[found.token] = self.file.names.new(_name_for(found))
             columns = list(zip(*(d.arrays for d in found.drafts), strict=True))
-            sizes_named: dict[tuple[Any, ...], str] = {}
+            sizes_named: dict[tuple[str, ...], str] = {}
             taken: set[str] = set()
             annotations = found.drafts[0].annotations
             for node, column in zip(annotations, columns, strict=True):
@@ -402,7 +382,7 @@ def _dimension(
     sizes: tuple[int, ...],
     axis: int,
     rank: int,
-    names: dict[tuple[Any, ...], str],
+    names: dict[tuple[str, ...], str],
     taken: set[str],
 ) -> str:
     """A size for all layers of a class."""

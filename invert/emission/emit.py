@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
 
 import equinox as eqx
@@ -46,6 +46,7 @@ from invert.ir import traced_form
 from invert.ir.arrays import device_array
 from invert.ir.graph import is_var
 from invert.ir.interpret import inline_calls
+from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Var
 
 # Ways to write layers that can be asked for.
 STYLES = frozenset({"scan", "equinox"})
@@ -68,14 +69,14 @@ class Recovered:
     """
 
     entry: EntryPoint
-    programs: Sequence[Any]
+    programs: Sequence[ClosedJaxpr]
     constants: Sequence[np.ndarray]
     x64: bool
     certificate: str = ""
     points: Points | None = None
     held: Set[str] = frozenset()
     checkify: bool = False
-    probe: Callable[[Callable[[Any], bool]], Shown] | None = None
+    probe: Callable[[Callable[[ClosedJaxpr], bool]], Shown] | None = None
     fixed: str = ""
 
     @property
@@ -131,7 +132,7 @@ def constant_name(method: str, i: int) -> str:
     return f"constant_{i}" if method == main_class.CALL else f"{method}/constant_{i}"
 
 
-def _is_index(x: Any) -> bool:
+def _is_index(x: object) -> bool:
     return isinstance(x, eqx.nn.StateIndex)
 
 
@@ -216,11 +217,11 @@ class _Attempt:
         self.x64 = any(r.x64 for r in recovered.values())
         self.messages: list[str] = []
         # Variables of parameters with their values and names, shared by all programs.
-        self.values: dict[Any, Any] = {}
-        self.paths: dict[Any, tuple[str, ...]] = {}
-        self.containers: dict[Any, str] = {}
-        self.held: set[Any] = set()
-        self._shared: dict[Any, Any] = {}
+        self.values: dict[Var, Any] = {}
+        self.paths: dict[Var, tuple[str, ...]] = {}
+        self.containers: dict[Var, str] = {}
+        self.held: set[Var] = set()
+        self._shared: dict[Hashable, Var] = {}
 
     def run(self) -> Emission:
         with load.loading() as module_of:
@@ -303,12 +304,12 @@ class _Attempt:
         jaxpr = program.jaxpr
         count = len(recovered.constants)
         own = jaxpr.invars[: count + len(params)]
-        users: dict[Any, list[Any]] = collections.defaultdict(list)
+        users: dict[Var, list[Eqn]] = collections.defaultdict(list)
         for eqn in jaxpr.eqns:
             for atom in eqn.invars:
                 if is_var(atom):
                     users[atom].append(eqn)
-        names: dict[Any, Any] = {}
+        names: dict[Var, Var] = {}
         for i, (v, value) in enumerate(zip(own, recovered.constants, strict=False)):
             key = (value.dtype, value.shape, value.tobytes()) if len(self.recovered) > 1 else v
             names[v] = self._shared.setdefault(key, v)
@@ -326,7 +327,7 @@ class _Attempt:
         renamed = rename(jaxpr, names).replace(invars=invars)
         return dataclasses.replace(program, jaxpr=renamed)
 
-    def _cut(self, method: str, jaxpr: Any) -> cut.Layer:
+    def _cut(self, method: str, jaxpr: Jaxpr) -> cut.Layer:
         recovered = self.recovered[method]
         count = len(recovered.constants)
         own = jaxpr.invars[: count + len(recovered.entry.params)]
@@ -336,7 +337,7 @@ class _Attempt:
         alone = len(self.recovered) == 1
         return cut.cut(cut_by, paths, self.messages, assigned, alone=alone)
 
-    def _flags(self) -> dict[Any, bool | None]:
+    def _flags(self) -> dict[Var, bool | None]:
         """Which parameters are trained; `None` for constants."""
         params = [p for r in self.recovered.values() for p in r.entry.params]
         flags = {p.name: p.trainable for p in params}
@@ -362,7 +363,7 @@ class _Attempt:
                 raise EmissionError("layers whose arrays are in a state are not stacked")
 
     @staticmethod
-    def _arguments(recovered: Recovered, jaxpr: Any) -> list[Any]:
+    def _arguments(recovered: Recovered, jaxpr: Jaxpr) -> list[Var]:
         return list(jaxpr.invars[len(recovered.constants) + len(recovered.entry.params) :])
 
     def _doc(self, certificates: Mapping[str, str]) -> list[str]:
@@ -377,14 +378,19 @@ class _Attempt:
                 lines += wrapped_comment(f"For fixed sizes only: {r.fixed}.", r.fixed)
         return lines
 
-    def _instance(self, namespace: Any, cls: str, node: Node) -> Any:
+    def _instance(self, namespace: types.ModuleType, cls: str, node: Node) -> Any:
         with jax.enable_x64(self.x64):
             values = {v: device_array(self.weights.array(v, self.values)) for _, v in node.leaves()}
             values |= {v: eqx.nn.StateIndex(values[v]) for v in self.held}
             return _build(getattr(namespace, cls), node, values)
 
     def _comparison(
-        self, cls: Any, node: Node, method: str, recovered: Recovered, own: Sequence[Any]
+        self,
+        cls: type[eqx.Module],
+        node: Node,
+        method: str,
+        recovered: Recovered,
+        own: Sequence[Var],
     ) -> Callable[..., bool]:
         """What traces a method at the sizes of a program and compares the two.
 
@@ -423,9 +429,9 @@ class _Attempt:
             new = [state.get(given[params[i]]) for i in entry.assigned]
             return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
-        def check(program: Any, *, lowered: bool) -> bool:
+        def check(program: ClosedJaxpr, *, lowered: bool) -> bool:
             proved = True
-            avals: list[Any] = [v.aval for v in open_jaxpr(program).invars]
+            avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
             avals[: len(own)] = map(self.weights.type_of, leaves)
             for x64 in (True,) if recovered.x64 else (False, True):
                 with jax.enable_x64(x64):
@@ -473,7 +479,7 @@ def _merged(recovered: Recovered) -> merge.Program:
     return merge.merge(clean, recovered.points)
 
 
-def _build(cls: Any, node: Node, values: Mapping[Any, Any]) -> Any:
+def _build(cls: Any, node: Node, values: Mapping[Var, Any]) -> Any:
     """An instance of a class with the values of the variables in a node."""
     if construct.has_native(node):
         with jax.ensure_compile_time_eval():  # and not as a part of what is traced
@@ -488,7 +494,7 @@ def _build(cls: Any, node: Node, values: Mapping[Any, Any]) -> Any:
     return cls(**fields)
 
 
-def inlined(closed: Any) -> Any:
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The program inside of the one call that `eqx.filter_jit` makes."""
     jaxpr = open_jaxpr(closed)
     if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "jit":
@@ -497,13 +503,13 @@ def inlined(closed: Any) -> Any:
     inner = open_jaxpr(call.params["jaxpr"])
     if consts_of(call.params["jaxpr"]):
         return inline_calls(closed)
-    operands: list[Any] = list(call.invars)
+    operands = call.invars
     inner = rename(inner, dict(zip(inner.invars, operands, strict=True)))
-    results: dict[Any, Any] = dict(zip(call.outvars, inner.outvars, strict=True))
-    outvars: list[Any] = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    results: dict[Atom, Atom] = dict(zip(call.outvars, inner.outvars, strict=True))
+    outvars: list[Atom] = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
     return close_like(closed, jaxpr.replace(eqns=inner.eqns, outvars=outvars))
 
 
-def _unscoped(jaxpr: Any) -> Any:
+def _unscoped(jaxpr: Jaxpr) -> Jaxpr:
     """The program without name scopes."""
     return jaxpr.replace(eqns=[with_names(e, ()) for e in jaxpr.eqns])

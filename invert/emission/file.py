@@ -7,14 +7,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from invert._errors import EmissionError
 from invert._private.jax import is_jaxpr, open_jaxpr
 from invert.emission.expressions import control_flow, literals
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.proof import Prover
-from invert.emission.expressions.statements import Function, Statement, render
+from invert.emission.expressions.statements import FunctionText, Statement, render
+from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted, formatted
 from invert.emission.python.naming import Names, comment, snake
@@ -22,54 +22,44 @@ from invert.emission.sizes.merge import Program
 from invert.emission.sizes.size import Size, dimension_token
 from invert.ir.composite import composite
 from invert.ir.traced_form import difference
+from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr, Var
 
 # Dimensions in strings are no names of Python.
 _HEADER = "# ruff: noqa: F722, F821\n"
 LINE_LENGTH = 100
 
 
-class File:
-    """Writes programs into one Python file.
-
-    **Arguments:**
-
-    - `plain`: uses functions of `lax` throughout, where a nicer spelling has failed.
-    """
+class File(Writer):
+    """Writes programs into one Python file; the arguments are those of `Writer`."""
 
     def __init__(self, program: Program, prover: Prover, *, plain: bool = False):
-        self.program, self.prover, self.plain = program, prover, plain
+        super().__init__(program, prover, plain=plain)
         self.names = Names()
         self.definitions: list[ast.stmt] = []
-        self._tokens: dict[Any, str] = {}
-        self._functions: dict[int, tuple[Any, str]] = {}
+        self._functions: dict[int, tuple[Jaxpr, str]] = {}
         self._missing: dict[int, list[str]] = {}
         self._texts: dict[tuple[str, str], str] = {}
-        self._rules: list[tuple[Any, Any, str]] = []
+        self._rules: list[tuple[ClosedJaxpr, ClosedJaxpr | str, str]] = []
         self._mark = ""
-        self.layer: Callable[[Body, Any], Placed | None] = lambda body, eqn: None
+        self.layer: Callable[[Body, Eqn], Placed | None] = lambda body, eqn: None
 
-    def token(self, v: Any) -> str:
-        if v not in self._tokens:
-            self._tokens[v] = syntax.new_token()
-        return self._tokens[v]
-
-    def structured(self, body: Body, eqn: Any) -> Placed | None:
+    def structured(self, body: Body, eqn: Eqn) -> Placed | None:
         found = self.layer(body, eqn)
         return found if found is not None else control_flow.structured(self, body, eqn)
 
     def function(
         self,
-        closed: Any,
+        closed: ClosedJaxpr,
         hint: str,
         decorators: Sequence[ast.expr] = (),
         missing: list[str] | None = None,
-    ) -> Function:
+    ) -> FunctionText:
         """A called program as a function of the file; `missing` as for `with_dimensions`."""
         jaxpr = open_jaxpr(closed)
         body = Body(self, jaxpr, control_flow.constants_of(closed))
         value = control_flow.results_of(body.run())
         tokens = [self.token(v) for v in jaxpr.invars]
-        function = Function(
+        function = FunctionText(
             "", hint, tokens, control_flow.parameter_hints(len(tokens)), body.statements, value,
             decorators,
             types={self.token(v): body.type_of(v) for v in jaxpr.invars},
@@ -78,11 +68,11 @@ class File:
 
     def with_dimensions(
         self,
-        function: Function,
-        arguments: Sequence[Any],
-        given: Mapping[Any, ast.expr] | None = None,
+        function: FunctionText,
+        arguments: Sequence[Var],
+        given: Mapping[Var, ast.expr] | None = None,
         missing: list[str] | None = None,
-    ) -> Function:
+    ) -> FunctionText:
         """Defines the sizes of open dimensions that a function uses, from its arguments.
 
         **Arguments:**
@@ -115,7 +105,7 @@ class File:
         function.body = [*found.values(), *function.body]
         return function
 
-    def define(self, function: Function, hint: str) -> tuple[str, bool]:
+    def define(self, function: FunctionText, hint: str) -> tuple[str, bool]:
         """Adds a function, once for each text; returns its name and whether it is new."""
         node = render(function, "function", {}, self.names.taken)
         key = (hint, syntax.text_of(node))
@@ -125,7 +115,7 @@ class File:
         self.definitions.append(node)
         return node.name, True
 
-    def jitted(self, closed: Any, name: str, args: Sequence[ast.expr]) -> ast.expr:
+    def jitted(self, closed: ClosedJaxpr, name: str, args: Sequence[ast.expr]) -> ast.expr:
         jaxpr = open_jaxpr(closed)
         if id(jaxpr) not in self._functions:
             hint = snake(name, "function").strip("_") or "function"
@@ -146,7 +136,7 @@ class File:
         sizes = [ast.Name(dimension_token(d), ast.Load()) for d in self._missing[id(jaxpr)]]
         return syntax.call(self._functions[id(jaxpr)][1], *args, *sizes)
 
-    def differentiated(self, eqn: Any, name: str) -> str:
+    def differentiated(self, eqn: Eqn, name: str) -> str:
         closed, kind = eqn.params["call_jaxpr"], eqn.primitive.name
         jaxpr = open_jaxpr(closed)
         if id(jaxpr) in self._functions:
@@ -169,12 +159,11 @@ class File:
         if isinstance(rule, str):
             self.definitions.append(control_flow.forbidden(node.name, rule))
             return node.name
-        arguments = open_jaxpr(rule).invars[:count]
-        if kind == "custom_jvp_call":
-            self._rule(control_flow.jvp_function(self, eqn, rule, node.name), arguments)
+        forward = "" if kind == "custom_jvp_call" else self.names.new(f"{node.name}_forward")
+        function = control_flow.rule_function(self, eqn, rule, node.name)
+        backward = self._rule(function, open_jaxpr(rule).invars[:count])
+        if not forward:
             return node.name
-        forward = self.names.new(f"{node.name}_forward")
-        backward = self._rule(control_flow.vjp_function(self, eqn, rule, node.name), arguments)
         args = ast.Name("args", ast.Load())
         result = syntax.call(node.name, ast.Starred(args, ast.Load()))
         definition = syntax.function(forward, [], [ast.Return(syntax.tuple_of([result, args]))])
@@ -184,7 +173,7 @@ class File:
         self.definitions.append(ast.Expr(defined))
         return node.name
 
-    def composed(self, eqn: Any) -> str:
+    def composed(self, eqn: Eqn) -> str:
         params = eqn.params
         (closed,) = filter(is_jaxpr, params.values())  # `jaxpr`, in jax 0.12 `call_jaxpr`
         jaxpr = open_jaxpr(closed)
@@ -211,7 +200,7 @@ class File:
             self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
         return self._functions[id(jaxpr)][1]
 
-    def _rule(self, function: Function, arguments: Sequence[Any]) -> str:
+    def _rule(self, function: FunctionText, arguments: Sequence[Var]) -> str:
         function = self.with_dimensions(function, arguments)
         name = self.names.new(function.hint)
         self.definitions.append(render(function, name, {}, self.names.taken))
@@ -232,7 +221,7 @@ def headed(text: str, doc: Sequence[str]) -> str:
     return f"{_HEADER}{head}\n{text}"
 
 
-def _same_rule(a: Any, b: Any) -> bool:
+def _same_rule(a: ClosedJaxpr | str, b: ClosedJaxpr | str) -> bool:
     if isinstance(a, str) or isinstance(b, str):
         return isinstance(a, str) and isinstance(b, str) and a == b
     return difference(a, b) is None

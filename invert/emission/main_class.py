@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert.emission import reader
 from invert.emission.classes import Classes, dimensions_of, is_key, kind_of
 from invert.emission.expressions.body import Body
-from invert.emission.expressions.statements import Function, render
+from invert.emission.expressions.statements import FunctionText, ValueType, render
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.state import StateVar
 from invert.emission.layers.tree import METHODS, Node
@@ -25,6 +26,7 @@ from invert.emission.python.naming import Names, camel, comment, identifier, sna
 from invert.emission.python.nouns import PLAIN, says
 from invert.emission.sizes.size import Size
 from invert.ir.graph import is_var
+from invert.ir.types import Atom, Var
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Method:
     name: str
     entry: EntryPoint
     layer: Layer
-    arguments: Sequence[Any]
-    states: tuple[Any, Any] | None
+    arguments: Sequence[Var]
+    states: tuple[StateVar, StateVar] | None
     x64: bool
     checkify: bool = False
     fixed: str = ""
@@ -74,7 +76,7 @@ class Main:
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
 
-    def add(self, node: Node, trained: Set[Any]) -> str:
+    def add(self, node: Node, trained: Set[Var]) -> str:
         """Adds the class and the reader of its weights; returns the name of the class.
 
         **Arguments:**
@@ -146,7 +148,7 @@ class Main:
             raise EmissionError(f"no argument has the size {next(iter(left))} that is limited")
         return guards
 
-    def _array(self, v: Any) -> ast.expr:
+    def _array(self, v: Atom) -> ast.expr:
         if is_key(v):
             return syntax.name("PRNGKeyArray")
         text = ast.Constant(dimensions_of(self.file.program.shape(v)))
@@ -174,7 +176,7 @@ class Main:
         )
         return [outer, inner]
 
-    def _function(self, method: Method) -> Function:
+    def _function(self, method: Method) -> FunctionText:
         entry, arguments = method.entry, list(method.arguments)
         names, state, key = parameters(entry)
         trees: list[Any] = [*entry.args]
@@ -188,11 +190,11 @@ class Main:
             trees.append(ArgSpec(key, (), arguments[-1].aval.dtype))
             hints.append(key)
         flat = iter(_leaves_in_order(entry, arguments))
-        given: dict[Any, ast.expr] = {}
+        given: dict[Var, ast.expr] = {}
         tokens: list[str] = []
         annotations: dict[str, ast.expr] = {}
-        types: dict[str, Any] = {}
-        called: dict[Any, str] = {}
+        types: dict[str, ValueType | None] = {}
+        called: dict[Atom, str] = {}
         shapes = self.file.program.shape
         for tree, hint in zip(trees, hints, strict=True):
             if isinstance(tree, StateVar):
@@ -245,7 +247,7 @@ class Main:
             flags = results[count : len(layer.outputs)]
             value = syntax.tuple_of([value, *flags])
         ordinary = all(n.isidentifier() for n in entry.arg_names)
-        function = Function(
+        function = FunctionText(
             "", method.name, tokens, hints, body.statements, value,
             first=["self"], doc=_doc(entry), annotations=annotations, returns=returns,
             keyword_only=len(entry.kwargs) + entry.draws, positional_only=not ordinary, types=types,
@@ -253,7 +255,7 @@ class Main:
         return self.file.with_dimensions(function, arguments, given)
 
     def _result(
-        self, entry: EntryPoint, results: Sequence[ast.expr], outputs: Sequence[Any], hint: str
+        self, entry: EntryPoint, results: Sequence[ast.expr], outputs: Sequence[Atom], hint: str
     ) -> tuple[ast.expr, ast.expr]:
         """The results in the structure of the original, and its annotation."""
         tree = jax.tree_util.tree_unflatten(entry.out_tree, list(results))
@@ -264,7 +266,7 @@ class Main:
             return syntax.tuple_of(results), syntax.name("PyTree")
         return value, self._typed(kinds, hint)
 
-    def _typed(self, kinds: Any, hint: str) -> ast.expr:
+    def _typed(self, kinds: object, hint: str) -> ast.expr:
         """The annotation of a pytree of annotations."""
 
         def define(types: dict[str, ast.expr]) -> ast.expr:
@@ -314,7 +316,7 @@ def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
 
 def _open_arguments(
     method: Method, node: ast.FunctionDef
-) -> Iterator[tuple[ast.expr, tuple[int, ...], Any]]:
+) -> Iterator[tuple[ast.expr, tuple[int, ...], Var]]:
     """The arrays among the arguments that have open sizes: how they are read, shape, variable."""
     given = node.args
     arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]
@@ -334,7 +336,7 @@ def _braced(text: str) -> str:
     return comment(text).replace("{", "{{").replace("}", "}}")
 
 
-def _leaves_in_order(entry: EntryPoint, arguments: Sequence[Any]) -> list[Any]:
+def _leaves_in_order(entry: EntryPoint, arguments: Sequence[Var]) -> list[Var]:
     """The variables in the order of the signature; JAX sorts keyword arguments by name."""
     structure = jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)), is_leaf=_is_spec)
     count = structure.num_leaves
@@ -350,13 +352,13 @@ def source_of(entry: EntryPoint) -> str:
     return source if not source or source.startswith("from ") else f"from {source}"
 
 
-def _last_key(path: Sequence[Any]) -> str:
+def _last_key(path: Sequence[KeyEntry]) -> str:
     """The name in a path that is nearest to its end; nothing where there are numbers only."""
     names = [k.key for k in path if isinstance(getattr(k, "key", None), str)]
     return snake(names[-1], PLAIN) if names else PLAIN
 
 
-def _keys(entry: EntryPoint, outputs: Sequence[Any]) -> dict[Any, str]:
+def _keys(entry: EntryPoint, outputs: Sequence[Atom]) -> dict[Var, str]:
     """What results are called: the keys of the dictionaries that they are given back in."""
     paths, _ = jax.tree_util.tree_flatten_with_path(
         jax.tree_util.tree_unflatten(entry.out_tree, range(len(outputs)))
@@ -365,5 +367,5 @@ def _keys(entry: EntryPoint, outputs: Sequence[Any]) -> dict[Any, str]:
     return {v: name for v, name in found.items() if says(name)}
 
 
-def _is_spec(x: Any) -> bool:
+def _is_spec(x: object) -> bool:
     return isinstance(x, ArgSpec)

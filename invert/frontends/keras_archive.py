@@ -100,7 +100,7 @@ def load(file: Path) -> Any:
         ) from error
 
 
-def _config_of(file: Path) -> Any:
+def _config_of(file: Path) -> object:
     try:
         with zipfile.ZipFile(file) as archive:
             info = archive.getinfo("config.json")
@@ -116,7 +116,7 @@ def _config_of(file: Path) -> Any:
         raise MalformedModelError(f"{file} is no Keras archive: {error}") from error
 
 
-def _problems(config: Any, name: str) -> Iterator[Problem]:
+def _problems(config: object, name: str) -> Iterator[Problem]:
     """What the configuration would have Keras import or run."""
     pending = [(config, name)]
     first = True
@@ -145,7 +145,7 @@ def _problems(config: Any, name: str) -> Iterator[Problem]:
                     yield Problem(f"keras.{kind}", f"reads its {key} from a file", name, _REMEDY)
 
 
-def _is_of_keras(module: Any, kind: str) -> bool:
+def _is_of_keras(module: object, kind: str) -> bool:
     """Whether a name is that of a class of Keras; its functions may do anything."""
     if not isinstance(module, str) or not kind.isidentifier():
         return False

@@ -17,7 +17,7 @@ from invert.tf.ops.node import import_tensorflow
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
 
 
-def is_layer(x: Any) -> bool:
+def is_layer(x: object) -> bool:
     """Whether `x` is a layer or a model of Keras, 2 or 3. Neither is imported for it."""
     modules = (sys.modules.get(name) for name in ("keras", "tf_keras"))
     return any(m is not None and isinstance(x, m.layers.Layer) for m in modules)
@@ -57,7 +57,7 @@ def _inputs_of(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def tracing(fn: Any, name: str) -> Iterator[None]:
+def tracing(fn: object, name: str) -> Iterator[None]:
     """Traces `fn`; what it raises because it cannot be traced so is said in words.
 
     **Raises:** `SignatureError`.

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
@@ -42,7 +43,7 @@ class _Leaf:
         self.spec = spec
 
 
-def _is_tensor(x: Any) -> bool:
+def _is_tensor(x: object) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
@@ -100,7 +101,7 @@ def arrays_of(
     return args, {n: expanded(x) for n, x in kwargs.items() if n in names}
 
 
-def is_open(tree: Any) -> bool:
+def is_open(tree: object) -> bool:
     """Whether a specification among `tree` leaves a size or the rank open."""
     tf = import_tensorflow()
     return any(
@@ -110,7 +111,7 @@ def is_open(tree: Any) -> bool:
     )
 
 
-def _is_composite(leaf: Any) -> bool:
+def _is_composite(leaf: object) -> bool:
     tf = import_tensorflow()
     return isinstance(
         leaf,
@@ -137,11 +138,11 @@ def _without_static(x: Any) -> Any:
     return jax.tree_util.tree_map(lambda leaf: leaf if isinstance(leaf, _Leaf) else None, x)
 
 
-def _has_tensor(x: Any) -> bool:
+def _has_tensor(x: object) -> bool:
     return any(isinstance(leaf, _Leaf) for leaf in jax.tree_util.tree_leaves(x))
 
 
-def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[inspect.Parameter]]:
     """Marked arguments, marked keyword arguments, and the parameters of the arguments."""
     structured = concrete.structured_input_signature
     if structured is None:
@@ -151,7 +152,7 @@ def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[An
     return tuple(args), kwargs, positional
 
 
-def _optional(parameter: Any, owner: Any) -> bool:
+def _optional(parameter: inspect.Parameter, owner: Any) -> bool:
     """Whether an argument that holds no tensor, such as `None`, may be left out of a call.
 
     Concrete functions forget the defaults, the function that owns them does not. Without it,
@@ -211,13 +212,13 @@ def read_signature(
     )
 
 
-def _is_static(x: Any) -> bool:
+def _is_static(x: object) -> bool:
     """Whether an argument is a Python value; an empty container or None is a pytree instead."""
     leaves = jax.tree_util.tree_leaves(x)
     return bool(leaves) and not _has_tensor(x)
 
 
-def _argument_names(count: int, parameters: Sequence[Any]) -> list[str]:
+def _argument_names(count: int, parameters: Sequence[inspect.Parameter]) -> list[str]:
     names = [p.name for p in parameters[:count]]
     return names + [f"args_{i}" for i in range(len(names), count)]
 
@@ -236,7 +237,7 @@ def _specs(tree: Any, name: str, tf_name: str) -> Any:
     return jax.tree_util.tree_unflatten(treedef, specs)
 
 
-def _path_name(name: str, path: Sequence[Any]) -> str:
+def _path_name(name: str, path: Sequence[KeyEntry]) -> str:
     return ".".join([name, *(jax.tree_util.keystr((k,), simple=True) for k in path)])
 
 
@@ -257,7 +258,9 @@ def _arg_spec(spec: Any, name: str, tf_path: str) -> ArgSpec:
     return ArgSpec(name, tuple(shape.as_list()), dtype)
 
 
-def flat_specs(in_tree: Any, specs: Sequence[Any], original: inspect.Signature) -> Signature:
+def flat_specs(
+    in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any], original: inspect.Signature
+) -> Signature:
     """The signature of a function that takes its leaves one by one, for pytrees of any kind.
 
     Those that are not types are static, and no arguments of the signature.
@@ -279,7 +282,7 @@ def flat_specs(in_tree: Any, specs: Sequence[Any], original: inspect.Signature) 
     return Signature(spec_args, spec_kwargs, tuple(n for n, _ in named), order)
 
 
-def read_outputs(concrete: Any) -> tuple[tuple[int, ...], Any]:
+def read_outputs(concrete: Any) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef]:
     """Which graph output each leaf of the result is, and the structure of the result."""
     marked = _mark(concrete.structured_outputs)
     leaves, treedef = jax.tree_util.tree_flatten(marked)
@@ -332,7 +335,7 @@ def _fits(want: Any, given: Any, exact: bool) -> bool:
     )
 
 
-def _leaf_fits(want: Any, given: Any, exact: bool) -> bool:
+def _leaf_fits(want: object, given: Any, exact: bool) -> bool:
     if not isinstance(want, _Leaf):
         return not _is_tensor(given) and bool(want == given)
     if isinstance(given, str | bytes):

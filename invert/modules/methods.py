@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -100,7 +100,7 @@ class Methods(eqx.Module):
         return id(self)
 
 
-def _method(name: str, function: Function, attribute: str) -> Any:
+def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
     def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
         function = dict(self._functions)[name]
         named = self.named_params()
@@ -110,7 +110,7 @@ def _method(name: str, function: Function, attribute: str) -> Any:
     return method(function, attribute, run)
 
 
-def _failing(name: str) -> Any:
+def _failing(name: str) -> Callable[..., Any]:
     def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
         raise self.failed[name]
 

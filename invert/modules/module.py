@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +14,7 @@ from jax import Array
 
 from invert._entry import Param
 from invert._errors import SignatureError
+from invert._private.jax import ClosedJaxpr
 from invert._report import Report
 from invert.emission import STYLES, Emission, emission_of
 from invert.ir.arrays import device_array
@@ -56,7 +57,7 @@ class Module(eqx.Module):
         return {n: lookup(self.params, p) for n, p in zip(names, param_paths(names), strict=True)}
 
     @property
-    def jaxpr(self) -> Any:
+    def jaxpr(self) -> ClosedJaxpr:
         """The program as a jaxpr: constants, parameters, the flat arguments, then the key.
 
         Where argument sizes are open, it is the one at the sizes of the example or the first call.
@@ -180,12 +181,16 @@ class _Look:
     name: str
     base: type
     doc: str
-    seen: tuple[Any, ...]
-    methods: Mapping[str, Any] = dataclasses.field(compare=False)
+    seen: tuple[Hashable, ...]
+    methods: Mapping[str, Callable[..., Any]] = dataclasses.field(compare=False)
 
 
 def class_of(
-    name: str, base: type, doc: str, methods: Mapping[str, Any], of: tuple[str, ...] = ()
+    name: str,
+    base: type,
+    doc: str,
+    methods: Mapping[str, Callable[..., Any]],
+    of: tuple[str, ...] = (),
 ) -> Any:
     """A subclass of `base` with these methods `of` functions; one for all that look the same.
 
@@ -204,7 +209,7 @@ def _class_like(look: _Look) -> Any:
     return type(look.base)(look.name, (look.base,), body)
 
 
-def leaf_of(param: Param, assigned: Container[str]) -> Any:
+def leaf_of(param: Param, assigned: Container[str]) -> Array | np.ndarray | eqx.nn.StateIndex:
     """The leaf of a module for a variable: an array, or an index into the state."""
     value = device_array(param.value)
     return eqx.nn.StateIndex(value) if param.name in assigned else value

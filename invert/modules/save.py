@@ -161,7 +161,7 @@ def _value(leaf: Any, state: eqx.nn.State | None) -> Any:
     return leaf.init
 
 
-def _is_index(x: Any) -> bool:
+def _is_index(x: object) -> bool:
     return isinstance(x, eqx.nn.StateIndex)
 
 

@@ -42,5 +42,5 @@ def trainable(module: Module | Methods | eqx.Module) -> Any:
     return eqx.tree_at(lambda m: m.params, spec, nest(list(named), leaves))
 
 
-def _is_index(leaf: Any) -> bool:
+def _is_index(leaf: object) -> bool:
     return isinstance(leaf, eqx.nn.StateIndex)

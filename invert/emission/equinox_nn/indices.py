@@ -9,16 +9,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax import lax
+
+from invert.ir.types import Atom, Eqn
 
 # The only index of an axis of one element.
 ZERO = -1
 
 # A number; `("at", place)` for one place; `("merge", ((index, size), ...))`;
 # `("part", index, sizes, place)`.
-Index = Any
+Index: TypeAlias = int | tuple[Any, ...]
+
+# An array as another one: which of its axes come first, and the shape they take then.
+Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def plain(at: Sequence[Index], shape: Sequence[int]) -> tuple[Index, ...]:
@@ -31,8 +36,8 @@ def fresh(*used: Sequence[Index]) -> Iterator[int]:
     return itertools.count(1 + max(itertools.chain([-1], *(map(_variables, used)))))
 
 
-def _variables(at: Any) -> Iterator[int]:
-    pending: list[Any] = [at]
+def _variables(at: Sequence[Index]) -> Iterator[int]:
+    pending: list[Sequence[Any] | int] = [at]
     while pending:
         item = pending.pop()
         if isinstance(item, int):
@@ -158,13 +163,13 @@ def common(
     return (list(own), cut) if fine is a else (cut, list(own))
 
 
-def contracted(eqn: Any) -> list[int]:
+def contracted(eqn: Eqn) -> list[int]:
     """The sizes that a product adds over."""
     shape = eqn.invars[0].aval.shape
     return [shape[i] for i in eqn.params["dimension_numbers"][0][0]]
 
 
-def operands_of_dot(eqn: Any, at: Sequence[Index], bound: Sequence[Index]) -> list[list[Index]]:
+def operands_of_dot(eqn: Eqn, at: Sequence[Index], bound: Sequence[Index]) -> list[list[Index]]:
     """The indices of both operands of a `dot_general`."""
     ((left, right), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
     rest = iter(at)
@@ -176,7 +181,7 @@ def operands_of_dot(eqn: Any, at: Sequence[Index], bound: Sequence[Index]) -> li
     return found
 
 
-def taken(eqn: Any) -> tuple[int, int] | None:
+def taken(eqn: Eqn) -> tuple[int, int] | None:
     """The axis along which a `gather` reads single rows, and which of its indices says where.
 
     Indices along axes that are read whole say nothing where they are clipped.
@@ -198,13 +203,13 @@ def taken(eqn: Any) -> tuple[int, int] | None:
 _CLIPPED = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
-def out_of_bounds(eqn: Any) -> Any:
+def out_of_bounds(eqn: Eqn) -> str:
     """What a `gather` gives for indices that are out of bounds."""
     params = eqn.params
     return "clip" if params["mode"] in _CLIPPED else f"fill with {params['fill_value']}"
 
 
-def operands_of_take(eqn: Any, at: Sequence[Index], bound: int) -> list[list[Index]]:
+def operands_of_take(eqn: Eqn, at: Sequence[Index], bound: int) -> list[list[Index]]:
     """The indices into the array and into the indices of such a `gather`."""
     numbers, found = eqn.params["dimension_numbers"], taken(eqn)
     assert found is not None
@@ -216,7 +221,7 @@ def operands_of_take(eqn: Any, at: Sequence[Index], bound: int) -> list[list[Ind
     return [[bound if i == axis else kept[i] for i in whole], [*batch, ("at", place)]]
 
 
-def layout(at: Sequence[Index], to: Sequence[Index], shape: Sequence[int]) -> Any:
+def layout(at: Sequence[Index], to: Sequence[Index], shape: Sequence[int]) -> Layout:
     """How an array with indices `at` is laid out, seen from one with indices `to`."""
     flat: list[Index] = []
     for index in at:
@@ -229,7 +234,7 @@ def layout(at: Sequence[Index], to: Sequence[Index], shape: Sequence[int]) -> An
     return tuple(order), tuple(shape)
 
 
-def part(eqn: Any, at: Sequence[Index]) -> tuple[Any, tuple[Index, ...]] | None:
+def part(eqn: Eqn, at: Sequence[Index]) -> tuple[Atom, tuple[Index, ...]] | None:
     """The operand of a `concatenate` that holds one place, and the indices there."""
     axis = eqn.params["dimension"]
     index = at[axis]

@@ -10,7 +10,7 @@ operation; sums may be taken in any order, as XLA may anyway.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,11 +18,12 @@ import numpy as np
 
 from invert._private.jax import consts_of, open_jaxpr
 from invert.emission.equinox_nn import indices
-from invert.emission.equinox_nn.indices import Index
+from invert.emission.equinox_nn.indices import Index, Layout
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.match import same_params, same_value
+from invert.ir.types import Atom, ClosedJaxpr, Eqn, Literal, Var
 
 # Parameters of a convolution that do not say where the axes are.
 _WINDOW = (
@@ -32,9 +33,6 @@ _WINDOW = (
 
 _DEFAULT = jax.lax.Precision.DEFAULT
 
-# An array as another one: which of its axes come first, and the shape they take then.
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-
 
 class Difference(Exception):
     """What two programs differ in."""
@@ -43,16 +41,16 @@ class Difference(Exception):
 class _Side:
     """One of two programs."""
 
-    def __init__(self, closed: Any, names: Mapping[Any, Any]):
+    def __init__(self, closed: ClosedJaxpr, names: Mapping[Atom, int]):
         self.graph = Graph(closed, consts_of(closed))
         self.names = names
-        self._prints: dict[Any, int] = {}
+        self._prints: dict[Atom, int] = {}
         for eqn in self.graph.eqns:
             self._add(eqn)
 
-    def print_of(self, atom: Any) -> int:
+    def print_of(self, atom: Atom) -> int:
         """A number that is equal for atoms that are computed alike, whatever their layout."""
-        if not is_var(atom):
+        if isinstance(atom, Literal):
             return hash(("literal", np.asarray(atom.val).dtype, np.asarray(atom.val).tobytes()))
         if atom in self._prints:
             return self._prints[atom]
@@ -61,7 +59,7 @@ class _Side:
             return hash(("constant", value.dtype, value.tobytes()))
         return hash(("argument", self.names.get(atom)))
 
-    def _add(self, eqn: Any) -> None:
+    def _add(self, eqn: Eqn) -> None:
         name, operands = _operation(eqn)
         parts = [self.print_of(a) for a in operands]
         if name in kinds.LAYOUT:
@@ -73,7 +71,7 @@ class _Side:
         for i, v in enumerate(eqn.outvars):
             self._prints[v] = found if i == 0 else hash((found, i))
 
-    def bare(self, atom: Any, at: tuple[Index, ...]) -> tuple[Any, tuple[Index, ...]]:
+    def bare(self, atom: Atom, at: tuple[Index, ...]) -> tuple[Atom, tuple[Index, ...]]:
         """What is below transposes, reshapes and broadcasts, and the indices there."""
         while is_var(atom) and (eqn := self.graph.producers.get(atom)) is not None:
             if eqn.primitive.name == "concatenate":
@@ -89,7 +87,7 @@ class _Side:
         return atom, at
 
 
-def _operation(eqn: Any) -> tuple[str, Sequence[Any]]:
+def _operation(eqn: Eqn) -> tuple[str, Sequence[Atom]]:
     """The name of an operation and its operands; a square is a product."""
     name = eqn.primitive.name
     if name == "square" or (name == "integer_pow" and eqn.params["y"] == 2):
@@ -97,7 +95,7 @@ def _operation(eqn: Any) -> tuple[str, Sequence[Any]]:
     return name, eqn.invars
 
 
-def _below(eqn: Any, at: tuple[Index, ...]) -> tuple[Index, ...]:
+def _below(eqn: Eqn, at: tuple[Index, ...]) -> tuple[Index, ...]:
     """The indices of the operand of an equation that only moves elements."""
     shape = eqn.invars[0].aval.shape
     name, params = eqn.primitive.name, eqn.params
@@ -126,21 +124,21 @@ class Comparison:
 
     def __init__(
         self,
-        a: Any,
-        b: Any,
-        pairs: Mapping[Any, Any],
-        layouts: dict[Any, Layout] | None = None,
-        unknown: Sequence[Any] = (),
+        a: ClosedJaxpr,
+        b: ClosedJaxpr,
+        pairs: Mapping[Atom, Var],
+        layouts: dict[Var, Layout] | None = None,
+        unknown: Sequence[Var] = (),
     ):
         self.a = _Side(a, {v: i for i, v in enumerate(pairs)})
         self.b = _Side(b, {w: i for i, w in enumerate(pairs.values())})
         self.pairs, self.layouts, self.unknown = pairs, layouts or {}, set(unknown)
-        self._done: set[Any] = set()
-        self._pending: list[tuple[Any, tuple[Index, ...], Any, tuple[Index, ...]]] = []
+        self._done: set[Hashable] = set()
+        self._pending: list[tuple[Atom, tuple[Index, ...], Atom, tuple[Index, ...]]] = []
 
     def difference(self) -> str | None:
         """`None` where the programs are the same, else what differs."""
-        outs: Any = self.a.graph.jaxpr.outvars, self.b.graph.jaxpr.outvars
+        outs = self.a.graph.jaxpr.outvars, self.b.graph.jaxpr.outvars
         if len(outs[0]) != len(outs[1]):
             return f"{len(outs[0])} results against {len(outs[1])}"
         try:
@@ -154,14 +152,14 @@ class Comparison:
             return str(found)
         return None
 
-    def _whole(self, x: Any, y: Any) -> None:
+    def _whole(self, x: Atom, y: Atom) -> None:
         """Two values have to be equal, all of their elements."""
         if tuple(x.aval.shape) != tuple(y.aval.shape):
             raise Difference(f"an operand of shape {x.aval.shape} against {y.aval.shape}")
         at = indices.plain(range(len(x.aval.shape)), x.aval.shape)
         self._add(x, at, y, at)
 
-    def _add(self, x: Any, at: Sequence[Index], y: Any, to: Sequence[Index]) -> None:
+    def _add(self, x: Atom, at: Sequence[Index], y: Atom, to: Sequence[Index]) -> None:
         x, at = self.a.bare(x, tuple(at))
         y, to = self.b.bare(y, tuple(to))
         at = indices.plain(at, x.aval.shape)
@@ -173,14 +171,16 @@ class Comparison:
             self._done.add(key)
             self._pending.append((x, at, y, to))
 
-    def _step(self, x: Any, at: tuple[Index, ...], y: Any, to: tuple[Index, ...]) -> None:
+    def _step(self, x: Atom, at: tuple[Index, ...], y: Atom, to: tuple[Index, ...]) -> None:
         if x.aval.dtype != y.aval.dtype:
             raise Difference(f"{x.aval.dtype} against {y.aval.dtype}")
         first = self.a.graph.producers.get(x) if is_var(x) else None
         second = self.b.graph.producers.get(y) if is_var(y) else None
         if first is None or second is None:
             if first is not None or second is not None:
-                raise Difference(f"{_said(y, second)} where Equinox has {_said(x, first)}")
+                raise Difference(
+                    f"{_described(y, second)} where Equinox has {_described(x, first)}"
+                )
             self._leaf(x, at, y, to)
             return
         name, operands = _operation(first)
@@ -205,7 +205,7 @@ class Comparison:
         else:
             self._opaque(first, x, at, second, y, to)
 
-    def _swapped(self, name: str, operands: Sequence[Any], others: Sequence[Any]) -> bool:
+    def _swapped(self, name: str, operands: Sequence[Atom], others: Sequence[Atom]) -> bool:
         """Whether the operands of two operations are in another order."""
         if name not in kinds.COMMUTATIVE and name != "dot_general":
             return False
@@ -213,9 +213,9 @@ class Comparison:
         there = [self.b.print_of(w) for w in others]
         return here[0] != there[0] and here[0] == there[1]
 
-    def _leaf(self, x: Any, at: tuple[Index, ...], y: Any, to: tuple[Index, ...]) -> None:
+    def _leaf(self, x: Atom, at: tuple[Index, ...], y: Atom, to: tuple[Index, ...]) -> None:
         values = [
-            a.val if not is_var(a) else side.graph.consts.get(a)
+            a.val if isinstance(a, Literal) else side.graph.consts.get(a)
             for side, a in ((self.a, x), (self.b, y))
         ]
         if values[0] is not None or values[1] is not None:
@@ -234,7 +234,7 @@ class Comparison:
         if at != to:
             raise Difference("an argument is used along another axis")
 
-    def _dot(self, first: Any, at: Any, second: Any, to: Any) -> None:
+    def _dot(self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]) -> None:
         if _precision(first) != _precision(second):
             raise Difference("dot_general with another precision")
         fresh = indices.fresh(at, to)
@@ -250,7 +250,7 @@ class Comparison:
         for (v, i), (w, j) in zip(zip(first.invars, left, strict=True), others, strict=True):
             self._add(v, i, w, j)
 
-    def _reduce(self, first: Any, at: Any, second: Any, to: Any) -> None:
+    def _reduce(self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]) -> None:
         fresh = indices.fresh(at, to)
         sizes = [
             [e.invars[0].aval.shape[i] for i in sorted(e.params["axes"])] for e in (first, second)
@@ -266,7 +266,9 @@ class Comparison:
             found.append([next(inner) if i in axes else next(rest) for i in range(rank)])
         self._add(first.invars[0], found[0], second.invars[0], found[1])
 
-    def _convolution(self, first: Any, at: Any, second: Any, to: Any) -> None:
+    def _convolution(
+        self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]
+    ) -> None:
         if any(first.params[k] != second.params[k] for k in _WINDOW):
             raise Difference("a convolution with another window")
         if _precision(first) != _precision(second):
@@ -283,7 +285,7 @@ class Comparison:
             places = range(len(here))
             self._add(v, [here.index(i) for i in places], w, [there.index(i) for i in places])
 
-    def _take(self, first: Any, at: Any, second: Any, to: Any) -> None:
+    def _take(self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]) -> None:
         outside = [indices.out_of_bounds(e) for e in (first, second)]
         if outside[0] != outside[1]:
             raise Difference(
@@ -295,30 +297,33 @@ class Comparison:
         for v, w, i, j in zip(first.invars, second.invars, left, right, strict=True):
             self._add(v, i, w, j)
 
-    def _opaque(self, first: Any, x: Any, at: Any, second: Any, y: Any, to: Any) -> None:
+    def _opaque(
+        self, first: Eqn, x: Atom, at: Sequence[Index], second: Eqn, y: Atom, to: Sequence[Index]
+    ) -> None:
         """Operations on whole arrays: the same ones, and the same element of the result."""
         same = first.primitive is second.primitive and same_params(first.params, second.params)
         if not same or len(first.invars) != len(second.invars):
             raise Difference(f"{first.primitive.name} with other parameters")
-        if at != to or list(first.outvars).index(x) != list(second.outvars).index(y):
+        outs: tuple[list[Atom], list[Atom]] = [*first.outvars], [*second.outvars]
+        if at != to or outs[0].index(x) != outs[1].index(y):
             raise Difference(f"another element of the result of {first.primitive.name}")
         for v, w in zip(first.invars, second.invars, strict=True):
             self._whole(v, w)
 
 
-def _precision(eqn: Any) -> Any:
+def _precision(eqn: Eqn) -> object:
     """The precision of a product; the type it adds in is that of its result."""
     found = eqn.params["precision"]
     return None if found in (None, (None, None), _DEFAULT, (_DEFAULT, _DEFAULT)) else found
 
 
-def _said(atom: Any, eqn: Any) -> str:
+def _described(atom: Atom, eqn: Eqn | None) -> str:
     if eqn is not None:
         return eqn.primitive.name
-    return "an argument" if is_var(atom) else f"the number {atom.val}"
+    return f"the number {atom.val}" if isinstance(atom, Literal) else "an argument"
 
 
-def flat(closed: Any) -> Any:
+def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The program with all calls written out."""
     with jax.enable_x64(True):
         while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):

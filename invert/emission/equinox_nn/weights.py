@@ -13,6 +13,7 @@ from invert.emission.equinox_nn.layout import Comparison, Layout, flat, laid
 from invert.emission.layers import stack
 from invert.emission.layers.stack import Rows
 from invert.ir import traced_form
+from invert.ir.types import Atom, ClosedJaxpr, Var
 
 
 @dataclasses.dataclass
@@ -25,19 +26,19 @@ class Weights:
     - `layouts`: for those of layers of `equinox.nn`, how they are laid out.
     """
 
-    rows: dict[Any, Rows] = dataclasses.field(default_factory=dict)
-    layouts: dict[Any, Layout] = dataclasses.field(default_factory=dict)
+    rows: dict[Var, Rows] = dataclasses.field(default_factory=dict)
+    layouts: dict[Var, Layout] = dataclasses.field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
         """Whether any parameter is not as it was."""
         return bool(self.rows or self.layouts)
 
-    def array(self, v: Any, values: Mapping[Any, Any]) -> Any:
+    def array(self, v: Var, values: Mapping[Var, Any]) -> Any:
         """The array of the module for a parameter, or for the first of several."""
         return arranged(self.rows.get(v, v), self.layouts.get(v), values)
 
-    def type_of(self, v: Any) -> jax.ShapeDtypeStruct:
+    def type_of(self, v: Var) -> jax.ShapeDtypeStruct:
         """The type of that array."""
         found = stack.stacked_type(v, self.rows.get(v, v))
         if v not in self.layouts:
@@ -47,7 +48,7 @@ class Weights:
         return jax.ShapeDtypeStruct(shape, found.dtype)
 
     def difference(
-        self, traced: Any, program: Any, held: Sequence[Any], leaves: Sequence[Any]
+        self, traced: ClosedJaxpr, program: ClosedJaxpr, held: Sequence[Var], leaves: Sequence[Var]
     ) -> str | None:
         """`None` where a trace of the text is the program, else what differs.
 
@@ -71,8 +72,8 @@ class Weights:
             return traced_form.difference(again, program)
         again, wanted = flat(traced_form.normal(again)), flat(traced_form.normal(program))
         mine, theirs = (open_jaxpr(p).invars for p in (again, wanted))
-        pairs = dict(zip(mine, theirs, strict=True))
-        own: dict[Any, Layout] = {
+        pairs: dict[Atom, Var] = dict(zip(mine, theirs, strict=True))
+        own: dict[Var, Layout] = {
             q: layouts[v] for q, v in zip(mine, held, strict=False) if v in layouts
         }
         return Comparison(again, wanted, pairs, own).difference()

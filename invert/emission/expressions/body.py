@@ -6,43 +6,25 @@ import ast
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
-from invert._private.jax import core
 from invert.emission.expressions import idioms, literals, spelling
-from invert.emission.expressions.proof import Prover
 from invert.emission.expressions.spelling import FLOWS
-from invert.emission.expressions.statements import Function, Statement
+from invert.emission.expressions.statements import FunctionText, Pattern, Statement, ValueType
+from invert.emission.expressions.writer import Writer
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, noun, says
-from invert.emission.sizes.merge import Program
 from invert.emission.sizes.size import dimension_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import CondParts
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 # An expression is written into the one that uses it while the line stays about as long.
 _WIDTH = 66
 # Shapes of one value: operands that are wider stand on a line of their own.
 _OPERAND = 44
-
-
-class Writer(Protocol):
-    """What a body asks of the file it is written into."""
-
-    program: Program
-    prover: Prover
-    plain: bool
-
-    def token(self, v: Any) -> str:
-        """The token of a variable."""
-        ...
-
-    def structured(self, body: Body, eqn: Any) -> Placed | None:
-        """An equation that holds jaxprs or is a layer; `None` where it is neither."""
-        ...
 
 
 @dataclasses.dataclass
@@ -59,10 +41,10 @@ class Placed:
 
     expression: ast.expr
     inline: bool = True
-    functions: Sequence[Function] = ()
+    functions: Sequence[FunctionText] = ()
     hints: Sequence[str] = ()
     flows: bool | str = False
-    pattern: Any = None
+    pattern: Pattern = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +58,8 @@ class Choice:
         all others.
     """
 
-    eqn: Any
-    atom: Any
+    eqn: Eqn
+    atom: Atom | None
     is_switch: bool
     platforms: Sequence[Sequence[str] | None] = ()
 
@@ -105,8 +87,8 @@ def _choices(graph: Graph) -> dict[int, Choice]:
     return found
 
 
-def _is_number(atom: Any, number: int) -> bool:
-    return not is_var(atom) and int(atom.val) == number
+def _is_number(atom: Atom, number: int) -> bool:
+    return isinstance(atom, Literal) and int(atom.val) == number
 
 
 class Body:
@@ -123,14 +105,14 @@ class Body:
     def __init__(
         self,
         writer: Writer,
-        jaxpr: Any,
-        given: Mapping[Any, ast.expr] | None = None,
-        names: Mapping[Any, str] | None = None,
-        wanted: Mapping[Any, str] | None = None,
+        jaxpr: Jaxpr,
+        given: Mapping[Var, ast.expr] | None = None,
+        names: Mapping[Atom, str] | None = None,
+        wanted: Mapping[Atom, str] | None = None,
         path: Sequence[str] = (),
     ):
         self.writer = writer
-        self.names: dict[Any, str] = dict(names or {})
+        self.names: dict[Atom, str] = dict(names or {})
         # What is a field in another form is called after it.
         self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
         self.wanted, self.path = wanted or {}, path
@@ -140,17 +122,17 @@ class Body:
         self.statements: list[Statement] = []
         # Values that have one user, until it is written.
         self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
-        self._uses: dict[Any, int] = {}
+        self._uses: dict[Atom, int] = {}
 
     @functools.cached_property
     def changes_state(self) -> bool:
         """Whether some step gives another state back."""
         return any(isinstance(v, StateVar) for eqn in self.graph.eqns for v in eqn.outvars)
 
-    def token(self, v: Any) -> str:
+    def token(self, v: Var) -> str:
         return self.writer.token(v)
 
-    def type_of(self, v: Any) -> Any:
+    def type_of(self, v: Var) -> ValueType:
         return self.program.shape(v), getattr(v.aval, "dtype", None)
 
     def run(self) -> list[ast.expr]:
@@ -177,19 +159,19 @@ class Body:
         self._flush()
         return results
 
-    def _count(self, atoms: Sequence[Any]) -> None:
+    def _count(self, atoms: Sequence[Atom]) -> None:
         for atom in atoms:
             if is_var(atom):
                 self._uses[atom] = self._uses.get(atom, 0) + 1
 
-    def atoms(self, eqn: Any) -> list[Any]:
+    def atoms(self, eqn: Eqn) -> list[Atom]:
         """The operands of an equation; those of a branch begin with what the choice is made by."""
         if id(eqn) in self.chosen:
             atom = self.chosen[id(eqn)].atom
             return [*([] if atom is None else [atom]), *eqn.invars[1:]]
         return list(eqn.invars)
 
-    def _placed(self, eqn: Any) -> Placed:
+    def _placed(self, eqn: Eqn) -> Placed:
         found = self.writer.structured(self, eqn)
         if found is not None:
             return found
@@ -197,7 +179,7 @@ class Body:
         name = eqn.primitive.name
         return Placed(expression, flows=FLOWS.get(name, True))
 
-    def _hints(self, eqn: Any, placed: Placed, atoms: Sequence[Any]) -> list[str]:
+    def _hints(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> list[str]:
         """Names wanted for the results of an equation that is on `atoms`."""
         hints = list(placed.hints) or [PLAIN]
         hints += [hints[-1]] * (len(eqn.outvars) - len(hints))
@@ -213,8 +195,9 @@ class Body:
             self.names[v] = hints[i]
         return hints
 
-    def _place(self, eqn: Any, placed: Placed, atoms: Sequence[Any]) -> None:
+    def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
         outs = [v if self._uses.get(v) else None for v in eqn.outvars]
+        first = eqn.outvars[0]
         value, width, inside = self._filled(placed.expression, len(placed.functions) == 0)
         for function in placed.functions:
             for token in function.free():
@@ -234,11 +217,11 @@ class Body:
             placed.pattern,
             heirs,
         )
-        single = len(outs) == 1 and self._uses.get(outs[0]) == 1
+        single = len(outs) == 1 and self._uses.get(first) == 1
         # What is returned stands in the line that returns it.
-        last = outs[0] in self.graph.results and self._one_result()
+        last = first in self.graph.results and self._one_result()
         if single and placed.inline and not placed.functions and (last or width <= _OPERAND):
-            self._waiting[self.token(outs[0])] = (value, width, statement)
+            self._waiting[self.token(first)] = (value, width, statement)
         elif any(v is not None for v in outs):
             self.statements.append(statement)
 
@@ -269,10 +252,10 @@ class Body:
         filled = syntax.substitute(expression, values) if values else expression
         return filled, width, inside
 
-    def before(self, statement: Statement, atoms: Sequence[Any]) -> None:
+    def before(self, statement: Statement, atoms: Sequence[Atom]) -> None:
         """Adds a line after those that some operands are computed in."""
         for atom in atoms:
-            if is_var(atom):
+            if not isinstance(atom, Literal):
                 self._settle(self.token(atom))
         self.statements.append(statement)
 
@@ -289,9 +272,9 @@ class Body:
         """Whether there is one result, but for a state."""
         return sum(not isinstance(v, StateVar) for v in self.graph.jaxpr.outvars) == 1
 
-    def result(self, atom: Any) -> ast.expr:
+    def result(self, atom: Atom) -> ast.expr:
         """A result of the body as an expression."""
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             return self.literal(atom)
         token = self.token(atom)
         if token in self.given:
@@ -301,13 +284,13 @@ class Body:
         self._settle(token)
         return ast.Name(token, ast.Load())
 
-    def operand(self, atom: Any) -> ast.expr:
+    def operand(self, atom: Atom) -> ast.expr:
         """An operand where its type matters: literals with their types."""
-        if isinstance(atom, core.Literal):
+        if isinstance(atom, Literal):
             return self.literal(atom)
         return ast.Name(self.token(atom), ast.Load())
 
-    def literal(self, atom: Any) -> ast.expr:
+    def literal(self, atom: Literal) -> ast.expr:
         """A literal with its type; one that depends on open sizes likewise."""
         size = self.program.literals.get(id(atom))
         if size is not None:

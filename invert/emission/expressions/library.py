@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,10 @@ import jax.scipy.special
 from invert.emission.expressions import literals
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
+from invert.ir.types import Eqn
 
 # Where a call of some name may come from, in order.
-_MODULES: tuple[tuple[str, Any], ...] = (
+_MODULES: tuple[tuple[str, ModuleType], ...] = (
     ("jax.nn", jax.nn),
     ("jnp", jnp),
     ("jnp.linalg", jnp.linalg),
@@ -31,7 +32,7 @@ _RENAMED = {"expn": "exp1", "_where": "where", "_pinv": "pinv", "_var": "var", "
 _AXES = frozenset({"log_softmax", "softmax", "logsumexp", "glu"})
 
 
-def candidates(name: str, eqn: Any, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """Expressions that may be the call `name`."""
     if name == "_bernoulli":
         shape = literals.shape(eqn.outvars[0].aval.shape)

@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -16,16 +16,18 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive, primitives
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
 
 from invert._errors import EmissionError
 from invert.emission.python import syntax
 from invert.emission.sizes.size import Size
+from invert.ir.types import Literal
 
 # How the sizes of open dimensions are written: a value by its token or name.
 DimNames = Mapping[str, str]
 
 
-def dtype(value: Any) -> ast.expr:
+def dtype(value: DTypeLike) -> ast.expr:
     """`jnp.float32`."""
     if jax.dtypes.issubdtype(value, jax.dtypes.prng_key):
         raise EmissionError(f"the dtype {value} has no spelling of its own")
@@ -62,7 +64,7 @@ def _shortest(value: Any) -> float:
     return wide
 
 
-def bare(value: Any) -> ast.expr:
+def bare(value: ArrayLike) -> ast.expr:
     """A scalar as a Python number: `0.5`. Its type is that of what it meets."""
     value = np.asarray(value)[()]
     kind = np.asarray(value).dtype
@@ -82,7 +84,7 @@ def _complex(value: Any) -> ast.expr:
     return syntax.call("complex", *args)
 
 
-def typed(value: Any) -> ast.expr:
+def typed(value: ArrayLike) -> ast.expr:
     """A scalar with its type: `np.float32(0.5)`."""
     kind = np.asarray(value).dtype
     if hasattr(np, kind.name):
@@ -90,7 +92,7 @@ def typed(value: Any) -> ast.expr:
     return syntax.call("np.asarray", bare(value), dtype(kind))
 
 
-def of_literal(atom: Any, *, plain: bool) -> ast.expr:
+def of_literal(atom: Literal, *, plain: bool) -> ast.expr:
     """A literal of a jaxpr, in the type that the jaxpr gives it."""
     number = np.asarray(atom.val, atom.aval.dtype)
     if number.ndim:
@@ -98,7 +100,7 @@ def of_literal(atom: Any, *, plain: bool) -> ast.expr:
     return bare(number) if plain else typed(number)
 
 
-def array(value: Any) -> ast.expr:
+def array(value: ArrayLike) -> ast.expr:
     """A small array: `np.array([1, 2], np.int32)`."""
     value = np.asarray(value)
     if not value.shape:
@@ -121,7 +123,8 @@ def size(value: int) -> ast.expr:
     return value.expression() if isinstance(value, Size) else syntax.number(int(value))
 
 
-def shape(value: Any) -> ast.expr:
+def shape(value: Iterable[int]) -> ast.expr:
+    """A shape as a tuple."""
     return syntax.tuple_of(size(n) for n in value)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from invert.emission.expressions import literals
 from invert.emission.python.syntax import call, infix, number
 from invert.emission.sizes.merge import Program
+from invert.ir.types import Eqn
 
 
-def product(eqn: Any, args: Sequence[ast.expr], program: Program) -> Iterator[ast.expr]:
+def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[ast.expr]:
     left, right = args
     yield infix(left, "@", right)
     ((contract_l, contract_r), (batch_l, _)) = eqn.params["dimension_numbers"]
@@ -25,7 +25,7 @@ def product(eqn: Any, args: Sequence[ast.expr], program: Program) -> Iterator[as
         yield call("jnp.einsum", number(text), left, right, **keywords)
 
 
-def subscripts(eqn: Any) -> tuple[str, str, str]:
+def subscripts(eqn: Eqn) -> tuple[str, str, str]:
     """The operands and the result of a `dot_general` in the letters of `jnp.einsum`."""
     ((contract_l, contract_r), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in eqn.invars]
@@ -53,7 +53,7 @@ def relettered(text: str) -> str:
     return "".join(order.get(c, c) for c in text)
 
 
-def dot_options(eqn: Any) -> dict[str, ast.expr]:
+def dot_options(eqn: Eqn) -> dict[str, ast.expr]:
     found = {}
     precision = eqn.params["precision"]
     if precision is not None:

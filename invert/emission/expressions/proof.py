@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -15,11 +15,12 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, attempt
-from invert._private.jax import close_like, consts_of, core, open_jaxpr, rename, trace_closed
+from invert._private.jax import close_like, consts_of, open_jaxpr, rename, trace_closed
 from invert.emission.python import load, syntax
 from invert.emission.sizes.size import dimension_token
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
+from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Literal, Var
 
 # What emitted text may name.
 NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}
@@ -47,20 +48,20 @@ class Prover:
 
     settings: tuple[bool, ...] = (False, True)
     dimensions: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    chosen: dict[Any, int] = dataclasses.field(default_factory=dict)
+    chosen: dict[Hashable, int] = dataclasses.field(default_factory=dict)
     defects: list[str] = dataclasses.field(default_factory=list)
-    _traced: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    _graphs: dict[int, tuple[Any, Graph]] = dataclasses.field(default_factory=dict)
+    _traced: dict[Hashable, ClosedJaxpr | None] = dataclasses.field(default_factory=dict)
+    _graphs: dict[int, tuple[ClosedJaxpr, Graph]] = dataclasses.field(default_factory=dict)
 
-    def graph(self, traced: Any) -> Graph:
+    def graph(self, traced: ClosedJaxpr) -> Graph:
         """The use-def maps of a traced expression, made once."""
         if id(traced) not in self._graphs:
             self._graphs[id(traced)] = traced, Graph(traced, consts_of(traced))
         return self._graphs[id(traced)][1]
 
     def trace(
-        self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Any], x64: bool
-    ) -> Any | None:
+        self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Aval], x64: bool
+    ) -> ClosedJaxpr | None:
         """The expression as a closed jaxpr; `None` where JAX refuses it."""
         names = [f"a{i}" for i in range(len(tokens))]
         values: dict[str, ast.expr] = {
@@ -77,7 +78,11 @@ class Prover:
         return self._traced[key]
 
     def holds(
-        self, expression: ast.expr, operands: Mapping[str, Any], eqns: Sequence[Any], outs: Any
+        self,
+        expression: ast.expr,
+        operands: Mapping[str, Var],
+        eqns: Sequence[Eqn],
+        outs: Sequence[Var],
     ) -> bool:
         """Whether the expression of `operands` (variables by token) traces to `eqns`."""
         tokens = [t for t in syntax.tokens_in(expression) if t in operands]
@@ -105,30 +110,26 @@ class Prover:
         return True
 
 
-def _same_types(traced: Any, outs: Sequence[Any]) -> bool:
+def _same_types(traced: ClosedJaxpr, outs: Sequence[Var]) -> bool:
     """A result that is weakly typed would change what is computed from it."""
-    found: list[Any] = list(open_jaxpr(traced).outvars)
+    found = open_jaxpr(traced).outvars
     return len(found) == len(outs) and all(
         a.aval.dtype == b.aval.dtype
         and tuple(a.aval.shape) == tuple(b.aval.shape)
-        and (isinstance(a, core.Literal) or _is_weak(a) == _is_weak(b))
+        and (isinstance(a, Literal) or traced_form.is_weak(a) == traced_form.is_weak(b))
         for a, b in zip(found, outs, strict=True)
     )
 
 
-def _is_weak(v: Any) -> bool:
-    return bool(getattr(v.aval, "weak_type", False))
+def _type_key(aval: Aval) -> Hashable:
+    return (
+        getattr(aval, "shape", None),
+        getattr(aval, "dtype", None),
+        getattr(aval, "weak_type", False),
+    )
 
 
-def _type_key(aval: Any) -> Any:
-    return getattr(aval, "shape", None), getattr(aval, "dtype", None), _weak(aval)
-
-
-def _weak(aval: Any) -> bool:
-    return bool(getattr(aval, "weak_type", False))
-
-
-def _trace(function: Any, avals: Sequence[Any], x64: bool) -> Any | None:
+def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> ClosedJaxpr | None:
     def values(*args: Any) -> Any:
         found = function(*args)
         if isinstance(found, (list, tuple)) and len(found) == 1:
@@ -144,14 +145,14 @@ def _trace(function: Any, avals: Sequence[Any], x64: bool) -> Any | None:
             return None
 
 
-def _without_copies(closed: Any) -> Any:
+def _without_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The program without copies, of which lowering leaves nothing."""
     jaxpr = open_jaxpr(closed)
-    names: dict[Any, Any] = {}
+    names: dict[Var, Atom] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "copy":
             (x,), (y,) = eqn.invars, eqn.outvars
-            names[y] = names.get(x, x) if isinstance(x, core.Var) else x
+            names[y] = names.get(x, x) if isinstance(x, Var) else x
     if not names:
         return closed
     kept = jaxpr.replace(eqns=[e for e in jaxpr.eqns if e.primitive.name != "copy"])

@@ -6,7 +6,7 @@ import ast
 
 from invert.emission.expressions import control_flow
 from invert.emission.expressions.body import Body, Placed
-from invert.emission.expressions.statements import Function, Parameter, Statement
+from invert.emission.expressions.statements import FunctionText, Parameter, Statement
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
@@ -44,7 +44,7 @@ def run(body: Body, eqn: Run, field: str) -> Placed:
         rows = control_flow.packed([_use(outs[j]) for j in eqn.collected])
     tokens = [arguments[i] for i, _ in eqn.carried]
     first: Parameter = tokens[0] if len(tokens) == 1 else tuple(tokens)
-    function = Function(
+    function = FunctionText(
         syntax.new_token(), "step", [first, one], ["x" if len(tokens) == 1 else "carry", "layer"],
         statements, syntax.tuple_of([carry, rows]),
         types={t: body.type_of(layer.inputs[i]) for i, t in arguments.items()},

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
+
+import numpy as np
 
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
@@ -17,6 +19,10 @@ from invert.emission.sizes.size import dimension_of
 
 # A parameter of a function: a token, or a tuple of tokens that is taken apart in the first line.
 Parameter = str | tuple[str, ...]
+# How results are nested: numbers of targets in tuples, `None` for no result.
+Pattern: TypeAlias = "int | tuple[Pattern, ...] | None"
+# The shape and the dtype of a value; a state has none.
+ValueType: TypeAlias = tuple[tuple[int, ...], np.dtype | None]
 
 
 @dataclasses.dataclass
@@ -31,21 +37,21 @@ class Statement:
         where the types are equal.
     - `flows`: whether it takes over such a name at all; `"any"` where the type does not matter.
     - `heirs`: tokens whose names it may take over.
-    - `pattern`: how the results are nested: numbers of targets in tuples, `None` for no result.
+    - `pattern`: how the results are nested.
     """
 
     targets: Sequence[str | None]
     value: ast.expr
     hints: Sequence[str] = ()
-    types: Sequence[Any] = ()
+    types: Sequence[ValueType | None] = ()
     flows: bool | str = False
-    functions: Sequence[Function] = ()
-    pattern: Any = None
+    functions: Sequence[FunctionText] = ()
+    pattern: Pattern = None
     heirs: Sequence[str] = ()
 
 
 @dataclasses.dataclass
-class Function:
+class FunctionText:
     """A function definition over tokens.
 
     **Arguments:**
@@ -70,7 +76,7 @@ class Function:
     keyword_only: int = 0
     positional_only: bool = False
     returns: ast.expr | None = None
-    types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    types: Mapping[str, ValueType | None] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def tokens(self) -> Iterator[str]:
@@ -106,7 +112,7 @@ def _read(statement: Statement) -> Iterator[str]:
 
 
 def render(
-    function: Function, name: str, outer: Mapping[str, str], taken: set[str]
+    function: FunctionText, name: str, outer: Mapping[str, str], taken: set[str]
 ) -> ast.FunctionDef:
     """The definition, with names.
 
@@ -181,7 +187,7 @@ def render(
     )
 
 
-def _nested(pattern: Any, targets: Sequence[ast.Name]) -> ast.expr:
+def _nested(pattern: Pattern, targets: Sequence[ast.Name]) -> ast.expr:
     """Targets in nested tuples; one name for a tuple of which nothing is used."""
     if pattern is None:
         return ast.Name("_", ast.Load())
@@ -193,7 +199,7 @@ def _nested(pattern: Any, targets: Sequence[ast.Name]) -> ast.expr:
     return syntax.tuple_of(items)
 
 
-def _last_uses(function: Function) -> dict[str, int]:
+def _last_uses(function: FunctionText) -> dict[str, int]:
     """The last statement that reads each token; the result counts as one more."""
     found: dict[str, int] = {}
     for i, statement in enumerate(function.body):
@@ -206,9 +212,9 @@ def _last_uses(function: Function) -> dict[str, int]:
 
 def _taken_over(
     statement: Statement,
-    own: Any,
+    own: ValueType | None,
     dying: Sequence[str],
-    types: Mapping[str, Any],
+    types: Mapping[str, ValueType | None],
     given: Mapping[str, str],
     names: Names,
 ) -> str | None:

@@ -13,13 +13,19 @@ import dataclasses
 import heapq
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+from jax.extend.core import Primitive
 
 from invert._private.jax import names_of
+from invert.emission.layers.native import Native
 from invert.emission.python.naming import stem
 from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 Path = tuple[str, ...]
+# A layer inside by its name, or a single equation by its number.
+Group: TypeAlias = str | int
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,46 +44,43 @@ class Layer:
     """
 
     path: Path
-    steps: list[Any] = dataclasses.field(default_factory=list)
-    parameters: list[Any] = dataclasses.field(default_factory=list)
+    steps: list[Eqn] = dataclasses.field(default_factory=list)
+    parameters: list[Var] = dataclasses.field(default_factory=list)
     children: dict[str, Layer] = dataclasses.field(default_factory=dict)
-    inputs: list[Any] = dataclasses.field(default_factory=list)
-    outputs: list[Any] = dataclasses.field(default_factory=list)
+    inputs: list[Var] = dataclasses.field(default_factory=list)
+    outputs: list[Atom] = dataclasses.field(default_factory=list)
     field: str = ""
     count: int = 0
-    native: Any = None
-    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    native: Native | None = None
+    arrays: dict[str, Var] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return self.path[-1] if self.path else ""
 
-
-@dataclasses.dataclass(frozen=True)
-class Primitive:
-    """Stands where an equation has its primitive."""
-
-    name: str
-    multiple_results: bool = False
+    @property
+    def results(self) -> list[Var]:
+        """The outputs that are variables, as all are but some of the outermost layer."""
+        return [v for v in self.outputs if not isinstance(v, Literal)]
 
 
-_LAYER, _SET = Primitive("layer", multiple_results=True), Primitive("state_set")
+_LAYER, _SET = Primitive("layer"), Primitive("state_set")
+_LAYER.multiple_results = True
 
 
 @dataclasses.dataclass(eq=False)
-class LayerCall:
+class LayerCall(Eqn):
     """A call of a layer, in the place of an equation."""
 
     layer: Layer
-    invars: list[Any]
-    outvars: list[Any]
-    source_info: Any
-    primitive: Any = _LAYER
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    invars: list[Atom]
+    outvars: list[Var]
+    primitive: Primitive = _LAYER
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
-class Assign:
+class Assign(Eqn):
     """`state = state.set(self.variable, value)`, in the place of an equation.
 
     **Arguments:**
@@ -87,20 +90,19 @@ class Assign:
     - `place`: where the index of the variable is, from `self`.
     """
 
-    variable: Any
-    invars: list[Any]
+    variable: Var
+    invars: list[Atom]
     place: Path = ()
-    outvars: list[Any] = dataclasses.field(default_factory=list)
-    source_info: Any = None
-    primitive: Any = _SET
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    outvars: list[Var] = dataclasses.field(default_factory=list)
+    primitive: Primitive = _SET
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def cut(
-    jaxpr: Any,
-    parameters: Mapping[Any, Path],
+    jaxpr: Jaxpr,
+    parameters: Mapping[Var, Path],
     messages: list[str],
-    assigned: Sequence[Any] = (),
+    assigned: Sequence[Var] = (),
     *,
     alone: bool = True,
 ) -> Layer:
@@ -119,15 +121,15 @@ def cut(
     outputs, values = jaxpr.outvars[:count], jaxpr.outvars[count:]
     scopes = [_scope(eqn) for eqn in eqns]
     users = _users(eqns)
-    producers = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
+    producers: dict[Atom, int] = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     arguments = {v for v in jaxpr.invars if v not in parameters}
     results = {v for v in outputs if is_var(v)}
     _place_floating(eqns, scopes, users, producers, arguments, results)
     owners = {
         v: _owner(path, [scopes[i] for i in users.get(v, ())]) for v, path in parameters.items()
     }
-    for v in (*results, *(a for a in values if is_var(a))):
-        if v in owners:
+    for v in (*results, *values):
+        if isinstance(v, Var) and v in owners:
             owners[v] = ()  # what is given back as it is belongs to the outermost layer
     for v, value in zip(assigned, values, strict=True):
         made = producers.get(value) if is_var(value) else None
@@ -145,7 +147,7 @@ def cut(
     return _collapsed(root, alone)
 
 
-def _scope(eqn: Any) -> Path:
+def _scope(eqn: Eqn) -> Path:
     """Name scopes without a name that is repeated at once."""
     found: list[str] = []
     for part in names_of(eqn):
@@ -154,8 +156,8 @@ def _scope(eqn: Any) -> Path:
     return tuple(found)
 
 
-def _users(eqns: Sequence[Any]) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = collections.defaultdict(list)
+def _users(eqns: Sequence[Eqn]) -> dict[Atom, list[int]]:
+    found: dict[Atom, list[int]] = collections.defaultdict(list)
     for i, eqn in enumerate(eqns):
         for atom in dict.fromkeys(a for a in eqn.invars if is_var(a)):
             found[atom].append(i)
@@ -177,12 +179,12 @@ def _common(paths: Iterable[Path]) -> Path:
 
 
 def _place_floating(
-    eqns: Sequence[Any],
+    eqns: Sequence[Eqn],
     scopes: list[Path],
-    users: Mapping[Any, Sequence[int]],
-    producers: Mapping[Any, int],
-    arguments: set[Any],
-    results: set[Any],
+    users: Mapping[Atom, Sequence[int]],
+    producers: Mapping[Atom, int],
+    arguments: set[Var],
+    results: set[Atom],
 ) -> None:
     """Places what has no scope of its own, or none that counts.
 
@@ -245,10 +247,10 @@ def _within(scope: Path, layers: set[Path]) -> Path:
 class _Cutter:
     def __init__(
         self,
-        eqns: Sequence[Any],
+        eqns: Sequence[Eqn],
         places: Sequence[Path],
-        users: Mapping[Any, Sequence[int]],
-        producers: Mapping[Any, int],
+        users: Mapping[Atom, Sequence[int]],
+        producers: Mapping[Atom, int],
         messages: list[str],
     ):
         self.eqns, self.places = eqns, places
@@ -258,7 +260,7 @@ class _Cutter:
     def layer(self, path: Path, members: Sequence[int]) -> Layer:
         """The layer of some equations, with the layers inside as single steps."""
         depth = len(path)
-        group: dict[int, Any] = {}
+        group: dict[int, Group] = {}
         for i in members:
             place = self.places[i]
             inside = place[:depth] == path and len(place) > depth
@@ -267,7 +269,7 @@ class _Cutter:
         layer = Layer(path)
         nodes: list[tuple[int, str | None, list[int]]] = []
         for part in parts:
-            names = {group[i] for i in part if isinstance(group[i], str)}
+            names = {name for i in part if isinstance(name := group[i], str)}
             if len(names) == 1:
                 nodes.append((min(part), names.pop(), sorted(part)))
             else:
@@ -282,14 +284,13 @@ class _Cutter:
                 continue
             child = self.layer((*path, name), inner)
             layer.children[name] = child
-            first = self.eqns[inner[0]]
-            layer.steps.append(LayerCall(child, [], [], first.source_info))
+            layer.steps.append(LayerCall(child, [], []))
         return layer
 
-    def _strong(self, members: Sequence[int], group: Mapping[int, Any]) -> list[list[int]]:
+    def _strong(self, members: Sequence[int], group: Mapping[int, Group]) -> list[list[int]]:
         """Groups of equations such that none needs another that needs it: the strongly connected
         components of the graph whose nodes are groups (Tarjan)."""
-        held: dict[Any, list[int]] = collections.defaultdict(list)
+        held: dict[Group, list[int]] = collections.defaultdict(list)
         for i in members:
             held[group[i]].append(i)
         following = {
@@ -304,10 +305,10 @@ class _Cutter:
             )
             for node, inner in held.items()
         }
-        number: dict[Any, int] = {}
-        low: dict[Any, int] = {}
-        stack: list[Any] = []
-        on_stack: set[Any] = set()
+        number: dict[Group, int] = {}
+        low: dict[Group, int] = {}
+        stack: list[Group] = []
+        on_stack: set[Group] = set()
         found: list[list[int]] = []
         for start in held:
             if start in number:
@@ -369,25 +370,25 @@ class _Cutter:
         return result
 
 
-def _connect(root: Layer, eqns: Sequence[Any], parameters: set[Any]) -> None:
+def _connect(root: Layer, eqns: Sequence[Eqn], parameters: set[Var]) -> None:
     """Finds what each layer takes and gives, from the innermost outwards."""
-    count: collections.Counter[Any] = collections.Counter()
+    count: collections.Counter[Atom] = collections.Counter()
     for eqn in eqns:
         count.update(a for a in eqn.invars if is_var(a))
     results = {v for v in root.outputs if is_var(v)}
 
-    def visit(layer: Layer) -> collections.Counter[Any]:
+    def visit(layer: Layer) -> collections.Counter[Atom]:
         """Counts the uses inside of the layer."""
-        used: collections.Counter[Any] = collections.Counter()
-        order: dict[Any, None] = {}
-        made: list[Any] = []
+        used: collections.Counter[Atom] = collections.Counter()
+        order: dict[Var, None] = {}
+        made: list[Var] = []
         for step in layer.steps:
             if isinstance(step, LayerCall):
                 used.update(visit(step.layer))
-                step.invars, step.outvars = step.layer.inputs, step.layer.outputs
+                step.invars, step.outvars = list(step.layer.inputs), step.layer.results
             else:
                 used.update(a for a in step.invars if is_var(a))
-            order.update(dict.fromkeys(a for a in step.invars if is_var(a)))
+            order.update(dict.fromkeys(a for a in step.invars if isinstance(a, Var)))
             made += step.outvars
         own = set(made)
         if layer is not root:
@@ -398,7 +399,7 @@ def _connect(root: Layer, eqns: Sequence[Any], parameters: set[Any]) -> None:
     visit(root)
 
 
-def _own(root: Layer, owners: Mapping[Any, Path], parameters: Mapping[Any, Path]) -> None:
+def _own(root: Layer, owners: Mapping[Var, Path], parameters: Mapping[Var, Path]) -> None:
     """Gives each parameter to the innermost layer that holds all its uses."""
     for v, owner in owners.items():
         layer = root
@@ -412,15 +413,16 @@ def _own(root: Layer, owners: Mapping[Any, Path], parameters: Mapping[Any, Path]
     _pass_down(root, set(parameters))
 
 
-def _pass_down(layer: Layer, parameters: set[Any]) -> set[Any]:
+def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
     """Makes arguments of parameters that a layer uses and does not own."""
-    needed: dict[Any, None] = {}
+    needed: dict[Var, None] = {}
     for step in layer.steps:
         if isinstance(step, LayerCall):
             needed.update(dict.fromkeys(_pass_down(step.layer, parameters)))
-            step.invars = step.layer.inputs
+            step.invars = list(step.layer.inputs)
         else:
-            needed.update(dict.fromkeys(a for a in step.invars if is_var(a) and a in parameters))
+            variables = (a for a in step.invars if isinstance(a, Var))
+            needed.update(dict.fromkeys(v for v in variables if v in parameters))
     foreign = [v for v in needed if v not in set(layer.parameters)]
     if layer.path:
         layer.inputs = [*layer.inputs, *foreign]

@@ -7,12 +7,12 @@ an array only for its shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.sizes.size import Size
+from invert.ir.types import Atom, Var
 
-Shape = Callable[[Any], Sequence[int]]
+Shape = Callable[[Atom], Sequence[int]]
 
 
 def give_sizes(root: Layer, shape: Shape) -> None:
@@ -28,9 +28,9 @@ def give_sizes(root: Layer, shape: Shape) -> None:
         _give(root, _having(root.inputs, shape), shape, missing, {})
 
 
-def _having(variables: Sequence[Any], shape: Shape) -> dict[str, Any]:
+def _having(variables: Sequence[Var], shape: Shape) -> dict[str, Var]:
     """For each open size, the first variable that has it as a dimension."""
-    found: dict[str, Any] = {}
+    found: dict[str, Var] = {}
     for v in variables:
         for size in shape(v):
             if isinstance(size, Size) and size.dimension is not None:
@@ -54,10 +54,10 @@ def _find(layer: Layer, shape: Shape, missing: dict[Layer, tuple[str, ...]]) -> 
 
 def _give(
     layer: Layer,
-    sources: Mapping[str, Any],
+    sources: Mapping[str, Var],
     shape: Shape,
     missing: Mapping[Layer, Sequence[str]],
-    done: dict[Layer, Mapping[str, Any]],
+    done: dict[Layer, Mapping[str, Var]],
 ) -> None:
     for step in layer.steps:
         if not isinstance(step, LayerCall):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
+from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.sizes.size import Size
 
@@ -33,8 +33,8 @@ class Draft:
     - `init`: its `__init__`, where it has one.
     """
 
-    node: Any
-    children: list[tuple[ast.Name, Any]] = dataclasses.field(default_factory=list)
+    node: Node
+    children: list[tuple[ast.Name, Node]] = dataclasses.field(default_factory=list)
     fields: list[ast.stmt] = dataclasses.field(default_factory=list)
     methods: list[ast.FunctionDef] = dataclasses.field(default_factory=list)
     texts: list[str] = dataclasses.field(default_factory=list)
@@ -46,6 +46,26 @@ class Draft:
     def constants(self) -> list[ast.Constant]:
         """The integers in the bodies of its methods."""
         return [c for m in self.methods for s in m.body for c in _integers(s)]
+
+
+@dataclasses.dataclass(eq=False)
+class Class:
+    """A class of the file.
+
+    **Arguments:**
+
+    - `token`: stands for its name until all classes are known.
+    - `drafts`: the nodes that are of it; the first one is written. One of Equinox has none.
+    """
+
+    token: str
+    drafts: list[Draft]
+    definition: ast.ClassDef = dataclasses.field(init=False)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether an instance is made with a key."""
+        return not self.drafts or self.drafts[0].init is not None
 
 
 def _value(constant: ast.Constant) -> int:
@@ -98,7 +118,7 @@ def _parts(group: list[Draft]) -> list[list[Draft]]:
     unknown = [i for i, c in enumerate(columns) if len(set(c)) > 1 and _size(c, told) is None]
     if not unknown:
         return [group]
-    split: dict[Any, list[Draft]] = {}
+    split: dict[tuple[int, ...], list[Draft]] = {}
     for i, draft in enumerate(group):
         split.setdefault(tuple(columns[j][i] for j in unknown), []).append(draft)
     return [part for some in split.values() for part in _parts(some)]
@@ -111,7 +131,7 @@ def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
 
 
 def _size(
-    values: tuple[int, ...], told: Mapping[tuple[int, ...], Any]
+    values: tuple[int, ...], told: Mapping[tuple[int, ...], ast.expr]
 ) -> tuple[tuple[int, ...], str, int] | None:
     """The size that some numbers are in all drafts, or are a multiple or a part of."""
     if min(values) < _SMALL and len(set(values)) < _FEW:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import EmissionError
-from invert._private.jax import close_like, core, open_jaxpr
+from invert._private.jax import close_like, open_jaxpr
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.python.naming import snake
 from invert.emission.sizes.merge import Program
@@ -26,6 +26,7 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import OnEqn, evaluate, interpret
 from invert.ir.loops import ScanParts
 from invert.ir.match import Match
+from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # For a variable of the first layers of nested runs: the like of it in all layers of each run.
 Rows = Any
@@ -76,7 +77,7 @@ class _Members:
     """
 
     calls: list[LayerCall]
-    maps: list[Mapping[Any, Any]]
+    maps: list[Mapping[Var, Var]]
     carried: tuple[tuple[int, int], ...] = ()
 
 
@@ -93,10 +94,12 @@ class Stacker:
     - `rows`: for parameters of the first layer of a run, those that they stand for.
     """
 
-    def __init__(self, jaxpr: Any, program: Program, marks: Mapping[Any, Any], messages: list[str]):
+    def __init__(
+        self, jaxpr: Jaxpr, program: Program, marks: Mapping[Var, object], messages: list[str]
+    ):
         self.jaxpr, self.program = jaxpr, program
         self.marks, self.messages = marks, messages
-        self.rows: dict[Any, Rows] = {}
+        self.rows: dict[Var, Rows] = {}
 
     def stack(self, root: Layer) -> None:
         """Replaces the runs in a tree of layers."""
@@ -107,7 +110,7 @@ class Stacker:
     def _inside(self, layer: Layer, spread: Any) -> None:
         runs = self._runs(layer)
         member = {id(c): run for run in runs for c in run.calls}
-        steps: list[Any] = []
+        steps: list[Eqn] = []
         for step in layer.steps:
             run = member.get(id(step))
             if run is None:
@@ -116,7 +119,7 @@ class Stacker:
                     self._inside(step.layer, spread)
             elif run.calls[0] is step:
                 steps += self._replaced(layer, run)
-                self._inside(step.layer, _composed(spread, run.maps))
+                self._inside(run.calls[0].layer, _composed(spread, run.maps))
         if spread:
             for v in layer.parameters:
                 self.rows[v] = _applied(spread, v)
@@ -125,10 +128,10 @@ class Stacker:
     def _runs(self, layer: Layer) -> list[_Members]:
         calls = [s for s in layer.steps if isinstance(s, LayerCall)]
         kinds = {id(c): _kind(c.layer) for c in calls}
-        alike = collections.Counter(k for k in kinds.values() if k is not None)
-        calls = [c for c in calls if alike[kinds[id(c)]] > 1]
+        alike = collections.Counter(kinds.values())
+        calls = [c for c in calls if kinds[id(c)] is not None and alike[kinds[id(c)]] > 1]
         makers = {v: c for c in calls for v in c.outvars}
-        programs: dict[int, tuple[list[Any], Graph]] = {}
+        programs: dict[int, tuple[list[Var], Graph]] = {}
         runs: dict[int, _Members] = {}
         for call in calls:
             above = (makers[v] for v in call.invars if v in makers)
@@ -140,7 +143,9 @@ class Stacker:
                 runs[id(call)] = runs[id(before)] = run
         return list({id(run): run for run in runs.values()}.values())
 
-    def _follows(self, run: _Members, call: LayerCall, programs: dict[int, Any]) -> bool:
+    def _follows(
+        self, run: _Members, call: LayerCall, programs: dict[int, tuple[list[Var], Graph]]
+    ) -> bool:
         """Whether a call continues a run; adds it where it does."""
         first, last = run.calls[0], run.calls[-1]
         found = self._matched(first.layer, call.layer, programs)
@@ -163,8 +168,8 @@ class Stacker:
         return True
 
     def _matched(
-        self, a: Layer, b: Layer, programs: dict[int, tuple[list[Any], Graph]]
-    ) -> dict[Any, Any] | None:
+        self, a: Layer, b: Layer, programs: dict[int, tuple[list[Var], Graph]]
+    ) -> dict[Var, Var] | None:
         """The inputs and parameters of `b` by those of `a`; `None` where they differ."""
         for layer in (a, b):
             if id(layer) not in programs:
@@ -177,19 +182,18 @@ class Stacker:
             return None
         if len(match.eqns) != len(x.eqns):
             return None
-        places: dict[Any, Any] = dict(zip(y.jaxpr.invars, other, strict=True))
-        found = {
-            v: places.get(match.atoms.get(w)) for v, w in zip(held, x.jaxpr.invars, strict=True)
-        }
+        places: dict[Atom, Var] = dict(zip(y.jaxpr.invars, other, strict=True))
+        atoms = map(match.atoms.get, x.jaxpr.invars)
+        matched = (None if atom is None else places.get(atom) for atom in atoms)
+        found = {v: w for v, w in zip(held, matched, strict=True) if w is not None}
         shape = self.program.shape
         if len(set(found.values())) != len(held) or any(
-            w is None or shape(v) != shape(w) or self.marks.get(v) != self.marks.get(w)
-            for v, w in found.items()
+            shape(v) != shape(w) or self.marks.get(v) != self.marks.get(w) for v, w in found.items()
         ):
             return None
         return found
 
-    def _program(self, layer: Layer) -> tuple[list[Any], Graph]:
+    def _program(self, layer: Layer) -> tuple[list[Var], Graph]:
         """The variables that a layer takes, and what it computes of them."""
         held = [*layer.inputs, *_parameters(layer)]
         jaxpr = self.jaxpr.replace(
@@ -197,7 +201,7 @@ class Stacker:
         )
         return held, Graph(traced_form.normal(jaxpr))
 
-    def _replaced(self, layer: Layer, run: _Members) -> list[Any]:
+    def _replaced(self, layer: Layer, run: _Members) -> list[Eqn]:
         """The steps in the place of a run."""
         first, last = run.calls[0], run.calls[-1]
         inside = {id(c) for c in run.calls}
@@ -214,15 +218,14 @@ class Stacker:
         count = len(run.calls)
         stacked = [self._stacked(first.outvars[j], count) for j in collected]
         picks = [
-            Pick(first.layer, [ys], [c.outvars[j]], first.source_info, index=k, name=c.layer.name)
+            Pick(first.layer, [ys], [c.outvars[j]], index=k, name=c.layer.name)
             for ys, j in zip(stacked, collected, strict=True)
             for k, c in enumerate(run.calls)
             if c.outvars[j] in outside and not (c is last and j in carried)
         ]
         outvars = [*(last.outvars[j] for _, j in run.carried), *stacked]
-        invars = list(first.layer.inputs)
         call = Run(
-            first.layer, invars, outvars, first.source_info,
+            first.layer, list(first.layer.inputs), outvars,
             count=count, carried=run.carried, collected=collected,
         )  # fmt: skip
         first.layer.field, first.layer.count = _plural(first.layer.name), count
@@ -232,30 +235,30 @@ class Stacker:
         )
         return [call, *picks]
 
-    def _stacked(self, v: Any, count: int) -> Any:
-        aval = core.ShapedArray((count, *v.aval.shape), v.aval.dtype)
-        made = core.Var(aval)
+    def _stacked(self, v: Var, count: int) -> Var:
+        aval = ShapedArray((count, *v.aval.shape), v.aval.dtype)
+        made = Var(aval)
         if v in self.program.shapes:
             self.program.shapes[made] = (count, *self.program.shapes[v])
         return made
 
 
-class _Same(dict[Any, Any]):
+class _Same(dict[Var, Var]):
     """Each variable by itself."""
 
-    def __missing__(self, key: Any) -> Any:
+    def __missing__(self, key: Var) -> Var:
         return key
 
 
-def equations(layer: Layer) -> list[Any]:
+def equations(layer: Layer) -> list[Eqn]:
     """The equations of a layer and of those inside."""
-    found: list[Any] = []
+    found: list[Eqn] = []
     for step in layer.steps:
         found += equations(step.layer) if isinstance(step, LayerCall) else [step]
     return found
 
 
-def _parameters(layer: Layer) -> list[Any]:
+def _parameters(layer: Layer) -> list[Var]:
     """The parameters of a layer and of those inside."""
     found = list(layer.parameters)
     for step in layer.steps:
@@ -264,7 +267,7 @@ def _parameters(layer: Layer) -> list[Any]:
     return found
 
 
-def _kind(layer: Layer) -> Any:
+def _kind(layer: Layer) -> int | None:
     """What is equal for layers that compute the same, and soon compared; `None` for a layer with
     a state of its own, which is not stacked."""
     if any(isinstance(e, Assign) for e in equations(layer)):
@@ -273,7 +276,7 @@ def _kind(layer: Layer) -> Any:
     return hash((*names, len(layer.inputs), len(layer.outputs)))
 
 
-def _composed(spread: Any, maps: Sequence[Mapping[Any, Any]]) -> Any:
+def _composed(spread: Any, maps: Sequence[Mapping[Var, Var]]) -> Any:
     """The maps of a run inside of the first layer of another."""
     if isinstance(spread, list):
         return [_composed(s, maps) for s in spread]
@@ -285,7 +288,7 @@ def _composed(spread: Any, maps: Sequence[Mapping[Any, Any]]) -> Any:
     ]
 
 
-def _applied(spread: Any, v: Any) -> Rows:
+def _applied(spread: Any, v: Var) -> Rows:
     return [_applied(s, v) for s in spread] if isinstance(spread, list) else spread[v]
 
 
@@ -297,7 +300,7 @@ def _plural(name: str) -> str:
     return stem if stem.endswith("s") else f"{stem}s"
 
 
-def stacked(rows: Rows, values: Mapping[Any, Any]) -> Any:
+def stacked(rows: Rows, values: Mapping[Var, Any]) -> Any:
     """The values of some variables as one array."""
     if not isinstance(rows, (list, tuple)):
         return values[rows]
@@ -307,7 +310,7 @@ def stacked(rows: Rows, values: Mapping[Any, Any]) -> Any:
     return jnp.stack(parts)
 
 
-def stacked_type(v: Any, rows: Rows) -> jax.ShapeDtypeStruct:
+def stacked_type(v: Var, rows: Rows) -> jax.ShapeDtypeStruct:
     """The type of the array that `stacked` makes."""
     shape = tuple(v.aval.shape)
     sizes: list[int] = []
@@ -332,11 +335,11 @@ def renamed(rows: Rows, names: Mapping[Any, Any]) -> Rows:
 
 
 def unrolled(
-    closed: Any,
-    held: Sequence[Any],
+    closed: ClosedJaxpr,
+    held: Sequence[Var],
     leaves: Sequence[Rows],
-    shapes: Mapping[Any, tuple[int, ...]],
-) -> Any:
+    shapes: Mapping[Var, tuple[int, ...]],
+) -> ClosedJaxpr:
     """The program in which each scan over stacked parameters is the calls of its body.
 
     **Arguments:**
@@ -348,12 +351,12 @@ def unrolled(
     **Raises:** `EmissionError` where stacked values are used by something else.
     """
     jaxpr = open_jaxpr(closed)
-    fresh = {v: core.Var(core.ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
+    fresh = {v: Var(ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
     env: dict[Any, Any] = {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}
     env.update(
         (v, _listed(renamed(rows, fresh))) for v, rows in zip(jaxpr.invars, leaves, strict=False)
     )
-    eqns: list[Any] = []
+    eqns: list[Eqn] = []
     outvars = list(map(evaluate(jaxpr.eqns, env, _writing(eqns), _same), jaxpr.outvars))
     if any(isinstance(a, list) for a in outvars):
         raise EmissionError("a stack of values is a result")
@@ -365,16 +368,16 @@ def _listed(rows: Rows) -> Rows:
     return [_listed(r) for r in rows] if isinstance(rows, (list, tuple)) else rows
 
 
-def _same(literal: Any) -> Any:
+def _same(literal: Literal) -> Literal:
     return literal
 
 
-def _writing(eqns: list[Any]) -> OnEqn:
+def _writing(eqns: list[Eqn]) -> OnEqn:
     """Appends equations to `eqns`, on other variables or stacks of them."""
 
-    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+    def on_eqn(eqn: Eqn, operands: list[Any]) -> list[Any]:
         if not any(isinstance(a, list) for a in operands):
-            outvars = [core.Var(v.aval) for v in eqn.outvars]
+            outvars = [Var(v.aval) for v in eqn.outvars]
             eqns.append(eqn.replace(invars=operands, outvars=outvars))
             return outvars
         if eqn.primitive.name == "scan":
@@ -384,7 +387,7 @@ def _writing(eqns: list[Any]) -> OnEqn:
     return on_eqn
 
 
-def _calls(eqn: Any, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
+def _calls(eqn: Eqn, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
     """The results of a scan, of which the steps are written out."""
     parts = ScanParts.of(eqn)
     inner = open_jaxpr(parts.body)
@@ -401,7 +404,7 @@ def _calls(eqn: Any, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
     return [*carry, *collected]
 
 
-def _part(eqn: Any, rows: Any) -> Any:
+def _part(eqn: Eqn, rows: Any) -> Any:
     """One of some stacked values."""
     params = eqn.params
     if eqn.primitive.name == "slice" and isinstance(rows, list):

@@ -10,42 +10,37 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from invert.emission.layers.cut import Assign, Layer, LayerCall, Path, Primitive
+import jax
+from jax.extend.core import Primitive
+
+from invert.emission.layers.cut import Assign, Layer, LayerCall, Path
 from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, ShapedArray, Var
 
 
-@dataclasses.dataclass(frozen=True)
-class _StateType:
-    """Stands where a variable has the type of an array."""
-
-    shape: tuple[int, ...] = ()
-    dtype: Any = None
-
-
-@dataclasses.dataclass(eq=False)
-class StateVar:
+class StateVar(Var):
     """The state between two steps, in the place of a variable."""
 
-    aval: Any = dataclasses.field(default_factory=_StateType)
+    def __init__(self) -> None:
+        super().__init__(ShapedArray((), jax.dtypes.float0))
 
 
 _GET = Primitive("state_get")
 
 
 @dataclasses.dataclass(eq=False)
-class Read:
+class Read(Eqn):
     """`variable = state.get(self.variable)`, in the place of an equation; see `Assign`."""
 
-    variable: Any
-    invars: list[Any]
-    outvars: list[Any]
+    variable: Var
+    invars: list[Atom]
+    outvars: list[Var]
     place: Path = ()
-    source_info: Any = None
-    primitive: Any = _GET
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    primitive: Primitive = _GET
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def thread(root: Layer, held: set[Any]) -> tuple[StateVar, StateVar]:
+def thread(root: Layer, held: set[Var]) -> tuple[StateVar, StateVar]:
     """Leads the state through the steps of a program.
 
     Layers that read or assign variables take it as their last argument; those that assign give it
@@ -60,9 +55,9 @@ def thread(root: Layer, held: set[Any]) -> tuple[StateVar, StateVar]:
     return _thread(root, held, outermost=True)
 
 
-def _thread(layer: Layer, held: set[Any], *, outermost: bool) -> tuple[StateVar, StateVar]:
+def _thread(layer: Layer, held: set[Var], *, outermost: bool) -> tuple[StateVar, StateVar]:
     before = state = StateVar()
-    steps: list[Any] = []
+    steps: list[Eqn] = []
     used = {a for step in layer.steps for a in step.invars if is_var(a)}
     used |= {a for a in layer.outputs if is_var(a)}
     for v in layer.parameters:
@@ -81,7 +76,7 @@ def _thread(layer: Layer, held: set[Any], *, outermost: bool) -> tuple[StateVar,
                 step.invars = [*given, state]
             if left is not entered:
                 state = StateVar()
-                step.outvars = [*inner.outputs[:-1], state]
+                step.outvars = [*inner.results[:-1], state]
         steps.append(step)
     layer.steps = steps
     if not outermost:
@@ -92,7 +87,7 @@ def _thread(layer: Layer, held: set[Any], *, outermost: bool) -> tuple[StateVar,
     return before, state
 
 
-def locate(layer: Layer, at: Mapping[Layer, Path], places: Mapping[Any, Path]) -> None:
+def locate(layer: Layer, at: Mapping[Layer, Path], places: Mapping[Var, Path]) -> None:
     """Tells the steps that read or assign a variable where its index is.
 
     **Arguments:**

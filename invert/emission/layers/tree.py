@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import equinox as eqx
 
@@ -14,6 +13,7 @@ from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, stem
 from invert.ir import kinds
+from invert.ir.types import Eqn, Var
 
 Path = tuple[str, ...]
 
@@ -35,19 +35,19 @@ class Node:
     """
 
     name: str
-    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    fields: dict[str, Var | Node] = dataclasses.field(default_factory=dict)
     layers: list[Layer] = dataclasses.field(default_factory=list)
     names: Names = dataclasses.field(default_factory=Names)
     program: int = 0
     inner: dict[str, tuple[str, Node]] = dataclasses.field(default_factory=dict)
 
-    def add(self, wanted: str, value: Any) -> str:
+    def add(self, wanted: str, value: Var | Node) -> str:
         """Adds a field; returns its name."""
         name = self.names.new(identifier(wanted, "field"))
         self.fields[name] = value
         return name
 
-    def leaves(self, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    def leaves(self, path: Path = ()) -> Iterator[tuple[Path, Var]]:
         """The parameters with their places, in the order of the fields."""
         for name, value in self.fields.items():
             if isinstance(value, Node):
@@ -76,7 +76,7 @@ _USES = {
 _MOVES = kinds.LAYOUT | {"convert_element_type", "slice"}
 
 
-def constant_name(v: Any, users: Mapping[Any, Sequence[Any]]) -> str:
+def constant_name(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> str:
     """A name for an array that the program holds itself."""
     for _ in range(8):
         first = next(iter(users.get(v, ())), None)
@@ -101,12 +101,12 @@ class Tree:
     """
 
     root: Node
-    places: dict[Layer, dict[Any, Path]] = dataclasses.field(default_factory=dict)
+    places: dict[Layer, dict[Var, Path]] = dataclasses.field(default_factory=dict)
     names: dict[Layer, str] = dataclasses.field(default_factory=dict)
     programs: dict[Layer, str] = dataclasses.field(default_factory=dict)
 
 
-def tree_of(roots: Mapping[str, Layer], paths: Mapping[Any, Path], name: str) -> Tree:
+def tree_of(roots: Mapping[str, Layer], paths: Mapping[Var, Path], name: str) -> Tree:
     """The modules of the programs that `roots` are.
 
     A layer of one program and a layer of another are one module where they have the same name in
@@ -125,12 +125,12 @@ def tree_of(roots: Mapping[str, Layer], paths: Mapping[Any, Path], name: str) ->
 
 
 class _Building:
-    def __init__(self, paths: Mapping[Any, Path], tree: Tree):
+    def __init__(self, paths: Mapping[Var, Path], tree: Tree):
         self.paths, self.tree = paths, tree
         self.common = _shared_prefix(list(paths.values()))
         self.program, self.called = 0, ""
         self.at: dict[Layer, Path] = {}
-        self._placed: dict[Any, Path] = {}
+        self._placed: dict[Var, Path] = {}
         self._taken: set[tuple[int, Node]] = set()
 
     def build(self, layer: Layer, node: Node, path: Path) -> None:
@@ -184,7 +184,7 @@ class _Building:
         return holders[path]
 
 
-def _called(layer: Layer, paths: Mapping[Any, Path]) -> str:
+def _called(layer: Layer, paths: Mapping[Var, Path]) -> str:
     """The name of a layer: its scope's, or that in the names of its parameters where these differ
     in the number only. Keras counts the layers of a process in its scopes."""
     said = {paths[v][-2] for v in layer.parameters if len(paths[v]) > 1}

@@ -18,7 +18,9 @@ from typing import Any
 _numbers = itertools.count()
 
 
-def function_of(arguments: list[str], expression: ast.expr, namespace: Mapping[str, Any]) -> Any:
+def function_of(
+    arguments: list[str], expression: ast.expr, namespace: Mapping[str, Any]
+) -> Callable[..., Any]:
     """The function `lambda arguments: expression`."""
     node = ast.Lambda(
         ast.arguments(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from invert._private.jax import names_of
 from invert.emission.python.naming import snake
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn
 
 # Names that say nothing: what they are given to is looked for elsewhere.
 _BLANK = frozenset("a b c d e f g h x y z carry chosen state".split())
@@ -60,9 +60,9 @@ def of_layer(name: str) -> str:
 
 
 def noun(
-    eqn: Any,
-    atoms: Sequence[Any],
-    names: Mapping[Any, str],
+    eqn: Eqn,
+    atoms: Sequence[Atom],
+    names: Mapping[Atom, str],
     path: Sequence[str],
     *,
     product: bool = False,
@@ -89,11 +89,11 @@ def noun(
     return alike[0] if alike else _of_scope(eqn, path)
 
 
-def _type(v: Any) -> Any:
+def _type(v: Atom) -> tuple[object, object]:
     return getattr(v.aval, "shape", None), getattr(v.aval, "dtype", None)
 
 
-def _of_scope(eqn: Any, path: Sequence[str]) -> str:
+def _of_scope(eqn: Eqn, path: Sequence[str]) -> str:
     """The innermost name scope, where there is one beside those of the layer."""
     if getattr(eqn, "source_info", None) is None or not hasattr(eqn, "ctx"):
         return PLAIN

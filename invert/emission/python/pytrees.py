@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.tree_util import KeyEntry
 
 from invert._errors import EmissionError
 from invert.emission.python import syntax
 from invert.emission.python.naming import RESERVED
 
 
-def access(value: ast.expr, path: Sequence[Any]) -> ast.expr:
+def access(value: ast.expr, path: Sequence[KeyEntry]) -> ast.expr:
     """`inputs["a"][0]` for a path into a pytree.
 
     **Raises:** `EmissionError` where the path goes through a class that has no such access.
@@ -52,7 +53,7 @@ def nested(tree: Any) -> ast.expr | None:
     return None
 
 
-def typed(tree: Any, define: Callable[[dict[str, ast.expr]], ast.expr]) -> ast.expr:
+def typed(tree: object, define: Callable[[dict[str, ast.expr]], ast.expr]) -> ast.expr:
     """The type of a pytree of types.
 
     Tuples and lists are typed by their parts, and so are dictionaries whose keys are identifiers.

@@ -6,13 +6,15 @@ import ast
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 # A value has no name until all of the function that holds it is known. Until then it stands as a
 # name that is no identifier, so it can never be taken for one.
 _SIGN = "$"
 
 _tokens = itertools.count()
+
+_T = TypeVar("_T", bound=ast.AST)
 
 
 def new_token() -> str:
@@ -244,7 +246,7 @@ def substitute(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
     return Replace().visit(_copy(node))
 
 
-def _copy(node: Any) -> Any:
+def _copy(node: _T) -> _T:
     """A copy of the nodes of a tree; operators, which have no fields, are shared."""
     if not node._fields:
         return node
