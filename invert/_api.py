@@ -13,7 +13,7 @@ import numpy as np
 from invert import _containers
 from invert._config import Config
 from invert._entry import EntryPoint
-from invert._errors import InvertError, SignatureError
+from invert._errors import InvertError, MalformedModelError, SignatureError
 from invert._pipeline import recover
 from invert.modules import save
 from invert.modules.function import Function
@@ -189,7 +189,13 @@ def load(
         if len(names) == 1:
             return _build(entries[names[0]], config)
         return _build_methods(path.name, entries, names, config)
-    entry = _containers.entry_point(path, kind, config)
+    try:
+        entry = _containers.entry_point(path, kind, config)
+    except MalformedModelError as error:
+        if str(path) in str(error):
+            raise
+        reason = f"{path}, read as a {_containers.NAMES[kind]}: {error}"
+        raise MalformedModelError(reason) from error
     if signature not in (None, entry.name):
         raise SignatureError(f"{path} has one function, {entry.name!r}, and no {signature!r}")
     return _build(entry, config)

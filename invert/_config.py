@@ -91,6 +91,12 @@ class Config:
             lines = "".join(f"\n  - {p}" for p in problems)
             raise ValueError(f"Config has options that are not valid:{lines}")
 
+    def __repr__(self) -> str:
+        """The options that are not at their default, so that `help` stays readable."""
+        fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
+        changed = ", ".join(f"{f.name}={value!r}" for f, value in fields if value != f.default)
+        return f"Config({changed})"
+
     def begin(self, stage: str) -> None:
         """Says that a stage begins, where somebody wants to know."""
         if self.progress is not None:

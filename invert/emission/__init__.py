@@ -10,6 +10,7 @@ from invert.emission.emit import STYLES as STYLES
 from invert.emission.emit import Emission as Emission
 from invert.emission.emit import constant_name as constant_name
 from invert.emission.emit import inlined as inlined
+from invert.emission.main_class import CALL as CALL
 from invert.emission.python.naming import comment as comment
 from invert.emission.recovered import dimension_names as dimension_names
 from invert.emission.recovered import emission_of as emission_of

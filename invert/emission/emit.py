@@ -111,6 +111,11 @@ class Emission:
     layouts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     certificates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        certificates = "; ".join(dict.fromkeys(self.certificates.values()))
+        count = len(self.source.splitlines())
+        return f"<Emission of {type(self.model).__name__}: {count} lines; {certificates}>"
+
     def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
         """The model with other arrays, by their names in the container.
 

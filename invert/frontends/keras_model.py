@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import equinox as eqx
 import jax
 
 from invert._errors import SignatureError
@@ -72,12 +73,13 @@ def tracing(fn: object, name: str) -> Iterator[None]:
             "tf.function, which makes tf.cond of `if`."
         ) from error
     except (TypeError, ValueError) as error:
-        # JAX says so in words alone.
-        if "SymbolicTensor" in str(error) and "abstract array" in str(error):
+        # JAX says so in words alone; the operators of a layer of Equinox are those of TensorFlow.
+        of_jax = any(t in str(error) for t in ("abstract array", "as a JAX value"))
+        if isinstance(fn, eqx.Module) or ("SymbolicTensor" in str(error) and of_jax):
             raise SignatureError(
-                f"{name} calls JAX on a tensor of TensorFlow: it is a JAX function. There is "
-                "nothing to convert; invert.rewrite applies patterns to it, and "
-                "jax2tf.convert makes a TensorFlow function of it."
+                f"{name} is a JAX function: it calls JAX on a tensor of TensorFlow. There is "
+                "nothing to convert. invert.rewrite applies patterns to it; jax2tf.convert makes "
+                "a TensorFlow function of it, which invert.roundtrip takes."
             ) from error
         if not is_layer(fn) and not str(error).startswith("Binding inputs to tf.function failed"):
             raise

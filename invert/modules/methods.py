@@ -16,11 +16,11 @@ from invert._errors import InvertError
 from invert._report import Report
 from invert.emission import Emission, constant_name, emission_of
 from invert.modules.function import Function
-from invert.modules.module import class_of, leaf_of, method, styles_of
-from invert.modules.params import lookup, nest, param_paths
+from invert.modules.module import Recovered, class_of, leaf_of, method, styles_of
+from invert.modules.params import nest
 
 
-class Methods(eqx.Module):
+class Methods(Recovered):
     """The functions of a container as methods.
 
     **Attributes:**
@@ -32,7 +32,6 @@ class Methods(eqx.Module):
         these errors.
     """
 
-    params: dict[str, Any]
     constants: dict[str, tuple[Array | np.ndarray, ...]]
     _functions: tuple[tuple[str, Function], ...] = eqx.field(static=True, repr=False)
     _failed: tuple[tuple[str, InvertError], ...] = eqx.field(static=True, repr=False)
@@ -47,39 +46,16 @@ class Methods(eqx.Module):
         found = {name: f.shown for name, f in self._functions}
         return {name: stage.report for name, stage in found.items() if stage is not None}
 
-    def named_params(self) -> dict[str, Any]:
-        """Leaves of `params` by the names of the variables."""
-        names = list(dict.fromkeys(p.name for _, f in self._functions for p in f.entry.params))
-        paths = param_paths(names)
-        return {n: lookup(self.params, p) for n, p in zip(names, paths, strict=True)}
+    def _functions_by_name(self) -> Mapping[str, Function]:
+        return dict(self._functions)
 
-    @property
-    def source(self) -> str:
-        """The functions as the text of a Python file: one class with a method for each.
-
-        **Raises:** as `Module.source`.
-        """
-        return self._emission().source
-
-    @property
-    def model(self) -> eqx.Module:
-        """The module that `source` defines, with the parameters of this one.
-
-        **Raises:** as `source`.
-        """
-        return self.emit().model
-
-    def emit(self, *, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
-        """As `Module.emit`; functions that could not be converted are left out.
-
-        **Raises:** as `source`; `ValueError` where `layers` is something else.
-        """
-        found = self._emission(layers, typecheck)
-        values = dict(self.named_params())
-        for name, held in self.constants.items():
-            method = self._names()[name]
-            values |= {constant_name(method, i): c for i, c in enumerate(held)}
-        return dataclasses.replace(found, model=found.with_values(values))
+    def _named_constants(self) -> Mapping[str, Array | np.ndarray]:
+        names = self._names()
+        return {
+            constant_name(names[name], i): c
+            for name, held in self.constants.items()
+            for i, c in enumerate(held)
+        }
 
     def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
         styles = styles_of(layers, typecheck)
@@ -95,9 +71,6 @@ class Methods(eqx.Module):
 
     def _names(self) -> dict[str, str]:
         return method_names([name for name, _ in (*self._functions, *self._failed)])
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:

@@ -2,27 +2,140 @@
 
 from __future__ import annotations
 
+import abc
+import copy
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import equinox as eqx
+import jax
 import numpy as np
 from jax import Array
 
 from invert._entry import Param
-from invert._errors import SignatureError
+from invert._errors import SaveError, SignatureError
 from invert._private.jax import ClosedJaxpr
 from invert._report import Report
-from invert.emission import STYLES, Emission, emission_of
+from invert.emission import CALL, STYLES, Emission, constant_name, emission_of
 from invert.ir.arrays import device_array
+from invert.modules import shown
 from invert.modules.function import Function, Stage
 from invert.modules.params import lookup, nest, param_paths
 
 
-class Module(eqx.Module):
+class Recovered(eqx.Module):
+    """What modules of one function and of several have in common."""
+
+    params: dict[str, Any]
+
+    @abc.abstractmethod
+    def _functions_by_name(self) -> Mapping[str, Function]:
+        """The functions by their names in the container."""
+
+    @abc.abstractmethod
+    def _named_constants(self) -> Mapping[str, Array | np.ndarray]:
+        """The arrays that the programs hold themselves, by their names in an emission."""
+
+    @abc.abstractmethod
+    def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+        """The text in a style, written once, with the parameters of the container."""
+
+    def named_params(self) -> dict[str, Any]:
+        """Leaves of `params` by the names of the variables."""
+        functions = self._functions_by_name().values()
+        names = list(dict.fromkeys(p.name for f in functions for p in f.entry.params))
+        return {n: lookup(self.params, p) for n, p in zip(names, param_paths(names), strict=True)}
+
+    @property
+    def source(self) -> str:
+        """The program as the text of a Python file; several functions are methods of one class.
+
+        **Raises:** `EmissionError` where it has none; `SignatureError` where sizes are open that
+            the text cannot leave open and no call has fixed.
+        """
+        return self._emission().source
+
+    @property
+    def model(self) -> eqx.Module:
+        """The module that `source` defines, with the parameters of this one.
+
+        **Raises:** as `source`.
+        """
+        return self.emit().model
+
+    def emit(self, *, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+        """The program as the text of a Python file, with a choice of how it is written.
+
+        Functions that could not be converted are left out.
+
+        **Arguments:**
+
+        - `layers`: one of these, or several. `"scan"` makes one module with stacked arrays of
+            layers that compute the same one after the other, and runs it by `lax.scan`;
+            `"equinox"` puts layers of `equinox.nn` where these do the same arithmetic. By default
+            each layer is a field of its own.
+        - `typecheck`: has every call check the shapes and dtypes that the annotations say, by
+            `jaxtyping.jaxtyped` with beartype, which the file then needs.
+
+        **Returns:** an `Emission`; its `model` has the parameters of this module.
+
+        **Raises:** as `source`; `ValueError` where `layers` is something else.
+        """
+        emission = self._emission(layers, typecheck)
+        model = emission.with_values({**self._named_constants(), **self.named_params()})
+        return dataclasses.replace(emission, model=model)
+
+    def summary(self) -> str:
+        """The functions with their types, and a table of the layers: arrays, numbers in them."""
+        return shown.summary(*self._shown())
+
+    def _shown(self) -> tuple[list[str], list[tuple[str, str, str]], str]:
+        functions = self._functions_by_name()
+        lines = [shown.call_line(n, f) for n, f in functions.items()]
+        certificates = {shown.certificate_line(f) for f in functions.values()}
+        if len(certificates) == 1:
+            lines += certificates
+        else:
+            lines = [f"{x}  ({shown.certificate_line(f)})"
+                     for x, f in zip(lines, functions.values(), strict=True)]  # fmt: skip
+        named, constants = self.named_params(), self._named_constants()
+        total = shown.count_line(named, list(constants.values()))
+        return lines, shown.table(named, constants), total
+
+    def _repr_html_(self) -> str:
+        return shown.as_html(*self._shown())
+
+    def __repr__(self) -> str:
+        leaves = [*self.named_params().values(), *self._named_constants().values()]
+        if not shown.is_whole(leaves):
+            return super().__repr__()  # such as the filter that `trainable` gives
+        lines, _, total = self._shown()
+        return f"<{'; '.join([*lines, total])}>"
+
+    def __hash__(self) -> int:
+        # By identity, so that `jax.jit(module)` works; the arrays of a module have no hash.
+        return id(self)
+
+    def __copy__(self) -> Recovered:
+        return jax.tree_util.tree_map(lambda x: x, self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recovered:
+        # The program is never changed; graphs of TensorFlow cannot be copied.
+        return jax.tree_util.tree_map(lambda x: copy.deepcopy(x, memo), self)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        name = type(self).__name__
+        raise SaveError(
+            f"{name} cannot be pickled: it holds the program in memory. Write it with "
+            "invert.save(module, directory) and read it with invert.load(directory); where only "
+            "the arrays matter, pickle jax.tree_util.tree_leaves(module)"
+        )
+
+
+class Module(Recovered):
     """A recovered program: callable, with its variables as parameters.
 
     Every conversion makes a subclass whose `__call__` has the signature of the original.
@@ -35,7 +148,6 @@ class Module(eqx.Module):
     - `constants`: arrays that the program holds itself, such as weights it was exported with.
     """
 
-    params: dict[str, Any]
     constants: tuple[Array | np.ndarray, ...]
     _function: Function = eqx.field(static=True, repr=False)
 
@@ -46,15 +158,6 @@ class Module(eqx.Module):
         """
         leaves = list(self.named_params().values())
         return self._function(self.constants, leaves, args, kwargs)
-
-    def __hash__(self) -> int:
-        # By identity, so that `jax.jit(module)` works; the arrays of a module have no hash.
-        return id(self)
-
-    def named_params(self) -> dict[str, Any]:
-        """Leaves of `params` by the names of the variables."""
-        names = [p.name for p in self._function.entry.params]
-        return {n: lookup(self.params, p) for n, p in zip(names, param_paths(names), strict=True)}
 
     @property
     def jaxpr(self) -> ClosedJaxpr:
@@ -77,51 +180,19 @@ class Module(eqx.Module):
             return self._first().report
         return stage.report
 
-    @property
-    def source(self) -> str:
-        """The program as the text of a Python file.
-
-        **Raises:** `EmissionError` where it has none; `SignatureError` where sizes are open that
-            the text cannot leave open and no call has fixed.
-        """
-        return self._emission().source
-
-    @property
-    def model(self) -> eqx.Module:
-        """The module that `source` defines, with the parameters of this one.
-
-        **Raises:** as `source`.
-        """
-        return self.emit().model
-
-    def emit(self, *, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
-        """The program as the text of a Python file, with a choice of how it is written.
-
-        **Arguments:**
-
-        - `layers`: one of these, or several. `"scan"` makes one module with stacked arrays of
-            layers that compute the same one after the other, and runs it by `lax.scan`;
-            `"equinox"` puts layers of `equinox.nn` where these do the same arithmetic. By default
-            each layer is a field of its own.
-        - `typecheck`: has every call check the shapes and dtypes that the annotations say, by
-            `jaxtyping.jaxtyped` with beartype, which the file then needs.
-
-        **Returns:** an `Emission`; its `model` has the parameters of this module.
-
-        **Raises:** as `source`; `ValueError` where `layers` is something else.
-        """
-        found = self._emission(layers, typecheck)
-        constants = {f"constant_{i}": c for i, c in enumerate(self.constants)}
-        model = found.with_values({**constants, **self.named_params()})
-        return dataclasses.replace(found, model=model)
-
     def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
         styles = styles_of(layers, typecheck)
         function = self._function
         if styles not in function.emissions:
-            functions = {"__call__": function}
+            functions = {CALL: function}
             function.emissions[styles] = emission_of(functions, function.entry.name, styles)
         return function.emissions[styles]
+
+    def _functions_by_name(self) -> Mapping[str, Function]:
+        return {self._function.entry.name: self._function}
+
+    def _named_constants(self) -> Mapping[str, Array | np.ndarray]:
+        return {constant_name(CALL, i): c for i, c in enumerate(self.constants)}
 
     def _first(self) -> Stage:
         if (stage := self._function.called) is None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -174,6 +175,11 @@ class Subclassed(keras.Model):
         (lambda: invert.convert(tf.function(lambda x, y: x), X), "a required argument: 'y'"),
         (lambda: invert.convert(lambda x: jnp.sin(x), X), "a JAX function.*invert.rewrite"),
         (lambda: invert.convert(tf.function(jnp.sin), X), "a JAX function"),
+        (lambda: invert.convert(jax.nn.relu, X), "a JAX function.*invert.roundtrip"),
+        (
+            lambda: invert.convert(eqx.nn.Linear(8, 4, key=jax.random.key(0)), X[0]),
+            "a JAX function",
+        ),
         (lambda: invert.load(frozen_model()), "converted by invert.convert"),  # pyright: ignore
     ],
 )
