@@ -1,8 +1,8 @@
-"""Recovered programs as readable Python: the text of an Equinox module that is run.
+"""Recovered programs as readable Python: the text of an Equinox module.
 
-`emission_of` is the way in. It chooses the programs (`recovered`), which become one whose sizes are
-expressions (`sizes`), cuts it into layers (`layers`), and writes classes (`classes`, `main_class`)
-around functions and statements (`expressions`). Every expression is proved by tracing
+`emission_of` is the entry point. It chooses the programs (`recovered`), merges them into one whose
+sizes are expressions (`sizes`), cuts that into layers (`layers`), and writes classes (`classes`,
+`main_class`) of functions and statements (`expressions`). Every expression is proved by tracing
 (`expressions.proof`, `ir.traced_form`), and so is the whole file (`emit`).
 """
 

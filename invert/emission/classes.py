@@ -1,4 +1,4 @@
-"""The classes of a program: one for all layers that compute the same."""
+"""The classes of a program: layers that compute the same share one."""
 
 from __future__ import annotations
 
@@ -47,13 +47,12 @@ def _self() -> ast.expr:
 
 
 def _wide(v: Var) -> ast.expr | None:
-    """The type of 64 bits of a variable, which its value in a state may have lost: a session
-    without such types narrows it."""
+    """The 64-bit type of a variable; its value in a state is narrower in a session without x64."""
     return literals.dtype(v.aval.dtype) if is_wide(v) else None
 
 
 def is_key(v: Atom) -> bool:
-    """Whether a value is one key."""
+    """Whether a value is a single PRNG key."""
     return not v.aval.shape and jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
 
 
@@ -92,7 +91,7 @@ class Classes:
         file.layer = self._step
 
     def _step(self, body: Body, eqn: Eqn) -> Placed | None:
-        """The call of a layer, or what is done to the state; `None` for an equation."""
+        """The call of a layer, or an access to the state; `None` for an equation."""
         if isinstance(eqn, Pick):
             return scanned.pick(body, eqn)
         if isinstance(eqn, Run):
@@ -105,7 +104,7 @@ class Classes:
             function = syntax.field(_self(), *attributes)
             args = [body.operand(a) for a in eqn.invars]
             hints = self._results(eqn)
-            # The state that a layer is given must not be another one by the time it is called.
+            # The state must not be assigned anew before the layer is called with it.
             taken = any(isinstance(v, StateVar) for v in eqn.invars)
             inline = not (taken and body.changes_state)
             return Placed(syntax.call(function, *args), inline, hints=hints)
@@ -125,7 +124,7 @@ class Classes:
         return None
 
     def _results(self, eqn: LayerCall) -> list[str]:
-        """What the results of a layer are called: as it is, or each as in the layer."""
+        """Names of the results of a layer: its own name, or those that they have inside it."""
         hint = of_layer(eqn.layer.name)
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
         inside = self._named[eqn.layer]
@@ -140,7 +139,7 @@ class Classes:
         return identifier(self.parameters[v][-1])
 
     def own(self, layer: Layer) -> dict[Var, ast.expr]:
-        """Parameters of a layer that are fields: those in the state are read from it first."""
+        """The parameters of a layer that are fields; those in the state are read from it."""
         return {
             v: syntax.field(_self(), *path)
             for v, path in self.tree.places[layer].items()
@@ -148,14 +147,13 @@ class Classes:
         }
 
     def add(self, root: Node) -> None:
-        """Writes the classes of the nodes inside of the outermost one: one for all that compute
-        the same."""
+        """Writes the classes of all nodes but the outermost; equal ones share a class."""
         levels: list[list[Draft]] = []
         order: list[Draft] = []
         for v in root.fields.values():
             if isinstance(v, Node):
                 self._draft(v, levels, order)
-        # From the innermost outwards: the classes of its fields tell a module from others.
+        # From the innermost outwards: modules with fields of different classes differ.
         for drafts in levels:
             for draft in drafts:
                 draft.init = self.initializer(draft.node)
@@ -180,10 +178,10 @@ class Classes:
         return construct.initializer(node, self.of, self.file.program.shape)
 
     def _key(self, draft: Draft) -> Hashable:
-        """What nodes of one class agree in, besides numbers in the text."""
+        """What nodes of one class have in common, besides numbers in the text."""
         node = draft.node
         return (
-            # Modules without a computation of their own have nothing in common but their fields.
+            # Modules that compute nothing are told apart by their names as well.
             "" if node.layers else camel(node.name),
             tuple(draft.texts),
             "" if draft.init is None else syntax.text_of(draft.init),
@@ -194,7 +192,7 @@ class Classes:
         )
 
     def _draft(self, node: Node, levels: list[list[Draft]], order: list[Draft]) -> int:
-        """Writes a node and those inside; returns its level, which is above theirs."""
+        """Writes a node and its inner nodes; returns its level, one above theirs."""
         if (native := construct.native_of(node)) is not None:
             self.of[node] = Class(f"eqx.nn.{native.kind}", [])
             return -1
@@ -218,7 +216,7 @@ class Classes:
         return level
 
     def _add_methods(self, draft: Draft) -> None:
-        """Adds a method for each program that computes something else with a layer."""
+        """Adds a method for each different computation that programs do with a layer."""
         node = draft.node
         found: dict[tuple[str, str], str] = {}
         names = Names({*node.fields, *METHODS})
@@ -237,7 +235,7 @@ class Classes:
         draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
 
     def _annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
-        """`Float[Array, "3 4"]`, where the sizes are filled in at the end; `source` reads it."""
+        """`Float[Array, "3 4"]`, its sizes filled in at the end; `source` is how it is read."""
         if isinstance(v, StateVar):
             return syntax.name("eqx.nn.State")
         if is_key(v):
@@ -272,7 +270,7 @@ class Classes:
         return method
 
     def function(self, layer: Layer, given: Mapping[Var, ast.expr] | None = None) -> FunctionText:
-        """What a layer computes, as a method."""
+        """The computation of a layer as a method."""
         known = self.own(layer)
         jaxpr = self.file.program.jaxpr.replace(
             constvars=[], invars=layer.inputs, outvars=layer.outputs, eqns=layer.steps
@@ -298,7 +296,7 @@ class Classes:
         return self.file.with_dimensions(function, inputs)
 
     def wanted(self, layer: Layer) -> dict[Atom, str]:
-        """New values of parameters, which are called as these are."""
+        """Names of the new values of parameters: those of the parameters."""
         steps = [s for s in layer.steps if isinstance(s, Assign)]
         return {s.invars[-1]: self._parameter(s.variable) for s in steps if is_var(s.invars[-1])}
 
@@ -325,8 +323,10 @@ class Classes:
         return found
 
     def finish(self) -> None:
-        """Fills in the names of the classes, and the sizes of the annotations: a number where it
-        is one, else a name."""
+        """Fills in the names of the classes, and the sizes in the annotations.
+
+        A size that differs between the layers of a class is a name, any other a number.
+        """
         names: dict[str, str] = {}
         for found in dict.fromkeys(c for c in self.of.values() if c.drafts):
             found.definition.name = names[found.token] = self.file.names.new(_name_for(found))
@@ -353,7 +353,7 @@ class Classes:
 
 
 def _name_for(found: Class) -> str:
-    """The name of a class: what its nodes have in common, else what the class computes."""
+    """The name of a class: common words of its nodes' names, else what it computes."""
     wanted = list(dict.fromkeys(camel(d.node.name) for d in found.drafts))
     if len(wanted) == 1:
         return wanted[0]
@@ -369,7 +369,7 @@ def _name_for(found: Class) -> str:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """The words that some names begin or end with: `Norm` for `PreNorm` and `PostNorm`."""
+    """The words that all names begin or end with: `Norm` for `PreNorm` and `PostNorm`."""
     words = [re.findall(r"[A-Z][a-z0-9]*|[a-z0-9]+", n) for n in names]
     for step in (1, -1):
         shared = [w[0] for w in zip(*(w[::step] for w in words), strict=False) if len(set(w)) == 1]
@@ -385,7 +385,7 @@ def _dimension(
     names: dict[tuple[str, ...], str],
     taken: set[str],
 ) -> str:
-    """A size for all layers of a class."""
+    """A size in an annotation, for all layers of a class."""
     keys = tuple(s.text() if isinstance(s, Size) else str(int(s)) for s in sizes)
     if len(set(keys)) == 1:
         return keys[0]

@@ -1,4 +1,4 @@
-"""From a recovered module to the text of an Equinox module, compiled and compared with it."""
+"""Writes recovered programs as the text of an Equinox module, and compares the two."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ from invert.ir.graph import is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Var
 
-# Ways to write layers that can be asked for.
+# The styles of layers that a caller may choose.
 STYLES = frozenset({"scan", "equinox"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Recovered:
-    """What is emitted: the programs of an entry point.
+    """The programs of an entry point, as they are emitted.
 
     **Arguments:**
 
     - `programs`: the jaxprs, over constants, parameters and arguments, at the corners of `points`;
         one program where `points` is `None`.
-    - `certificate`: one line about how sure the recovery is.
-    - `held`: names of the parameters that are in a state; those that it assigns always are.
-    - `checkify`: whether its assertions are those of checkify, and not of Equinox.
-    - `probe`: compares a text with the program at sizes that had no part in writing it: it is given
-        what compares it with one program, and gives the sizes.
-    - `fixed`: why the text is for one size of its open dimensions only; `""` where it is not.
+    - `certificate`: one line about how far the recovery is proved.
+    - `held`: names of the parameters in the state; those that the programs assign always are.
+    - `checkify`: whether assertions are written as `checkify.check` rather than `eqx.error_if`.
+    - `probe`: compares a text with the programs at sizes that it was not written from, and returns
+        these sizes; its argument compares the text with one program.
+    - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     """
 
     entry: EntryPoint
@@ -88,19 +88,19 @@ class Recovered:
 
 @dataclasses.dataclass(frozen=True)
 class Emission:
-    """Programs as Python source, and the module that this source makes.
+    """Programs as Python source, and the module that the source defines.
 
     **Attributes:**
 
     - `source`: the text of a Python file.
-    - `model`: an instance of the outermost class in it, with the parameters.
-    - `namespace`: the Python module that the text makes.
-    - `names`: for each array of `model`, its name in the file of weights and in the container; for
-        a stack of several, theirs.
-    - `messages`: what could not be written as it should, and how layers were written otherwise.
-    - `layouts`: for the arrays that have other axes than their variable in the container, the order
-        of its axes and the shape that they are given then.
-    - `certificates`: for each method, how sure the recovery is, and at which sizes.
+    - `model`: an instance of the outermost class of the text, with the parameters.
+    - `namespace`: the Python module that the text defines.
+    - `names`: the name of each array of `model` in the file of weights, and its name in the
+        container; for stacked arrays, a tuple of names.
+    - `messages`: what could not be written as asked for, and how layers were written instead.
+    - `layouts`: for arrays whose axes differ from those of their variable in the container, the
+        order of its axes and the new shape.
+    - `certificates`: for each method, how far the recovery is proved, and at which sizes.
     """
 
     source: str
@@ -117,10 +117,10 @@ class Emission:
         return f"<Emission of {type(self.model).__name__}: {count} lines; {certificates}>"
 
     def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
-        """The model with other arrays, by their names in the container.
+        """The model with other arrays, given by their names in the container.
 
-        An `eqx.nn.StateIndex` among them stays the one that it is, so that the states made for one
-        model are those of the other.
+        An `eqx.nn.StateIndex` is kept as it is, so that a state made for one model serves the
+        other.
         """
         leaves, tree = jax.tree_util.tree_flatten(self.model, is_leaf=_is_index)
         new = []
@@ -133,7 +133,7 @@ class Emission:
 
 
 def constant_name(method: str, i: int) -> str:
-    """What takes the place of a name in the container for an array that a program holds itself."""
+    """The name of a constant of a program, which has none in the container."""
     return f"constant_{i}" if method == main_class.CALL else f"{method}/constant_{i}"
 
 
@@ -142,7 +142,7 @@ def _is_index(x: object) -> bool:
 
 
 def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
-    """Writes the program as Python; `styles` as for `emit_methods`.
+    """Writes one program; `styles` as for `emit_methods`.
 
     **Raises:** `EmissionError` where no text traces to the program.
     """
@@ -155,16 +155,16 @@ def emit_methods(
     styles: Set[str] = frozenset(),
     notes: Sequence[str] = (),
 ) -> Emission:
-    """Writes programs on the same parameters as the methods of one class.
+    """Writes programs that share parameters as the methods of one class.
 
     **Arguments:**
 
-    - `recovered`: the programs by the names of the methods, which are identifiers.
-    - `title`: what the class is called after.
-    - `styles`: `"scan"` makes one of layers that compute the same, one after the other; `"equinox"`
-        puts layers of `equinox.nn` where these compute the same;
-        `"typecheck"` has methods check their annotations.
-    - `notes`: lines for the page that is saved with it.
+    - `recovered`: the programs, by the names of the methods, which are identifiers.
+    - `title`: the name that the class is called after.
+    - `styles`: `"scan"` stacks consecutive layers that compute the same; `"equinox"` replaces
+        layers by those of `equinox.nn` that compute the same; `"typecheck"` has methods check their
+        annotations.
+    - `notes`: lines for the page that is saved with the text.
 
     **Raises:** `EmissionError` where no text traces to the programs.
     """
@@ -172,42 +172,51 @@ def emit_methods(
     failures: list[str] = []
     refused: SizeError | None = None
     checks = styles - STYLES
-    ways = [(True, False, checks), (False, False, checks), (False, True, checks)]
+    forms = [(True, False, checks), (False, False, checks), (False, True, checks)]
     if styles != checks:
-        ways.insert(0, (True, False, styles))
-    for layers, plain, chosen in ways:
+        forms.insert(0, (True, False, styles))
+    for layers, plain, chosen in forms:
         how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
-        way = _Attempt(recovered, title, layers, plain, chosen)
+        form = _Attempt(recovered, title, layers, plain, chosen)
         try:
-            # The last is what all programs can be written as.
-            found = way.run() if plain else attempt(f"the text as {how}", failures, way.run)
+            # All programs can be written in the last form, so a defect there is an error.
+            emission = form.run() if plain else attempt(f"the text as {how}", failures, form.run)
         except EmissionError as error:
             failures.append(str(error))
             if isinstance(error, SizeError):
                 refused = refused or error
             continue
-        if found is None:
+        if emission is None:
             continue
         if failures:
             messages.append(f"written as {how}: {failures[0]}")
-        found = dataclasses.replace(found, messages=(*notes, *messages, *found.messages))
-        space: Any = found.namespace
-        space.__source__ = found.source
+        messages = [*notes, *messages, *emission.messages]
+        emission = dataclasses.replace(emission, messages=tuple(messages))
+        space: Any = emission.namespace
+        space.__source__ = emission.source
         space.__page__ = page_of(
-            {name: (r.entry, found.certificates[name]) for name, r in recovered.items()},
+            {name: (r.entry, emission.certificates[name]) for name, r in recovered.items()},
             title,
-            found.source,
-            type(found.model).__name__,
-            found.names,
-            found.messages,
+            emission.source,
+            type(emission.model).__name__,
+            emission.names,
+            emission.messages,
         )
-        return found
+        return emission
     if refused is not None:
         raise refused
-    raise EmissionError("no text gives the program back: " + "; ".join(dict.fromkeys(failures)))
+    raise EmissionError("no text traces to the program: " + "; ".join(dict.fromkeys(failures)))
 
 
 class _Attempt:
+    """One attempt to write the programs, in one form.
+
+    **Arguments:**
+
+    - `layers`: whether layers become classes of their own.
+    - `plain`: as for `Writer`.
+    """
+
     def __init__(
         self,
         recovered: Mapping[str, Recovered],
@@ -221,7 +230,7 @@ class _Attempt:
         self.weights = Weights()
         self.x64 = any(r.x64 for r in recovered.values())
         self.messages: list[str] = []
-        # Variables of parameters with their values and names, shared by all programs.
+        # Values and names of the parameters, by the variables that all programs share.
         self.values: dict[Var, Any] = {}
         self.paths: dict[Var, tuple[str, ...]] = {}
         self.containers: dict[Var, str] = {}
@@ -303,7 +312,7 @@ class _Attempt:
         return Emission(source, model, namespace, leaves, messages, laid, certificates)
 
     def _parameters(self, method: str, program: merge.Program) -> merge.Program:
-        """The program over variables of parameters that all programs share."""
+        """The program over the variables of parameters that all programs share."""
         recovered = self.recovered[method]
         params = recovered.entry.params
         jaxpr = program.jaxpr
@@ -343,19 +352,21 @@ class _Attempt:
         return cut.cut(cut_by, paths, self.messages, assigned, alone=alone)
 
     def _flags(self) -> dict[Var, bool | None]:
-        """Which parameters are trained; `None` for constants."""
+        """Whether each parameter is trained; `None` for constants."""
         params = [p for r in self.recovered.values() for p in r.entry.params]
         flags = {p.name: p.trainable for p in params}
         return {v: flags.get(name) for v, name in self.containers.items()}
 
     def _restyle(self, roots: Mapping[str, cut.Layer], program: merge.Program) -> None:
-        """Puts layers of Equinox into the program, and stacks of layers."""
+        """Replaces layers by those of Equinox, and stacks layers."""
         if len(roots) > 1:
-            raise EmissionError("layers that several methods share are written as they are")
+            raise EmissionError(
+                "layers that several methods share are neither stacked nor replaced"
+            )
         (root,) = roots.values()
         if "equinox" in self.styles:
             if self.held:
-                raise EmissionError("a model with a state keeps the layers that were recovered")
+                raise EmissionError("layers of a model with a state are not replaced")
             parameters = set(self.values)
             replacer = replace.Replacer(program.jaxpr, program, parameters, self.messages)
             replacer.replace(root)
@@ -365,7 +376,7 @@ class _Attempt:
             stacker.stack(root)
             rows = self.weights.rows = stacker.rows
             if any(v in self.held for r in rows.values() for v in stack.leaves_of(r)):
-                raise EmissionError("layers whose arrays are in a state are not stacked")
+                raise EmissionError("layers whose arrays are in the state are not stacked")
 
     @staticmethod
     def _arguments(recovered: Recovered, jaxpr: Jaxpr) -> list[Var]:
@@ -397,15 +408,15 @@ class _Attempt:
         recovered: Recovered,
         own: Sequence[Var],
     ) -> Callable[..., bool]:
-        """What traces a method at the sizes of a program and compares the two.
+        """A function that traces a method at the sizes of a program and compares the two.
 
-        It gives whether they are proved to be the same, and raises `EmissionError` where they
-        differ. With `lowered=True`, programs are the same that lower to the same, and those are
-        taken too that give the same on random inputs.
+        It returns whether they are proved to be equal, and raises `EmissionError` where they
+        differ. With `lowered=True`, equal lowerings are a proof as well, and programs that agree on
+        random inputs are accepted without one.
 
         **Arguments:**
 
-        - `method`: what is compiled of it.
+        - `method`: the name of the compiled method.
         - `own`: the variables of the constants and parameters of the program; one may occur twice.
         """
         entry = recovered.entry
@@ -442,18 +453,18 @@ class _Attempt:
                 with jax.enable_x64(x64):
                     try:
                         again = trace_closed(run, *avals)
-                    except (TypeError, ValueError) as error:  # as REFUSALS, at other sizes
+                    except (TypeError, ValueError) as error:  # what JAX raises at other sizes
                         raise DoesNotRun(f"the text does not run: {error}") from error
                 again = inlined(again)
-                found = self.weights.difference(again, program, own, leaves)
-                if found is None:
+                difference = self.weights.difference(again, program, own, leaves)
+                if difference is None:
                     continue
                 platform = entry.platform or "cpu"
                 comparable = lowered and not self.weights.changed
                 if comparable and same_lowering(again, program, platform, x64):
                     continue
                 if not (comparable and same_numbers(again, program, x64)):
-                    raise EmissionError(f"the text is another program: {found}")
+                    raise EmissionError(f"the text traces to another program: {difference}")
                 proved = False
             return proved
 
@@ -461,7 +472,7 @@ class _Attempt:
 
 
 def _with_sizes(certificate: str, shown: Shown) -> str:
-    """The certificate of a program with open sizes: it says at which sizes it was shown."""
+    """The certificate of a program with open sizes, with the sizes at which it was proved."""
     text = f"{certificate} at {words(shown.recovered)}"
     if shown.raw:
         text += f"; the same expressions of the sizes at {words(shown.raw)}"
@@ -500,7 +511,7 @@ def _build(cls: Any, node: Node, values: Mapping[Var, Any]) -> Any:
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The program inside of the one call that `eqx.filter_jit` makes."""
+    """The program inside the single call that `eqx.filter_jit` makes."""
     jaxpr = open_jaxpr(closed)
     if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "jit":
         return closed

@@ -1,4 +1,4 @@
-"""The file that is written: its functions, each once, its imports, its text."""
+"""The emitted file: its definitions, its imports, its text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from invert.ir.composite import composite
 from invert.ir.traced_form import difference
 from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr, Var
 
-# Dimensions in strings are no names of Python.
+# The dimensions in the strings of annotations are not names of Python.
 _HEADER = "# ruff: noqa: F722, F821\n"
 LINE_LENGTH = 100
 
@@ -54,7 +54,7 @@ class File(Writer):
         decorators: Sequence[ast.expr] = (),
         missing: list[str] | None = None,
     ) -> FunctionText:
-        """A called program as a function of the file; `missing` as for `with_dimensions`."""
+        """A called program as a function; `missing` as for `with_dimensions`."""
         jaxpr = open_jaxpr(closed)
         body = Body(self, jaxpr, control_flow.constants_of(closed))
         value = control_flow.results_of(body.run())
@@ -73,12 +73,12 @@ class File(Writer):
         given: Mapping[Var, ast.expr] | None = None,
         missing: list[str] | None = None,
     ) -> FunctionText:
-        """Defines the sizes of open dimensions that a function uses, from its arguments.
+        """Has a function read the open sizes that it uses from its arguments.
 
         **Arguments:**
 
-        - `given`: how those are read that are a part of an argument.
-        - `missing`: takes the dimensions that no argument has.
+        - `given`: expressions of arrays that are a part of an argument.
+        - `missing`: receives the dimensions that no argument has.
 
         **Raises:** `EmissionError` where no argument has such a dimension, and `missing` is `None`.
         """
@@ -106,7 +106,7 @@ class File(Writer):
         return function
 
     def define(self, function: FunctionText, hint: str) -> tuple[str, bool]:
-        """Adds a function, once for each text; returns its name and whether it is new."""
+        """Adds a function unless one has the same text; returns its name and whether it is new."""
         node = render(function, "function", {}, self.names.taken)
         key = (hint, syntax.text_of(node))
         if key in self._texts:
@@ -122,7 +122,7 @@ class File(Writer):
             missing: list[str] = []
             function = self.function(closed, hint, [syntax.name("jax.jit")], missing)
             if missing:
-                # Its arguments do not have these sizes, as those of random numbers: they are given.
+                # No argument has these sizes, as of random numbers: they are static arguments.
                 first = len(function.parameters)
                 places = [syntax.number(first + i) for i in range(len(missing))]
                 function.parameters = [*function.parameters, *map(dimension_token, missing)]
@@ -130,7 +130,7 @@ class File(Writer):
                 jit = syntax.name("jax.jit")
                 static = syntax.tuple_of(places)
                 function.decorators = [syntax.call("functools.partial", jit, static_argnums=static)]
-            # The jaxpr is kept, so that no other takes its id.
+            # The jaxpr is kept alive, so that no other one gets its id.
             self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
             self._missing[id(jaxpr)] = missing
         sizes = [ast.Name(dimension_token(d), ast.Load()) for d in self._missing[id(jaxpr)]]
@@ -143,7 +143,7 @@ class File(Writer):
             return self._functions[id(jaxpr)][1]
         hint = snake(name, "function").strip("_") or "function"
         rule = self.program.rule(eqn)
-        # A rule may call the function itself, which is another object each time it is traced.
+        # A rule may call the function itself, which is a new object each time it is traced.
         for known, other, found in self._rules:
             if difference(known, closed) is None and _same_rule(other, rule):
                 self._functions[id(jaxpr)] = jaxpr, found
@@ -188,7 +188,7 @@ class File(Writer):
             if params["version"]:
                 keywords["version"] = syntax.number(params["version"])
             if params["attributes"]:
-                # JAX holds arrays in a box that has a hash.
+                # JAX wraps arrays in hashable boxes.
                 attributes = {
                     n: tree.unflatten([getattr(leaf, "val", leaf) for leaf in leaves])
                     for n, leaves, tree in params["attributes"]
@@ -207,13 +207,13 @@ class File(Writer):
         return name
 
     def text(self) -> str:
-        """What the file holds below its first lines, laid out."""
+        """The imports and definitions, laid out."""
         body = _bare_tuples(syntax.text_of(ast.Module(self.definitions, [])))
         return f"{_imports(self.definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
 
 
 def headed(text: str, doc: Sequence[str]) -> str:
-    """A file with its first lines."""
+    """The whole file: its header and docstring, then `text`."""
     lines = [comment(line) for line in doc]
     head = '"""' + "\n".join(lines).rstrip() + '\n"""\n' if len(lines) > 1 else ""
     if len(lines) == 1:
@@ -240,9 +240,9 @@ def _without_brackets(found: re.Match[str]) -> str:
 
 
 def check_types(definitions: Sequence[ast.stmt]) -> None:
-    """Has methods check what they are given and what they give back, while they are traced.
+    """Has methods check their arguments and results against the annotations when traced.
 
-    A method that only hands on what it is given, which may be no array of JAX yet, does not.
+    A method that only passes its arguments on does not: they may not be JAX arrays yet.
     """
     for definition in definitions:
         if not isinstance(definition, ast.ClassDef):
@@ -254,7 +254,7 @@ def check_types(definitions: Sequence[ast.stmt]) -> None:
 
 
 def _imports(definitions: Sequence[ast.stmt]) -> str:
-    """The imports that the definitions need, in the order that formatters put them."""
+    """The imports that the definitions need, in the order of isort."""
     roots: set[str] = set()
     dotted: set[str] = set()
     for definition in definitions:

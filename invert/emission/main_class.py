@@ -1,4 +1,4 @@
-"""The outermost class: the signature of the original, and the function that reads the weights."""
+"""The outermost class: methods with the original signatures, and the reader of its weights."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Method:
 
     - `name`: the name of the method.
     - `layer`: the program.
-    - `arguments`: variables of the flat arguments, and of the key.
-    - `states`: the state that it begins and ends with; `None` where it takes none.
-    - `x64`: whether it holds values of 64 bits.
-    - `checkify`: whether its assertions are those of checkify.
-    - `fixed`: why it is for one size of its open dimensions only; `""` where it is not.
+    - `arguments`: variables of the flat arguments, then of the key.
+    - `states`: the first and the last state; `None` where the method takes none.
+    - `x64`: whether the program has 64-bit values.
+    - `checkify`: whether assertions are written as `checkify.check`.
+    - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     """
 
     name: str
@@ -70,18 +70,18 @@ class Main:
         self.file = classes.file
         self.messages: list[str] = []
         self.name = ""
-        # Whether a method was given limits since its class was added.
+        # Whether a method got limits after its class was added.
         self.limited = False
-        # What is compiled of each method: itself, or the method inside of it.
+        # The compiled method for each method: itself, or one that it calls.
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
 
     def add(self, node: Node, trained: Set[Var]) -> str:
-        """Adds the class and the reader of its weights; returns the name of the class.
+        """Adds the class and the reader of its weights; returns the class's name.
 
         **Arguments:**
 
-        - `trained`: the variables of the parameters that the container calls trainable.
+        - `trained`: variables of the parameters that the container calls trainable.
         """
         self.classes.add(node)
         name = self.name = self.file.names.new(node.name)
@@ -116,7 +116,7 @@ class Main:
         return name
 
     def limit(self, name: str, limits: Mapping[str, int]) -> None:
-        """Has a method refuse sizes that are larger than those its text holds for."""
+        """Has a method refuse sizes larger than those that its text holds for."""
         if not limits:
             return
         self.limited = True
@@ -138,12 +138,9 @@ class Main:
                 if dimension is None or dimension not in left:
                     continue
                 most = left.pop(dimension)
-                found = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
-                said = f"{dimension} is {{}}, but this text is for {dimension} up to {most}"
-                words = syntax.method(ast.Constant(said), "format", found)
-                refuse = ast.Raise(syntax.call("ValueError", words))
-                test = ast.Compare(found, [ast.Gt()], [syntax.number(most)])
-                guards.append(ast.If(test, [refuse], []))
+                actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                message = f"{dimension} is {{}}, but this text is for {dimension} up to {most}"
+                guards.append(_refusal(actual, ast.Gt(), syntax.number(most), message))
         if left:
             raise EmissionError(f"no argument has the size {next(iter(left))} that is limited")
         return guards
@@ -207,12 +204,12 @@ class Main:
                 token = self.file.token(v)
                 annotations[token] = self._array(v)
                 if v.aval.dtype == np.bool_ and not v.aval.shape:
-                    # A switch that Python knows is one that the compiler knows.
+                    # A Python bool is static, so that the compiler knows the branch.
                     annotations[token] = syntax.infix(syntax.name("bool"), "|", self._array(v))
                 types[token] = shapes(v), v.aval.dtype
             else:
                 token = syntax.new_token()
-                # The variables stand in the tree in the order in which it is flattened.
+                # The variables are in the order in which the tree is flattened.
                 leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
                 variables = [next(flat) for _ in leaves]
                 kinds = structure.unflatten([self._array(v) for v in variables])
@@ -262,7 +259,7 @@ class Main:
         kinds = jax.tree_util.tree_unflatten(entry.out_tree, [self._array(v) for v in outputs])
         value = pytrees.nested(tree)
         if value is None:
-            self.messages.append("the results are a tuple: their classes are not known to the text")
+            self.messages.append("the results are a tuple: the text does not know their classes")
             return syntax.tuple_of(results), syntax.name("PyTree")
         return value, self._typed(kinds, hint)
 
@@ -295,21 +292,27 @@ def _doc(entry: EntryPoint) -> str:
 
 
 def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
-    """The method, which refuses other sizes where its text is for fixed ones."""
+    """The method, with a check of its argument shapes where its text is for fixed sizes."""
     guards: list[ast.stmt] = []
     for value, shape, _ in _open_arguments(method, node) if method.fixed else ():
-        found = syntax.field(value, "shape")
-        want = syntax.tuple_of([syntax.number(n) for n in shape])
-        said = f"{syntax.text_of(value)} has the shape {{}}, but this text is for {shape} only: "
-        words = syntax.method(ast.Constant(said + _braced(method.fixed)), "format", found)
-        refuse = ast.Raise(syntax.call("ValueError", words))
-        guards.append(ast.If(ast.Compare(found, [ast.NotEq()], [want]), [refuse], []))
+        actual = syntax.field(value, "shape")
+        expected = syntax.tuple_of([syntax.number(n) for n in shape])
+        message = f"{syntax.text_of(value)} has the shape {{}}, but this text is for {shape} only: "
+        message += _braced(method.fixed)
+        guards.append(_refusal(actual, ast.NotEq(), expected, message))
     _guard(node, guards)
     return node
 
 
+def _refusal(actual: ast.expr, test: ast.cmpop, limit: ast.expr, message: str) -> ast.stmt:
+    """`if actual > limit: raise ValueError(message.format(actual))`."""
+    text = syntax.method(ast.Constant(message), "format", actual)
+    refuse = ast.Raise(syntax.call("ValueError", text))
+    return ast.If(ast.Compare(actual, [test], [limit]), [refuse], [])
+
+
 def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
-    """Puts statements at the beginning of a function, behind its docstring."""
+    """Puts statements at the beginning of a function, after its docstring."""
     first = 1 if ast.get_docstring(node) is not None else 0
     node.body[first:first] = guards
 
@@ -317,7 +320,7 @@ def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
 def _open_arguments(
     method: Method, node: ast.FunctionDef
 ) -> Iterator[tuple[ast.expr, tuple[int, ...], Var]]:
-    """The arrays among the arguments that have open sizes: how they are read, shape, variable."""
+    """Arrays among the arguments that have open sizes: expression, shape and variable."""
     given = node.args
     arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]
     trees: list[Any] = list(method.entry.args)
@@ -332,7 +335,7 @@ def _open_arguments(
 
 
 def _braced(text: str) -> str:
-    """The text as a part of a format."""
+    """The text as part of a format string."""
     return comment(text).replace("{", "{{").replace("}", "}}")
 
 
@@ -353,13 +356,13 @@ def source_of(entry: EntryPoint) -> str:
 
 
 def _last_key(path: Sequence[KeyEntry]) -> str:
-    """The name in a path that is nearest to its end; nothing where there are numbers only."""
+    """The last name in a path; `PLAIN` where it has numbers only."""
     names = [k.key for k in path if isinstance(getattr(k, "key", None), str)]
     return snake(names[-1], PLAIN) if names else PLAIN
 
 
 def _keys(entry: EntryPoint, outputs: Sequence[Atom]) -> dict[Var, str]:
-    """What results are called: the keys of the dictionaries that they are given back in."""
+    """Names of results: the keys of the dictionaries that they are returned in."""
     paths, _ = jax.tree_util.tree_flatten_with_path(
         jax.tree_util.tree_unflatten(entry.out_tree, range(len(outputs)))
     )

@@ -1,4 +1,4 @@
-"""Keras models in this process, and how tracing them and other functions fails."""
+"""Keras models in this process, and the errors of tracing them and other functions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import jax
 from invert._errors import SignatureError
 from invert.tf.ops.node import import_tensorflow
 
-# What Keras calls inputs without a name.
+# Names that Keras gives to inputs without one.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
 
 
 def is_layer(x: object) -> bool:
-    """Whether `x` is a layer or a model of Keras, 2 or 3. Neither is imported for it."""
+    """Whether `x` is a Keras layer or model, of Keras 2 or 3; imports neither."""
     modules = (sys.modules.get(name) for name in ("keras", "tf_keras"))
     return any(m is not None and isinstance(x, m.layers.Layer) for m in modules)
 
 
 def input_specs(model: Any) -> Any:
-    """The inputs of a model as `tf.TensorSpec`, in the structure in which it takes them.
+    """The inputs of a model as a pytree of `tf.TensorSpec`.
 
-    `None` where it does not know them, as a subclass of `Model` does not.
+    `None` where the model does not know them, such as a subclass of `Model`.
     """
     inputs = _inputs_of(model)
     if inputs is None:
@@ -39,18 +39,18 @@ def input_specs(model: Any) -> Any:
         generated = name is None or _GENERATED.fullmatch(name)
         return tf.TensorSpec(tensor.shape, tensor.dtype, None if generated else name)
 
-    # What Keras takes are lists, tuples and dictionaries.
+    # Keras takes lists, tuples and dictionaries.
     return jax.tree_util.tree_map(spec, inputs)
 
 
 def _inputs_of(model: Any) -> Any:
     for name in ("input", "inputs"):
-        # A Sequential that was read from a file has no `input`, and a subclass of Model neither.
+        # A Sequential read from a file has no `input`, and neither has a subclass of Model.
         try:
             inputs = getattr(model, name)
         except (AttributeError, ValueError):
             continue
-        # Those of a Sequential that has no shape yet are an empty list.
+        # The inputs of a Sequential without a shape are an empty list.
         if jax.tree_util.tree_leaves(inputs):
             alone = isinstance(inputs, list) and len(inputs) == 1
             return inputs[0] if alone else inputs
@@ -59,7 +59,7 @@ def _inputs_of(model: Any) -> Any:
 
 @contextlib.contextmanager
 def tracing(fn: object, name: str) -> Iterator[None]:
-    """Traces `fn`; what it raises because it cannot be traced so is said in words.
+    """A context for tracing `fn`, in which typical errors are explained.
 
     **Raises:** `SignatureError`.
     """
@@ -73,7 +73,7 @@ def tracing(fn: object, name: str) -> Iterator[None]:
             "tf.function, which makes tf.cond of `if`."
         ) from error
     except (TypeError, ValueError) as error:
-        # JAX says so in words alone; the operators of a layer of Equinox are those of TensorFlow.
+        # JAX has no error class for this; a layer of Equinox may call TensorFlow's operators.
         of_jax = any(t in str(error) for t in ("abstract array", "as a JAX value"))
         if isinstance(fn, eqx.Module) or ("SymbolicTensor" in str(error) and of_jax):
             raise SignatureError(
@@ -83,11 +83,11 @@ def tracing(fn: object, name: str) -> Iterator[None]:
             ) from error
         if not is_layer(fn) and not str(error).startswith("Binding inputs to tf.function failed"):
             raise
-        raise SignatureError(f"{name} cannot be called so: {_short(error)}") from error
+        raise SignatureError(f"{name} cannot be called like this: {_short(error)}") from error
 
 
 def _short(error: Exception) -> str:
-    """What an error of Keras says, without colors and without all arguments once more."""
+    """The message of a Keras error, without colors and the list of arguments."""
     text = re.sub(r"\x1b\[\d+m", "", str(error))
     text = re.split("Arguments received by|You can attempt|Received args", text)[0]
     return " ".join(text.split()).rstrip(".")

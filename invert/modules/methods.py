@@ -1,4 +1,4 @@
-"""A module with one method for each function of a container, all on the same parameters."""
+"""A module with a method for each function of a container, on shared parameters."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Methods(Recovered):
 
     **Attributes:**
 
-    - `params`: as in `Module`, of all functions together. A variable that one of them assigns is in
-        the state for all.
-    - `constants`: the arrays that each program holds itself, by name of the function.
-    - `failed`: errors of the functions that could not be converted, by name. Their methods raise
-        these errors.
+    - `params`: as in `Module`, for all functions together. A variable that one of them assigns is
+        in the state for all.
+    - `constants`: the arrays that each program holds itself, by the name of the function.
+    - `failed`: the errors of functions that could not be converted, by name. Their methods raise
+        them.
     """
 
     constants: dict[str, tuple[Array | np.ndarray, ...]]
@@ -42,7 +42,7 @@ class Methods(Recovered):
 
     @property
     def reports(self) -> Mapping[str, Report]:
-        """What the conversion did, for the functions whose shapes are known."""
+        """The reports of the functions that were recovered so far."""
         found = {name: f.shown for name, f in self._functions}
         return {name: stage.report for name, stage in found.items() if stage is not None}
 
@@ -91,9 +91,9 @@ def _failing(name: str) -> Callable[..., Any]:
 
 
 def method_names(names: Iterable[str]) -> dict[str, str]:
-    """An identifier for the name of each function: `encoder.__call__` is `encoder___call__`.
+    """A unique identifier for each function: `encoder___call__` for `encoder.__call__`.
 
-    No two are equal, and none is a keyword or what the class has already.
+    None is a keyword or an attribute of the class.
     """
     taken = {*dir(Methods), *(f.name for f in dataclasses.fields(Methods))} - {"__call__"}
     found: dict[str, str] = {}
@@ -128,7 +128,7 @@ def build_methods(
     constants: dict[str, tuple[Any, ...]] = {}
     for key, function in functions.items():
         constants[key] = function.home.constants if function.home else ()
-    # The methods run what has their name in the container.
+    # The methods look their function up by its name in the container.
     cls = class_of(_class_name(name), Methods, f"Recovered from {name}.", body, of=tuple(names))
     return cls(
         nest(list(params), leaves), constants, tuple(functions.items()), tuple(failed.items())

@@ -27,7 +27,7 @@ from invert.modules.params import lookup, nest, param_paths
 
 
 class Recovered(eqx.Module):
-    """What modules of one function and of several have in common."""
+    """Base class of modules of one function and of several."""
 
     params: dict[str, Any]
 
@@ -89,7 +89,7 @@ class Recovered(eqx.Module):
         return dataclasses.replace(emission, model=model)
 
     def summary(self) -> str:
-        """The functions with their types, and a table of the layers: arrays, numbers in them."""
+        """The functions with their types, and a table of the layers with their arrays and sizes."""
         return shown.summary(*self._shown())
 
     def _shown(self) -> tuple[list[str], list[tuple[str, str, str]], str]:
@@ -144,8 +144,8 @@ class Module(Recovered):
 
     - `params`: nested dictionaries of arrays that follow the names of the variables. Variables that
         the program assigns are `eqx.nn.StateIndex`; their values are in the state that
-        `eqx.nn.State(module)` makes. It is called as `out, state = module(x, state)`.
-    - `constants`: arrays that the program holds itself, such as weights it was exported with.
+        `eqx.nn.State(module)` creates, and the module is called as `out, state = module(x, state)`.
+    - `constants`: arrays that the program holds itself, such as weights baked into an export.
     """
 
     constants: tuple[Array | np.ndarray, ...]
@@ -161,9 +161,9 @@ class Module(Recovered):
 
     @property
     def jaxpr(self) -> ClosedJaxpr:
-        """The program as a jaxpr: constants, parameters, the flat arguments, then the key.
+        """The program as a jaxpr of the constants, the parameters, the flat arguments and the key.
 
-        Where argument sizes are open, it is the one at the sizes of the example or the first call.
+        Where argument sizes are open, it is that of the example or of the first call.
 
         **Raises:** `SignatureError` where argument sizes are open and no call has fixed them.
         """
@@ -171,10 +171,10 @@ class Module(Recovered):
 
     @property
     def report(self) -> Report:
-        """What the conversion did; where sizes are open, `report.sizes` says for which.
+        """What the conversion did; where sizes are open, `report.sizes` says for which sizes.
 
-        **Raises:** `SignatureError` where sizes are open, and neither a call nor a text has needed
-            the program at any.
+        **Raises:** `SignatureError` where sizes are open and the program was not recovered at any,
+            as a call or a text does.
         """
         if (stage := self._function.shown) is None:
             return self._first().report
@@ -204,18 +204,19 @@ class Module(Recovered):
 
 
 def styles_of(layers: str | Sequence[str], typecheck: bool) -> frozenset[str]:
-    """The ways to write a program that were asked for.
+    """The styles of a text that were asked for.
 
-    **Raises:** `ValueError` where there is no such way.
+    **Raises:** `ValueError` where there is no such style.
     """
     styles = frozenset([layers] if isinstance(layers, str) else layers)
     if unknown := styles - STYLES:
-        raise ValueError(f"layers={sorted(unknown)[0]!r} is none of {sorted(STYLES)}")
+        names = " or ".join(map(repr, sorted(STYLES)))
+        raise ValueError(f"layers={sorted(unknown)[0]!r} is not a style; expected {names}")
     return styles | {"typecheck"} if typecheck else styles
 
 
 def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` as a method called `name`, with the signature of a function."""
+    """`run` as a method called `name`, with the signature of `function`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run(self, *args, **kwargs)
@@ -235,7 +236,7 @@ def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[.
 
 
 def build(function: Function) -> Module:
-    """The module of an entry point, of a class made for it."""
+    """The module of a function, an instance of a class made for it."""
     entry = function.entry
     call = method(function, "__call__", Module.__call__)
     name = entry.name if entry.name.isidentifier() else "Recovered"
@@ -247,7 +248,7 @@ def build(function: Function) -> Module:
 
 @dataclasses.dataclass(frozen=True)
 class _Look:
-    """What can be seen of a class; `methods` that look the same do the same."""
+    """A class as it is seen from outside; two that look the same are one."""
 
     name: str
     base: type
@@ -263,10 +264,10 @@ def class_of(
     methods: Mapping[str, Callable[..., Any]],
     of: tuple[str, ...] = (),
 ) -> Any:
-    """A subclass of `base` with these methods `of` functions; one for all that look the same.
+    """A subclass of `base` with these methods `of` functions, shared by all that look the same.
 
-    JAX and Equinox keep each class of modules as long as the process lives, and all that its
-    methods refer to. So these find what they run in the instance.
+    JAX and Equinox keep each class of modules as long as the process lives, with all that its
+    methods refer to, so the methods find their functions in the instance.
     """
     seen = [
         (key, m.__qualname__, m.__doc__, str(inspect.signature(m))) for key, m in methods.items()
@@ -281,6 +282,6 @@ def _class_like(look: _Look) -> Any:
 
 
 def leaf_of(param: Param, assigned: Container[str]) -> Array | np.ndarray | eqx.nn.StateIndex:
-    """The leaf of a module for a variable: an array, or an index into the state."""
+    """The leaf for a variable: an array, or an index into the state if it is assigned."""
     value = device_array(param.value)
     return eqx.nn.StateIndex(value) if param.name in assigned else value

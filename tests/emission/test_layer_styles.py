@@ -203,7 +203,7 @@ def test_what_is_no_way_to_write_layers_is_refused(tmp_path: Path) -> None:
     module = module_of(Stack(), ramp(2, 3))
     with pytest.raises(ValueError, match="layers='loop' is none of"):
         module.emit(layers="loop")
-    with pytest.raises(ValueError, match="is written already"):
+    with pytest.raises(ValueError, match="is already written"):
         invert.save(module.model, tmp_path, layers="scan")
 
 

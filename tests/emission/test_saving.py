@@ -253,7 +253,7 @@ def test_sizes(text: str | int, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "5XB", "0", "1e3"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         byte_count(text)
 
 

@@ -159,7 +159,7 @@ def test_types_are_checked_on_request(tmp_path: Path) -> None:
         loaded(ramp(2, 4), ramp(2, 4))
     with pytest.raises(TypeCheckError, match=r"parameter 'y'(.|\n)*n=2"):
         loaded(ramp(2, 3), ramp(5, 3))
-    with pytest.raises(ValueError, match="is written already"):
+    with pytest.raises(ValueError, match="is already written"):
         invert.save(module.model, tmp_path, typecheck=True)
 
 

@@ -54,34 +54,6 @@ def test_strings_are_broken_between_words() -> None:
     ]
 
 
-_SOURCE = """\
-class A(B):
-    \'\'\'What it is.\'\'\'
-    x: T['a b']
-
-    @f(1)
-    def __call__(self, x: T['a']=1, *, y=2):
-        a, = x
-        b = a ** 2 + self.b(a) ** 2 - x[1:2, a + 1:, ::-1, a:b - 1] * 1e+30
-        c = 'it' + 'the \\'x\\'' + 'a "b" ** 2' + b'**'
-
-        def inner():
-            return 1
-        if b:
-
-            def other():
-                return 2
-        else:
-            pass
-        return c
-
-@f
-def g():
-    pass
-g.h(1)
-g.h(2)
-""".replace("'''", '"' * 3)
-
 _LAID_OUT = """\
 class A(B):
     \'\'\'What it is.\'\'\'
@@ -116,6 +88,10 @@ g.h(2)
 
 
 def test_blank_lines_quotes_and_spaces() -> None:
-    found = formatted(_SOURCE, 80)
-    assert found == _LAID_OUT
-    assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(_SOURCE))
+    assert formatted(ast.unparse(ast.parse(_LAID_OUT)), 80) == _LAID_OUT
+
+
+def test_quotes_spaces_and_short_floats() -> None:
+    source = "a, = x\nb = 'it' + 'the \\'x\\''\nc = x[a + 1:, ::-1] ** 2 * 1e+30\n"
+    laid_out = '(a,) = x\nb = "it" + "the \'x\'"\nc = x[a + 1 :, ::-1] ** 2 * 1e30\n'
+    assert formatted(source, 80) == laid_out

@@ -160,7 +160,10 @@ class Subclassed(keras.Model):
         (lambda: invert.convert(Subclassed()), r"own does not know its inputs.*tf.TensorSpec"),
         (lambda: invert.convert(keras.Sequential([L.Dense(2)])), "does not know its inputs"),
         (lambda: invert.convert(L.Dense(3)), "does not know its inputs"),
-        (lambda: invert.convert(frozen_model(), X[:, :3]), "net cannot be called so: .*expected"),
+        (
+            lambda: invert.convert(frozen_model(), X[:, :3]),
+            "net cannot be called like this: .*expected",
+        ),
         (lambda: invert.convert(Subclassed(), X, foo=1), "unexpected keyword argument 'foo'"),
         (
             lambda: invert.convert(
@@ -180,7 +183,7 @@ class Subclassed(keras.Model):
             lambda: invert.convert(eqx.nn.Linear(8, 4, key=jax.random.key(0)), X[0]),
             "a JAX function",
         ),
-        (lambda: invert.load(frozen_model()), "converted by invert.convert"),  # pyright: ignore
+        (lambda: invert.load(frozen_model()), "use invert.convert"),  # pyright: ignore
     ],
 )
 def test_mistakes_are_explained(call, message):

@@ -1,4 +1,4 @@
-"""Layers of `equinox.nn` that a program may be, read from the equations that use its parameters."""
+"""Candidates of `equinox.nn` for a layer, read from the equations that use its parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
-# Fields of arrays, in the order in which all layers of `equinox.nn` have them.
+# The array fields of all layers of `equinox.nn`, in order.
 FIELDS = ("weight", "bias")
 
 
@@ -23,10 +23,11 @@ Candidates = Iterator[tuple[Native, Roles]]
 
 
 def candidates(jaxpr: Jaxpr, sizes: Sizes) -> Candidates:
-    """Layers that a program of a value and parameters may be, and which parameter is which array.
+    """Layers that a program may be, and the parameter for each of their arrays.
 
     **Arguments:**
 
+    - `jaxpr`: a program of one value and parameters.
     - `sizes`: the shapes of the value and the result, with open sizes.
     """
     _, *held = jaxpr.invars
@@ -39,7 +40,7 @@ def candidates(jaxpr: Jaxpr, sizes: Sizes) -> Candidates:
 
 
 class _Uses:
-    """Which operation the values of each parameter go into first."""
+    """The first operation on each parameter that does more than move its elements."""
 
     def __init__(self, jaxpr: Jaxpr, parameters: Mapping[Var, int]):
         self.jaxpr = jaxpr
@@ -60,7 +61,7 @@ class _Uses:
         return next((i for i, n in self.first.items() if n == name), None)
 
 
-# Behind these a parameter is still the whole parameter.
+# After these a value is still the whole parameter.
 _PASSED = kinds.LAYOUT | {"convert_element_type"}
 
 
@@ -113,7 +114,7 @@ def _convolution(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
     if any(d != 1 for d in steps):
         keywords["stride"] = _short(steps)
     if transposed:
-        # What is left out of the full correlation, on both sides and then at the end.
+        # What the padding leaves out of the full correlation, on both sides and at the end.
         full = [d * (k - 1) for d, k in zip(params["rhs_dilation"], kernel[2:], strict=True)]
         low = [f - p[0] for f, p in zip(full, padding, strict=True)]
         more = [p[1] - f + w for f, p, w in zip(full, padding, low, strict=True)]
@@ -148,7 +149,7 @@ def _convolution(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
 
 
 def _short(sizes: Sequence[int]) -> int | tuple[int, ...]:
-    """One number where all are the same."""
+    """One number where all sizes are equal."""
     found = tuple(int(n) for n in sizes)
     return found[0] if len(set(found)) == 1 else found
 
@@ -179,7 +180,7 @@ def _norm(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
 def _groups(
     axis: int, channels: int, epsilon: float, jaxpr: Jaxpr, x: Sequence[int], roles: Roles
 ) -> Candidates:
-    """Norms over groups of channels, for the numbers of groups that shapes in the program have."""
+    """Group norms, with the numbers of groups that occur in the program's shapes."""
     if x[axis] != channels:
         return
     sizes = {int(n) for e in jaxpr.eqns for v in e.outvars for n in v.aval.shape}
@@ -194,7 +195,7 @@ def _groups(
 
 
 def _beside(jaxpr: Jaxpr, eqn: Eqn) -> float | None:
-    """The number that is added to the operand of an equation."""
+    """The number that was added to the operand of an equation."""
     makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
     made = makers.get(eqn.invars[0])
     for _ in range(4):
@@ -209,7 +210,7 @@ def _beside(jaxpr: Jaxpr, eqn: Eqn) -> float | None:
                 break
             atom = inner.invars[0]
         if isinstance(atom, Literal):
-            # The shortest number that is the same in the type of the program.
+            # The shortest number with the same value in the dtype of the program.
             return float(str(np.asarray(atom.val)[()]))
     return None
 

@@ -1,7 +1,7 @@
-"""The `__init__` of classes that hold layers of `equinox.nn`.
+"""Writes the `__init__` of classes that hold layers of `equinox.nn`.
 
-These layers are made of sizes and a key, so the classes around them are too; the reader of weights
-then makes the model without arrays and puts those of the file in.
+These layers are constructed from sizes and a key, and so are the classes around them. The reader of
+weights then makes a model of types and fills in the arrays of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from invert.ir.types import Var
 
 
 def native_of(node: Node) -> Native | None:
-    """The layer of `equinox.nn` that a node is, if any."""
+    """The layer of `equinox.nn` that replaces a node, if any."""
     return node.layers[0].native if node.layers else None
 
 
@@ -41,12 +41,12 @@ def has_native(node: Node) -> bool:
 
 
 def _count(node: Node) -> int:
-    """How many layers a node stands for; 0 for one."""
+    """The number of stacked layers that a node stands for; 0 for a single one."""
     return node.layers[0].count if node.layers else 0
 
 
 def applied(body: Body, eqn: LayerCall, field: str) -> Placed:
-    """The call of a layer of `equinox.nn`, which takes one example."""
+    """The call of a layer of `equinox.nn`, mapped over the batch."""
     native = eqn.layer.native
     assert native is not None
     value = body.operand(eqn.invars[0])
@@ -78,11 +78,11 @@ def _moved(value: ast.expr, order: Sequence[int]) -> ast.expr:
 def initializer(
     node: Node, made: Mapping[Node, Class], shape: Callable[[Var], Sequence[int]]
 ) -> ast.FunctionDef:
-    """`__init__`: every field as it is before the weights are read.
+    """`__init__`: the initial value of every field.
 
     **Arguments:**
 
-    - `made`: the classes of the nodes inside.
+    - `made`: the classes of the inner nodes.
     """
     fields = list(node.fields.items())
     keyed = [f for f, v in fields if isinstance(v, Node) and _takes_key(v, made)]
@@ -115,7 +115,7 @@ def _start(
     key: ast.expr,
     above: tuple[int, ...],
 ) -> ast.expr:
-    """A field before the weights are read; `above` are the sizes of the stacks around it."""
+    """The initial value of a field; `above` are the sizes of the stacks around it."""
     if not isinstance(value, Node):
         sizes = literals.shape((*above, *shape(value)))
         plain = value.aval.dtype == np.float32

@@ -1,7 +1,7 @@
-"""Indices of elements: what `layout` compares.
+"""Symbolic indices of elements, which `layout` compares.
 
-An index is the number of a variable that runs over an axis; or is made of several of them, as that
-of an axis that a reshape has merged; or is a part of one that a reshape has split.
+An index is a variable that runs over an axis, given by its number; or several merged by a reshape;
+or a part of one that a reshape has split.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jax import lax
 
 from invert.ir.types import Atom, Eqn
 
-# The only index of an axis of one element.
+# The index into an axis of size one.
 ZERO = -1
 
-# A number; `("at", place)` for one place; `("merge", ((index, size), ...))`;
+# A variable's number; `("at", place)` for a fixed place; `("merge", ((index, size), ...))`;
 # `("part", index, sizes, place)`.
 Index: TypeAlias = int | tuple[Any, ...]
 
@@ -27,12 +27,12 @@ Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def plain(at: Sequence[Index], shape: Sequence[int]) -> tuple[Index, ...]:
-    """Indices for a shape, of which axes of one element have only one."""
+    """Indices into a shape, with `ZERO` for axes of size one."""
     return tuple(ZERO if n == 1 else i for i, n in zip(at, shape, strict=True))
 
 
 def fresh(*used: Sequence[Index]) -> Iterator[int]:
-    """Numbers of variables that do not occur in some indices."""
+    """Numbers of new variables, which do not occur in some indices."""
     return itertools.count(1 + max(itertools.chain([-1], *(map(_variables, used)))))
 
 
@@ -51,7 +51,7 @@ def _variables(at: Sequence[Index]) -> Iterator[int]:
 
 
 def renamed(*lists: tuple[Index, ...]) -> tuple[tuple[Index, ...], ...]:
-    """The same indices with variables numbered in the order in which they occur."""
+    """The same indices, with variables numbered in order of occurrence."""
     numbers: dict[int, int] = {ZERO: ZERO}
 
     def new(index: Index) -> Index:
@@ -67,7 +67,7 @@ def renamed(*lists: tuple[Index, ...]) -> tuple[tuple[Index, ...], ...]:
 
 
 def reshaped(at: Sequence[Index], shape: Sequence[int], wanted: Sequence[int]) -> tuple[Index, ...]:
-    """Indices into an array of shape `wanted` that was reshaped to `shape`."""
+    """Indices into an array of shape `wanted`, before it was reshaped to `shape`."""
     found: list[Index] = []
     i = j = 0
     while i < len(shape) or j < len(wanted):
@@ -90,7 +90,7 @@ def reshaped(at: Sequence[Index], shape: Sequence[int], wanted: Sequence[int]) -
 
 
 def merged(parts: Sequence[tuple[Index, int]]) -> Index:
-    """The index of one axis in the place of several."""
+    """The index into an axis that merges several."""
     flat: list[tuple[Index, int]] = []
     for index, size in parts:
         if size == 1:
@@ -112,7 +112,7 @@ def merged(parts: Sequence[tuple[Index, int]]) -> Index:
 
 
 def split(index: Index, sizes: Sequence[int]) -> list[Index]:
-    """The indices of several axes in the place of one."""
+    """The indices into several axes that one is split into."""
     real = [n for n in sizes if n != 1]
     if not real:
         return [ZERO] * len(sizes)
@@ -142,9 +142,9 @@ def _parts(index: Index, sizes: tuple[int, ...]) -> list[Index]:
 def common(
     a: Sequence[int], b: Sequence[int], numbers: Iterator[int]
 ) -> tuple[list[Index], list[Index]] | None:
-    """Indices for the axes that two operations add over, which may be cut in other ways.
+    """Indices for the axes that two operations sum over, which may be split differently.
 
-    **Returns:** `None` where they do not run over the same number of elements.
+    **Returns:** `None` where the numbers of elements differ.
     """
     if math.prod(a) != math.prod(b):
         return None
@@ -164,7 +164,7 @@ def common(
 
 
 def contracted(eqn: Eqn) -> list[int]:
-    """The sizes that a product adds over."""
+    """The sizes of the contracted axes of a product."""
     shape = eqn.invars[0].aval.shape
     return [shape[i] for i in eqn.params["dimension_numbers"][0][0]]
 
@@ -182,9 +182,9 @@ def operands_of_dot(eqn: Eqn, at: Sequence[Index], bound: Sequence[Index]) -> li
 
 
 def taken(eqn: Eqn) -> tuple[int, int] | None:
-    """The axis along which a `gather` reads single rows, and which of its indices says where.
+    """The axis along which a `gather` takes single rows, and the position of the index for it.
 
-    Indices along axes that are read whole say nothing where they are clipped.
+    Clipped indices into axes that are taken whole have no effect.
     """
     params, shape = eqn.params, eqn.invars[0].aval.shape
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
@@ -199,18 +199,18 @@ def taken(eqn: Eqn) -> tuple[int, int] | None:
     return (found[0], axes.index(found[0])) if rows else None
 
 
-# XLA clips where nothing is said.
+# XLA clips by default.
 _CLIPPED = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
 def out_of_bounds(eqn: Eqn) -> str:
-    """What a `gather` gives for indices that are out of bounds."""
+    """What a `gather` does with indices out of bounds."""
     params = eqn.params
     return "clip" if params["mode"] in _CLIPPED else f"fill with {params['fill_value']}"
 
 
 def operands_of_take(eqn: Eqn, at: Sequence[Index], bound: int) -> list[list[Index]]:
-    """The indices into the array and into the indices of such a `gather`."""
+    """The indices into both operands of a `gather` that takes rows."""
     numbers, found = eqn.params["dimension_numbers"], taken(eqn)
     assert found is not None
     axis, place = found
@@ -222,7 +222,7 @@ def operands_of_take(eqn: Eqn, at: Sequence[Index], bound: int) -> list[list[Ind
 
 
 def layout(at: Sequence[Index], to: Sequence[Index], shape: Sequence[int]) -> Layout:
-    """How an array with indices `at` is laid out, seen from one with indices `to`."""
+    """The layout of an array with indices `at`, relative to one with indices `to`."""
     flat: list[Index] = []
     for index in at:
         if isinstance(index, int):
@@ -235,7 +235,7 @@ def layout(at: Sequence[Index], to: Sequence[Index], shape: Sequence[int]) -> La
 
 
 def part(eqn: Eqn, at: Sequence[Index]) -> tuple[Atom, tuple[Index, ...]] | None:
-    """The operand of a `concatenate` that holds one place, and the indices there."""
+    """The operand of a `concatenate` that holds a fixed place, and the indices into it."""
     axis = eqn.params["dimension"]
     index = at[axis]
     if isinstance(index, int) or index[0] != "at":

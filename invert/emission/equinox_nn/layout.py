@@ -1,11 +1,11 @@
-"""Whether two programs do the same arithmetic for every element, however their arrays are laid out.
+"""Compares the arithmetic of two programs element by element, whatever their layouts.
 
-A layer of Equinox works on one example and holds its weights in its own layout, so under `jax.vmap`
-it traces to other products and transposes than the layer of another framework that computes the
-same. Both are compared from the results down: the element of a value at some indices is an
-operation on elements of its operands at indices that follow from them. Transposes, reshapes and
-broadcasts only change indices, so nothing is left of them. What remains is compared operation by
-operation; sums may be taken in any order, as XLA may anyway.
+A layer of Equinox takes one example and has its own layout of weights. Under `jax.vmap` it traces
+to other products and transposes than the layer of another framework that computes the same. The
+comparison goes from the results down: the element of a value at some indices is an operation on
+elements of its operands at indices that follow. Transposes, reshapes and broadcasts only change
+indices and drop out. The other operations are compared one by one; sums may be taken in any order,
+as XLA does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from invert.ir.interpret import inline_calls
 from invert.ir.match import same_params, same_value
 from invert.ir.types import Atom, ClosedJaxpr, Eqn, Literal, Var
 
-# Parameters of a convolution that do not say where the axes are.
+# Parameters of a convolution that do not depend on the order of the axes.
 _WINDOW = (
     "window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count",
     "batch_group_count",
@@ -35,11 +35,11 @@ _DEFAULT = jax.lax.Precision.DEFAULT
 
 
 class Difference(Exception):
-    """What two programs differ in."""
+    """The programs differ; the message says where."""
 
 
 class _Side:
-    """One of two programs."""
+    """One of the two programs."""
 
     def __init__(self, closed: ClosedJaxpr, names: Mapping[Atom, int]):
         self.graph = Graph(closed, consts_of(closed))
@@ -49,7 +49,7 @@ class _Side:
             self._add(eqn)
 
     def print_of(self, atom: Atom) -> int:
-        """A number that is equal for atoms that are computed alike, whatever their layout."""
+        """A hash that is equal for atoms computed alike, whatever their layout."""
         if isinstance(atom, Literal):
             return hash(("literal", np.asarray(atom.val).dtype, np.asarray(atom.val).tobytes()))
         if atom in self._prints:
@@ -72,7 +72,7 @@ class _Side:
             self._prints[v] = found if i == 0 else hash((found, i))
 
     def bare(self, atom: Atom, at: tuple[Index, ...]) -> tuple[Atom, tuple[Index, ...]]:
-        """What is below transposes, reshapes and broadcasts, and the indices there."""
+        """The atom before transposes, reshapes and broadcasts, and the indices into it."""
         while is_var(atom) and (eqn := self.graph.producers.get(atom)) is not None:
             if eqn.primitive.name == "concatenate":
                 part = indices.part(eqn, at)
@@ -88,7 +88,7 @@ class _Side:
 
 
 def _operation(eqn: Eqn) -> tuple[str, Sequence[Atom]]:
-    """The name of an operation and its operands; a square is a product."""
+    """The name and the operands of an operation; a square is a product."""
     name = eqn.primitive.name
     if name == "square" or (name == "integer_pow" and eqn.params["y"] == 2):
         return "mul", (eqn.invars[0], eqn.invars[0])
@@ -96,7 +96,7 @@ def _operation(eqn: Eqn) -> tuple[str, Sequence[Atom]]:
 
 
 def _below(eqn: Eqn, at: tuple[Index, ...]) -> tuple[Index, ...]:
-    """The indices of the operand of an equation that only moves elements."""
+    """The indices into the operand of an equation that only moves elements."""
     shape = eqn.invars[0].aval.shape
     name, params = eqn.primitive.name, eqn.params
     if name == "broadcast_in_dim":
@@ -117,9 +117,9 @@ class Comparison:
     **Arguments:**
 
     - `a`, `b`: closed jaxprs without calls.
-    - `pairs`: arguments of `a` and what they are in `b`.
-    - `layouts`: how arguments of `a` are laid out, seen from those of `b`. For arguments in
-        `unknown` this is found out and added.
+    - `pairs`: the arguments of `a` with those of `b`.
+    - `layouts`: layouts of arguments of `a`, relative to those of `b`. Those of the arguments in
+        `unknown` are inferred and added.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Comparison:
         self._pending: list[tuple[Atom, tuple[Index, ...], Atom, tuple[Index, ...]]] = []
 
     def difference(self) -> str | None:
-        """`None` where the programs are the same, else what differs."""
+        """`None` where the programs are equal, else what differs."""
         outs = self.a.graph.jaxpr.outvars, self.b.graph.jaxpr.outvars
         if len(outs[0]) != len(outs[1]):
             return f"{len(outs[0])} results against {len(outs[1])}"
@@ -153,7 +153,7 @@ class Comparison:
         return None
 
     def _whole(self, x: Atom, y: Atom) -> None:
-        """Two values have to be equal, all of their elements."""
+        """Requires that two values are equal in all elements."""
         if tuple(x.aval.shape) != tuple(y.aval.shape):
             raise Difference(f"an operand of shape {x.aval.shape} against {y.aval.shape}")
         at = indices.plain(range(len(x.aval.shape)), x.aval.shape)
@@ -164,7 +164,7 @@ class Comparison:
         y, to = self.b.bare(y, tuple(to))
         at = indices.plain(at, x.aval.shape)
         to = indices.plain(to, y.aval.shape)
-        # The names of indices do not matter, so that a value used twice is compared once.
+        # Indices are renumbered, so that a value used twice is compared once.
         at, to = indices.renamed(at, to)
         key = (x if is_var(x) else id(x), at, y if is_var(y) else id(y), to)
         if key not in self._done:
@@ -300,7 +300,7 @@ class Comparison:
     def _opaque(
         self, first: Eqn, x: Atom, at: Sequence[Index], second: Eqn, y: Atom, to: Sequence[Index]
     ) -> None:
-        """Operations on whole arrays: the same ones, and the same element of the result."""
+        """Requires equal operations on whole arrays, and the same element of the result."""
         same = first.primitive is second.primitive and same_params(first.params, second.params)
         if not same or len(first.invars) != len(second.invars):
             raise Difference(f"{first.primitive.name} with other parameters")
@@ -312,7 +312,7 @@ class Comparison:
 
 
 def _precision(eqn: Eqn) -> object:
-    """The precision of a product; the type it adds in is that of its result."""
+    """The precision of a product; `None` for the default."""
     found = eqn.params["precision"]
     return None if found in (None, (None, None), _DEFAULT, (_DEFAULT, _DEFAULT)) else found
 
@@ -324,7 +324,7 @@ def _described(atom: Atom, eqn: Eqn | None) -> str:
 
 
 def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The program with all calls written out."""
+    """The program with all calls inlined."""
     with jax.enable_x64(True):
         while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
             closed = inline_calls(closed)
@@ -332,7 +332,7 @@ def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def laid(value: Any, layout: Layout, depth: int) -> Any:
-    """An array in another layout; `depth` axes before it stay as they are."""
+    """An array in another layout; the first `depth` axes stay."""
     order, shape = layout
     rest = [i + depth for i in order]
     return value.transpose([*range(depth), *rest]).reshape(*value.shape[:depth], *shape)

@@ -1,8 +1,8 @@
-"""Layers that compute what a layer of `equinox.nn` does, put in the place of the recovered ones.
+"""Replaces recovered layers by layers of `equinox.nn` that compute the same.
 
-What to try is read from the equations that use the parameters: sizes, strides, the number beside a
-variance. What is tried is traced under `jax.vmap` and compared with the layer (`layout`), which
-also finds out how the weights have to be laid out. What is not the same arithmetic stays.
+The candidates are read from the equations that use the parameters: sizes, strides, the epsilon of a
+norm. Each is traced under `jax.vmap` and compared with the recovered layer (`layout`), which also
+infers the layout of the weights. A layer with other arithmetic stays as it is.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
 
 
 class Replacer:
-    """Puts layers of `equinox.nn` into a tree of layers.
+    """Replaces layers in a tree by those of `equinox.nn`.
 
     **Attributes:**
 
-    - `layouts`: how the parameters of these layers are laid out.
+    - `layouts`: the layouts of the parameters of these layers.
     """
 
     def __init__(self, jaxpr: Jaxpr, program: Program, parameters: set[Var], messages: list[str]):
@@ -44,7 +44,7 @@ class Replacer:
         self._left: dict[str, list[str]] = collections.defaultdict(list)
 
     def replace(self, root: Layer) -> None:
-        """Replaces what it can, and says in messages what and what not."""
+        """Replaces what it can, and says in messages what it replaced and what not."""
         self._inside(root)
         _settle(root, top=True)
         for kind, count in self._found.items():
@@ -54,8 +54,8 @@ class Replacer:
                 "element as the recovered one, with weights in another layout"
             )
         for reason, names in self._left.items():
-            said = names[0] if len(names) == 1 else f"{len(names)} layers such as {names[0]}"
-            self.messages.append(f"{said} stay as recovered: {reason}")
+            several = names[0] if len(names) == 1 else f"{len(names)} layers such as {names[0]}"
+            self.messages.append(f"{several} stay as recovered: {reason}")
         if not self._found and not self._left:
             self.messages.append("there are no layers with parameters of their own")
 
@@ -70,7 +70,7 @@ class Replacer:
         layer.steps = steps
 
     def _replaced(self, call: LayerCall) -> list[Eqn] | None:
-        """The steps in the place of a call; `None` where the layer stays."""
+        """The steps that replace a call; `None` where the layer stays."""
         layer = call.layer
         if not layer.parameters or any(isinstance(s, LayerCall) for s in layer.steps):
             return None
@@ -84,7 +84,7 @@ class Replacer:
                 layer.inputs, layer.outputs = [part.x], [part.y]
                 call.invars, call.outvars = [part.x], [part.y]
                 return [*part.head, call, *part.tail]
-            # The first is about the largest part.
+            # The first reason is that of the largest part.
             reason = reason or found
         self._left[reason or "no layer of equinox.nn has such parameters"].append(
             "/".join(layer.path)
@@ -92,7 +92,7 @@ class Replacer:
         return None
 
     def _native(self, part: _Part) -> tuple[Native, dict[str, Var]] | str | None:
-        """The layer that a part of a layer is; else why it is none, if there is one like it."""
+        """The layer that replaces a part of a layer; else the reason why none does, if known."""
         constants: list[Eqn] = []
         for v in part.inputs:
             if v is part.x:
@@ -126,7 +126,7 @@ class Replacer:
         return self.program.shape(part.x), self.program.shape(part.y)
 
     def _constant(self, v: Atom) -> list[Eqn] | None:
-        """The equations of a value that is the same for all inputs."""
+        """The equations of a value that does not depend on inputs; `None` where it does."""
         eqn = self._makers.get(v)
         if eqn is None:
             return None
@@ -147,13 +147,13 @@ class Replacer:
         roles: Sequence[int],
         closed: ClosedJaxpr,
     ) -> dict[Var, Layout] | str:
-        """The layouts of the weights; why the layer is another program where it is."""
+        """The layouts of the weights; where the programs differ, how."""
         key = (native, tuple(x.aval.shape), x.aval.dtype, tuple(v.aval.dtype for v in arrays))
         if key not in self._traced:
             step = f"eqx.nn.{native.kind}"
             traced = attempt(step, self.messages, _trace, native, x, arrays)
             self._traced[key] = (
-                "which a defect keeps from being traced" if traced is None else traced
+                "which cannot be traced because of a defect" if traced is None else traced
             )
         traced = self._traced[key]
         if isinstance(traced, str):
@@ -192,7 +192,7 @@ def _trace(native: Native, x: Var, arrays: Sequence[Var]) -> ClosedJaxpr | str:
 
 @dataclasses.dataclass
 class _Part:
-    """A part of a layer with all of its parameters: from one value to another.
+    """A part of a layer that uses all of its parameters: a function of one value.
 
     **Arguments:**
 
@@ -211,11 +211,11 @@ class _Part:
 def _parts(layer: Layer, own: set[Var]) -> Iterator[_Part]:
     """Parts of a layer that hold all uses of its parameters, the largest first.
 
-    What comes after the last use, such as an activation, may stand after the layer; and so may what
-    comes before the first, such as a reshape, before it.
+    Steps after the last use, such as an activation, and before the first, such as a reshape, may be
+    moved out of the layer.
     """
     steps = layer.steps
-    # Values that are made of parameters alone, such as a bias with another shape.
+    # Values that depend on parameters alone, such as a reshaped bias.
     held = set(own)
     inside = [False] * len(steps)
     for i, step in enumerate(steps):
@@ -251,7 +251,7 @@ def _part(
     outside = {a for s in tail for a in s.invars if is_var(a)} | set(layer.outputs)
     outputs = [v for s in steps for v in s.outvars if v in outside]
     first = {v for s in head for v in s.outvars}
-    # Constants stand beside the one value that the layer is applied to.
+    # Among the inputs, the layer is applied to one value; the others are constants.
     values = [v for v in inputs if v in first] or [v for v in inputs if v in set(layer.inputs)]
     if len(outputs) != 1 or not values:
         return None
@@ -260,7 +260,7 @@ def _part(
 
 
 def _settle(layer: Layer, *, top: bool = False) -> None:
-    """Drops steps that are not needed any more, and inputs."""
+    """Drops steps and inputs that are not used any more."""
     for step in layer.steps:
         if isinstance(step, LayerCall) and not step.layer.native:
             _settle(step.layer)

@@ -1,4 +1,4 @@
-"""The equations of one body as statements."""
+"""Writes the equations of one jaxpr as statements."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.loops import CondParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
-# An expression is written into the one that uses it while the line stays about as long.
+# An expression is inlined into its only user while the line stays about this long.
 _WIDTH = 66
-# Shapes of one value: operands that are wider stand on a line of their own.
+# Wider operands get a line of their own.
 _OPERAND = 44
 
 
@@ -34,9 +34,10 @@ class Placed:
     **Arguments:**
 
     - `expression`: over the tokens of its operands.
-    - `inline`: whether it may be written into the expression that uses it.
+    - `inline`: whether it may be inlined into the expression that uses it.
     - `functions`: local functions that it needs.
-    - `hints`: names wanted for its results; where they say nothing, see `emission.python.nouns`.
+    - `hints`: names wanted for its results; meaningless ones are replaced by `python.nouns`.
+    - `flows`, `pattern`: as for `Statement`.
     """
 
     expression: ast.expr
@@ -49,13 +50,12 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The equation by which `lax.cond` and its kin make the index of a branch.
+    """The equation that makes the branch index of a `cond`.
 
     **Arguments:**
 
-    - `atom`: what the user gives: a truth value, or a number that is out of bounds maybe.
-    - `platforms`: what `lax.platform_dependent` chooses by: the names for each branch, `None` for
-        all others.
+    - `atom`: the argument of `lax.cond` or `lax.switch`: a bool, or an index before it is clamped.
+    - `platforms`: of `lax.platform_dependent`, the platforms of each branch; `None` is the default.
     """
 
     eqn: Eqn
@@ -65,7 +65,7 @@ class Choice:
 
 
 def _choices(graph: Graph) -> dict[int, Choice]:
-    """The choices of branches that the public functions can make, by the `cond` equation."""
+    """The branch choices that public functions can express, by the id of their `cond`."""
     found: dict[int, Choice] = {}
     for eqn in graph.by_primitive.get("cond", ()):
         parts = CondParts.of(eqn)
@@ -96,10 +96,10 @@ class Body:
 
     **Arguments:**
 
-    - `given`: expressions of values that are no local variables, such as `self.kernel`.
-    - `names`: what the arguments are called.
-    - `wanted`: what results are to be called, where they get a name at all.
-    - `path`: the name scopes that it is.
+    - `given`: expressions of values that are not local variables, such as `self.kernel`.
+    - `names`: names of the arguments.
+    - `wanted`: names for results that get a line of their own.
+    - `path`: the name scopes of the jaxpr.
     """
 
     def __init__(
@@ -113,20 +113,20 @@ class Body:
     ):
         self.writer = writer
         self.names: dict[Atom, str] = dict(names or {})
-        # What is a field in another form is called after it.
+        # A field in another form, such as a transpose, is called after the field.
         self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
         self.wanted, self.path = wanted or {}, path
         self.program = writer.program
         self.graph = Graph(jaxpr)
         self.given: dict[str, ast.expr] = {writer.token(v): e for v, e in (given or {}).items()}
         self.statements: list[Statement] = []
-        # Values that have one user, until it is written.
+        # Values with one user, until that is written.
         self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
         self._uses: dict[Atom, int] = {}
 
     @functools.cached_property
     def changes_state(self) -> bool:
-        """Whether some step gives another state back."""
+        """Whether some step assigns the state."""
         return any(isinstance(v, StateVar) for eqn in self.graph.eqns for v in eqn.outvars)
 
     def token(self, v: Var) -> str:
@@ -165,7 +165,7 @@ class Body:
                 self._uses[atom] = self._uses.get(atom, 0) + 1
 
     def atoms(self, eqn: Eqn) -> list[Atom]:
-        """The operands of an equation; those of a branch begin with what the choice is made by."""
+        """The operands of an equation; of a `cond`, the argument of its choice comes first."""
         if id(eqn) in self.chosen:
             atom = self.chosen[id(eqn)].atom
             return [*([] if atom is None else [atom]), *eqn.invars[1:]]
@@ -180,7 +180,7 @@ class Body:
         return Placed(expression, flows=FLOWS.get(name, True))
 
     def _hints(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> list[str]:
-        """Names wanted for the results of an equation that is on `atoms`."""
+        """Names wanted for the results of an equation with operands `atoms`."""
         hints = list(placed.hints) or [PLAIN]
         hints += [hints[-1]] * (len(eqn.outvars) - len(hints))
         for i, v in enumerate(eqn.outvars):
@@ -218,7 +218,7 @@ class Body:
             heirs,
         )
         single = len(outs) == 1 and self._uses.get(first) == 1
-        # What is returned stands in the line that returns it.
+        # A returned value is inlined into the `return`.
         last = first in self.graph.results and self._one_result()
         if single and placed.inline and not placed.functions and (last or width <= _OPERAND):
             self._waiting[self.token(first)] = (value, width, statement)
@@ -228,8 +228,8 @@ class Body:
     def _filled(
         self, expression: ast.expr, inline: bool
     ) -> tuple[ast.expr, int, dict[str, Statement]]:
-        """The expression with what its operands are, as far as they fit into the line, its width,
-        and what these operands would be on lines of their own."""
+        """The expression with operands inlined as far as they fit, its width, and the statements
+        of the inlined operands by token."""
         tokens = syntax.tokens_in(expression)
         width = syntax.width(expression)
         values: dict[str, ast.expr] = {}
@@ -253,14 +253,14 @@ class Body:
         return filled, width, inside
 
     def before(self, statement: Statement, atoms: Sequence[Atom]) -> None:
-        """Adds a line after those that some operands are computed in."""
+        """Adds a statement after those that compute some operands."""
         for atom in atoms:
             if not isinstance(atom, Literal):
                 self._settle(self.token(atom))
         self.statements.append(statement)
 
     def _settle(self, token: str) -> None:
-        """Gives a value that waits for its user a line of its own."""
+        """Gives a value that waits for its user a statement of its own."""
         if token in self._waiting:
             self.statements.append(self._waiting.pop(token)[2])
 
@@ -269,7 +269,7 @@ class Body:
             self._settle(token)
 
     def _one_result(self) -> bool:
-        """Whether there is one result, but for a state."""
+        """Whether there is one result besides a state."""
         return sum(not isinstance(v, StateVar) for v in self.graph.jaxpr.outvars) == 1
 
     def result(self, atom: Atom) -> ast.expr:
@@ -285,13 +285,13 @@ class Body:
         return ast.Name(token, ast.Load())
 
     def operand(self, atom: Atom) -> ast.expr:
-        """An operand where its type matters: literals with their types."""
+        """An operand as an expression; literals have their types."""
         if isinstance(atom, Literal):
             return self.literal(atom)
         return ast.Name(self.token(atom), ast.Load())
 
     def literal(self, atom: Literal) -> ast.expr:
-        """A literal with its type; one that depends on open sizes likewise."""
+        """A literal with its type, also where it depends on open sizes."""
         size = self.program.literals.get(id(atom))
         if size is not None:
             kind = literals.dtype(atom.aval.dtype)

@@ -1,4 +1,4 @@
-"""Equations that hold programs: calls, loops, branches, functions with derivatives of their own."""
+"""Writes equations that hold jaxprs: calls, loops, branches, custom derivatives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Row = Callable[[Writer, Body, Eqn], Placed]
 
 
 def parameter_hints(count: int) -> list[str]:
-    """Names of parameters of which nothing is known."""
+    """Names of parameters without a name of their own."""
     if count <= 3:
         return list("xyz"[:count])
     return list("abcdefgh"[:count]) if count <= 8 else [f"x_{i}" for i in range(count)]
@@ -44,14 +44,14 @@ def name_of(closed: ClosedJaxpr | Jaxpr) -> str:
 
 
 def results_of(results: Sequence[ast.expr]) -> ast.expr:
-    """What a function returns: one value, or a tuple."""
+    """The returned expression: one value, or a tuple."""
     return results[0] if len(results) == 1 else syntax.tuple_of(results)
 
 
 def constants_of(closed: ClosedJaxpr | Jaxpr) -> dict[Var, ast.expr]:
-    """The constants that a called program holds itself, as literals.
+    """The constants of a called program, as literals.
 
-    They are arrays of JAX: operators and methods of NumPy's would compute at once.
+    They are JAX arrays: operators and methods of NumPy arrays would not be traced.
     """
     jaxpr = open_jaxpr(closed)
     values = consts_of(closed)
@@ -71,14 +71,14 @@ def local(
     result: Callable[[list[ast.expr]], ast.expr],
     starts: Sequence[Atom] = (),
 ) -> FunctionText:
-    """A function inside the one that is being written.
+    """A local function of the body that is being written.
 
     **Arguments:**
 
-    - `operands`: atoms of the outer body for the leading arguments, which it takes by closure.
-    - `parameters`: a name for each parameter, and how many values it is; -1 for a bare value.
-    - `result`: makes the returned value of the results.
-    - `starts`: atoms of the outer body that the first values are called after.
+    - `operands`: atoms of the outer body for the leading arguments, which it closes over.
+    - `parameters`: the name of each parameter and its number of values; -1 for a bare value.
+    - `result`: makes the returned expression from the results.
+    - `starts`: atoms of the outer body that the first parameters take their names from.
     """
     jaxpr = open_jaxpr(closed)
     given = constants_of(closed)
@@ -116,7 +116,7 @@ def local(
 
 
 def _named(body: Body, atoms: Sequence[Atom], other: str) -> list[str]:
-    """What values that begin as `atoms` are called."""
+    """Names of values whose initial values are `atoms`."""
     names = [body.names.get(a) if is_var(a) else None for a in atoms]
     return [n if n is not None and says(n) else other for n in names]
 
@@ -126,14 +126,14 @@ def _reference(function: FunctionText) -> ast.expr:
 
 
 def packed(items: Sequence[ast.expr]) -> ast.expr:
-    """Nothing, one value or a tuple."""
+    """`None`, one value or a tuple."""
     if not items:
         return number(None)
     return items[0] if len(items) == 1 else syntax.tuple_of(items)
 
 
 def unpacking(numbers: Sequence[int]) -> Pattern:
-    """How what `packed` has put together is taken apart again, by the numbers of the values."""
+    """The pattern that unpacks the result of `packed`, by the numbers of the values."""
     if not numbers:
         return None
     return numbers[0] if len(numbers) == 1 else tuple(numbers)
@@ -148,7 +148,7 @@ def _jit(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 
 def _of_library(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
-    """A function of JAX that is this call."""
+    """The public JAX function that traces to a call, if any."""
     if file.plain:
         return None
     variables = {file.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
@@ -187,7 +187,7 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 
 def _arity(count: int) -> int:
-    """One value is bare; several, or none, are a tuple."""
+    """-1 for one value, which is bare; several, or none, are a tuple."""
     return -1 if count == 1 else count
 
 
@@ -241,7 +241,7 @@ def _cond(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 
 def _custom(file: Writer, body: Body, eqn: Eqn) -> Placed:
-    """A function with a derivative of its own."""
+    """A function with a custom derivative, or a composite."""
     name = name_of(eqn.params["call_jaxpr"])
     if (known := composite_of(eqn)) is not None:
         args = [body.operand(a) for a in eqn.invars]
@@ -255,7 +255,7 @@ def _custom(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 
 def composite_of(eqn: Eqn) -> Eqn | None:
-    """The `composite` equation that `ir.composite` has wrapped; `None` where it is another."""
+    """The `composite` equation that `ir.composite` has wrapped, if any."""
     for param, primitive in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):
         eqns = open_jaxpr(eqn.params[param]).eqns
         if len(eqns) != 1 or eqns[0].primitive.name != primitive:
@@ -265,7 +265,7 @@ def composite_of(eqn: Eqn) -> Eqn | None:
 
 
 def _solve(file: Writer, body: Body, eqn: Eqn) -> Placed:
-    """A linear solve with the functions that its derivatives need."""
+    """`lax.custom_linear_solve` with its functions."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     atoms = list(eqn.invars)
     functions: dict[str, FunctionText] = {}
@@ -279,7 +279,7 @@ def _solve(file: Writer, body: Body, eqn: Eqn) -> Placed:
                 file, body, closed, name, operands, [("b", _arity(count))], packed
             )
             if name != "matvec":
-                functions[name].first = ["_"]  # it is given `matvec`, which the program knows
+                functions[name].first = ["_"]  # JAX passes `matvec`, which is not needed
         start += length
     b = packed([body.operand(a) for a in atoms[start:]])
     args = [_reference(functions["matvec"]), b, _reference(functions["solve"])]
@@ -298,7 +298,7 @@ def _flat(values: list[ast.expr]) -> ast.expr:
 
 
 def _reduce(file: Writer, body: Body, eqn: Eqn) -> Placed:
-    """`lax.reduce` and `lax.reduce_window` with a function of their own."""
+    """`lax.reduce` and `lax.reduce_window` with a custom function."""
     params = eqn.params
     closed = params["jaxpr"]
     n = len(eqn.invars) // 2
@@ -333,7 +333,7 @@ def _remat(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 
 def _opaque(file: Writer, body: Body, eqn: Eqn) -> Placed:
-    """A custom call that nothing has recovered: the text needs `invert` to say what it is."""
+    """A custom call that was not recovered: the text imports `invert` for it."""
     params = eqn.params
     if params["computations"]:
         return _bound(file, body, eqn)
@@ -355,7 +355,7 @@ def _opaque(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 
 def _bound(file: Writer, body: Body, eqn: Eqn) -> Placed:
-    """`lax.name_p.bind(...)` with each program traced from a local function."""
+    """`lax.name_p.bind(...)`, with each jaxpr traced from a local function."""
     functions: list[FunctionText] = []
 
     def spelled(value: Any) -> ast.expr:
@@ -387,7 +387,7 @@ def _bound(file: Writer, body: Body, eqn: Eqn) -> Placed:
     return Placed(expression, False, functions, pattern=pattern)
 
 
-# Primitives whose inner program mostly goes with the name of their function of `lax`.
+# Primitives whose inner jaxpr is mostly the one that their `lax` function makes.
 _SPELLED = frozenset("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split())
 
 ROWS: Mapping[str, Row] = {
@@ -407,7 +407,7 @@ ROWS: Mapping[str, Row] = {
 
 
 def structured(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
-    """How an equation that holds programs is written; `None` where it holds none."""
+    """Writes an equation that holds jaxprs; `None` where it holds none."""
     name = eqn.primitive.name
     if name in ROWS:
         return ROWS[name](file, body, eqn)
@@ -416,14 +416,14 @@ def structured(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
     if name in _SPELLED:
         try:
             expression = spelling.spell(eqn, file)
-        except EmissionError:  # it combines in a way of its own
+        except EmissionError:  # it combines by a custom function
             return _bound(file, body, eqn)
         return Placed(expression, flows=spelling.FLOWS.get(name, True))
     return _bound(file, body, eqn)
 
 
 def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> FunctionText:
-    """The derivative rule of a function with one of its own.
+    """The rule of a function with a custom derivative.
 
     Of `jax.custom_jvp` it is `(primals, tangents) -> (results, tangents of results)`, of
     `jax.custom_vjp` the backward rule `(arguments, cotangents) -> cotangents of arguments`.
@@ -465,7 +465,7 @@ def _no_derivative(v: Atom, is_jvp: bool) -> ast.expr:
 
 
 def forbidden(name: str, message: str) -> ast.FunctionDef:
-    """The rule of a function whose author forbids its derivative."""
+    """The rule of a function whose author forbids to differentiate it."""
     raised = ast.Raise(call("LookupError", number(message)))
     arguments = [ast.arg("primals"), ast.arg("tangents")]
     decorators = [syntax.name(f"{name}.defjvp")]

@@ -1,7 +1,7 @@
 """Expressions that stand for several equations: `jnp.mean(x, axis=-1)`, `jax.nn.softmax(x)`.
 
 Each row belongs to the primitive of the last equation and proposes calls. A proposed call is traced
-and found in the body like a pattern's template; what it covers has no use outside of it.
+and matched with the body like the template of a pattern; no interior value may be used elsewhere.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from invert.ir.types import Atom, Eqn, Literal, Var
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Equations that are written as one expression.
+    """Equations written as one expression.
 
     **Arguments:**
 
     - `expression`: over the tokens of `leaves`.
-    - `covered`: ids of the equations but the last, which is where it is written.
+    - `covered`: ids of the equations before the last, in whose place it is written.
     """
 
     expression: ast.expr
@@ -43,7 +43,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """An expression over operands named by position, and what stands for them in the body.
+    """An expression over operands named by position.
 
     **Arguments:**
 
@@ -64,7 +64,7 @@ def _x(i: int = 0) -> ast.expr:
 
 
 def _producer(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
-    """The equation that gives an atom, where it is one of these primitives."""
+    """The equation that produces an atom, if it is of one of these primitives."""
     eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
     return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
@@ -81,7 +81,7 @@ _KEPT = {
 
 
 def _keepdims(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """A reduction whose axes are put back."""
+    """A reduction with `keepdims=True`."""
     inner = _producer(graph, eqn.invars[0], *_KEPT)
     if inner is not None and "axes" in inner.params:
         x = inner.invars[0]
@@ -93,7 +93,7 @@ def _keepdims(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _reduced(eqn: Eqn, graph: Graph) -> tuple[Eqn, bool] | None:
-    """The sum that an equation divides, and whether its axes are put back."""
+    """The sum that an equation divides, and whether it keeps its axes."""
     inner = _producer(graph, eqn.invars[0], "reduce_sum", "broadcast_in_dim")
     if inner is None:
         return None
@@ -125,7 +125,7 @@ def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`x * (0.5 * (1 + tanh(...)))` in the forms that JAX has had."""
+    """`x * (0.5 * (1 + tanh(...)))`, in the forms of different JAX versions."""
     names = set()
     pending, steps = list(eqn.invars), 0
     while pending and steps < 16:
@@ -146,7 +146,7 @@ def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """A product whose axes are in another order than `dot_general` gives."""
+    """A `dot_general` whose result is transposed."""
     inner = _producer(graph, eqn.invars[0], "dot_general")
     if inner is None or not all(map(is_var, inner.invars)) or inner.invars[0] is inner.invars[1]:
         return
@@ -164,7 +164,7 @@ def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`x[:, 0]`: a slice of one, and its axis taken away."""
+    """`x[:, 0]`: a slice of size one whose axis is squeezed."""
     inner = _producer(graph, eqn.invars[0], "slice")
     if inner is None or not is_var(inner.invars[0]):
         return
@@ -180,7 +180,7 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _broadcast_of(graph: Graph, atom: Atom) -> Atom | None:
-    """The variable that an atom is a broadcast of."""
+    """The variable that was broadcast to an atom, if any."""
     eqn = _producer(graph, atom, "broadcast_in_dim")
     return eqn.invars[0] if eqn is not None and is_var(eqn.invars[0]) else None
 
@@ -215,7 +215,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
 def find(graph: Graph, writer: Writer) -> dict[int, Group]:
     """The groups of a body, by the id of their last equation.
 
-    The last equations are looked at first, so that a group is not taken apart by a smaller one.
+    The search goes backwards, so that the largest group wins.
     """
     found: dict[int, Group] = {}
     taken: set[int] = set()
@@ -282,7 +282,7 @@ def _try(
 
 
 def _shared(match: Match, graph: Graph, root: Eqn) -> bool:
-    """Whether a result inside is used outside; a template's constants may be shared elsewhere."""
+    """Whether an interior result is used elsewhere."""
     inside = {id(e) for e in match.eqns.values()}
     for eqn in match.eqns.values():
         if eqn is root:

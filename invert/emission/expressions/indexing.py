@@ -1,4 +1,4 @@
-"""How equations that move elements are written: shapes, slices, indices."""
+"""Expressions for equations that move elements: shapes, slices, indices."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def reshape(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions
             yield method(args[0], "reshape", number(-1))
         ones = sum(n == 1 for n in sizes)
         if len(sizes) > 1 and ones == len(sizes) - 1:
-            # What a layer does to its bias, whatever the size of that is.
+            # The size of a bias is left open, so that layers of different sizes share a text.
             parts = [number(1) if n == 1 else number(-1) for n in sizes]
             yield method(args[0], "reshape", *parts)
         if sizes:
@@ -78,7 +78,7 @@ def reshape(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions
 
 
 def convolution(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
-    """`lax.conv_general_dilated` with layouts as letters and without what says nothing."""
+    """`lax.conv_general_dilated` with layouts as letters and without default arguments."""
     params = eqn.params
     spatial = len(params["window_strides"])
     keywords: dict[str, ast.expr] = {}
@@ -117,7 +117,7 @@ def _inverse(spec: Sequence[int]) -> list[int]:
 
 
 def _same_padding(eqn: Eqn, program: Program) -> ast.expr | None:
-    """`"SAME"` or `"VALID"`, where the padding may be that; what it is, tracing shows."""
+    """`"SAME"` or `"VALID"` where the padding may be that; tracing decides."""
     padding = eqn.params["padding"]
     if all(tuple(p) == (0, 0) for p in padding):
         return number("VALID")
@@ -198,7 +198,7 @@ def slice_parts(eqn: Eqn, program: Program) -> list[ast.expr]:
 
 
 def shortened(parts: list[ast.expr]) -> list[ast.expr]:
-    """The index without the full slices at its end."""
+    """The index without trailing full slices."""
     whole = [isinstance(p, ast.Slice) and not (p.lower or p.upper or p.step) for p in parts]
     end = len(parts)
     while end > 1 and whole[end - 1]:

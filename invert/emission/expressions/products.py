@@ -1,4 +1,4 @@
-"""How products of arrays are written: `x @ w`, `jnp.tensordot`, `jnp.einsum`."""
+"""Expressions for products of arrays: `x @ w`, `jnp.tensordot`, `jnp.einsum`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[as
     ranks = [len(a.aval.shape) for a in eqn.invars]
     keywords = dot_options(eqn)
     if not batch_l and (list(contract_l), list(contract_r)) == ([ranks[0] - 1], [0]):
-        # What `x @ w` means where `w` has more axes than a matrix.
+        # As `x @ w`, for a `w` with more than two axes.
         yield call("jnp.tensordot", left, right, axes=number(1), **keywords)
     if sum(ranks) <= 20:
         text = relettered("{},{}->{}".format(*subscripts(eqn)))

@@ -1,4 +1,4 @@
-"""Whether an expression traces to the equations that it is to stand for."""
+"""Proves by tracing that an expression stands for some equations."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
 from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Literal, Var
 
-# What emitted text may name.
+# The modules that emitted text may use.
 NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}
 
-# What the functions of `jax.lax`, `jax.numpy` and `jax.nn` raise of arguments, or a number of
-# them, that they do not take, and what some of them assert instead; NumPy an `OverflowError` of a
-# number that its dtype does not hold.
-# Everything else, such as a name that there is not, is a defect of the text.
+# What functions of `jax.lax`, `jax.numpy` and `jax.nn` raise for arguments that they do not take,
+# and what some of them assert instead; NumPy raises an `OverflowError` for numbers out of range.
+# Everything else, such as a `NameError`, is a defect of the text.
 REFUSALS = (
     TypeError, ValueError, NotImplementedError, ArithmeticError, IndexError, AssertionError,
 )  # fmt: skip
@@ -42,8 +41,8 @@ class Prover:
 
     - `settings`: the values of `jax_enable_x64` under which the text will run.
     - `dimensions`: the open dimensions and their sizes in the program.
-    - `chosen`: for equations that were spelled, by their signature, which form it was.
-    - `defects`: gets a line for each expression that was left out because of a defect of its own.
+    - `chosen`: the number of the form that was chosen for an equation, by its signature.
+    - `defects`: receives a line for each expression that was left out because of a defect.
     """
 
     settings: tuple[bool, ...] = (False, True)
@@ -111,7 +110,7 @@ class Prover:
 
 
 def _same_types(traced: ClosedJaxpr, outs: Sequence[Var]) -> bool:
-    """A result that is weakly typed would change what is computed from it."""
+    """Whether the results have the same types; a weak type would change later results."""
     found = open_jaxpr(traced).outvars
     return len(found) == len(outs) and all(
         a.aval.dtype == b.aval.dtype
@@ -133,11 +132,11 @@ def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> Cl
     def values(*args: Any) -> Any:
         found = function(*args)
         if isinstance(found, (list, tuple)) and len(found) == 1:
-            raise TypeError("a sequence of one result, where the result itself is wanted")
+            raise TypeError("a sequence of one result instead of the result")
         return found
 
     with jax.enable_x64(x64), warnings.catch_warnings():
-        # A type of 64 bits asked for without them: one of two ways that are tried.
+        # A 64-bit type was asked for without x64: both settings are tried.
         warnings.simplefilter("ignore")
         try:
             return _without_copies(trace_closed(values, *avals))
@@ -146,7 +145,7 @@ def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> Cl
 
 
 def _without_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without copies, of which lowering leaves nothing."""
+    """The program without `copy` equations, which lowering drops."""
     jaxpr = open_jaxpr(closed)
     names: dict[Var, Atom] = {}
     for eqn in jaxpr.eqns:

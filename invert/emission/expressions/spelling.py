@@ -1,7 +1,7 @@
-"""How single equations are written: the names people use, where they trace to the same equation.
+"""Expressions for single equations: idiomatic ones, where they trace to the same equation.
 
-Each row gives expressions to try, best first. What is tried is proved by tracing; so a row may
-guess. Behind the table stand the function of `lax` of that name and the primitive itself.
+Each row yields expressions to try, best first. Since each is proved by tracing, a row may guess.
+Where no row fits, the function of `lax` of that name is used, else the primitive itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _prefix(sign: str) -> Row:
 
 
 def axis_of(axes: Sequence[int], rank: int) -> ast.expr | None:
-    """An `axis` argument; the last axis is -1, and all of them are left out."""
+    """An `axis` argument; `None` where all axes are meant."""
     axes = tuple(int(a) for a in axes)
     if len(axes) == rank:
         return None
@@ -67,7 +67,7 @@ def axis_of(axes: Sequence[int], rank: int) -> ast.expr | None:
 
 
 def one_axis(axis: int, rank: int) -> ast.expr:
-    """An axis as people count it: the last one is -1."""
+    """An axis as a literal; the last one is -1."""
     return number(-1 if axis == rank - 1 and rank > 1 else axis)
 
 
@@ -273,10 +273,10 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "random_bits": (_bits,),
 }  # fmt: skip
 
-# Whether a result takes over the name of an operand that is not needed any more: of one of its own
-# type, or of any where it is the same array in another form.
+# Whether a result takes over the name of an operand that is not used later: of one of the same type
+# (`True`), or of any type, where it is the same array in another form (`"any"`).
 FLOWS: dict[str, bool | str] = {
-    # A broadcast is often of a number, and a slice has as many siblings as there are parts.
+    # A broadcast is often of a number, and one array has many slices.
     **dict.fromkeys(kinds.MOVES - kinds.PARTS - {"broadcast_in_dim"}, "any"),
     "convert_element_type": "any",
     **dict.fromkeys(("reduce_sum", "reduce_max", "exp", "iota", "random_bits", "rsqrt"), False),
@@ -284,7 +284,7 @@ FLOWS: dict[str, bool | str] = {
 
 
 def operands(eqn: Eqn, writer: Writer, bare: bool) -> list[ast.expr]:
-    """The operands of an equation as expressions: literals as plain numbers, or with types."""
+    """The operands of an equation as expressions; literals are Python numbers where `bare`."""
     found: list[ast.expr] = []
     for atom in eqn.invars:
         if not isinstance(atom, Literal):
@@ -303,14 +303,14 @@ def operands(eqn: Eqn, writer: Writer, bare: bool) -> list[ast.expr]:
 def spell(eqn: Eqn, writer: Writer) -> ast.expr:
     """The best expression that traces to an equation.
 
-    **Raises:** `EmissionError` where nothing does, which only an equation can bring about that
-        holds what has no text, such as a sharding of this machine's devices.
+    **Raises:** `EmissionError` where none does, as for an equation with a parameter that cannot be
+        written, such as a sharding over the devices of this process.
     """
     forms = _forms(eqn, writer)
     key = _signature(eqn, writer.program)
     known = writer.prover.chosen.get(key) if key is not None else None
     if known is not None:
-        # The same equation on other operands: what was proved for one holds for all.
+        # The same equation on other operands: the proof holds for all.
         return next(itertools.islice(forms, known, None))
     variables = {writer.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
     for i, form in enumerate(forms):
@@ -319,7 +319,7 @@ def spell(eqn: Eqn, writer: Writer) -> ast.expr:
                 writer.prover.chosen[key] = i
             return form
     raise EmissionError(
-        f"no expression gives the equation {eqn.primitive.name} back, with the parameters "
+        f"no expression traces to the equation {eqn.primitive.name} with the parameters "
         f"{ {k: v for k, v in eqn.params.items() if v is not None} }"
     )
 
@@ -334,7 +334,7 @@ def _forms(eqn: Eqn, writer: Writer) -> Expressions:
 
 
 def _signature(eqn: Eqn, program: Program) -> Hashable | None:
-    """All that an equation is but for which variables it is on; `None` where that has no hash."""
+    """An equation up to its variables; `None` where its parameters have no hash."""
     try:
         params = _frozen(tuple(eqn.params.items()))
         hash(params)
@@ -356,7 +356,7 @@ def _signature(eqn: Eqn, program: Program) -> Hashable | None:
 
 
 def _frozen(value: object) -> Hashable:
-    """A value with a hash that tells apart sizes which are equal by chance."""
+    """A hashable value in which open sizes differ from equal numbers."""
     if isinstance(value, Size):
         return int(value), tuple(sorted(value.terms.items()))
     if isinstance(value, (tuple, list)):
@@ -381,14 +381,14 @@ def _candidates(eqn: Eqn, writer: Writer, has_literals: bool) -> Expressions:
     for args in reversed(both):
         yield from _of_lax(eqn, args)
     yield from _bound(eqn, both[-1])
-    if writer.plain:  # what `lax` has no function for
+    if writer.plain:  # for primitives without a function of `lax`
         for row in ROWS.get(name, ()):
             yield from row(eqn, both[-1], writer.program)
 
 
 @functools.lru_cache(maxsize=1024)
 def _lookup(module: str, name: str) -> Callable[..., Any] | None:
-    """The public function of a module."""
+    """The public function of a module, if there is one of that name."""
     roots = {"jax": jax, "lax": lax, "jnp": jax.numpy}
     first, *rest = module.split(".")
     found: Any = roots[first]
@@ -398,16 +398,16 @@ def _lookup(module: str, name: str) -> Callable[..., Any] | None:
     return function if callable(function) else None
 
 
-# Defaults of parameters that most primitives have.
+# Parameters of most primitives, `None` by default.
 _UNSET = {"accuracy", "out_dtype", "sharding", "out_sharding"}
 
 
 def _written(eqn: Eqn) -> dict[str, Any]:
-    """Parameters that say something."""
+    """The parameters that are not at their default."""
     return {k: v for k, v in eqn.params.items() if not (k in _UNSET and v is None)}
 
 
-# Primitives whose function of `lax` has another name.
+# Primitives named otherwise than their `lax` function.
 _RENAMED = {
     "scatter-add": "scatter_add", "scatter-sub": "scatter_sub", "scatter-mul": "scatter_mul",
     "scatter-min": "scatter_min", "scatter-max": "scatter_max", "add_any": "add_any",
@@ -415,7 +415,7 @@ _RENAMED = {
 
 
 def _of_lax(eqn: Eqn, args: Sequence[ast.expr]) -> Expressions:
-    """`lax.name(*operands, **params)`, with the parameters that the function has."""
+    """`lax.name(*operands, **params)`, with the parameters that the function takes."""
     name = _RENAMED.get(eqn.primitive.name, eqn.primitive.name)
     for module in ("lax", "lax.linalg"):
         function = _lookup(module, name)
@@ -443,7 +443,7 @@ def _is_default(value: object, default: object) -> bool:
 
 
 def _bound(eqn: Eqn, args: Sequence[ast.expr]) -> Expressions:
-    """`lax.name_p.bind(*operands, **params)`: always right where the parameters have a text."""
+    """`lax.name_p.bind(*operands, **params)`, where the parameters can be written."""
     where = literals.public_primitives().get(eqn.primitive.name)
     if where is None:
         return

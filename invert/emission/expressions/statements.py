@@ -1,7 +1,7 @@
-"""Functions as lists of statements over tokens, and how tokens get names.
+"""Functions as lists of statements over tokens, and the names of tokens.
 
-A name is taken again where the value it stood for is not needed any more, as in `x = x + 1`. That
-is decided when the whole function is known.
+A name is reused where its value is not used later, as in `x = x + 1`. This is decided once the
+whole function is known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 from invert.emission.sizes.size import dimension_of
 
-# A parameter of a function: a token, or a tuple of tokens that is taken apart in the first line.
+# A parameter of a function: a token, or a tuple of tokens that the first line unpacks.
 Parameter = str | tuple[str, ...]
 # How results are nested: numbers of targets in tuples, `None` for no result.
 Pattern: TypeAlias = "int | tuple[Pattern, ...] | None"
@@ -33,10 +33,10 @@ class Statement:
 
     - `targets`: a token for each result, `None` for one that is not used.
     - `hints`: names wanted for the targets.
-    - `types`: what the targets are; one takes the name of an operand that is not needed any more
-        where the types are equal.
-    - `flows`: whether it takes over such a name at all; `"any"` where the type does not matter.
-    - `heirs`: tokens whose names it may take over.
+    - `types`: types of the targets; one reuses the name of an operand of the same type that is not
+        used later.
+    - `flows`: whether it reuses such a name at all; `"any"` where the type does not matter.
+    - `heirs`: tokens whose names it may reuse.
     - `pattern`: how the results are nested.
     """
 
@@ -56,11 +56,12 @@ class FunctionText:
 
     **Arguments:**
 
-    - `token`: what refers to it.
+    - `token`: the token of the function itself.
     - `hint`: the name wanted.
     - `hints`: names wanted for the parameters.
-    - `first`: whether `self` is the first parameter.
-    - `parts`: names wanted for values of a parameter that is a tuple.
+    - `first`: parameters before the others, such as `self`.
+    - `types`: types of the parameters.
+    - `parts`: names wanted for the values of a tuple parameter.
     """
 
     token: str
@@ -96,12 +97,12 @@ class FunctionText:
         return found
 
     def free(self) -> list[str]:
-        """Tokens it takes from outside."""
+        """Tokens it closes over."""
         own = self.own()
         return [t for t in dict.fromkeys(self.tokens()) if t not in own]
 
     def free_dimensions(self) -> list[str]:
-        """Open dimensions of which it uses the sizes."""
+        """Open dimensions whose sizes it closes over."""
         return [d for t in self.free() if (d := dimension_of(t)) is not None]
 
 
@@ -118,8 +119,8 @@ def render(
 
     **Arguments:**
 
-    - `outer`: names of the tokens from outside.
-    - `taken`: names that no value may have: those of the file.
+    - `outer`: names of the tokens that it closes over.
+    - `taken`: names of the file, which no value may have.
     """
     captured = {t: outer[t] for t in function.free() if t in outer}
     names = Names(taken | set(captured.values()) | set(function.first))
@@ -153,7 +154,7 @@ def render(
             given[inner.token] = names.new(inner.hint)
             body.append(render(inner, given[inner.token], given, taken))
         read = [t for t in dict.fromkeys(_read(statement)) if t in given]
-        # The name of a function stays its own, or checkers see it declared twice.
+        # The name of a function is not reused: type checkers would see it declared twice.
         kept = {*captured, *(f.token for f in statement.functions)}
         dying = [t for t in read if last.get(t) == i and t not in kept]
         value = syntax.renamed(statement.value, given)
@@ -188,7 +189,7 @@ def render(
 
 
 def _nested(pattern: Pattern, targets: Sequence[ast.Name]) -> ast.expr:
-    """Targets in nested tuples; one name for a tuple of which nothing is used."""
+    """Targets in nested tuples; `_` for a tuple of which nothing is used."""
     if pattern is None:
         return ast.Name("_", ast.Load())
     if isinstance(pattern, int):
@@ -218,7 +219,7 @@ def _taken_over(
     given: Mapping[str, str],
     names: Names,
 ) -> str | None:
-    """The name of an operand that the target continues."""
+    """The name of an operand that the target reuses, if any."""
     if not statement.flows or len(statement.targets) != 1:
         return None
     for token in statement.heirs:

@@ -1,9 +1,9 @@
-"""Layers: a program cut along its name scopes.
+"""Cuts a program into layers along its name scopes.
 
 Frameworks run each layer under a scope of its name. A scope becomes a layer where it owns
-parameters: those that nothing outside of it uses. The equations of a layer have to be one step of
-the layer above: no value may leave it and come back. What lies on the way is taken in, and scopes
-that are entangled with each other are dissolved.
+parameters: those that nothing outside it uses. The equations of a layer have to be one step of
+the layer above: no value may leave the layer and come back. Equations in between are taken in, and
+scopes that depend on each other are dissolved.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Layer:
 
     **Arguments:**
 
-    - `path`: name scopes; only the last one names it.
+    - `path`: its name scopes; the last one is its name.
     - `steps`: its equations in order; calls of layers inside are `LayerCall`.
-    - `parameters`: variables of the parameters that are its own.
+    - `parameters`: variables of the parameters that it owns.
     - `inputs`, `outputs`: variables.
-    - `field`: what its field is to be called, where that is not its own name.
-    - `count`: how many layers it stands for, where it stands for more.
-    - `native`: the layer of `equinox.nn` that it is, if any; `arrays` are the fields of that.
+    - `field`: the name wanted for its field, where that is not its own name.
+    - `count`: the number of layers that it stands for, 0 for one.
+    - `native`: the layer of `equinox.nn` that replaces it, if any; `arrays` are the fields of that.
     """
 
     path: Path
@@ -86,8 +86,8 @@ class Assign(Eqn):
     **Arguments:**
 
     - `variable`: the variable of the parameter.
-    - `invars`: the new value; before it the state, once that goes through the steps.
-    - `place`: where the index of the variable is, from `self`.
+    - `invars`: the new value; before it the state, once that is threaded through the steps.
+    - `place`: the path of the variable's index from `self`.
     """
 
     variable: Var
@@ -110,11 +110,11 @@ def cut(
 
     **Arguments:**
 
-    - `parameters`: the variables of parameters and what they are called.
-    - `messages`: gets a line for each scope that is no layer though it has parameters.
+    - `parameters`: the variables of parameters with their names.
+    - `messages`: receives a line for scopes with parameters that are not layers.
     - `assigned`: variables of the parameters whose new values are the last results.
-    - `alone`: whether a program that is one layer may be that layer, where no other program has it
-        beside others.
+    - `alone`: whether a program that consists of one layer may be that layer; no other program may
+        use the layer then.
     """
     eqns = list(jaxpr.eqns)
     count = len(jaxpr.outvars) - len(assigned)
@@ -130,7 +130,7 @@ def cut(
     }
     for v in (*results, *values):
         if isinstance(v, Var) and v in owners:
-            owners[v] = ()  # what is given back as it is belongs to the outermost layer
+            owners[v] = ()  # a parameter that is a result belongs to the outermost layer
     for v, value in zip(assigned, values, strict=True):
         made = producers.get(value) if is_var(value) else None
         eqns.append(Assign(v, [value]))
@@ -148,7 +148,7 @@ def cut(
 
 
 def _scope(eqn: Eqn) -> Path:
-    """Name scopes without a name that is repeated at once."""
+    """Name scopes, without immediate repetitions."""
     found: list[str] = []
     for part in names_of(eqn):
         if not found or found[-1] != part:
@@ -165,7 +165,7 @@ def _users(eqns: Sequence[Eqn]) -> dict[Atom, list[int]]:
 
 
 def _common(paths: Iterable[Path]) -> Path:
-    """The longest path that all begin with."""
+    """The longest common prefix of some paths."""
     result: Path | None = None
     for path in paths:
         if result is None:
@@ -186,13 +186,13 @@ def _place_floating(
     arguments: set[Var],
     results: set[Atom],
 ) -> None:
-    """Places what has no scope of its own, or none that counts.
+    """Places equations without a scope, and constants.
 
-    An equation without a scope stands where all those around it do; arguments and results stand in
-    the outermost scope. A constant that several layers use is computed once, above them.
+    An equation without a scope gets the common scope of its producers and users; arguments and
+    results are in the outermost scope. A constant that several layers use is computed above them.
     """
     scoped = [scope for scope in scopes if scope]
-    # One scope around all is the model itself; few scopes are those of single layers.
+    # A scope around everything is the model itself; a few scopes are those of single layers.
     base = _common(scoped) if 2 * len(scoped) >= len(scopes) else ()
     floating = [not scope for scope in scopes]
     constant = [False] * len(eqns)
@@ -223,8 +223,8 @@ def _place_floating(
 def _owner(path: Path, scopes: Sequence[Path]) -> Path:
     """The scope that a parameter belongs to.
 
-    Where a scope has a name that occurs in the name of the parameter, it is that one: scopes below
-    it, such as that of an `einsum`, are no layers.
+    A scope whose name occurs in the name of the parameter comes first: scopes inside it, such as
+    that of an `einsum`, are not layers.
     """
     common = _common(scopes)
     stems = set(map(stem, path[:-1]))
@@ -238,7 +238,7 @@ def _owner(path: Path, scopes: Sequence[Path]) -> Path:
 
 
 def _within(scope: Path, layers: set[Path]) -> Path:
-    """The innermost layer that a scope lies in."""
+    """The innermost layer that contains a scope."""
     while scope and scope not in layers:
         scope = scope[:-1]
     return scope
@@ -258,7 +258,7 @@ class _Cutter:
         self.messages = messages
 
     def layer(self, path: Path, members: Sequence[int]) -> Layer:
-        """The layer of some equations, with the layers inside as single steps."""
+        """The layer of some equations, with inner layers as single steps."""
         depth = len(path)
         group: dict[int, Group] = {}
         for i in members:
@@ -288,8 +288,7 @@ class _Cutter:
         return layer
 
     def _strong(self, members: Sequence[int], group: Mapping[int, Group]) -> list[list[int]]:
-        """Groups of equations such that none needs another that needs it: the strongly connected
-        components of the graph whose nodes are groups (Tarjan)."""
+        """The strongly connected components of the graph whose nodes are `group` (Tarjan)."""
         held: dict[Group, list[int]] = collections.defaultdict(list)
         for i in members:
             held[group[i]].append(i)
@@ -345,7 +344,7 @@ class _Cutter:
     def _ordered(
         self, nodes: Sequence[tuple[int, str | None, list[int]]]
     ) -> list[tuple[str | None, list[int]]]:
-        """The nodes so that each comes after what it needs, else in the order of the program."""
+        """The nodes in topological order, and otherwise in the order of the program."""
         where = {i: k for k, (_, _, inner) in enumerate(nodes) for i in inner}
         needed: list[int] = [0] * len(nodes)
         following: list[set[int]] = [set() for _ in nodes]
@@ -371,14 +370,14 @@ class _Cutter:
 
 
 def _connect(root: Layer, eqns: Sequence[Eqn], parameters: set[Var]) -> None:
-    """Finds what each layer takes and gives, from the innermost outwards."""
+    """Finds the inputs and outputs of each layer, from the innermost outwards."""
     count: collections.Counter[Atom] = collections.Counter()
     for eqn in eqns:
         count.update(a for a in eqn.invars if is_var(a))
     results = {v for v in root.outputs if is_var(v)}
 
     def visit(layer: Layer) -> collections.Counter[Atom]:
-        """Counts the uses inside of the layer."""
+        """Counts the uses inside a layer."""
         used: collections.Counter[Atom] = collections.Counter()
         order: dict[Var, None] = {}
         made: list[Var] = []
@@ -409,12 +408,12 @@ def _own(root: Layer, owners: Mapping[Var, Path], parameters: Mapping[Var, Path]
                 break
             layer = child
         layer.parameters.append(v)
-    # A layer that was dissolved, or that shares a parameter, passes it on as an argument.
+    # A parameter of a dissolved layer, or a shared one, is passed down as an argument.
     _pass_down(root, set(parameters))
 
 
 def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
-    """Makes arguments of parameters that a layer uses and does not own."""
+    """Makes parameters that a layer uses but does not own its arguments."""
     needed: dict[Var, None] = {}
     for step in layer.steps:
         if isinstance(step, LayerCall):
@@ -430,8 +429,10 @@ def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
 
 
 def _collapsed(root: Layer, whole: bool = True) -> Layer:
-    """Without layers that do nothing but call one other: of those the outer name stays. `root` is
-    one of them where `whole`."""
+    """Merges layers that only call another one with it, under the outer name.
+
+    `whole`: whether `root` may be merged too.
+    """
     for name, child in list(root.children.items()):
         root.children[name] = _collapsed(child)
     for step in root.steps:
@@ -439,7 +440,7 @@ def _collapsed(root: Layer, whole: bool = True) -> Layer:
             step.layer = root.children.get(step.layer.name, step.layer)
     if whole and len(root.children) == 1 and len(root.steps) == 1 and not root.parameters:
         (child,) = root.children.values()
-        # The results of the program may be in another order than those of its only layer.
+        # The program may return the results of its only layer in another order.
         same = not root.path and all(map(is_var, root.outputs))
         if child.outputs == root.outputs or (same and set(child.outputs) == set(root.outputs)):
             child.outputs = root.outputs

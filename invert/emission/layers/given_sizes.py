@@ -1,7 +1,7 @@
-"""Open sizes that a layer makes: it is given an array that has them.
+"""Gives layers an array that has the open sizes of their results.
 
-A table of positions is spread over the batch by a layer that reads no batch. Its source, too, took
-an array only for its shape.
+A layer may broadcast a table of positions over a batch that none of its inputs has: the original
+layer, too, took an array for its shape only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Shape = Callable[[Atom], Sequence[int]]
 
 
 def give_sizes(root: Layer, shape: Shape) -> None:
-    """Adds inputs to layers whose results have an open size that none of their inputs has.
+    """Adds inputs to layers whose results have open sizes that none of their inputs has.
 
     **Arguments:**
 
@@ -29,7 +29,7 @@ def give_sizes(root: Layer, shape: Shape) -> None:
 
 
 def _having(variables: Sequence[Var], shape: Shape) -> dict[str, Var]:
-    """For each open size, the first variable that has it as a dimension."""
+    """For each open size, the first variable with that dimension."""
     found: dict[str, Var] = {}
     for v in variables:
         for size in shape(v):
@@ -39,7 +39,7 @@ def _having(variables: Sequence[Var], shape: Shape) -> dict[str, Var]:
 
 
 def _find(layer: Layer, shape: Shape, missing: dict[Layer, tuple[str, ...]]) -> Sequence[str]:
-    """What a layer or those inside of it need from above, layer by layer."""
+    """The open sizes that a layer and its inner layers need from above."""
     if layer not in missing:
         wanted = [
             d for v in layer.outputs for s in shape(v) if isinstance(s, Size) for d in s.dimensions

@@ -1,4 +1,4 @@
-"""A layer of `equinox.nn` that a part of a program was found to be."""
+"""Layers of `equinox.nn` with their hyperparameters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Native:
     **Arguments:**
 
     - `kind`: the name of its class.
-    - `args`, `keywords`: what it is made with, but for the key.
-    - `keyed`: whether it is made with a key.
+    - `args`, `keywords`: arguments of its constructor, besides the key.
+    - `keyed`: whether its constructor takes a key.
     - `maps`: how many times `jax.vmap` is applied.
-    - `before`, `after`: orders of the axes of what goes in and out; empty where they stay.
-    - `into`, `out`: shapes of what goes in and out; `None` where they stay.
+    - `before`, `after`: permutations of the axes of the input and the output; empty for none.
+    - `into`, `out`: shapes that the input and the output are reshaped to; `None` for none.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Native:
     out: tuple[int, ...] | None = None
 
     def make(self) -> eqx.Module:
-        """The layer, with types in the place of arrays."""
+        """The layer, with types instead of arrays."""
         cls = getattr(eqx.nn, self.kind)
         keywords = dict(self.keywords)
 
@@ -45,7 +45,7 @@ class Native:
         return eqx.filter_eval_shape(new, jax.random.key(0))
 
     def apply(self, layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-        """What the emitted text does with the layer."""
+        """Applies the layer as the emitted text does."""
         if self.into is not None:
             x = x.reshape(self.into)
         x = x.transpose(self.before) if self.before else x

@@ -1,4 +1,4 @@
-"""What layers have in common: one text for those that differ in sizes which their arrays tell."""
+"""One text for layers that differ only in sizes, which it reads from their arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.sizes.size import Size
 
-# Numbers that may be a stride or an axis are a size only where several layers agree on that.
+# A small number may be a stride or an axis: it is a size only where several layers agree.
 _SMALL, _FEW = 5, 3
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
@@ -23,14 +23,13 @@ class Draft:
     **Arguments:**
 
     - `node`: the node.
-    - `children`: the nodes among its fields, with the place for the name of their class.
+    - `children`: the nodes among its fields, with the expressions that name their classes.
     - `fields`: declarations of its fields.
-    - `methods`: its methods.
-    - `texts`: their texts, without numbers.
+    - `methods`: its methods; `texts`: their texts without numbers.
     - `annotations`: the array types in fields and methods, without sizes.
-    - `arrays`: what these are.
-    - `sources`: for each of them how a method reads the array; `None` for results.
-    - `init`: its `__init__`, where it has one.
+    - `arrays`: the kinds and shapes of these types.
+    - `sources`: the expressions by which methods read these arrays; `None` for results.
+    - `init`: its `__init__`, if any.
     """
 
     node: Node
@@ -55,7 +54,7 @@ class Class:
     **Arguments:**
 
     - `token`: stands for its name until all classes are known.
-    - `drafts`: the nodes that are of it; the first one is written. One of Equinox has none.
+    - `drafts`: its nodes, of which the first is written; none for a class of Equinox.
     """
 
     token: str
@@ -84,7 +83,7 @@ def bare(method: ast.FunctionDef) -> ast.FunctionDef:
 
 
 def text_of(method: ast.FunctionDef) -> str:
-    """The text of a method without its annotations, and with one sign for all integers."""
+    """The text of a method without annotations, with 0 for all integers."""
     tree = bare(method)
     integers = list(_integers(tree))
     values = [c.value for c in integers]
@@ -98,11 +97,11 @@ def text_of(method: ast.FunctionDef) -> str:
 
 
 def groups(drafts: Sequence[Draft], key: Callable[[Draft], Hashable]) -> list[list[Draft]]:
-    """Those that can share one text.
+    """Groups of nodes that can share one text.
 
     **Arguments:**
 
-    - `key`: what they have to agree in besides numbers.
+    - `key`: what they have to have in common besides numbers.
     """
     alike: dict[Hashable, list[Draft]] = {}
     for draft in drafts:
@@ -125,7 +124,7 @@ def _parts(group: list[Draft]) -> list[list[Draft]]:
 
 
 def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
-    """For each integer in the text, its values in all drafts."""
+    """The values of each integer of the text in all drafts."""
     rows = [[_value(c) for c in d.constants()] for d in group]
     return list(zip(*rows, strict=True))
 
@@ -133,7 +132,7 @@ def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
 def _size(
     values: tuple[int, ...], told: Mapping[tuple[int, ...], ast.expr]
 ) -> tuple[tuple[int, ...], str, int] | None:
-    """The size that some numbers are in all drafts, or are a multiple or a part of."""
+    """The size that some numbers are, or are a multiple or a divisor of, in all drafts."""
     if min(values) < _SMALL and len(set(values)) < _FEW:
         return None
     if values in told:
@@ -149,7 +148,7 @@ def _size(
 
 
 def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
-    """Sizes that some array has, by their values in all drafts; arguments before fields."""
+    """Sizes of arrays, by their values in all drafts; those of arguments come first."""
     found: dict[tuple[int, ...], ast.expr] = {}
     order = sorted(
         range(len(group[0].sources)),
@@ -161,7 +160,7 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
         if source is None or len({len(s) for s in shapes}) > 1:
             continue
         axes = list(enumerate(zip(*shapes, strict=True)))
-        for axis, sizes in axes[-1:] + axes[:-1]:  # the last one has the features
+        for axis, sizes in axes[-1:] + axes[:-1]:  # the last axis has the features
             if any(isinstance(s, Size) and s.dimensions for s in sizes):
                 continue
             place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
@@ -173,11 +172,11 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
 def generalize(
     group: Sequence[Draft], names: Mapping[tuple[str, ...], str], taken: Iterable[str]
 ) -> None:
-    """Puts sizes of arrays where the first of some drafts has numbers that the others have not.
+    """Replaces numbers that differ between drafts by sizes of arrays, in the first of them.
 
     **Arguments:**
 
-    - `names`: names of sizes in the annotations, by their values in all drafts.
+    - `names`: the sizes named in the annotations, by their values in all drafts.
     - `taken`: names of the file.
     """
     columns = _columns(group)
@@ -193,7 +192,7 @@ def generalize(
         if len(set(values)) == 1:
             continue
         size = _size(values, told)
-        assert size is not None  # it is why they share the text
+        assert size is not None  # as `groups` has made sure
         base, operator, factor = size
         if base not in local:
             wanted = name = names.get(tuple(map(str, base)), "n")
@@ -215,14 +214,14 @@ def generalize(
 
 
 def _is_reading_of_size(statement: ast.stmt) -> bool:
-    """Whether it is as `batch = x.shape[0]`."""
+    """Whether a statement is like `batch = x.shape[0]`."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     read = value.value if isinstance(value, ast.Subscript) else None
     return isinstance(read, ast.Attribute) and read.attr == "shape"
 
 
 class _Replacer(ast.NodeTransformer):
-    """Puts expressions in the place of constants, given by their `id`."""
+    """Replaces constants, given by their `id`, by expressions."""
 
     def __init__(self, values: Mapping[int, ast.expr]):
         self._values = values

@@ -1,7 +1,7 @@
-"""Runs of layers that compute the same, one after the other, as one layer with stacked parameters.
+"""Stacks runs of consecutive layers that compute the same.
 
-The first layer of a run stands for all. Each of its parameters stands for the parameters that are
-in its place in the others; where they are is found by matching the programs of the layers.
+The first layer of a run stands for all of them, and each of its parameters for the corresponding
+parameters of the others, which are found by matching the programs of the layers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from invert.ir.loops import ScanParts
 from invert.ir.match import Match
 from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, ShapedArray, Var
 
-# For a variable of the first layers of nested runs: the like of it in all layers of each run.
+# The variables that one of the first layer stands for; for nested runs, nested lists.
 Rows = Any
 
 
@@ -36,14 +36,14 @@ Rows = Any
 class Run(LayerCall):
     """A run of layers, in the place of an equation.
 
-    `layer` is the first one. The operands are the values it goes on from and those that are the
-    same for all; the results are the last of the former and then the stacked ones.
+    `layer` is the first one. The operands are its inputs; the results are the carried values after
+    the last layer, then the stacked outputs.
 
     **Arguments:**
 
-    - `count`: how many layers there are.
-    - `carried`: for each value that goes from layer to layer, its place among the inputs of the
-        layer and among its outputs.
+    - `count`: the number of layers.
+    - `carried`: for each value passed from layer to layer, its positions among the inputs and the
+        outputs.
     - `collected`: the outputs that are stacked.
     """
 
@@ -54,12 +54,12 @@ class Run(LayerCall):
 
 @dataclasses.dataclass(eq=False)
 class Pick(LayerCall):
-    """One of the values that a run has stacked.
+    """One of the values stacked by a run.
 
     **Arguments:**
 
-    - `index`: which one.
-    - `name`: of the layer that gave it.
+    - `index`: its index in the stack.
+    - `name`: the name of its layer.
     """
 
     index: int = 0
@@ -72,8 +72,8 @@ class _Members:
 
     **Arguments:**
 
-    - `calls`: as steps of the layer above.
-    - `maps`: for each, its variables by those of the first.
+    - `calls`: their calls in the layer above.
+    - `maps`: for each layer, its variables by those of the first.
     """
 
     calls: list[LayerCall]
@@ -82,16 +82,16 @@ class _Members:
 
 
 class Stacker:
-    """Finds the runs of a tree of layers and puts each in the place of its layers.
+    """Finds the runs in a tree of layers and replaces each by its first layer.
 
     **Arguments:**
 
-    - `marks`: what parameters have to have in common to be stacked: whether they are trained.
-    - `messages`: gets a line for each run.
+    - `marks`: whether each parameter is trained; stacked ones agree in that.
+    - `messages`: receives a line for each run.
 
     **Attributes:**
 
-    - `rows`: for parameters of the first layer of a run, those that they stand for.
+    - `rows`: the parameters that those of the first layer of a run stand for.
     """
 
     def __init__(
@@ -105,7 +105,9 @@ class Stacker:
         """Replaces the runs in a tree of layers."""
         self._inside(root, {})
         if not self.rows:
-            self.messages.append("no layer follows another that computes the same: none is stacked")
+            self.messages.append(
+                "no layers are stacked: none follows another that computes the same"
+            )
 
     def _inside(self, layer: Layer, spread: Any) -> None:
         runs = self._runs(layer)
@@ -170,7 +172,7 @@ class Stacker:
     def _matched(
         self, a: Layer, b: Layer, programs: dict[int, tuple[list[Var], Graph]]
     ) -> dict[Var, Var] | None:
-        """The inputs and parameters of `b` by those of `a`; `None` where they differ."""
+        """The inputs and parameters of `b` by those of `a`; `None` where the programs differ."""
         for layer in (a, b):
             if id(layer) not in programs:
                 programs[id(layer)] = self._program(layer)
@@ -194,7 +196,7 @@ class Stacker:
         return found
 
     def _program(self, layer: Layer) -> tuple[list[Var], Graph]:
-        """The variables that a layer takes, and what it computes of them."""
+        """The inputs and parameters of a layer, and its program over them."""
         held = [*layer.inputs, *_parameters(layer)]
         jaxpr = self.jaxpr.replace(
             constvars=[], invars=held, outvars=layer.outputs, eqns=equations(layer)
@@ -202,7 +204,7 @@ class Stacker:
         return held, Graph(traced_form.normal(jaxpr))
 
     def _replaced(self, layer: Layer, run: _Members) -> list[Eqn]:
-        """The steps in the place of a run."""
+        """The steps that replace a run."""
         first, last = run.calls[0], run.calls[-1]
         inside = {id(c) for c in run.calls}
         outside = {v for v in layer.outputs if is_var(v)}
@@ -244,14 +246,14 @@ class Stacker:
 
 
 class _Same(dict[Var, Var]):
-    """Each variable by itself."""
+    """The identity map of variables."""
 
     def __missing__(self, key: Var) -> Var:
         return key
 
 
 def equations(layer: Layer) -> list[Eqn]:
-    """The equations of a layer and of those inside."""
+    """The equations of a layer and its inner layers."""
     found: list[Eqn] = []
     for step in layer.steps:
         found += equations(step.layer) if isinstance(step, LayerCall) else [step]
@@ -259,7 +261,7 @@ def equations(layer: Layer) -> list[Eqn]:
 
 
 def _parameters(layer: Layer) -> list[Var]:
-    """The parameters of a layer and of those inside."""
+    """The parameters of a layer and its inner layers."""
     found = list(layer.parameters)
     for step in layer.steps:
         if isinstance(step, LayerCall):
@@ -268,8 +270,8 @@ def _parameters(layer: Layer) -> list[Var]:
 
 
 def _kind(layer: Layer) -> int | None:
-    """What is equal for layers that compute the same, and soon compared; `None` for a layer with
-    a state of its own, which is not stacked."""
+    """A hash that is equal for layers that compute the same; `None` for a layer that assigns
+    variables, which is not stacked."""
     if any(isinstance(e, Assign) for e in equations(layer)):
         return None
     names = ((e.primitive.name, *(v.aval.shape for v in e.outvars)) for e in equations(layer))
@@ -277,7 +279,7 @@ def _kind(layer: Layer) -> int | None:
 
 
 def _composed(spread: Any, maps: Sequence[Mapping[Var, Var]]) -> Any:
-    """The maps of a run inside of the first layer of another."""
+    """The maps of a run inside the first layer of another run."""
     if isinstance(spread, list):
         return [_composed(s, maps) for s in spread]
     if not spread:
@@ -311,7 +313,7 @@ def stacked(rows: Rows, values: Mapping[Var, Any]) -> Any:
 
 
 def stacked_type(v: Var, rows: Rows) -> jax.ShapeDtypeStruct:
-    """The type of the array that `stacked` makes."""
+    """The type of the array that `stacked` returns."""
     shape = tuple(v.aval.shape)
     sizes: list[int] = []
     while isinstance(rows, (list, tuple)):
@@ -321,14 +323,14 @@ def stacked_type(v: Var, rows: Rows) -> jax.ShapeDtypeStruct:
 
 
 def leaves_of(rows: Rows) -> list[Any]:
-    """The variables or names in their order."""
+    """The leaves of nested lists, in order."""
     if not isinstance(rows, (list, tuple)):
         return [rows]
     return [leaf for r in rows for leaf in leaves_of(r)]
 
 
 def renamed(rows: Rows, names: Mapping[Any, Any]) -> Rows:
-    """The same nesting of something else, as tuples."""
+    """The leaves replaced by `names`, in nested tuples."""
     if not isinstance(rows, (list, tuple)):
         return names[rows]
     return tuple(renamed(r, names) for r in rows)
@@ -340,15 +342,15 @@ def unrolled(
     leaves: Sequence[Rows],
     shapes: Mapping[Var, tuple[int, ...]],
 ) -> ClosedJaxpr:
-    """The program in which each scan over stacked parameters is the calls of its body.
+    """The program with each scan over stacked parameters unrolled.
 
     **Arguments:**
 
-    - `held`: variables for which the result has its leading arguments, in this order.
-    - `leaves`: for the leading arguments of `closed`, which of these they are.
-    - `shapes`: the shapes of those of `held` that have another in the text.
+    - `held`: variables of the leading arguments of the unrolled program.
+    - `leaves`: for each leading argument of `closed`, the variables of `held` stacked in it.
+    - `shapes`: shapes of those of `held` that are laid out differently in the text.
 
-    **Raises:** `EmissionError` where stacked values are used by something else.
+    **Raises:** `EmissionError` where anything but a scan uses stacked values.
     """
     jaxpr = open_jaxpr(closed)
     fresh = {v: Var(ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
@@ -359,7 +361,7 @@ def unrolled(
     eqns: list[Eqn] = []
     outvars = list(map(evaluate(jaxpr.eqns, env, _writing(eqns), _same), jaxpr.outvars))
     if any(isinstance(a, list) for a in outvars):
-        raise EmissionError("a stack of values is a result")
+        raise EmissionError("the program returns a stack of values")
     invars = [*fresh.values(), *jaxpr.invars[len(leaves) :]]
     return close_like(closed, jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars))
 
@@ -373,7 +375,7 @@ def _same(literal: Literal) -> Literal:
 
 
 def _writing(eqns: list[Eqn]) -> OnEqn:
-    """Appends equations to `eqns`, on other variables or stacks of them."""
+    """Appends equations on other variables, or on stacks of them, to `eqns`."""
 
     def on_eqn(eqn: Eqn, operands: list[Any]) -> list[Any]:
         if not any(isinstance(a, list) for a in operands):
@@ -388,13 +390,13 @@ def _writing(eqns: list[Eqn]) -> OnEqn:
 
 
 def _calls(eqn: Eqn, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
-    """The results of a scan, of which the steps are written out."""
+    """The results of a scan over stacks, unrolled."""
     parts = ScanParts.of(eqn)
     inner = open_jaxpr(parts.body)
     held, carry, xs = parts.split(operands)
     count = len(carry)
     if eqn.params["reverse"] or not all(isinstance(x, list) for x in xs) or inner.constvars:
-        raise EmissionError("a scan over other than stacked parameters alone")
+        raise EmissionError("a scan over more than stacked parameters")
     collected: list[list[Any]] = [[] for _ in inner.outvars[count:]]
     for k in range(eqn.params["length"]):
         results = interpret(inner, [*held, *carry, *(x[k] for x in xs)], on_eqn, _same)
@@ -405,7 +407,7 @@ def _calls(eqn: Eqn, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
 
 
 def _part(eqn: Eqn, rows: Any) -> Any:
-    """One of some stacked values."""
+    """A part of a stack of values."""
     params = eqn.params
     if eqn.primitive.name == "slice" and isinstance(rows, list):
         start, limit = params["start_indices"][0], params["limit_indices"][0]
@@ -417,4 +419,4 @@ def _part(eqn: Eqn, rows: Any) -> Any:
             return rows[start:limit]
     if eqn.primitive.name == "squeeze" and tuple(params["dimensions"]) == (0,) and len(rows) == 1:
         return rows[0]
-    raise EmissionError(f"stacked values are used by {eqn.primitive.name}")
+    raise EmissionError(f"{eqn.primitive.name} uses stacked values")

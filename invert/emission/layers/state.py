@@ -1,7 +1,7 @@
-"""State: variables that a program assigns, read and written as Equinox does it.
+"""State: variables that a program assigns, read and written as in Equinox.
 
 An assignment is a step of the layer that holds both the variable and the new value. Once the
-layers are known, the state goes through their steps in order, as one more value of each.
+layers are known, the state is threaded through their steps as one more value.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Read(Eqn):
 
 
 def thread(root: Layer, held: set[Var]) -> tuple[StateVar, StateVar]:
-    """Leads the state through the steps of a program.
+    """Threads the state through the steps of a program.
 
-    Layers that read or assign variables take it as their last argument; those that assign give it
-    back as their last result.
+    Layers that read or assign variables take it as their last argument; those that assign return it
+    as their last result.
 
     **Arguments:**
 
     - `held`: variables of the parameters that are in the state.
 
-    **Returns:** the state that the program begins with, and the one it ends with.
+    **Returns:** the first and the last state of the program.
     """
     return _thread(root, held, outermost=True)
 
@@ -88,11 +88,11 @@ def _thread(layer: Layer, held: set[Var], *, outermost: bool) -> tuple[StateVar,
 
 
 def locate(layer: Layer, at: Mapping[Layer, Path], places: Mapping[Var, Path]) -> None:
-    """Tells the steps that read or assign a variable where its index is.
+    """Sets the paths of the indices that steps read or assign.
 
     **Arguments:**
 
-    - `at`, `places`: where layers and parameters are, from the outermost module.
+    - `at`, `places`: paths of layers and parameters from the outermost module.
     """
     for step in layer.steps:
         if isinstance(step, LayerCall):
