@@ -278,33 +278,58 @@ class _Attempt:
         cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
         classes.finish()
         self.messages += main.messages
-        certificates = {name: r.certificate for name, r in self.recovered.items()}
         if "typecheck" in self.styles:
             check_types(file.definitions)
         text = file.text()
+        certificates = {name: r.certificate for name, r in self.recovered.items()}
         source = headed(text, self._doc(certificates))
         namespace = module_of(source, f"emitted_{cls}")
-        for name, r in self.recovered.items():
-            own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
-            check = self._comparison(
-                getattr(namespace, cls), tree.root, main.compiled[name], r, own
-            )
-            for one in r.programs:
-                check(one, lowered=False)
-            if r.probe is not None:
-                # At other sizes a pattern may have chosen another name for the same: of a window
-                # of one, the direction says nothing.
-                shown = r.probe(functools.partial(check, lowered=True))
-                certificates[name] = _with_sizes(r.certificate, shown)
-                main.limit(name, shown.limits)
+        certificates = self._compare(namespace, tree.root, main, jaxprs)
         forget_traces(vars(namespace))
         self.messages += prover.defects
         if any(r.probe is not None for r in self.recovered.values()):
             text = file.text() if main.limited else text
             source = headed(text, self._doc(certificates))
             namespace = module_of(source, f"emitted_{cls}")
-        model = self._instance(namespace, cls, tree.root)
-        places = {".".join(path): v for path, v in tree.root.leaves()}
+        return self._emission(source, namespace, cls, tree.root, certificates)
+
+    def _compare(
+        self,
+        namespace: types.ModuleType,
+        node: Node,
+        main: main_class.Main,
+        jaxprs: Mapping[str, Jaxpr],
+    ) -> dict[str, str]:
+        """Compares each method with its programs; returns the certificates.
+
+        **Raises:** `EmissionError` where they differ.
+        """
+        certificates: dict[str, str] = {}
+        for name, r in self.recovered.items():
+            own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
+            cls = getattr(namespace, main.name)
+            check = self._comparison(cls, node, main.compiled[name], r, own)
+            for program in r.programs:
+                check(program, lowered=False)
+            certificates[name] = r.certificate
+            if r.probe is not None:
+                # At other sizes a pattern may have chosen another name for the same operation: a
+                # window of size one has no direction.
+                shown = r.probe(functools.partial(check, lowered=True))
+                certificates[name] = _with_sizes(r.certificate, shown)
+                main.limit(name, shown.limits)
+        return certificates
+
+    def _emission(
+        self,
+        source: str,
+        namespace: types.ModuleType,
+        cls: str,
+        node: Node,
+        certificates: Mapping[str, str],
+    ) -> Emission:
+        model = self._instance(namespace, cls, node)
+        places = {".".join(path): v for path, v in node.leaves()}
         rows, layouts = self.weights.rows, self.weights.layouts
         leaves = {p: stack.renamed(rows.get(v, v), self.containers) for p, v in places.items()}
         laid = {p: layouts[v] for p, v in places.items() if v in layouts}
@@ -419,12 +444,49 @@ class _Attempt:
         - `method`: the name of the compiled method.
         - `own`: the variables of the constants and parameters of the program; one may occur twice.
         """
+        leaves = [v for _, v in node.leaves()] if self.weights.changed else list(own)
+        run = self._traceable(cls, node, method, recovered, own, leaves)
+
+        def check(program: ClosedJaxpr, *, lowered: bool) -> bool:
+            proved = True
+            avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
+            avals[: len(own)] = map(self.weights.type_of, leaves)
+            for x64 in (True,) if recovered.x64 else (False, True):
+                with jax.enable_x64(x64):
+                    try:
+                        again = trace_closed(run, *avals)
+                    except (TypeError, ValueError) as error:  # what JAX raises at other sizes
+                        raise DoesNotRun(f"the text does not run: {error}") from error
+                again = inlined(again)
+                difference = self.weights.difference(again, program, own, leaves)
+                if difference is None:
+                    continue
+                platform = recovered.entry.platform or "cpu"
+                comparable = lowered and not self.weights.changed
+                if comparable and same_lowering(again, program, platform, x64):
+                    continue
+                if not (comparable and same_numbers(again, program, x64)):
+                    raise EmissionError(f"the text traces to another program: {difference}")
+                proved = False
+            return proved
+
+        return check
+
+    def _traceable(
+        self,
+        cls: Any,
+        node: Node,
+        method: str,
+        recovered: Recovered,
+        own: Sequence[Var],
+        leaves: Sequence[Var],
+    ) -> Callable[..., list[Any]]:
+        """A method as a function of the arrays of the module and the flat arguments."""
         entry = recovered.entry
         in_tree = jax.tree_util.tree_structure(
             (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
         )
         names, _, key = main_class.parameters(entry)
-        leaves = [v for _, v in node.leaves()] if self.weights.changed else list(own)
         params = own[len(recovered.constants) :]
 
         def run(*values: Any) -> list[Any]:
@@ -445,30 +507,7 @@ class _Attempt:
             new = [state.get(given[params[i]]) for i in entry.assigned]
             return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
-        def check(program: ClosedJaxpr, *, lowered: bool) -> bool:
-            proved = True
-            avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
-            avals[: len(own)] = map(self.weights.type_of, leaves)
-            for x64 in (True,) if recovered.x64 else (False, True):
-                with jax.enable_x64(x64):
-                    try:
-                        again = trace_closed(run, *avals)
-                    except (TypeError, ValueError) as error:  # what JAX raises at other sizes
-                        raise DoesNotRun(f"the text does not run: {error}") from error
-                again = inlined(again)
-                difference = self.weights.difference(again, program, own, leaves)
-                if difference is None:
-                    continue
-                platform = entry.platform or "cpu"
-                comparable = lowered and not self.weights.changed
-                if comparable and same_lowering(again, program, platform, x64):
-                    continue
-                if not (comparable and same_numbers(again, program, x64)):
-                    raise EmissionError(f"the text traces to another program: {difference}")
-                proved = False
-            return proved
-
-        return check
+        return run
 
 
 def _with_sizes(certificate: str, shown: Shown) -> str:

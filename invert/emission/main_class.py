@@ -57,6 +57,26 @@ class Method:
 CALL = "__call__"
 
 
+@dataclasses.dataclass
+class _Arguments:
+    """The arguments of a method.
+
+    **Arguments:**
+
+    - `hints`: names wanted for them.
+    - `annotations`: their annotations, by token, in order.
+    - `types`: types of those that are single arrays, by token.
+    - `given`: expressions of arrays that are a part of an argument.
+    - `called`: names of all arrays.
+    """
+
+    hints: list[str]
+    annotations: dict[str, ast.expr] = dataclasses.field(default_factory=dict)
+    types: dict[str, ValueType | None] = dataclasses.field(default_factory=dict)
+    given: dict[Var, ast.expr] = dataclasses.field(default_factory=dict)
+    called: dict[Atom, str] = dataclasses.field(default_factory=dict)
+
+
 class Main:
     """Writes the outermost class.
 
@@ -174,7 +194,40 @@ class Main:
         return [outer, inner]
 
     def _function(self, method: Method) -> FunctionText:
-        entry, arguments = method.entry, list(method.arguments)
+        entry, layer = method.entry, method.layer
+        arguments = self._arguments(method)
+        outputs = list(layer.outputs)
+        if entry.assigned and method.states is not None:
+            outputs.append(method.states[1])
+        jaxpr = self.file.program.jaxpr.replace(
+            constvars=[], invars=list(method.arguments), outvars=outputs, eqns=layer.steps
+        )
+        count = len(layer.outputs) - len(entry.checks)
+        wanted = {**_keys(entry, layer.outputs[:count]), **self.classes.wanted(layer)}
+        given = {**self.classes.own(layer), **arguments.given}
+        body = Body(self.file, jaxpr, given, arguments.called, wanted, layer.path)
+        results = body.run()
+        stem = "" if method.name == CALL else method.name
+        value, returns = self._result(
+            entry, results[:count], layer.outputs[:count], f"{stem}_outputs"
+        )
+        if entry.assigned:
+            value = syntax.tuple_of([value, results[-1]])
+            kinds = syntax.tuple_of([returns, syntax.name("eqx.nn.State")])
+            returns = syntax.item(syntax.name("tuple"), kinds)
+        if entry.checks:
+            value = syntax.tuple_of([value, *results[count : len(layer.outputs)]])
+        ordinary = all(n.isidentifier() for n in entry.arg_names)
+        function = FunctionText(
+            "", method.name, list(arguments.annotations), arguments.hints, body.statements, value,
+            first=["self"], doc=_doc(entry), annotations=arguments.annotations, returns=returns,
+            keyword_only=len(entry.kwargs) + entry.draws, positional_only=not ordinary,
+            types=arguments.types,
+        )  # fmt: skip
+        return self.file.with_dimensions(function, method.arguments, arguments.given)
+
+    def _arguments(self, method: Method) -> _Arguments:
+        entry = method.entry
         names, state, key = parameters(entry)
         trees: list[Any] = [*entry.args]
         hints = [names[n] for n in entry.arg_names]
@@ -184,72 +237,36 @@ class Main:
         trees += entry.kwargs.values()
         hints += [names[n] for n in entry.kwargs]
         if entry.draws:
-            trees.append(ArgSpec(key, (), arguments[-1].aval.dtype))
+            trees.append(ArgSpec(key, (), method.arguments[-1].aval.dtype))
             hints.append(key)
-        flat = iter(_leaves_in_order(entry, arguments))
-        given: dict[Var, ast.expr] = {}
-        tokens: list[str] = []
-        annotations: dict[str, ast.expr] = {}
-        types: dict[str, ValueType | None] = {}
-        called: dict[Atom, str] = {}
-        shapes = self.file.program.shape
+        found = _Arguments(hints)
+        flat = iter(_leaves_in_order(entry, method.arguments))
         for tree, hint in zip(trees, hints, strict=True):
             if isinstance(tree, StateVar):
                 token = self.file.token(tree)
-                annotations[token] = syntax.name("eqx.nn.State")
-                types[token] = shapes(tree), None
+                found.annotations[token] = syntax.name("eqx.nn.State")
+                found.types[token] = (), tree.aval.dtype
             elif isinstance(tree, ArgSpec):
                 v = next(flat)
-                called[v] = hint
                 token = self.file.token(v)
-                annotations[token] = self._array(v)
+                found.called[v] = hint
+                found.annotations[token] = self._array(v)
+                found.types[token] = self.file.program.shape(v), v.aval.dtype
                 if v.aval.dtype == np.bool_ and not v.aval.shape:
                     # A Python bool is static, so that the compiler knows the branch.
-                    annotations[token] = syntax.infix(syntax.name("bool"), "|", self._array(v))
-                types[token] = shapes(v), v.aval.dtype
+                    either = syntax.infix(syntax.name("bool"), "|", self._array(v))
+                    found.annotations[token] = either
             else:
                 token = syntax.new_token()
                 # The variables are in the order in which the tree is flattened.
                 leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
                 variables = [next(flat) for _ in leaves]
                 kinds = structure.unflatten([self._array(v) for v in variables])
-                annotations[token] = self._typed(kinds, hint)
+                found.annotations[token] = self._typed(kinds, hint)
                 for (path, _), v in zip(leaves, variables, strict=True):
-                    given[v] = pytrees.access(ast.Name(token, ast.Load()), path)
-                    called[v] = _last_key(path)
-            tokens.append(token)
-        layer = method.layer
-        outputs = list(layer.outputs)
-        returns_state = bool(entry.assigned)
-        if returns_state and method.states is not None:
-            outputs.append(method.states[1])
-        jaxpr = self.file.program.jaxpr.replace(
-            constvars=[], invars=arguments, outvars=outputs, eqns=layer.steps
-        )
-        named = layer.outputs[: len(layer.outputs) - len(entry.checks)]
-        wanted = {**_keys(entry, named), **self.classes.wanted(layer)}
-        own = self.classes.own(layer)
-        body = Body(self.file, jaxpr, {**own, **given}, called, wanted, layer.path)
-        results = body.run()
-        stem = "" if method.name == CALL else method.name
-        count = len(layer.outputs) - len(entry.checks)
-        value, returns = self._result(
-            entry, results[:count], layer.outputs[:count], f"{stem}_outputs"
-        )
-        if returns_state:
-            value = syntax.tuple_of([value, results[-1]])
-            kinds = syntax.tuple_of([returns, syntax.name("eqx.nn.State")])
-            returns = syntax.item(syntax.name("tuple"), kinds)
-        if entry.checks:
-            flags = results[count : len(layer.outputs)]
-            value = syntax.tuple_of([value, *flags])
-        ordinary = all(n.isidentifier() for n in entry.arg_names)
-        function = FunctionText(
-            "", method.name, tokens, hints, body.statements, value,
-            first=["self"], doc=_doc(entry), annotations=annotations, returns=returns,
-            keyword_only=len(entry.kwargs) + entry.draws, positional_only=not ordinary, types=types,
-        )  # fmt: skip
-        return self.file.with_dimensions(function, arguments, given)
+                    found.given[v] = pytrees.access(ast.Name(token, ast.Load()), path)
+                    found.called[v] = _last_key(path)
+        return found
 
     def _result(
         self, entry: EntryPoint, results: Sequence[ast.expr], outputs: Sequence[Atom], hint: str

@@ -175,7 +175,7 @@ def test_layers_that_differ_stay_apart() -> None:
     module = module_of(Unlike(), ramp(2, 4))
     emission: Any = module.emit(layers="scan")
     assert "scan" not in emission.source
-    assert any("none is stacked" in m for m in emission.messages)
+    assert any("no layers are stacked" in m for m in emission.messages)
     assert np.array_equal(emission.model(ramp(2, 4)), module(ramp(2, 4)))
 
 
@@ -199,9 +199,9 @@ def test_weights_changed_in_the_module_are_those_of_the_stack() -> None:
     agree(model(ramp(2, 3)), module(ramp(2, 3)))
 
 
-def test_what_is_no_way_to_write_layers_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_style_of_layers_is_refused(tmp_path: Path) -> None:
     module = module_of(Stack(), ramp(2, 3))
-    with pytest.raises(ValueError, match="layers='loop' is none of"):
+    with pytest.raises(ValueError, match="layers='loop' is not a style"):
         module.emit(layers="loop")
     with pytest.raises(ValueError, match="is already written"):
         invert.save(module.model, tmp_path, layers="scan")

@@ -133,7 +133,7 @@ class Body:
         return self.writer.token(v)
 
     def type_of(self, v: Var) -> ValueType:
-        return self.program.shape(v), getattr(v.aval, "dtype", None)
+        return self.program.shape(v), v.aval.dtype
 
     def run(self) -> list[ast.expr]:
         """Writes all equations; returns the results."""
