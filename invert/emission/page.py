@@ -62,7 +62,9 @@ def page_of(
     lines += ["", "The text of `model.py` was traced and compared with the recovered program: "]
     lines[-1] += "they are equal."
     lines.append("")
-    lines += [f"- {comment(message)}" for message in messages]
+    for message in messages:
+        first, *rest = wrapped_comment(message)
+        lines += [f"- {first}", *(f"  {line}" for line in rest)]
     if messages:
         lines.append("")
     lines += _weights([entry for entry, _ in entries.values()], names)

@@ -39,7 +39,7 @@ def test_long_lines_are_broken_and_the_program_stays(line: str) -> None:
         assert max(map(len, found.splitlines())) <= 80
 
 
-def test_what_cannot_be_broken_stays() -> None:
+def test_a_line_without_brackets_and_operators_stays() -> None:
     line = "x = " + "a" * 100
     assert fitted(line, 80) == [line]
 

@@ -1,4 +1,4 @@
-"""Arguments of modules that do not fit, and what a module looks like."""
+"""Arguments that do not fit, and the text of a module."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_module_can_be_copied() -> None:
     np.testing.assert_array_equal(other(X, {"b": B})["y"], m(X, {"b": B})["y"])
 
 
-def test_parts_that_few_need_are_found_without_an_import() -> None:
+def test_rarely_used_parts_need_no_import() -> None:
     code = (
         "import sys, invert\n"
         "assert 'invert.testing' not in sys.modules and 'invert.compat.tf2jax' not in sys.modules\n"

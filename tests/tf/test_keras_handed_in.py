@@ -1,4 +1,4 @@
-"""What users of Keras hand in: models without examples, training mode, frozen layers, mistakes."""
+"""Models of Keras users: without examples, in training mode, frozen layers, mistakes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_frozen_model_trains_nothing(tmp_path):
     assert len(trained(invert.convert(model, config=FAST))) == 6
 
 
-def test_a_file_that_does_not_say_what_is_frozen(tmp_path):
+def test_a_file_without_information_on_frozen_layers(tmp_path):
     tf.saved_model.save(frozen_model(), str(tmp_path / "sm"))
     module = invert.load(tmp_path / "sm", signature="serving_default", config=FAST)
     module(inputs=X)
@@ -88,7 +88,7 @@ def test_a_file_that_does_not_say_what_is_frozen(tmp_path):
     assert page.count("| not stated |") == 6 and page.count("| no |") == 2
 
 
-def test_the_page_says_what_is_frozen(tmp_path):
+def test_the_readme_lists_frozen_layers(tmp_path):
     module = invert.convert(frozen_model(), X, config=FAST)
     invert.save(module, tmp_path / "saved")
     page = (tmp_path / "saved" / "README.md").read_text()
@@ -104,7 +104,7 @@ def test_frozen_layers_of_keras_2():
     assert trained(invert.convert(model, config=FAST)) == ["head/kernel", "head/bias"]
 
 
-def test_python_values_are_fixed():
+def test_python_values_are_static():
     model = keras.Sequential([keras.Input((8,)), L.BatchNormalization(momentum=0.5)], name="net")
     module = invert.convert(model, X, training=True, config=FAST)
     assert list(inspect.signature(module).parameters) == ["inputs", "state"]
