@@ -1,4 +1,4 @@
-"""The flow in one screen: front end, raising, canonical form, patterns, module."""
+"""The public functions: each opens a container and builds a module of its entry points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from invert import _containers
 from invert._config import Config
 from invert._entry import EntryPoint
-from invert._errors import InvertError, SignatureError
+from invert._errors import InvertError, MalformedModelError, SignatureError
 from invert._pipeline import recover
 from invert.modules import save
 from invert.modules.function import Function
@@ -37,7 +37,7 @@ def _build(
         function.begin([_Shape(spec.shape) for spec in function.specs])
     elif args or kwargs:
         values = function.flatten(args or (), kwargs or {})
-        # A `tf.TensorSpec` may leave sizes open, as the function then does.
+        # A `tf.TensorSpec` among the examples may leave sizes open.
         if all(isinstance(n, int) for value in values for n in value.shape):
             function.begin(values)
     return build(function)
@@ -46,7 +46,7 @@ def _build(
 def _build_methods(
     name: str, entries: Mapping[str, EntryPoint], names: Sequence[str], config: Config
 ) -> Methods:
-    """A module of several functions. What cannot be converted fails when it is called."""
+    """A module of several functions; those that cannot be converted fail when called."""
     failed: dict[str, InvertError] = {}
     read: dict[str, EntryPoint] = {}
     for key in names:
@@ -73,14 +73,14 @@ def _build_methods(
 
 
 class _Shape:
-    """Stands for an array of which only the shape matters."""
+    """Stands for an array whose shape alone matters."""
 
     def __init__(self, shape: Sequence[Any]):
         self.shape = tuple(shape)
 
 
 def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
-    """Brings a TensorFlow function home that was made with `jax2tf.convert`: JAX -> TF -> JAX.
+    """Recovers a JAX function from the TensorFlow function that `jax2tf.convert` made of it.
 
     **Arguments:**
 
@@ -88,9 +88,9 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
         bare result of `jax2tf.convert`.
     - `args`, `kwargs`: example arguments (arrays, `jax.ShapeDtypeStruct` or `tf.TensorSpec`, in any
         pytree). Only their shapes and dtypes matter; `None` in a `tf.TensorSpec` leaves a size
-        open. Python values, as in `training=True`, are fixed, as they are in TensorFlow. They may
-        be left out where the function has one signature, and of a Keras model that knows its
-        inputs, whose batch stays open then.
+        open. Python values, as in `training=True`, are static, as in TensorFlow. The examples may
+        be omitted if the function has one signature, and for a Keras model that knows its inputs,
+        whose batch size stays open then.
     - `config`: see `Config`.
 
     **Returns:** a `Module`.
@@ -102,7 +102,7 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     from invert.frontends.signature import arrays_of, is_open
 
     entry = tf_function.entry_point(tf_fn, args, kwargs or None, config=config)
-    # The program of an open size is made when it is called with one.
+    # A program with open sizes is recovered when it is called.
     if is_open((args, kwargs)):
         return _build(entry, config)
     return _build(entry, config, *arrays_of(args, kwargs, entry))
@@ -126,11 +126,11 @@ def convert_graphdef(
     **Arguments:**
 
     - `graph_def`: the `GraphDef` proto or its bytes.
-    - `inputs`: names of the tensors that are fed (`"x:0"`), in the order of the arguments; or a
-        mapping from names of arguments to them.
-    - `outputs`: names of the tensors that are returned. One: the result is an array; several: a
-        tuple; a mapping: a dictionary.
-    - `variables`: values of the variables of the graph, by name.
+    - `inputs`: names of the tensors to feed (`"x:0"`), in the order of the arguments; or a mapping
+        from argument names to them.
+    - `outputs`: names of the tensors to return. For one, the result is an array; for several, a
+        tuple; for a mapping, a dictionary.
+    - `variables`: values of the graph's variables, by name.
 
     **Returns:** a `Module`.
 
@@ -156,29 +156,29 @@ def load(
 
     - `path`: a SavedModel directory, a `.keras` file, StableHLO (text, bytecode or portable
         artifact), a serialized `jax.export.Exported`, or a directory that `save` has written.
-    - `signature`: name of the one function or signature wanted. By default the functions attached
-        to the object of a SavedModel, or the signatures where there are none.
-    - `tags`: tags of the graph wanted of a SavedModel that holds several. By default `["serve"]`,
-        or the graph without tags, which a module of TensorFlow Hub has for inference.
+    - `signature`: the name of the one function or signature wanted. By default all functions
+        attached to the object of a SavedModel, or its signatures where there are none.
+    - `tags`: the tags of the graph wanted, of a SavedModel with several. By default `["serve"]`, or
+        the graph without tags, which modules of TensorFlow Hub have for inference.
 
-    To read a directory that `save` has written imports its `model.py`, and so runs it; nothing of
-    the others is ever run.
+    Loading a directory that `save` has written imports its `model.py`, and so runs it; no code of
+    the other containers is ever run.
 
-    **Returns:** a `Module` whose `params` are the variables; where there are several functions, a
-        `Methods` with one method for each, on the same parameters; of a directory that `save` has
-        written, the Equinox module.
+    **Returns:** a `Module` whose `params` are the variables; for several functions, a `Methods`
+        with a method for each, on shared parameters; for a directory that `save` has written, the
+        Equinox module.
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`.
     """
     if not isinstance(path, str | os.PathLike):
         raise SignatureError(
-            f"load reads files, and got a {type(path).__name__}; a TensorFlow function or a Keras "
-            "model of this process is converted by invert.convert"
+            f"load reads files, and got a {type(path).__name__}; for a TensorFlow function or a "
+            "Keras model in this process, use invert.convert"
         )
     path, kind = _containers.place_of(path), _containers.kind_of(path)
     if tags is not None and kind != "saved_model":
-        raise SignatureError(f"{path} is no SavedModel, so it has no graphs with tags")
+        raise SignatureError(f"{path} is not a SavedModel, so it has no graphs with tags")
     if kind == "saved":
         return save.load_saved(path)
     if kind == "saved_model":
@@ -189,9 +189,17 @@ def load(
         if len(names) == 1:
             return _build(entries[names[0]], config)
         return _build_methods(path.name, entries, names, config)
-    entry = _containers.entry_point(path, kind, config)
+    try:
+        entry = _containers.entry_point(path, kind, config)
+    except MalformedModelError as error:
+        if str(path) in str(error):
+            raise
+        reason = f"{path}, read as a {_containers.NAMES[kind]}: {error}"
+        raise MalformedModelError(reason) from error
     if signature not in (None, entry.name):
-        raise SignatureError(f"{path} has one function, {entry.name!r}, and no {signature!r}")
+        raise SignatureError(
+            f"{path} has one function, {entry.name!r}, and none called {signature!r}"
+        )
     return _build(entry, config)
 
 
@@ -203,7 +211,7 @@ def from_stablehlo(
     **Arguments:**
 
     - `module`: MLIR text, MLIR bytecode or a StableHLO portable artifact, the `pathlib.Path` of a
-        file that holds one, or what `jax.jit(f).lower(x)` gives.
+        file with one, or the result of `jax.jit(f).lower(x)`.
 
     **Returns:** a `Module` over flat arguments, named as in the module.
 

@@ -1,4 +1,4 @@
-"""What is known of a recovered program: the certificate that a report holds."""
+"""The certificate of a recovered program."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ class Certificate:
 
     **Attributes:**
 
-    - `kind`: `"exact"`: the recovered program lowers to the very program that was read, equation by
-        equation; where rules of TensorFlow ops wrote that program, to what it lowers to.
-        `"numerical"`: it lowers to another one, and both were run on random inputs.
-        `"unverified"`: neither was possible, or it was switched off.
-    - `reason`: why the certificate is not exact; `""` where it is.
-    - `largest_error`: largest absolute difference of a result, for `"numerical"`.
-    - `assumes`: what this takes for granted of the program, where its format leaves open what it
-        does otherwise; `""` where that is nothing.
+    - `kind`: `"exact"`: the recovered program lowers to exactly the program that was read, equation
+        by equation; where rules of TensorFlow ops wrote that program, both have the same lowering.
+        `"numerical"`: it lowers to another program, and both were run on random inputs.
+        `"unverified"`: neither was possible, or verification was switched off.
+    - `reason`: why the certificate is not exact, or `""`.
+    - `largest_error`: the largest absolute difference of a result, for `"numerical"`.
+    - `assumes`: an assumption about the program that its format leaves open, or `""`.
     """
 
     kind: Literal["exact", "numerical", "unverified"]

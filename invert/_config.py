@@ -1,4 +1,4 @@
-"""The one configuration object. It is passed explicitly; there is no global state."""
+"""The options of a conversion, passed explicitly: there is no global state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-# Names of all patterns, put in when these are imported: nothing that they import may import them.
+# Names of all patterns, which fill this list when they are imported.
 known_patterns: list[str] = []
 
 
@@ -19,7 +19,7 @@ known_patterns: list[str] = []
 class Config:
     """Options of a conversion.
 
-    **Raises:** `ValueError` with all values that are not allowed, and those that are.
+    **Raises:** `ValueError` with all invalid options and their allowed values.
 
     **Arguments:**
 
@@ -27,45 +27,45 @@ class Config:
         (`"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`). `None`: the first platform of the module that
         this process has, else the module's first.
     - `patterns`: whether equations are rewritten into the primitives they came from; a tuple of
-        names switches on these alone. `invert.patterns.names()` lists them.
-    - `disabled_patterns`: names of patterns that are left out.
+        names enables only these. `invert.patterns.names()` lists them.
+    - `disabled_patterns`: names of patterns to leave out.
     - `extra_patterns`: patterns of your own (`invert.Pattern`), applied after all others.
-    - `verify`: whether the recovered program is lowered again and compared with the input, which
-        gives the certificate of the report.
-    - `custom_gradients`: what becomes of the gradient function that a TensorFlow container holds
-        beside a function. `"check"`: it is kept as the rule of the function where it differs from
-        automatic differentiation of the recovered program; `"keep"`: always; `"ignore"`: it is
-        not read.
-    - `prevent_gradient`: what differentiation of a function exported with `with_gradient=False`
-        does: `"error"`: it raises `LookupError`; `"warn"`: it warns.
-    - `assertions`: what becomes of `tf.debugging` assertions and of `tf.debugging.check_numerics`:
-        `"drop"`: they are left out; `"error_if"`: they are `eqx.error_if`; `"checkify"`: they are
-        `jax.experimental.checkify.check`, so that a compiled call needs `checkify.checkify`.
+    - `verify`: whether the recovered program is lowered again and compared with the input, for the
+        certificate in the report.
+    - `custom_gradients`: treatment of the gradient functions in a TensorFlow container. `"check"`:
+        one is kept as the rule of its function if it differs from automatic differentiation of the
+        recovered program; `"keep"`: all are kept; `"ignore"`: none is read.
+    - `prevent_gradient`: effect of differentiating a function exported with
+        `with_gradient=False`. `"error"`: a `LookupError`; `"warn"`: a warning.
+    - `assertions`: treatment of `tf.debugging` assertions and `tf.debugging.check_numerics`.
+        `"drop"`: they are left out; `"error_if"`: they become `eqx.error_if`; `"checkify"`: they
+        become `jax.experimental.checkify.check`, so that a compiled call needs
+        `checkify.checkify`.
     - `strict_shapes`: whether a call at other sizes than the function declares is an error. If not,
-        the program is recovered again at the sizes of the call, as far as it has no sizes built in.
+        the program is recovered again at the sizes of the call, unless it depends on the declared
+        ones.
     - `strict_dtypes`: whether a call with other dtypes than the function declares is an error. If
         not, the arguments are converted; a complex number never becomes a real one.
-    - `bfloat16_constants`: dtypes (`"float32"`, `"float64"`) of which the arrays that the program
-        holds itself, and is no variable, are rounded to bfloat16. They are kept so, and widened
-        where they are used. The certificate is that of the program before.
-    - `resize_precision`: precision of the products by which images are resized (area, scale and
-        translate), as for `jax.numpy.einsum`. TensorFlow's is the highest.
-    - `platform_check`: whether a module that was lowered for other platforms than the one that this
-        process runs on is an error. It need not be: a recovered program runs on all.
-    - `max_scan`: a loop that ends on a condition on data, but after no more steps than this,
-        becomes a `scan` of that many steps, which do nothing once the condition fails, so that it
-        differentiates in reverse. Longer ones stay a `while`.
-    - `dynamic_sizes`: what becomes of results whose size depends on data. `"ids"`: rows
-        (`tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, non-maximum suppression) go
-        on with the number that are there, and are an error where an op or the caller would see
-        the rows too many; places of sparse tensors (CTC decoders, accidental hits, `tf.sparse`)
-        are as many as there can be, with -1 behind, and the report says so. `"pad"`: rows are as
-        many as there can be too, and what follows has to leave the places too many out.
-        `"error"`: all are errors.
-    - `host_ops`: what becomes of ops of a TensorFlow graph that only a host can run (text, images
-        in their encoded form), where their inputs depend on data. `"error"`: all of them are
-        reported; `"callback"`: TensorFlow runs them at run time, in a `jax.pure_callback`.
-    - `progress`: called with a line of text as each stage of a conversion begins.
+    - `bfloat16_constants`: dtypes (`"float32"`, `"float64"`) whose constants in the program are
+        stored as bfloat16 and widened where they are used; variables stay. The certificate is that
+        of the program before rounding.
+    - `resize_precision`: precision of the products that resize images (area, scale and translate),
+        as for `jax.numpy.einsum`. TensorFlow's is the highest.
+    - `platform_check`: whether a module lowered for other platforms than that of this process is an
+        error. It does not have to be: a recovered program runs on all platforms.
+    - `max_scan`: the largest bound of a data-dependent loop that becomes a `scan` of that many
+        steps, which do nothing once the condition fails, so that it has a reverse derivative. Loops
+        with a larger bound stay a `while`.
+    - `dynamic_sizes`: treatment of results whose size depends on data. `"ids"`: results with rows
+        (`tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, non-maximum suppression) are
+        padded and carry their length; it is an error where an op or the caller would see the
+        padding rows. Indices of sparse tensors (CTC decoders, accidental hits, `tf.sparse`) are
+        padded with -1, and the report says so. `"pad"`: rows are padded too, and the code that uses
+        them has to ignore the padding. `"error"`: all such results are errors.
+    - `host_ops`: treatment of TensorFlow ops that only a host can run (text, encoded images) and
+        whose inputs depend on data. `"error"`: all of them are reported; `"callback"`: TensorFlow
+        runs them at run time, in a `jax.pure_callback`.
+    - `progress`: called with a line of text at the beginning of each stage.
     """
 
     platform: Literal["cpu", "cuda", "rocm", "tpu"] | None = None
@@ -91,8 +91,14 @@ class Config:
             lines = "".join(f"\n  - {p}" for p in problems)
             raise ValueError(f"Config has options that are not valid:{lines}")
 
+    def __repr__(self) -> str:
+        """The options that are not at their default, so that `help` stays readable."""
+        fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
+        changed = ", ".join(f"{f.name}={value!r}" for f, value in fields if value != f.default)
+        return f"Config({changed})"
+
     def begin(self, stage: str) -> None:
-        """Says that a stage begins, where somebody wants to know."""
+        """Reports the beginning of a stage to `progress`, if given."""
         if self.progress is not None:
             self.progress(stage)
 
@@ -103,7 +109,7 @@ def _hints() -> Mapping[str, Any]:
 
 
 def _problems(config: Config) -> Iterator[str]:
-    """What of the options is not allowed, by the types of the fields and what these do not say."""
+    """The options with invalid values, by the types of the fields and further rules."""
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), _hints()[field.name]
         if not _fits(value, hint):
@@ -127,7 +133,7 @@ def _problems(config: Config) -> Iterator[str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, as far as those of the fields go."""
+    """Whether a value is of a type that a field of `Config` may have."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return isinstance(value, str) and value in args
@@ -143,7 +149,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _choices(hint: Any) -> list[str]:
-    """What is allowed, in words."""
+    """The allowed values of a type, in words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return [repr(arg) for arg in args]
@@ -154,5 +160,5 @@ def _choices(hint: Any) -> list[str]:
         return [choice for arg in args for choice in _choices(arg)]
     if origin is collections.abc.Callable:
         return ["a function"]
-    words = {bool: ["True", "False"], int: ["a whole number"], str: ["names"]}
+    words = {bool: ["True", "False"], int: ["an integer"], str: ["names"]}
     return words.get(hint, ["None"])

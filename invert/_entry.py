@@ -1,4 +1,4 @@
-"""What a front end hands over: one traceable function with its names, trees and parameters."""
+"""The result of a front end: a traceable function with its names, pytrees and parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from invert._errors import Problem
-from invert._private.jax import trace_closed
+from invert._private.jax import ClosedJaxpr, trace_closed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +19,8 @@ class ArgSpec:
 
     **Arguments:**
 
-    - `name`: the name in the original signature; need not be an identifier.
-    - `shape`: tuple of sizes; `None` where the container leaves a size open, or a string such
-        as `"b"` for a named open size.
+    - `name`: the name in the original signature, not necessarily an identifier.
+    - `shape`: tuple of sizes; `None` for an open size, a string such as `"b"` for a named one.
     - `dtype`: a NumPy (or ml_dtypes) dtype.
     """
 
@@ -38,7 +37,7 @@ class Param:
 
     - `name`: the original name, such as `dense/kernel`.
     - `trainable`: whether its library trains it.
-    - `stated`: whether the container says so; otherwise `trainable` is how it was made.
+    - `stated`: whether the container states that; otherwise `trainable` is that of its creation.
     """
 
     name: str
@@ -54,9 +53,10 @@ class OpUse:
     **Arguments:**
 
     - `op`: its name, such as `tf.MatMul` or `stablehlo.dot_general`.
-    - `route`: what raises it: `"rule"`, a rule of its own; `"xla"`, TensorFlow's XLA bridge, which
-        compiles it alone; `"host"`, TensorFlow, which runs it at conversion, or on request at run
-        time; `"opaque"`: it stays a custom call unless a pattern knows it; `"none"`: nothing.
+    - `route`: how it is raised: `"rule"`, by its own rule; `"xla"`, by TensorFlow's XLA bridge,
+        which compiles it alone; `"host"`, by TensorFlow, which runs it at conversion, or on request
+        at run time; `"opaque"`: it stays a custom call unless a pattern recovers it; `"none"`: not
+        at all.
     - `location`: node name or source location, as the container states it.
     - `draws`: whether it draws random numbers with the key of the call.
     """
@@ -76,8 +76,8 @@ class EntryPoint:
     - `name`: name of the function or signature.
     - `fn`: `fn(param_values, *flat_args) -> list` of flat results; `param_values` is a sequence in
         the order of `params`. Where `draws`, a typed PRNG key follows the flat arguments. The new
-        values of the `assigned` parameters follow the results. Traceable by JAX: it runs the
-        raising rules on whatever values it is given, so tracing it yields the raw jaxpr.
+        values of the `assigned` parameters follow the results. It runs the raising rules on the
+        given values, so tracing it yields the raw jaxpr.
     - `args`, `kwargs`: the signature as pytrees whose leaves are `ArgSpec`; `flat_args` of `fn` are
         the leaves of `(args, kwargs)` in `jax.tree_util` order.
     - `arg_names`: names of the positional arguments, one for each element of `args`.
@@ -85,14 +85,14 @@ class EntryPoint:
     - `params`: the variables the function reads or assigns.
     - `assigned`: indices of the parameters that the function assigns.
     - `draws`: whether the function draws random numbers, and so needs a key.
-    - `notes`: gives lines for the report, once the function was run.
-    - `problems`: what cannot be raised, where the front end was asked to hand over such a program
-        too; `fn` raises `UnsupportedOpError` then.
-    - `ops`: gives the ops of the program, those of called functions once.
-    - `outside`: what stands before the raw jaxpr, so that the certificate does not cover it.
+    - `notes`: returns lines for the report, once the function has run.
+    - `problems`: what cannot be raised, if the front end was asked to accept such programs; `fn`
+        raises `UnsupportedOpError` then.
+    - `ops`: returns the ops of the program, those of called functions once.
+    - `outside`: what comes before the raw jaxpr, which the certificate does not cover.
     - `checks`: messages of the assertions that are kept. For each, a boolean follows the results
         of `fn`, before the assigned parameters: whether it failed.
-    - `source`: one line that says where it came from.
+    - `source`: one line about its origin.
     - `results`: types of the flat results, where the container states them.
     - `platform`: the platform it was lowered for, where the container states it.
     """
@@ -117,7 +117,7 @@ class EntryPoint:
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:
-    """A name for an argument that has none of its own, with a number where it is taken."""
+    """A name for an argument without one, with a number where it is taken."""
     found, number = wanted, 1
     while found in taken:
         number += 1
@@ -125,12 +125,12 @@ def free_name(wanted: str, taken: Container[str]) -> str:
     return found
 
 
-def traced(entry: EntryPoint, avals: Sequence[Any]) -> Any:
-    """The program of an entry point as it was read, over its parameters and the arguments.
+def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
+    """The raw program of an entry point, over its parameters and the arguments.
 
     **Arguments:**
 
-    - `avals`: types of the flat arguments, and of the key where it draws random numbers.
+    - `avals`: types of the flat arguments, and of the key if it draws random numbers.
     """
     params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
 

@@ -1,4 +1,4 @@
-"""What a conversion did: counted per entry point, with the share of each stage."""
+"""The report of a conversion: counts for an entry point, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from invert._errors import plain
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What became of one entry point.
+    """The conversion of one entry point.
 
     **Attributes:**
 
-    - `entry`: name of the entry point; `source`: where it came from.
-    - `primitives`: number of equations per primitive, those of inner jaxprs counted once.
-    - `opaque`: targets of the custom calls that stayed opaque equations, with their number.
+    - `entry`: name of the entry point; `source`: its origin.
+    - `primitives`: number of equations per primitive; inner jaxprs count once.
+    - `opaque`: number of custom calls that stayed opaque, by target.
     - `rewrites`: number of times each pattern was applied.
     - `seconds`: wall time of each stage, in seconds.
     - `certificate`: how far the recovery is proved.
-    - `gradients`: what became of each gradient function that the container holds.
-    - `bridged`: number of TensorFlow ops, by type, that have no rule and were compiled alone by
-        TensorFlow's XLA bridge; those inside of loops and branches count once.
-    - `notes`: what else the reader should know, such as ops that were left out.
-    - `outside`: what the certificate does not cover, as it stands before the raw jaxpr.
-    - `sizes`: types of the arguments that all of this holds for, where their sizes are open: the
-        program is recovered again for others.
+    - `gradients`: the outcome for each gradient function of the container.
+    - `bridged`: number of TensorFlow ops without a rule, by type, that TensorFlow's XLA bridge
+        compiled alone; those inside loops and branches count once.
+    - `notes`: other remarks, such as ops that were left out.
+    - `outside`: what the certificate does not cover, because it comes before the raw jaxpr.
+    - `sizes`: the argument types that the report is for, where sizes are open: the program is
+        recovered again for others.
     """
 
     entry: str
@@ -45,7 +45,7 @@ class Report:
 
     @property
     def equations(self) -> int:
-        """Number of equations, those of inner jaxprs counted once."""
+        """Number of equations; inner jaxprs count once."""
         return sum(self.primitives.values())
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Helpers for people who want to test that their own exports come home."""
+"""Tests that exported JAX functions are recovered."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def assert_roundtrip(
     atol: float = 1e-6,
     config: Config | None = None,
 ) -> Module:
-    """Asserts that a JAX function survives export and recovery.
+    """Asserts that a JAX function is recovered from its export.
 
     **Arguments:**
 
     - `f`: the function; `args`: example arguments, arrays in pytrees.
     - `via`: the route: `jax.export` alone, a `tf.function` around `jax2tf.convert`, or a SavedModel
         written to a temporary directory and loaded again. The last two need TensorFlow.
-    - `certificate`: the weakest certificate that is accepted.
+    - `certificate`: the weakest certificate accepted.
     - `derivatives`: whether forward and reverse derivatives are compared too, with random tangents
-        and cotangents, where `f` has them.
+        and cotangents, as far as `f` has them.
     - `rtol`, `atol`: tolerances for derivatives, and for results unless the certificate is exact:
-        then they must be equal bit for bit, since the programs are the same.
+        equal programs must give results that are equal bit for bit.
 
     **Returns:** the recovered module, for further checks.
 
-    **Raises:** `AssertionError` that says what differs.
+    **Raises:** `AssertionError` with what differs.
     """
     module = _recover(f, args, via, config or Config())
     order = ("exact", "numerical", "unverified")
@@ -85,7 +85,7 @@ def _recover(f: Callable[..., Any], args: tuple[Any, ...], via: Via, config: Con
         return _api.load(directory, config=config)
 
 
-def _inexact(tree: Any) -> list[bool]:
+def _inexact(tree: object) -> list[bool]:
     return [
         jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in jax.tree_util.tree_leaves(tree)
     ]

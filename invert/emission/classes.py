@@ -1,23 +1,22 @@
-"""The classes of a program: one for all layers that compute the same."""
+"""The classes of a program: layers that compute the same share one."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
-from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence, Set
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from invert.emission.equinox_nn import construct
 from invert.emission.expressions import control_flow, literals, scanned
 from invert.emission.expressions.body import Body, Placed
-from invert.emission.expressions.statements import Function, render
+from invert.emission.expressions.statements import FunctionText, render
 from invert.emission.file import File
 from invert.emission.layers.cut import Assign, Layer, LayerCall
-from invert.emission.layers.shared import Draft, bare, generalize, groups, text_of
+from invert.emission.layers.shared import Class, Draft, bare, generalize, groups, text_of
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
@@ -27,6 +26,7 @@ from invert.emission.python.nouns import NOUNS, PLAIN, of_layer, says
 from invert.emission.sizes.size import Size
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
+from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Type of jaxtyping for the kinds of dtype.
 _KINDS = (
@@ -46,43 +46,22 @@ def _self() -> ast.expr:
     return ast.Name("self", ast.Load())
 
 
-def _wide(v: Any) -> ast.expr | None:
-    """The type of 64 bits of a variable, which its value in a state may have lost: a session
-    without such types narrows it."""
+def _wide(v: Var) -> ast.expr | None:
+    """The 64-bit type of a variable; its value in a state is narrower in a session without x64."""
     return literals.dtype(v.aval.dtype) if is_wide(v) else None
 
 
-def is_key(v: Any) -> bool:
-    """Whether a value is one key."""
+def is_key(v: Atom) -> bool:
+    """Whether a value is a single PRNG key."""
     return not v.aval.shape and jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
 
 
-def kind_of(dtype: Any) -> str:
+def kind_of(dtype: DTypeLike) -> str:
     """`Float` for `float32`."""
     for kind, name in _KINDS:
         if jax.dtypes.issubdtype(dtype, kind):
             return name
     return "Shaped"
-
-
-@dataclasses.dataclass(eq=False)
-class Class:
-    """A class of the file.
-
-    **Arguments:**
-
-    - `token`: stands for its name until all classes are known.
-    - `drafts`: the nodes that are of it; the first one is written. One of Equinox has none.
-    """
-
-    token: str
-    drafts: list[Draft]
-    definition: ast.ClassDef = dataclasses.field(init=False)
-
-    @property
-    def keyed(self) -> bool:
-        """Whether an instance is made with a key."""
-        return not self.drafts or self.drafts[0].init is not None
 
 
 class Classes:
@@ -99,20 +78,20 @@ class Classes:
         self,
         file: File,
         tree: Tree,
-        jaxprs: Mapping[str, Any],
-        parameters: Mapping[Any, Path],
-        held: Set[Any] = frozenset(),
+        jaxprs: Mapping[str, Jaxpr],
+        parameters: Mapping[Var, Path],
+        held: Set[Var] = frozenset(),
     ):
         self.file, self.tree, self.jaxprs = file, tree, jaxprs
         self.parameters, self.held = parameters, held
         self.of: dict[Node, Class] = {}
         self._methods: dict[Layer, str] = {}
-        self._named: dict[Layer, dict[Any, str]] = {}
+        self._named: dict[Layer, dict[Atom, str]] = {}
         self._made = {v: e for j in jaxprs.values() for e in j.eqns for v in e.outvars}
         file.layer = self._step
 
-    def _step(self, body: Body, eqn: Any) -> Placed | None:
-        """The call of a layer, or what is done to the state; `None` for an equation."""
+    def _step(self, body: Body, eqn: Eqn) -> Placed | None:
+        """The call of a layer, or an access to the state; `None` for an equation."""
         if isinstance(eqn, Pick):
             return scanned.pick(body, eqn)
         if isinstance(eqn, Run):
@@ -125,7 +104,7 @@ class Classes:
             function = syntax.field(_self(), *attributes)
             args = [body.operand(a) for a in eqn.invars]
             hints = self._results(eqn)
-            # The state that a layer is given must not be another one by the time it is called.
+            # The state must not be assigned anew before the layer is called with it.
             taken = any(isinstance(v, StateVar) for v in eqn.invars)
             inline = not (taken and body.changes_state)
             return Placed(syntax.call(function, *args), inline, hints=hints)
@@ -145,7 +124,7 @@ class Classes:
         return None
 
     def _results(self, eqn: LayerCall) -> list[str]:
-        """What the results of a layer are called: as it is, or each as in the layer."""
+        """Names of the results of a layer: its own name, or those that they have inside it."""
         hint = of_layer(eqn.layer.name)
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
         inside = self._named[eqn.layer]
@@ -156,11 +135,11 @@ class Classes:
             found.append("state" if isinstance(v, StateVar) else other)
         return found
 
-    def _parameter(self, v: Any) -> str:
+    def _parameter(self, v: Var) -> str:
         return identifier(self.parameters[v][-1])
 
-    def own(self, layer: Layer) -> dict[Any, ast.expr]:
-        """Parameters of a layer that are fields: those in the state are read from it first."""
+    def own(self, layer: Layer) -> dict[Var, ast.expr]:
+        """The parameters of a layer that are fields; those in the state are read from it."""
         return {
             v: syntax.field(_self(), *path)
             for v, path in self.tree.places[layer].items()
@@ -168,14 +147,13 @@ class Classes:
         }
 
     def add(self, root: Node) -> None:
-        """Writes the classes of the nodes inside of the outermost one: one for all that compute
-        the same."""
+        """Writes the classes of all nodes but the outermost; equal ones share a class."""
         levels: list[list[Draft]] = []
         order: list[Draft] = []
         for v in root.fields.values():
             if isinstance(v, Node):
                 self._draft(v, levels, order)
-        # From the innermost outwards: the classes of its fields tell a module from others.
+        # From the innermost outwards: modules with fields of different classes differ.
         for drafts in levels:
             for draft in drafts:
                 draft.init = self.initializer(draft.node)
@@ -199,11 +177,11 @@ class Classes:
             return None
         return construct.initializer(node, self.of, self.file.program.shape)
 
-    def _key(self, draft: Draft) -> Any:
-        """What nodes of one class agree in, besides numbers in the text."""
+    def _key(self, draft: Draft) -> Hashable:
+        """What nodes of one class have in common, besides numbers in the text."""
         node = draft.node
         return (
-            # Modules without a computation of their own have nothing in common but their fields.
+            # Modules that compute nothing are told apart by their names as well.
             "" if node.layers else camel(node.name),
             tuple(draft.texts),
             "" if draft.init is None else syntax.text_of(draft.init),
@@ -214,7 +192,7 @@ class Classes:
         )
 
     def _draft(self, node: Node, levels: list[list[Draft]], order: list[Draft]) -> int:
-        """Writes a node and those inside; returns its level, which is above theirs."""
+        """Writes a node and its inner nodes; returns its level, one above theirs."""
         if (native := construct.native_of(node)) is not None:
             self.of[node] = Class(f"eqx.nn.{native.kind}", [])
             return -1
@@ -238,7 +216,7 @@ class Classes:
         return level
 
     def _add_methods(self, draft: Draft) -> None:
-        """Adds a method for each program that computes something else with a layer."""
+        """Adds a method for each different computation that programs do with a layer."""
         node = draft.node
         found: dict[tuple[str, str], str] = {}
         names = Names({*node.fields, *METHODS})
@@ -256,8 +234,8 @@ class Classes:
             self._methods[layer] = found[key]
         draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
 
-    def _annotation(self, v: Any, draft: Draft, source: ast.expr | None = None) -> ast.expr:
-        """`Float[Array, "3 4"]`, where the sizes are filled in at the end; `source` reads it."""
+    def _annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
+        """`Float[Array, "3 4"]`, its sizes filled in at the end; `source` is how it is read."""
         if isinstance(v, StateVar):
             return syntax.name("eqx.nn.State")
         if is_key(v):
@@ -280,7 +258,7 @@ class Classes:
             kind = self._annotation(v, draft, source)
             function.annotations = {**function.annotations, token: kind}
             inputs.append((source, token))
-        results = [self._annotation(v, draft) for v in layer.outputs]
+        results = [self._annotation(v, draft) for v in layer.results]
         if len(results) == 1:
             function.returns = results[0]
         else:
@@ -291,21 +269,21 @@ class Classes:
             source.id = places[token].arg
         return method
 
-    def function(self, layer: Layer, given: Mapping[Any, ast.expr] | None = None) -> Function:
-        """What a layer computes, as a method."""
+    def function(self, layer: Layer, given: Mapping[Var, ast.expr] | None = None) -> FunctionText:
+        """The computation of a layer as a method."""
         known = self.own(layer)
         jaxpr = self.file.program.jaxpr.replace(
             constvars=[], invars=layer.inputs, outvars=layer.outputs, eqns=layer.steps
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
         hints = self._hints(inputs)
-        names = dict(zip(inputs, hints, strict=True))
+        names: dict[Atom, str] = dict(zip(inputs, hints, strict=True))
         body = Body(
             self.file, jaxpr, {**known, **(given or {})}, names, self.wanted(layer), layer.path
         )
         value = control_flow.results_of(body.run())
         self._named[layer] = body.names
-        function = Function(
+        function = FunctionText(
             "",
             "__call__",
             [self.file.token(v) for v in inputs],
@@ -317,12 +295,12 @@ class Classes:
         )
         return self.file.with_dimensions(function, inputs)
 
-    def wanted(self, layer: Layer) -> dict[Any, str]:
-        """New values of parameters, which are called as these are."""
+    def wanted(self, layer: Layer) -> dict[Atom, str]:
+        """Names of the new values of parameters: those of the parameters."""
         steps = [s for s in layer.steps if isinstance(s, Assign)]
         return {s.invars[-1]: self._parameter(s.variable) for s in steps if is_var(s.invars[-1])}
 
-    def _hints(self, inputs: Sequence[Any]) -> list[str]:
+    def _hints(self, inputs: Sequence[Var]) -> list[str]:
         """Names of the arguments of a layer."""
         found = []
         for i, v in enumerate(inputs):
@@ -345,13 +323,15 @@ class Classes:
         return found
 
     def finish(self) -> None:
-        """Fills in the names of the classes, and the sizes of the annotations: a number where it
-        is one, else a name."""
+        """Fills in the names of the classes, and the sizes in the annotations.
+
+        A size that differs between the layers of a class is a name, any other a number.
+        """
         names: dict[str, str] = {}
         for found in dict.fromkeys(c for c in self.of.values() if c.drafts):
             found.definition.name = names[found.token] = self.file.names.new(_name_for(found))
             columns = list(zip(*(d.arrays for d in found.drafts), strict=True))
-            sizes_named: dict[tuple[Any, ...], str] = {}
+            sizes_named: dict[tuple[str, ...], str] = {}
             taken: set[str] = set()
             annotations = found.drafts[0].annotations
             for node, column in zip(annotations, columns, strict=True):
@@ -373,7 +353,7 @@ class Classes:
 
 
 def _name_for(found: Class) -> str:
-    """The name of a class: what its nodes have in common, else what the class computes."""
+    """The name of a class: common words of its nodes' names, else what it computes."""
     wanted = list(dict.fromkeys(camel(d.node.name) for d in found.drafts))
     if len(wanted) == 1:
         return wanted[0]
@@ -389,7 +369,7 @@ def _name_for(found: Class) -> str:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """The words that some names begin or end with: `Norm` for `PreNorm` and `PostNorm`."""
+    """The words that all names begin or end with: `Norm` for `PreNorm` and `PostNorm`."""
     words = [re.findall(r"[A-Z][a-z0-9]*|[a-z0-9]+", n) for n in names]
     for step in (1, -1):
         shared = [w[0] for w in zip(*(w[::step] for w in words), strict=False) if len(set(w)) == 1]
@@ -402,10 +382,10 @@ def _dimension(
     sizes: tuple[int, ...],
     axis: int,
     rank: int,
-    names: dict[tuple[Any, ...], str],
+    names: dict[tuple[str, ...], str],
     taken: set[str],
 ) -> str:
-    """A size for all layers of a class."""
+    """A size in an annotation, for all layers of a class."""
     keys = tuple(s.text() if isinstance(s, Size) else str(int(s)) for s in sizes)
     if len(set(keys)) == 1:
         return keys[0]

@@ -1,4 +1,4 @@
-"""From a recovered module to the text of an Equinox module, compiled and compared with it."""
+"""Writes recovered programs as the text of an Equinox module, and compares the two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
 
 import equinox as eqx
@@ -46,36 +46,37 @@ from invert.ir import traced_form
 from invert.ir.arrays import device_array
 from invert.ir.graph import is_var
 from invert.ir.interpret import inline_calls
+from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Var
 
-# Ways to write layers that can be asked for.
+# The styles of layers that a caller may choose.
 STYLES = frozenset({"scan", "equinox"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Recovered:
-    """What is emitted: the programs of an entry point.
+    """The programs of an entry point, as they are emitted.
 
     **Arguments:**
 
     - `programs`: the jaxprs, over constants, parameters and arguments, at the corners of `points`;
         one program where `points` is `None`.
-    - `certificate`: one line about how sure the recovery is.
-    - `held`: names of the parameters that are in a state; those that it assigns always are.
-    - `checkify`: whether its assertions are those of checkify, and not of Equinox.
-    - `probe`: compares a text with the program at sizes that had no part in writing it: it is given
-        what compares it with one program, and gives the sizes.
-    - `fixed`: why the text is for one size of its open dimensions only; `""` where it is not.
+    - `certificate`: one line about how far the recovery is proved.
+    - `held`: names of the parameters in the state; those that the programs assign always are.
+    - `checkify`: whether assertions are written as `checkify.check` rather than `eqx.error_if`.
+    - `probe`: compares a text with the programs at sizes that it was not written from, and returns
+        these sizes; its argument compares the text with one program.
+    - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     """
 
     entry: EntryPoint
-    programs: Sequence[Any]
+    programs: Sequence[ClosedJaxpr]
     constants: Sequence[np.ndarray]
     x64: bool
     certificate: str = ""
     points: Points | None = None
     held: Set[str] = frozenset()
     checkify: bool = False
-    probe: Callable[[Callable[[Any], bool]], Shown] | None = None
+    probe: Callable[[Callable[[ClosedJaxpr], bool]], Shown] | None = None
     fixed: str = ""
 
     @property
@@ -87,19 +88,19 @@ class Recovered:
 
 @dataclasses.dataclass(frozen=True)
 class Emission:
-    """Programs as Python source, and the module that this source makes.
+    """Programs as Python source, and the module that the source defines.
 
     **Attributes:**
 
     - `source`: the text of a Python file.
-    - `model`: an instance of the outermost class in it, with the parameters.
-    - `namespace`: the Python module that the text makes.
-    - `names`: for each array of `model`, its name in the file of weights and in the container; for
-        a stack of several, theirs.
-    - `messages`: what could not be written as it should, and how layers were written otherwise.
-    - `layouts`: for the arrays that have other axes than their variable in the container, the order
-        of its axes and the shape that they are given then.
-    - `certificates`: for each method, how sure the recovery is, and at which sizes.
+    - `model`: an instance of the outermost class of the text, with the parameters.
+    - `namespace`: the Python module that the text defines.
+    - `names`: the name of each array of `model` in the file of weights, and its name in the
+        container; for stacked arrays, a tuple of names.
+    - `messages`: what could not be written as asked for, and how layers were written instead.
+    - `layouts`: for arrays whose axes differ from those of their variable in the container, the
+        order of its axes and the new shape.
+    - `certificates`: for each method, how far the recovery is proved, and at which sizes.
     """
 
     source: str
@@ -110,11 +111,16 @@ class Emission:
     layouts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     certificates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
-        """The model with other arrays, by their names in the container.
+    def __repr__(self) -> str:
+        certificates = "; ".join(dict.fromkeys(self.certificates.values()))
+        count = len(self.source.splitlines())
+        return f"<Emission of {type(self.model).__name__}: {count} lines; {certificates}>"
 
-        An `eqx.nn.StateIndex` among them stays the one that it is, so that the states made for one
-        model are those of the other.
+    def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
+        """The model with other arrays, given by their names in the container.
+
+        An `eqx.nn.StateIndex` is kept as it is, so that a state made for one model serves the
+        other.
         """
         leaves, tree = jax.tree_util.tree_flatten(self.model, is_leaf=_is_index)
         new = []
@@ -127,16 +133,16 @@ class Emission:
 
 
 def constant_name(method: str, i: int) -> str:
-    """What takes the place of a name in the container for an array that a program holds itself."""
+    """The name of a constant of a program, which has none in the container."""
     return f"constant_{i}" if method == main_class.CALL else f"{method}/constant_{i}"
 
 
-def _is_index(x: Any) -> bool:
+def _is_index(x: object) -> bool:
     return isinstance(x, eqx.nn.StateIndex)
 
 
 def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
-    """Writes the program as Python; `styles` as for `emit_methods`.
+    """Writes one program; `styles` as for `emit_methods`.
 
     **Raises:** `EmissionError` where no text traces to the program.
     """
@@ -149,16 +155,16 @@ def emit_methods(
     styles: Set[str] = frozenset(),
     notes: Sequence[str] = (),
 ) -> Emission:
-    """Writes programs on the same parameters as the methods of one class.
+    """Writes programs that share parameters as the methods of one class.
 
     **Arguments:**
 
-    - `recovered`: the programs by the names of the methods, which are identifiers.
-    - `title`: what the class is called after.
-    - `styles`: `"scan"` makes one of layers that compute the same, one after the other; `"equinox"`
-        puts layers of `equinox.nn` where these compute the same;
-        `"typecheck"` has methods check their annotations.
-    - `notes`: lines for the page that is saved with it.
+    - `recovered`: the programs, by the names of the methods, which are identifiers.
+    - `title`: the name that the class is called after.
+    - `styles`: `"scan"` stacks consecutive layers that compute the same; `"equinox"` replaces
+        layers by those of `equinox.nn` that compute the same; `"typecheck"` has methods check their
+        annotations.
+    - `notes`: lines for the page that is saved with the text.
 
     **Raises:** `EmissionError` where no text traces to the programs.
     """
@@ -166,42 +172,53 @@ def emit_methods(
     failures: list[str] = []
     refused: SizeError | None = None
     checks = styles - STYLES
-    ways = [(True, False, checks), (False, False, checks), (False, True, checks)]
+    forms = [(True, False, checks), (False, False, checks), (False, True, checks)]
     if styles != checks:
-        ways.insert(0, (True, False, styles))
-    for layers, plain, chosen in ways:
+        forms.insert(0, (True, False, styles))
+    for layers, plain, chosen in forms:
         how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
-        way = _Variant(recovered, title, layers, plain, chosen)
+        form = _Variant(recovered, title, layers, plain, chosen)
         try:
-            # The last is what all programs can be written as.
-            found = way.run() if plain else optional_step(f"the text as {how}", failures, way.run)
+            # All programs can be written in the last form, so a defect there is an error.
+            emission = (
+                form.run() if plain else optional_step(f"the text as {how}", failures, form.run)
+            )
         except EmissionError as error:
             failures.append(str(error))
             if isinstance(error, SizeError):
                 refused = refused or error
             continue
-        if found is None:
+        if emission is None:
             continue
         if failures:
             messages.append(f"written as {how}: {failures[0]}")
-        found = dataclasses.replace(found, messages=(*notes, *messages, *found.messages))
-        space: Any = found.namespace
-        space.__source__ = found.source
+        messages = [*notes, *messages, *emission.messages]
+        emission = dataclasses.replace(emission, messages=tuple(messages))
+        space: Any = emission.namespace
+        space.__source__ = emission.source
         space.__page__ = page_of(
-            {name: (r.entry, found.certificates[name]) for name, r in recovered.items()},
+            {name: (r.entry, emission.certificates[name]) for name, r in recovered.items()},
             title,
-            found.source,
-            type(found.model).__name__,
-            found.names,
-            found.messages,
+            emission.source,
+            type(emission.model).__name__,
+            emission.names,
+            emission.messages,
         )
-        return found
+        return emission
     if refused is not None:
         raise refused
-    raise EmissionError("no text gives the program back: " + "; ".join(dict.fromkeys(failures)))
+    raise EmissionError("no text traces to the program: " + "; ".join(dict.fromkeys(failures)))
 
 
 class _Variant:
+    """One attempt to write the programs, in one form.
+
+    **Arguments:**
+
+    - `layers`: whether layers become classes of their own.
+    - `plain`: as for `Writer`.
+    """
+
     def __init__(
         self,
         recovered: Mapping[str, Recovered],
@@ -215,12 +232,12 @@ class _Variant:
         self.weights = Weights()
         self.x64 = any(r.x64 for r in recovered.values())
         self.messages: list[str] = []
-        # Variables of parameters with their values and names, shared by all programs.
-        self.values: dict[Any, Any] = {}
-        self.paths: dict[Any, tuple[str, ...]] = {}
-        self.containers: dict[Any, str] = {}
-        self.held: set[Any] = set()
-        self._shared: dict[Any, Any] = {}
+        # Values and names of the parameters, by the variables that all programs share.
+        self.values: dict[Var, Any] = {}
+        self.paths: dict[Var, tuple[str, ...]] = {}
+        self.containers: dict[Var, str] = {}
+        self.held: set[Var] = set()
+        self._shared: dict[Hashable, Var] = {}
 
     def run(self) -> Emission:
         with load.loading() as module_of:
@@ -263,33 +280,58 @@ class _Variant:
         cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
         classes.finish()
         self.messages += main.messages
-        certificates = {name: r.certificate for name, r in self.recovered.items()}
         if "typecheck" in self.styles:
             check_types(file.definitions)
         text = file.text()
+        certificates = {name: r.certificate for name, r in self.recovered.items()}
         source = headed(text, self._doc(certificates))
         namespace = module_of(source, f"emitted_{cls}")
-        for name, r in self.recovered.items():
-            own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
-            check = self._comparison(
-                getattr(namespace, cls), tree.root, main.compiled[name], r, own
-            )
-            for one in r.programs:
-                check(one, lowered=False)
-            if r.probe is not None:
-                # At other sizes a pattern may have chosen another name for the same: of a window
-                # of one, the direction says nothing.
-                shown = r.probe(functools.partial(check, lowered=True))
-                certificates[name] = _with_sizes(r.certificate, shown)
-                main.limit(name, shown.limits)
+        certificates = self._compare(namespace, tree.root, main, jaxprs)
         forget_traces(vars(namespace))
         self.messages += prover.defects
         if any(r.probe is not None for r in self.recovered.values()):
             text = file.text() if main.limited else text
             source = headed(text, self._doc(certificates))
             namespace = module_of(source, f"emitted_{cls}")
-        model = self._instance(namespace, cls, tree.root)
-        places = {".".join(path): v for path, v in tree.root.leaves()}
+        return self._emission(source, namespace, cls, tree.root, certificates)
+
+    def _compare(
+        self,
+        namespace: types.ModuleType,
+        node: Node,
+        main: main_class.Main,
+        jaxprs: Mapping[str, Jaxpr],
+    ) -> dict[str, str]:
+        """Compares each method with its programs; returns the certificates.
+
+        **Raises:** `EmissionError` where they differ.
+        """
+        certificates: dict[str, str] = {}
+        for name, r in self.recovered.items():
+            own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
+            cls = getattr(namespace, main.name)
+            check = self._comparison(cls, node, main.compiled[name], r, own)
+            for program in r.programs:
+                check(program, lowered=False)
+            certificates[name] = r.certificate
+            if r.probe is not None:
+                # At other sizes a pattern may have chosen another name for the same operation: a
+                # window of size one has no direction.
+                shown = r.probe(functools.partial(check, lowered=True))
+                certificates[name] = _with_sizes(r.certificate, shown)
+                main.limit(name, shown.limits)
+        return certificates
+
+    def _emission(
+        self,
+        source: str,
+        namespace: types.ModuleType,
+        cls: str,
+        node: Node,
+        certificates: Mapping[str, str],
+    ) -> Emission:
+        model = self._instance(namespace, cls, node)
+        places = {".".join(path): v for path, v in node.leaves()}
         rows, layouts = self.weights.rows, self.weights.layouts
         leaves = {p: stack.renamed(rows.get(v, v), self.containers) for p, v in places.items()}
         laid = {p: layouts[v] for p, v in places.items() if v in layouts}
@@ -297,18 +339,18 @@ class _Variant:
         return Emission(source, model, namespace, leaves, messages, laid, certificates)
 
     def _parameters(self, method: str, program: merge.Program) -> merge.Program:
-        """The program over variables of parameters that all programs share."""
+        """The program over the variables of parameters that all programs share."""
         recovered = self.recovered[method]
         params = recovered.entry.params
         jaxpr = program.jaxpr
         count = len(recovered.constants)
         own = jaxpr.invars[: count + len(params)]
-        users: dict[Any, list[Any]] = collections.defaultdict(list)
+        users: dict[Var, list[Eqn]] = collections.defaultdict(list)
         for eqn in jaxpr.eqns:
             for atom in eqn.invars:
                 if is_var(atom):
                     users[atom].append(eqn)
-        names: dict[Any, Any] = {}
+        names: dict[Var, Var] = {}
         for i, (v, value) in enumerate(zip(own, recovered.constants, strict=False)):
             key = (value.dtype, value.shape, value.tobytes()) if len(self.recovered) > 1 else v
             names[v] = self._shared.setdefault(key, v)
@@ -326,7 +368,7 @@ class _Variant:
         renamed = rename(jaxpr, names).replace(invars=invars)
         return dataclasses.replace(program, jaxpr=renamed)
 
-    def _cut(self, method: str, jaxpr: Any) -> cut.Layer:
+    def _cut(self, method: str, jaxpr: Jaxpr) -> cut.Layer:
         recovered = self.recovered[method]
         count = len(recovered.constants)
         own = jaxpr.invars[: count + len(recovered.entry.params)]
@@ -336,20 +378,22 @@ class _Variant:
         alone = len(self.recovered) == 1
         return cut.cut(cut_by, paths, self.messages, assigned, alone=alone)
 
-    def _flags(self) -> dict[Any, bool | None]:
-        """Which parameters are trained; `None` for constants."""
+    def _flags(self) -> dict[Var, bool | None]:
+        """Whether each parameter is trained; `None` for constants."""
         params = [p for r in self.recovered.values() for p in r.entry.params]
         flags = {p.name: p.trainable for p in params}
         return {v: flags.get(name) for v, name in self.containers.items()}
 
     def _restyle(self, roots: Mapping[str, cut.Layer], program: merge.Program) -> None:
-        """Puts layers of Equinox into the program, and stacks of layers."""
+        """Replaces layers by those of Equinox, and stacks layers."""
         if len(roots) > 1:
-            raise EmissionError("layers that several methods share are written as they are")
+            raise EmissionError(
+                "layers that several methods share are neither stacked nor replaced"
+            )
         (root,) = roots.values()
         if "equinox" in self.styles:
             if self.held:
-                raise EmissionError("a model with a state keeps the layers that were recovered")
+                raise EmissionError("layers of a model with a state are not replaced")
             parameters = set(self.values)
             replacer = replace.Replacer(program.jaxpr, program, parameters, self.messages)
             replacer.replace(root)
@@ -359,10 +403,10 @@ class _Variant:
             stacker.stack(root)
             rows = self.weights.rows = stacker.rows
             if any(v in self.held for r in rows.values() for v in stack.leaves_of(r)):
-                raise EmissionError("layers whose arrays are in a state are not stacked")
+                raise EmissionError("layers whose arrays are in the state are not stacked")
 
     @staticmethod
-    def _arguments(recovered: Recovered, jaxpr: Any) -> list[Any]:
+    def _arguments(recovered: Recovered, jaxpr: Jaxpr) -> list[Var]:
         return list(jaxpr.invars[len(recovered.constants) + len(recovered.entry.params) :])
 
     def _doc(self, certificates: Mapping[str, str]) -> list[str]:
@@ -377,32 +421,74 @@ class _Variant:
                 lines += wrapped_comment(f"For fixed sizes only: {r.fixed}.", r.fixed)
         return lines
 
-    def _instance(self, namespace: Any, cls: str, node: Node) -> Any:
+    def _instance(self, namespace: types.ModuleType, cls: str, node: Node) -> Any:
         with jax.enable_x64(self.x64):
             values = {v: device_array(self.weights.array(v, self.values)) for _, v in node.leaves()}
             values |= {v: eqx.nn.StateIndex(values[v]) for v in self.held}
             return _build(getattr(namespace, cls), node, values)
 
     def _comparison(
-        self, cls: Any, node: Node, method: str, recovered: Recovered, own: Sequence[Any]
+        self,
+        cls: type[eqx.Module],
+        node: Node,
+        method: str,
+        recovered: Recovered,
+        own: Sequence[Var],
     ) -> Callable[..., bool]:
-        """What traces a method at the sizes of a program and compares the two.
+        """A function that traces a method at the sizes of a program and compares the two.
 
-        It gives whether they are proved to be the same, and raises `EmissionError` where they
-        differ. With `lowered=True`, programs are the same that lower to the same, and those are
-        taken too that give the same on random inputs.
+        It returns whether they are proved to be equal, and raises `EmissionError` where they
+        differ. With `lowered=True`, equal lowerings are a proof as well, and programs that agree on
+        random inputs are accepted without one.
 
         **Arguments:**
 
-        - `method`: what is compiled of it.
+        - `method`: the name of the compiled method.
         - `own`: the variables of the constants and parameters of the program; one may occur twice.
         """
+        leaves = [v for _, v in node.leaves()] if self.weights.changed else list(own)
+        run = self._traceable(cls, node, method, recovered, own, leaves)
+
+        def check(program: ClosedJaxpr, *, lowered: bool) -> bool:
+            proved = True
+            avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
+            avals[: len(own)] = map(self.weights.type_of, leaves)
+            for x64 in (True,) if recovered.x64 else (False, True):
+                with jax.enable_x64(x64):
+                    try:
+                        again = trace_closed(run, *avals)
+                    except (TypeError, ValueError) as error:  # what JAX raises at other sizes
+                        raise DoesNotRun(f"the text does not run: {error}") from error
+                again = inlined(again)
+                difference = self.weights.difference(again, program, own, leaves)
+                if difference is None:
+                    continue
+                platform = recovered.entry.platform or "cpu"
+                comparable = lowered and not self.weights.changed
+                if comparable and same_lowering(again, program, platform, x64):
+                    continue
+                if not (comparable and same_numbers(again, program, x64)):
+                    raise EmissionError(f"the text traces to another program: {difference}")
+                proved = False
+            return proved
+
+        return check
+
+    def _traceable(
+        self,
+        cls: Any,
+        node: Node,
+        method: str,
+        recovered: Recovered,
+        own: Sequence[Var],
+        leaves: Sequence[Var],
+    ) -> Callable[..., list[Any]]:
+        """A method as a function of the arrays of the module and the flat arguments."""
         entry = recovered.entry
         in_tree = jax.tree_util.tree_structure(
             (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
         )
         names, _, key = main_class.parameters(entry)
-        leaves = [v for _, v in node.leaves()] if self.weights.changed else list(own)
         params = own[len(recovered.constants) :]
 
         def run(*values: Any) -> list[Any]:
@@ -423,34 +509,11 @@ class _Variant:
             new = [state.get(given[params[i]]) for i in entry.assigned]
             return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
-        def check(program: Any, *, lowered: bool) -> bool:
-            proved = True
-            avals: list[Any] = [v.aval for v in open_jaxpr(program).invars]
-            avals[: len(own)] = map(self.weights.type_of, leaves)
-            for x64 in (True,) if recovered.x64 else (False, True):
-                with jax.enable_x64(x64):
-                    try:
-                        again = trace_closed(run, *avals)
-                    except (TypeError, ValueError) as error:  # as REFUSALS, at other sizes
-                        raise DoesNotRun(f"the text does not run: {error}") from error
-                again = inlined(again)
-                found = self.weights.difference(again, program, own, leaves)
-                if found is None:
-                    continue
-                platform = entry.platform or "cpu"
-                comparable = lowered and not self.weights.changed
-                if comparable and same_lowering(again, program, platform, x64):
-                    continue
-                if not (comparable and same_numbers(again, program, x64)):
-                    raise EmissionError(f"the text is another program: {found}")
-                proved = False
-            return proved
-
-        return check
+        return run
 
 
 def _with_sizes(certificate: str, shown: Shown) -> str:
-    """The certificate of a program with open sizes: it says at which sizes it was shown."""
+    """The certificate of a program with open sizes, with the sizes at which it was proved."""
     text = f"{certificate} at {words(shown.recovered)}"
     if shown.raw:
         text += f"; the same expressions of the sizes at {words(shown.raw)}"
@@ -473,7 +536,7 @@ def _merged(recovered: Recovered) -> merge.Program:
     return merge.merge(clean, recovered.points)
 
 
-def _build(cls: Any, node: Node, values: Mapping[Any, Any]) -> Any:
+def _build(cls: Any, node: Node, values: Mapping[Var, Any]) -> Any:
     """An instance of a class with the values of the variables in a node."""
     if construct.has_native(node):
         with jax.ensure_compile_time_eval():  # and not as a part of what is traced
@@ -488,8 +551,8 @@ def _build(cls: Any, node: Node, values: Mapping[Any, Any]) -> Any:
     return cls(**fields)
 
 
-def inlined(closed: Any) -> Any:
-    """The program inside of the one call that `eqx.filter_jit` makes."""
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The program inside the single call that `eqx.filter_jit` makes."""
     jaxpr = open_jaxpr(closed)
     if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "jit":
         return closed
@@ -497,13 +560,13 @@ def inlined(closed: Any) -> Any:
     inner = open_jaxpr(call.params["jaxpr"])
     if consts_of(call.params["jaxpr"]):
         return inline_calls(closed)
-    operands: list[Any] = list(call.invars)
+    operands = call.invars
     inner = rename(inner, dict(zip(inner.invars, operands, strict=True)))
-    results: dict[Any, Any] = dict(zip(call.outvars, inner.outvars, strict=True))
-    outvars: list[Any] = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    results: dict[Atom, Atom] = dict(zip(call.outvars, inner.outvars, strict=True))
+    outvars: list[Atom] = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
     return close_like(closed, jaxpr.replace(eqns=inner.eqns, outvars=outvars))
 
 
-def _unscoped(jaxpr: Any) -> Any:
+def _unscoped(jaxpr: Jaxpr) -> Jaxpr:
     """The program without name scopes."""
     return jaxpr.replace(eqns=[with_names(e, ()) for e in jaxpr.eqns])

@@ -1,4 +1,4 @@
-"""The file that is written: its functions, each once, its imports, its text."""
+"""The emitted file: its definitions, its imports, its text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from invert._errors import EmissionError
 from invert._private.jax import is_jaxpr, open_jaxpr
 from invert.emission.expressions import control_flow, literals
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.proof import Prover
-from invert.emission.expressions.statements import Function, Statement, render
+from invert.emission.expressions.statements import FunctionText, Statement, render
+from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted, formatted
 from invert.emission.python.naming import Names, comment, snake
@@ -22,54 +22,44 @@ from invert.emission.sizes.merge import Program
 from invert.emission.sizes.size import Size, dimension_token
 from invert.ir.composite import composite
 from invert.ir.traced_form import difference
+from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, Jaxpr, Var
 
-# Dimensions in strings are no names of Python.
+# The dimensions in the strings of annotations are not names of Python.
 _HEADER = "# ruff: noqa: F722, F821\n"
 LINE_LENGTH = 100
 
 
-class File:
-    """Writes programs into one Python file.
-
-    **Arguments:**
-
-    - `plain`: uses functions of `lax` throughout, where a nicer spelling has failed.
-    """
+class File(Writer):
+    """Writes programs into one Python file; the arguments are those of `Writer`."""
 
     def __init__(self, program: Program, prover: Prover, *, plain: bool = False):
-        self.program, self.prover, self.plain = program, prover, plain
+        super().__init__(program, prover, plain=plain)
         self.names = Names()
         self.definitions: list[ast.stmt] = []
-        self._tokens: dict[Any, str] = {}
-        self._functions: dict[int, tuple[Any, str]] = {}
+        self._functions: dict[int, tuple[Jaxpr, str]] = {}
         self._missing: dict[int, list[str]] = {}
         self._texts: dict[tuple[str, str], str] = {}
-        self._rules: list[tuple[Any, Any, str]] = []
+        self._rules: list[tuple[ClosedJaxpr, ClosedJaxpr | str, str]] = []
         self._mark = ""
-        self.layer: Callable[[Body, Any], Placed | None] = lambda body, eqn: None
+        self.layer: Callable[[Body, Eqn], Placed | None] = lambda body, eqn: None
 
-    def token(self, v: Any) -> str:
-        if v not in self._tokens:
-            self._tokens[v] = syntax.new_token()
-        return self._tokens[v]
-
-    def structured(self, body: Body, eqn: Any) -> Placed | None:
+    def structured(self, body: Body, eqn: Eqn) -> Placed | None:
         found = self.layer(body, eqn)
         return found if found is not None else control_flow.structured(self, body, eqn)
 
     def function(
         self,
-        closed: Any,
+        closed: AnyJaxpr,
         hint: str,
         decorators: Sequence[ast.expr] = (),
         missing: list[str] | None = None,
-    ) -> Function:
-        """A called program as a function of the file; `missing` as for `with_dimensions`."""
+    ) -> FunctionText:
+        """A called program as a function; `missing` as for `with_dimensions`."""
         jaxpr = open_jaxpr(closed)
         body = Body(self, jaxpr, control_flow.constants_of(closed))
         value = control_flow.results_of(body.run())
         tokens = [self.token(v) for v in jaxpr.invars]
-        function = Function(
+        function = FunctionText(
             "", hint, tokens, control_flow.parameter_hints(len(tokens)), body.statements, value,
             decorators,
             types={self.token(v): body.type_of(v) for v in jaxpr.invars},
@@ -78,17 +68,17 @@ class File:
 
     def with_dimensions(
         self,
-        function: Function,
-        arguments: Sequence[Any],
-        given: Mapping[Any, ast.expr] | None = None,
+        function: FunctionText,
+        arguments: Sequence[Var],
+        given: Mapping[Var, ast.expr] | None = None,
         missing: list[str] | None = None,
-    ) -> Function:
-        """Defines the sizes of open dimensions that a function uses, from its arguments.
+    ) -> FunctionText:
+        """Has a function read the open sizes that it uses from its arguments.
 
         **Arguments:**
 
-        - `given`: how those are read that are a part of an argument.
-        - `missing`: takes the dimensions that no argument has.
+        - `given`: expressions of arrays that are a part of an argument.
+        - `missing`: receives the dimensions that no argument has.
 
         **Raises:** `EmissionError` where no argument has such a dimension, and `missing` is `None`.
         """
@@ -115,8 +105,8 @@ class File:
         function.body = [*found.values(), *function.body]
         return function
 
-    def define(self, function: Function, hint: str) -> tuple[str, bool]:
-        """Adds a function, once for each text; returns its name and whether it is new."""
+    def define(self, function: FunctionText, hint: str) -> tuple[str, bool]:
+        """Adds a function unless one has the same text; returns its name and whether it is new."""
         node = render(function, "function", {}, self.names.taken)
         key = (hint, syntax.text_of(node))
         if key in self._texts:
@@ -125,14 +115,14 @@ class File:
         self.definitions.append(node)
         return node.name, True
 
-    def jitted(self, closed: Any, name: str, args: Sequence[ast.expr]) -> ast.expr:
+    def jitted(self, closed: ClosedJaxpr, name: str, args: Sequence[ast.expr]) -> ast.expr:
         jaxpr = open_jaxpr(closed)
         if id(jaxpr) not in self._functions:
             hint = snake(name, "function").strip("_") or "function"
             missing: list[str] = []
             function = self.function(closed, hint, [syntax.name("jax.jit")], missing)
             if missing:
-                # Its arguments do not have these sizes, as those of random numbers: they are given.
+                # No argument has these sizes, as of random numbers: they are static arguments.
                 first = len(function.parameters)
                 places = [syntax.number(first + i) for i in range(len(missing))]
                 function.parameters = [*function.parameters, *map(dimension_token, missing)]
@@ -140,20 +130,20 @@ class File:
                 jit = syntax.name("jax.jit")
                 static = syntax.tuple_of(places)
                 function.decorators = [syntax.call("functools.partial", jit, static_argnums=static)]
-            # The jaxpr is kept, so that no other takes its id.
+            # The jaxpr is kept alive, so that no other one gets its id.
             self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
             self._missing[id(jaxpr)] = missing
         sizes = [ast.Name(dimension_token(d), ast.Load()) for d in self._missing[id(jaxpr)]]
         return syntax.call(self._functions[id(jaxpr)][1], *args, *sizes)
 
-    def differentiated(self, eqn: Any, name: str) -> str:
+    def differentiated(self, eqn: Eqn, name: str) -> str:
         closed, kind = eqn.params["call_jaxpr"], eqn.primitive.name
         jaxpr = open_jaxpr(closed)
         if id(jaxpr) in self._functions:
             return self._functions[id(jaxpr)][1]
         hint = snake(name, "function").strip("_") or "function"
         rule = self.program.rule(eqn)
-        # A rule may call the function itself, which is another object each time it is traced.
+        # A rule may call the function itself, which is a new object each time it is traced.
         for known, other, found in self._rules:
             if difference(known, closed) is None and _same_rule(other, rule):
                 self._functions[id(jaxpr)] = jaxpr, found
@@ -169,12 +159,11 @@ class File:
         if isinstance(rule, str):
             self.definitions.append(control_flow.forbidden(node.name, rule))
             return node.name
-        arguments = open_jaxpr(rule).invars[:count]
-        if kind == "custom_jvp_call":
-            self._rule(control_flow.jvp_function(self, eqn, rule, node.name), arguments)
+        forward = "" if kind == "custom_jvp_call" else self.names.new(f"{node.name}_forward")
+        function = control_flow.rule_function(self, eqn, rule, node.name)
+        backward = self._rule(function, open_jaxpr(rule).invars[:count])
+        if not forward:
             return node.name
-        forward = self.names.new(f"{node.name}_forward")
-        backward = self._rule(control_flow.vjp_function(self, eqn, rule, node.name), arguments)
         args = ast.Name("args", ast.Load())
         result = syntax.call(node.name, ast.Starred(args, ast.Load()))
         definition = syntax.function(forward, [], [ast.Return(syntax.tuple_of([result, args]))])
@@ -184,7 +173,7 @@ class File:
         self.definitions.append(ast.Expr(defined))
         return node.name
 
-    def composed(self, eqn: Any) -> str:
+    def composed(self, eqn: Eqn) -> str:
         params = eqn.params
         (closed,) = filter(is_jaxpr, params.values())  # `jaxpr`, in jax 0.12 `call_jaxpr`
         jaxpr = open_jaxpr(closed)
@@ -199,7 +188,7 @@ class File:
             if params["version"]:
                 keywords["version"] = syntax.number(params["version"])
             if params["attributes"]:
-                # JAX holds arrays in a box that has a hash.
+                # JAX wraps arrays in hashable boxes.
                 attributes = {
                     n: tree.unflatten([getattr(leaf, "val", leaf) for leaf in leaves])
                     for n, leaves, tree in params["attributes"]
@@ -211,20 +200,20 @@ class File:
             self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
         return self._functions[id(jaxpr)][1]
 
-    def _rule(self, function: Function, arguments: Sequence[Any]) -> str:
+    def _rule(self, function: FunctionText, arguments: Sequence[Var]) -> str:
         function = self.with_dimensions(function, arguments)
         name = self.names.new(function.hint)
         self.definitions.append(render(function, name, {}, self.names.taken))
         return name
 
     def text(self) -> str:
-        """What the file holds below its first lines, laid out."""
+        """The imports and definitions, laid out."""
         body = _bare_tuples(syntax.text_of(ast.Module(self.definitions, [])))
         return f"{_imports(self.definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
 
 
 def headed(text: str, doc: Sequence[str]) -> str:
-    """A file with its first lines."""
+    """The whole file: its header and docstring, then `text`."""
     lines = [comment(line) for line in doc]
     head = '"""' + "\n".join(lines).rstrip() + '\n"""\n' if len(lines) > 1 else ""
     if len(lines) == 1:
@@ -232,7 +221,7 @@ def headed(text: str, doc: Sequence[str]) -> str:
     return f"{_HEADER}{head}\n{text}"
 
 
-def _same_rule(a: Any, b: Any) -> bool:
+def _same_rule(a: ClosedJaxpr | str, b: ClosedJaxpr | str) -> bool:
     if isinstance(a, str) or isinstance(b, str):
         return isinstance(a, str) and isinstance(b, str) and a == b
     return difference(a, b) is None
@@ -251,9 +240,9 @@ def _without_brackets(found: re.Match[str]) -> str:
 
 
 def check_types(definitions: Sequence[ast.stmt]) -> None:
-    """Has methods check what they are given and what they give back, while they are traced.
+    """Has methods check their arguments and results against the annotations when traced.
 
-    A method that only hands on what it is given, which may be no array of JAX yet, does not.
+    A method that only passes its arguments on does not: they may not be JAX arrays yet.
     """
     for definition in definitions:
         if not isinstance(definition, ast.ClassDef):
@@ -265,7 +254,7 @@ def check_types(definitions: Sequence[ast.stmt]) -> None:
 
 
 def _imports(definitions: Sequence[ast.stmt]) -> str:
-    """The imports that the definitions need, in the order that formatters put them."""
+    """The imports that the definitions need, in the order of isort."""
     roots: set[str] = set()
     dotted: set[str] = set()
     for definition in definitions:

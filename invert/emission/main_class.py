@@ -1,4 +1,4 @@
-"""The outermost class: the signature of the original, and the function that reads the weights."""
+"""The outermost class: methods with the original signatures, and the reader of its weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert.emission import reader
 from invert.emission.classes import Classes, dimensions_of, is_key, kind_of
 from invert.emission.expressions.body import Body
-from invert.emission.expressions.statements import Function, render
+from invert.emission.expressions.statements import FunctionText, ValueType, render
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.state import StateVar
 from invert.emission.layers.tree import METHODS, Node
@@ -25,6 +26,7 @@ from invert.emission.python.naming import Names, camel, comment, identifier, sna
 from invert.emission.python.nouns import PLAIN, says
 from invert.emission.sizes.size import Size
 from invert.ir.graph import is_var
+from invert.ir.types import Atom, Var
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,24 +37,44 @@ class Method:
 
     - `name`: the name of the method.
     - `layer`: the program.
-    - `arguments`: variables of the flat arguments, and of the key.
-    - `states`: the state that it begins and ends with; `None` where it takes none.
-    - `x64`: whether it holds values of 64 bits.
-    - `checkify`: whether its assertions are those of checkify.
-    - `fixed`: why it is for one size of its open dimensions only; `""` where it is not.
+    - `arguments`: variables of the flat arguments, then of the key.
+    - `states`: the first and the last state; `None` where the method takes none.
+    - `x64`: whether the program has 64-bit values.
+    - `checkify`: whether assertions are written as `checkify.check`.
+    - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     """
 
     name: str
     entry: EntryPoint
     layer: Layer
-    arguments: Sequence[Any]
-    states: tuple[Any, Any] | None
+    arguments: Sequence[Var]
+    states: tuple[StateVar, StateVar] | None
     x64: bool
     checkify: bool = False
     fixed: str = ""
 
 
 CALL = "__call__"
+
+
+@dataclasses.dataclass
+class _Arguments:
+    """The arguments of a method.
+
+    **Arguments:**
+
+    - `hints`: names wanted for them.
+    - `annotations`: their annotations, by token, in order.
+    - `types`: types of those that are single arrays, by token.
+    - `given`: expressions of arrays that are a part of an argument.
+    - `called`: names of all arrays.
+    """
+
+    hints: list[str]
+    annotations: dict[str, ast.expr] = dataclasses.field(default_factory=dict)
+    types: dict[str, ValueType | None] = dataclasses.field(default_factory=dict)
+    given: dict[Var, ast.expr] = dataclasses.field(default_factory=dict)
+    called: dict[Atom, str] = dataclasses.field(default_factory=dict)
 
 
 class Main:
@@ -68,18 +90,18 @@ class Main:
         self.file = classes.file
         self.messages: list[str] = []
         self.name = ""
-        # Whether a method was given limits since its class was added.
+        # Whether a method got limits after its class was added.
         self.limited = False
-        # What is compiled of each method: itself, or the method inside of it.
+        # The compiled method for each method: itself, or one that it calls.
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
 
-    def add(self, node: Node, trained: Set[Any]) -> str:
-        """Adds the class and the reader of its weights; returns the name of the class.
+    def add(self, node: Node, trained: Set[Var]) -> str:
+        """Adds the class and the reader of its weights; returns the class's name.
 
         **Arguments:**
 
-        - `trained`: the variables of the parameters that the container calls trainable.
+        - `trained`: variables of the parameters that the container calls trainable.
         """
         self.classes.add(node)
         name = self.name = self.file.names.new(node.name)
@@ -114,7 +136,7 @@ class Main:
         return name
 
     def limit(self, name: str, limits: Mapping[str, int]) -> None:
-        """Has a method refuse sizes that are larger than those its text holds for."""
+        """Has a method refuse sizes larger than those that its text holds for."""
         if not limits:
             return
         self.limited = True
@@ -136,17 +158,14 @@ class Main:
                 if dimension is None or dimension not in left:
                     continue
                 most = left.pop(dimension)
-                found = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
-                said = f"{dimension} is {{}}, but this text is for {dimension} up to {most}"
-                words = syntax.method(ast.Constant(said), "format", found)
-                refuse = ast.Raise(syntax.call("ValueError", words))
-                test = ast.Compare(found, [ast.Gt()], [syntax.number(most)])
-                guards.append(ast.If(test, [refuse], []))
+                actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                message = f"{dimension} is {{}}, but this text is for {dimension} up to {most}"
+                guards.append(_refusal(actual, ast.Gt(), syntax.number(most), message))
         if left:
             raise EmissionError(f"no argument has the size {next(iter(left))} that is limited")
         return guards
 
-    def _array(self, v: Any) -> ast.expr:
+    def _array(self, v: Atom) -> ast.expr:
         if is_key(v):
             return syntax.name("PRNGKeyArray")
         text = ast.Constant(dimensions_of(self.file.program.shape(v)))
@@ -174,8 +193,41 @@ class Main:
         )
         return [outer, inner]
 
-    def _function(self, method: Method) -> Function:
-        entry, arguments = method.entry, list(method.arguments)
+    def _function(self, method: Method) -> FunctionText:
+        entry, layer = method.entry, method.layer
+        arguments = self._arguments(method)
+        outputs = list(layer.outputs)
+        if entry.assigned and method.states is not None:
+            outputs.append(method.states[1])
+        jaxpr = self.file.program.jaxpr.replace(
+            constvars=[], invars=list(method.arguments), outvars=outputs, eqns=layer.steps
+        )
+        count = len(layer.outputs) - len(entry.checks)
+        wanted = {**_keys(entry, layer.outputs[:count]), **self.classes.wanted(layer)}
+        given = {**self.classes.own(layer), **arguments.given}
+        body = Body(self.file, jaxpr, given, arguments.called, wanted, layer.path)
+        results = body.run()
+        stem = "" if method.name == CALL else method.name
+        value, returns = self._result(
+            entry, results[:count], layer.outputs[:count], f"{stem}_outputs"
+        )
+        if entry.assigned:
+            value = syntax.tuple_of([value, results[-1]])
+            kinds = syntax.tuple_of([returns, syntax.name("eqx.nn.State")])
+            returns = syntax.item(syntax.name("tuple"), kinds)
+        if entry.checks:
+            value = syntax.tuple_of([value, *results[count : len(layer.outputs)]])
+        ordinary = all(n.isidentifier() for n in entry.arg_names)
+        function = FunctionText(
+            "", method.name, list(arguments.annotations), arguments.hints, body.statements, value,
+            first=["self"], doc=_doc(entry), annotations=arguments.annotations, returns=returns,
+            keyword_only=len(entry.kwargs) + entry.draws, positional_only=not ordinary,
+            types=arguments.types,
+        )  # fmt: skip
+        return self.file.with_dimensions(function, method.arguments, arguments.given)
+
+    def _arguments(self, method: Method) -> _Arguments:
+        entry = method.entry
         names, state, key = parameters(entry)
         trees: list[Any] = [*entry.args]
         hints = [names[n] for n in entry.arg_names]
@@ -185,86 +237,50 @@ class Main:
         trees += entry.kwargs.values()
         hints += [names[n] for n in entry.kwargs]
         if entry.draws:
-            trees.append(ArgSpec(key, (), arguments[-1].aval.dtype))
+            trees.append(ArgSpec(key, (), method.arguments[-1].aval.dtype))
             hints.append(key)
-        flat = iter(_leaves_in_order(entry, arguments))
-        given: dict[Any, ast.expr] = {}
-        tokens: list[str] = []
-        annotations: dict[str, ast.expr] = {}
-        types: dict[str, Any] = {}
-        called: dict[Any, str] = {}
-        shapes = self.file.program.shape
+        found = _Arguments(hints)
+        flat = iter(_leaves_in_order(entry, method.arguments))
         for tree, hint in zip(trees, hints, strict=True):
             if isinstance(tree, StateVar):
                 token = self.file.token(tree)
-                annotations[token] = syntax.name("eqx.nn.State")
-                types[token] = shapes(tree), None
+                found.annotations[token] = syntax.name("eqx.nn.State")
+                found.types[token] = (), tree.aval.dtype
             elif isinstance(tree, ArgSpec):
                 v = next(flat)
-                called[v] = hint
                 token = self.file.token(v)
-                annotations[token] = self._array(v)
+                found.called[v] = hint
+                found.annotations[token] = self._array(v)
+                found.types[token] = self.file.program.shape(v), v.aval.dtype
                 if v.aval.dtype == np.bool_ and not v.aval.shape:
-                    # A switch that Python knows is one that the compiler knows.
-                    annotations[token] = syntax.infix(syntax.name("bool"), "|", self._array(v))
-                types[token] = shapes(v), v.aval.dtype
+                    # A Python bool is static, so that the compiler knows the branch.
+                    either = syntax.infix(syntax.name("bool"), "|", self._array(v))
+                    found.annotations[token] = either
             else:
                 token = syntax.new_token()
-                # The variables stand in the tree in the order in which it is flattened.
+                # The variables are in the order in which the tree is flattened.
                 leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
                 variables = [next(flat) for _ in leaves]
                 kinds = structure.unflatten([self._array(v) for v in variables])
-                annotations[token] = self._typed(kinds, hint)
+                found.annotations[token] = self._typed(kinds, hint)
                 for (path, _), v in zip(leaves, variables, strict=True):
-                    given[v] = pytrees.access(ast.Name(token, ast.Load()), path)
-                    called[v] = _last_key(path)
-            tokens.append(token)
-        layer = method.layer
-        outputs = list(layer.outputs)
-        returns_state = bool(entry.assigned)
-        if returns_state and method.states is not None:
-            outputs.append(method.states[1])
-        jaxpr = self.file.program.jaxpr.replace(
-            constvars=[], invars=arguments, outvars=outputs, eqns=layer.steps
-        )
-        named = layer.outputs[: len(layer.outputs) - len(entry.checks)]
-        wanted = {**_keys(entry, named), **self.classes.wanted(layer)}
-        own = self.classes.own(layer)
-        body = Body(self.file, jaxpr, {**own, **given}, called, wanted, layer.path)
-        results = body.run()
-        stem = "" if method.name == CALL else method.name
-        count = len(layer.outputs) - len(entry.checks)
-        value, returns = self._result(
-            entry, results[:count], layer.outputs[:count], f"{stem}_outputs"
-        )
-        if returns_state:
-            value = syntax.tuple_of([value, results[-1]])
-            kinds = syntax.tuple_of([returns, syntax.name("eqx.nn.State")])
-            returns = syntax.item(syntax.name("tuple"), kinds)
-        if entry.checks:
-            flags = results[count : len(layer.outputs)]
-            value = syntax.tuple_of([value, *flags])
-        ordinary = all(n.isidentifier() for n in entry.arg_names)
-        function = Function(
-            "", method.name, tokens, hints, body.statements, value,
-            first=["self"], doc=_doc(entry), annotations=annotations, returns=returns,
-            keyword_only=len(entry.kwargs) + entry.draws, positional_only=not ordinary, types=types,
-        )  # fmt: skip
-        return self.file.with_dimensions(function, arguments, given)
+                    found.given[v] = pytrees.access(ast.Name(token, ast.Load()), path)
+                    found.called[v] = _last_key(path)
+        return found
 
     def _result(
-        self, entry: EntryPoint, results: Sequence[ast.expr], outputs: Sequence[Any], hint: str
+        self, entry: EntryPoint, results: Sequence[ast.expr], outputs: Sequence[Atom], hint: str
     ) -> tuple[ast.expr, ast.expr]:
         """The results in the structure of the original, and its annotation."""
         tree = jax.tree_util.tree_unflatten(entry.out_tree, list(results))
         kinds = jax.tree_util.tree_unflatten(entry.out_tree, [self._array(v) for v in outputs])
         value = pytrees.nested(tree)
         if value is None:
-            self.messages.append("the results are a tuple: their classes are not known to the text")
+            self.messages.append("the results are a tuple: the text does not know their classes")
             return syntax.tuple_of(results), syntax.name("PyTree")
         return value, self._typed(kinds, hint)
 
-    def _typed(self, kinds: Any, hint: str) -> ast.expr:
+    def _typed(self, kinds: object, hint: str) -> ast.expr:
         """The annotation of a pytree of annotations."""
 
         def define(types: dict[str, ast.expr]) -> ast.expr:
@@ -293,29 +309,35 @@ def _doc(entry: EntryPoint) -> str:
 
 
 def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
-    """The method, which refuses other sizes where its text is for fixed ones."""
+    """The method, with a check of its argument shapes where its text is for fixed sizes."""
     guards: list[ast.stmt] = []
     for value, shape, _ in _open_arguments(method, node) if method.fixed else ():
-        found = syntax.field(value, "shape")
-        want = syntax.tuple_of([syntax.number(n) for n in shape])
-        said = f"{syntax.text_of(value)} has the shape {{}}, but this text is for {shape} only: "
-        words = syntax.method(ast.Constant(said + _braced(method.fixed)), "format", found)
-        refuse = ast.Raise(syntax.call("ValueError", words))
-        guards.append(ast.If(ast.Compare(found, [ast.NotEq()], [want]), [refuse], []))
+        actual = syntax.field(value, "shape")
+        expected = syntax.tuple_of([syntax.number(n) for n in shape])
+        message = f"{syntax.text_of(value)} has the shape {{}}, but this text is for {shape} only: "
+        message += _braced(method.fixed)
+        guards.append(_refusal(actual, ast.NotEq(), expected, message))
     _guard(node, guards)
     return node
 
 
+def _refusal(actual: ast.expr, test: ast.cmpop, limit: ast.expr, message: str) -> ast.stmt:
+    """`if actual > limit: raise ValueError(message.format(actual))`."""
+    text = syntax.method(ast.Constant(message), "format", actual)
+    refuse = ast.Raise(syntax.call("ValueError", text))
+    return ast.If(ast.Compare(actual, [test], [limit]), [refuse], [])
+
+
 def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
-    """Puts statements at the beginning of a function, behind its docstring."""
+    """Puts statements at the beginning of a function, after its docstring."""
     first = 1 if ast.get_docstring(node) is not None else 0
     node.body[first:first] = guards
 
 
 def _open_arguments(
     method: Method, node: ast.FunctionDef
-) -> Iterator[tuple[ast.expr, tuple[int, ...], Any]]:
-    """The arrays among the arguments that have open sizes: how they are read, shape, variable."""
+) -> Iterator[tuple[ast.expr, tuple[int, ...], Var]]:
+    """Arrays among the arguments that have open sizes: expression, shape and variable."""
     given = node.args
     arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]
     trees: list[Any] = list(method.entry.args)
@@ -330,11 +352,11 @@ def _open_arguments(
 
 
 def _braced(text: str) -> str:
-    """The text as a part of a format."""
+    """The text as part of a format string."""
     return comment(text).replace("{", "{{").replace("}", "}}")
 
 
-def _leaves_in_order(entry: EntryPoint, arguments: Sequence[Any]) -> list[Any]:
+def _leaves_in_order(entry: EntryPoint, arguments: Sequence[Var]) -> list[Var]:
     """The variables in the order of the signature; JAX sorts keyword arguments by name."""
     structure = jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)), is_leaf=_is_spec)
     count = structure.num_leaves
@@ -350,14 +372,14 @@ def source_of(entry: EntryPoint) -> str:
     return source if not source or source.startswith("from ") else f"from {source}"
 
 
-def _last_key(path: Sequence[Any]) -> str:
-    """The name in a path that is nearest to its end; nothing where there are numbers only."""
+def _last_key(path: Sequence[KeyEntry]) -> str:
+    """The last name in a path; `PLAIN` where it has numbers only."""
     names = [k.key for k in path if isinstance(getattr(k, "key", None), str)]
     return snake(names[-1], PLAIN) if names else PLAIN
 
 
-def _keys(entry: EntryPoint, outputs: Sequence[Any]) -> dict[Any, str]:
-    """What results are called: the keys of the dictionaries that they are given back in."""
+def _keys(entry: EntryPoint, outputs: Sequence[Atom]) -> dict[Var, str]:
+    """Names of results: the keys of the dictionaries that they are returned in."""
     paths, _ = jax.tree_util.tree_flatten_with_path(
         jax.tree_util.tree_unflatten(entry.out_tree, range(len(outputs)))
     )
@@ -365,5 +387,5 @@ def _keys(entry: EntryPoint, outputs: Sequence[Any]) -> dict[Any, str]:
     return {v: name for v, name in found.items() if says(name)}
 
 
-def _is_spec(x: Any) -> bool:
+def _is_spec(x: object) -> bool:
     return isinstance(x, ArgSpec)

@@ -1,4 +1,4 @@
-"""The method around the one that is compiled, where something is to be done outside of it."""
+"""The method around a compiled one: switches on x64 and raises assertions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 
-# Longer texts are joined of several, so that lines stay short.
+# Longer messages are written as a sum of short strings.
 _WIDTH = 70
 
 
@@ -26,9 +26,9 @@ def around(
 
     **Arguments:**
 
-    - `x64`: values of 64 bits are switched on for the call.
-    - `checks`: messages of assertions; for each, the last results of `inner` say whether it failed.
-    - `checkify`: the assertions are `checkify.check`, else `eqx.error_if`.
+    - `x64`: whether 64-bit types are switched on for the call.
+    - `checks`: messages of assertions; the last results of `inner` say which of them failed.
+    - `checkify`: whether assertions are `checkify.check` rather than `eqx.error_if`.
     """
     outer = syntax.function(
         name,
@@ -53,7 +53,7 @@ def around(
     for message, flag in zip(checks, flags, strict=True):
         failed = syntax.name(flag)
         if checkify:
-            # The text of a check is a format.
+            # The message of a check is a format string.
             text = _text(message.replace("{", "{{").replace("}", "}}"))
             passed = syntax.call("jnp.logical_not", failed)
             body.append(ast.Expr(syntax.call("checkify.check", passed, text)))
@@ -61,7 +61,7 @@ def around(
             checked = syntax.call("eqx.error_if", syntax.name(out), failed, _text(message))
             body.append(syntax.assign(syntax.store(syntax.name(out)), checked))
     outer.body = [syntax.docstring(doc), *body, ast.Return(syntax.name(out))]
-    # The inner method gives the flags back as well.
+    # The inner method returns the flags as well.
     assert inner.returns is not None
     flag_type = syntax.item(
         syntax.name("Bool"), syntax.tuple_of([syntax.name("Array"), ast.Constant("")])

@@ -1,4 +1,4 @@
-"""The page that is saved beside a module: what it is, where it comes from, how to use it."""
+"""The `README.md` saved beside a module: what it is, where it comes from, how to use it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def page_of(
 
     **Arguments:**
 
-    - `entries`: for each method, where it comes from, and the certificate of its recovery.
-    - `title`: the name of the whole.
+    - `entries`: for each method, its entry point and the certificate of its recovery.
+    - `title`: the name of the model.
     - `source`: the text of the module; `cls`: its outermost class.
-    - `names`: for each array, its name in the container.
+    - `names`: the names of the arrays in the container.
     """
     entry = next(iter(entries.values()))[0]
     origin = entry.source if entry.source.startswith("from ") else f"from {entry.source}"
@@ -62,24 +62,31 @@ def page_of(
     lines += ["", "The text of `model.py` was traced and compared with the recovered program: "]
     lines[-1] += "they are equal."
     lines.append("")
-    lines += [f"- {comment(message)}" for message in messages]
+    for message in messages:
+        first, *rest = wrapped_comment(message)
+        lines += [f"- {first}", *(f"  {line}" for line in rest)]
     if messages:
         lines.append("")
-    words = {True: "yes", False: "no"}
+    lines += _weights([entry for entry, _ in entries.values()], names)
+    return "\n".join(lines) + "\n"
+
+
+def _weights(entries: Sequence[EntryPoint], names: Mapping[str, Any]) -> list[str]:
+    """The table of the arrays: their fields, their names in the container, whether they train."""
     trained = {
-        p.name: words[p.trainable] if p.stated else "not stated"
-        for entry, _ in entries.values()
+        p.name: ("yes" if p.trainable else "no") if p.stated else "not stated"
+        for entry in entries
         for p in entry.params
     }
-    lines += ["## Weights", "", "| here | there | trained |", "|---|---|---|"]
-    for here, there in names.items():
-        several = leaves_of(there)
+    lines = ["## Weights", "", "| field | variable | trained |", "|---|---|---|"]
+    for field, variables in names.items():
+        several = leaves_of(variables)
         flags = {trained.get(n, "a constant") for n in several}
         flag = flags.pop() if len(flags) == 1 else "some"
         first, last = (f"`{comment(n).replace('|', ' ')}`" for n in (several[0], several[-1]))
-        said = first if len(several) == 1 else f"{first} to {last}, {len(several)} in all"
-        lines.append(f"| `{here}` | {said} | {flag} |")
-    return "\n".join(lines) + "\n"
+        text = first if len(several) == 1 else f"{first} to {last}, {len(several)} in all"
+        lines.append(f"| `{field}` | {text} | {flag} |")
+    return lines
 
 
 def _signature(source: str, cls: str, method: str) -> str:

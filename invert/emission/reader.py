@@ -1,4 +1,4 @@
-"""The end of an emitted file: the functions that read its weights and say which are trained."""
+"""The last functions of an emitted file: `load` reads weights, `trainable` says which train."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from invert.emission.python import syntax
 
-# Names of tensors are the places of the fields. Arrays of types that the format does not know are
-# bytes, with their type in the metadata. The files are mapped, and one array is read at a time.
+# Tensors are named by the paths of their fields. Arrays of dtypes that the format lacks are bytes,
+# with the dtype in the metadata. Files are memory-mapped, and one array is read at a time.
 _LOADER = '''
 def load(path: str | Path) -> Model:
     """The module with the weights of a safetensors file, or of the shards that its index names.
@@ -82,7 +82,7 @@ def trainable(model: Model) -> Model:
     )
 '''
 
-# What is in a state has the array with which it begins in the module.
+# A variable in the state has its first value in the module.
 _STATE = (
     (
         """            yield name, field.type
@@ -100,7 +100,7 @@ _STATE = (
     ),
 )
 
-# Where layers are stacked, their arrays have further axes in front.
+# Arrays of stacked layers have further axes in front.
 _STACKED = (
     (
         """an array is of a type, in which""",
@@ -115,7 +115,7 @@ _STACKED = (
     ),
 )
 
-# Where the classes are made with a key: the arrays of a model of types alone.
+# Classes made with a key: the types of the arrays come from `eqx.filter_eval_shape`.
 _KEYED = (
     (
         "    kinds = dict(_kinds(Model))\n",
@@ -141,7 +141,7 @@ _KEYED = (
 def reader(
     cls: str, *, x64: bool, stateful: bool = False, stacked: bool = False, keyed: bool = False
 ) -> list[ast.stmt]:
-    """`load`, for the outermost class `cls`; `keyed` where that is made with a key."""
+    """The function `load` for the outermost class `cls`; `keyed` if it is made with a key."""
     text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
     changes = [*(_STATE if stateful else ()), *(_STACKED if stacked else ())]
     for old, new in _KEYED if keyed else changes:
@@ -160,12 +160,11 @@ def reader(
 def trainable(
     cls: str, fixed: Sequence[Sequence[str]], trained: Sequence[Sequence[str]]
 ) -> list[ast.stmt]:
-    """The function `trainable`; nothing where everything is trained, or nothing.
+    """The function `trainable`; none where all arrays are trained, or none of them.
 
     **Arguments:**
 
-    - `fixed`, `trained`: the places of the arrays that the original does not train, and of those
-        that it does.
+    - `fixed`, `trained`: paths of the arrays that the original freezes, and that it trains.
     """
     if not fixed or not trained:
         return []
@@ -179,7 +178,7 @@ def trainable(
 
 
 def _endings(fixed: Sequence[Sequence[str]], trained: Iterable[Sequence[str]]) -> list[str]:
-    """The shortest endings of places that all of `fixed` have and none of `trained`."""
+    """The shortest endings that cover all paths of `fixed` and none of `trained`."""
     others = {"".join(f".{n}" for n in path[i:]) for path in trained for i in range(len(path))}
     found: dict[str, None] = {}
     for path in fixed:

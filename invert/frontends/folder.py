@@ -1,8 +1,8 @@
-"""The files of a SavedModel, in the folder where TensorFlow gets to see them.
+"""The files of a SavedModel, and a folder of links to them for TensorFlow.
 
-TensorFlow is not pointed to the folder of a model: links there may lead out of it, and other files
-may be there than those that were checked. It gets a new folder with the graph, the variables and
-the assets that the graph names, each a link to the very file that was checked.
+TensorFlow does not read the folder of a model itself: links may lead out of it, and it may contain
+files that were not checked. It gets a new folder with the graph, the variables and the assets that
+the graph names, each a link to the file that was checked.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Files:
 
     **Attributes:**
 
-    - `found`: the files by their places in the folder, with where they really are.
-    - `problems`: those that the model must not have.
+    - `found`: the real paths of the files, by their paths in the folder.
+    - `problems`: files that the model must not have.
     """
 
     found: dict[PurePosixPath, Path]
@@ -42,7 +42,7 @@ def files_of(directory: Path, assets: Sequence[str]) -> Files:
     **Arguments:**
 
     - `directory`: the folder of the model.
-    - `assets`: paths of its assets, as the graph has them.
+    - `assets`: paths of its assets, as the graph names them.
     """
     found: dict[PurePosixPath, Path] = {}
     problems: list[Problem] = []
@@ -58,7 +58,7 @@ def files_of(directory: Path, assets: Sequence[str]) -> Files:
         else:
             places.append("assets" / path)
     for place in places:
-        # What is missing is for TensorFlow to miss, if it needs it.
+        # TensorFlow reports a missing file if it needs it.
         file = Path(os.path.realpath(directory / place))
         if not file.exists():
             continue
@@ -69,14 +69,14 @@ def files_of(directory: Path, assets: Sequence[str]) -> Files:
             reason = "is not a file"
         if reason:
             problems.append(Problem(f"file {str(place)!r}", reason, f"{directory}", _REMEDY))
-        # TensorFlow would wait for ever for what a pipe holds.
+        # TensorFlow would wait forever for a pipe.
         elif stat.S_ISREG(file.stat().st_mode):
             found[place] = file
     return Files(found, problems)
 
 
 def _roots(directory: Path) -> list[Path]:
-    """The folders in which the files of a model may be."""
+    """The folders that may contain files of a model."""
     real = Path(os.path.realpath(directory))
     roots = [real]
     # Hugging Face's cache keeps files in `blobs`, and links to them in `snapshots/<revision>`.
@@ -84,17 +84,17 @@ def _roots(directory: Path) -> list[Path]:
         parts = place.parts
         if "snapshots" in parts[:-1]:
             last = len(parts) - 1 - parts[::-1].index("snapshots")
-            # The folder itself: where it is a link, nothing is in it.
+            # Only the real folder counts, not a link called `blobs`.
             roots.append(Path(os.path.realpath(Path(*parts[:last])), "blobs"))
     return roots
 
 
 def stand_in(files: Files, graph: bytes | None) -> tempfile.TemporaryDirectory[str]:
-    """A new folder with the files of a model.
+    """A new folder with links to the files of a model.
 
     **Arguments:**
 
-    - `graph`: what `saved_model.pb` holds there, where it is not the file of the model.
+    - `graph`: the content of `saved_model.pb`; `None` for the file of the model.
     """
     made = tempfile.TemporaryDirectory(prefix="invert-")
     for place, file in files.found.items():

@@ -1,7 +1,7 @@
-"""Reads `.keras` files: the archive that `model.save` of Keras 3 writes.
+"""Reads `.keras` files, the archives that `model.save` of Keras 3 writes.
 
-Its configuration names the classes that Keras is to make. Only those of Keras itself are let
-through, and no functions, so that reading one imports and runs nothing that the file chooses.
+Their configuration names the classes that Keras instantiates. Only classes of Keras itself are
+allowed, and no functions, so that a file cannot choose what is imported or run.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from invert.frontends.keras_model import input_specs
 from invert.tf.ops.node import import_tensorflow
 
 _REMEDY = "Write a SavedModel with `model.export(directory)` where the code is, and convert that."
-# The configuration of a model is text of some kilobytes; what is larger is something else.
+# The configuration of a model is some kilobytes of text; a larger one is not read.
 _LARGEST_CONFIG = 1 << 28
-# What an archive may declare without holding it: so many times its size, and so much besides.
+# Limits on the unpacked size: a multiple of the archive's, plus a constant.
 _RATIO, _SPARE = 100, 1 << 28
 _WEIGHTS = "model.weights.h5"
-# Classes of Keras that hold code, or read files that their configuration names.
+# Classes of Keras that contain code, or read files named in their configuration.
 _CODE = frozenset(
     """
     FlaxLayer JaxLayer Lambda TFSMLayer TorchModuleWrapper __lambda__ __typespec__ function
     """.split()
 )
-# Entries of a configuration that are values, or names of files that hold them.
+# Entries of a configuration that are values, or names of files with them.
 _VALUES_OR_FILES = ("vocabulary", "idf_weights")
 
 
@@ -61,7 +61,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     model = load(file)
     specs = input_specs(model)
     if specs is None:
-        raise SignatureError(f"{file}: the model has no fixed inputs. {_REMEDY}")
+        raise SignatureError(f"{file}: the model does not know its inputs. {_REMEDY}")
 
     def call(inputs: Any) -> Any:
         return model(inputs, training=False)
@@ -89,7 +89,7 @@ def load(file: Path) -> Any:
         raise UnsupportedOpError(problems)
     try:
         return keras.saving.load_model(file, compile=False, safe_mode=True)
-    # What Keras raises on a configuration or on weights that do not fit each other.
+    # What Keras raises for a damaged configuration or weights that do not fit.
     except (
         ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
         OSError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
@@ -100,7 +100,7 @@ def load(file: Path) -> Any:
         ) from error
 
 
-def _config_of(file: Path) -> Any:
+def _config_of(file: Path) -> object:
     try:
         with zipfile.ZipFile(file) as archive:
             info = archive.getinfo("config.json")
@@ -113,11 +113,11 @@ def _config_of(file: Path) -> Any:
     ) as error:  # fmt: skip
         if isinstance(error, MalformedModelError):
             raise
-        raise MalformedModelError(f"{file} is no Keras archive: {error}") from error
+        raise MalformedModelError(f"{file} is not a Keras archive: {error}") from error
 
 
-def _problems(config: Any, name: str) -> Iterator[Problem]:
-    """What the configuration would have Keras import or run."""
+def _problems(config: object, name: str) -> Iterator[Problem]:
+    """Parts of the configuration that would have Keras import or run something."""
     pending = [(config, name)]
     first = True
     while pending:
@@ -136,21 +136,21 @@ def _problems(config: Any, name: str) -> Iterator[Problem]:
         if not isinstance(kind, str):
             continue
         if kind in _CODE:
-            yield Problem(f"keras.{kind}", "holds Python code or names it", name, _REMEDY)
+            yield Problem(f"keras.{kind}", "contains or names Python code", name, _REMEDY)
         elif module is not None and not _is_of_keras(module, kind):
-            yield Problem(f"{module}.{kind}", "is no class of Keras itself", name, _REMEDY)
+            yield Problem(f"{module}.{kind}", "is not a class of Keras itself", name, _REMEDY)
         if isinstance(inner, dict):
             for key in _VALUES_OR_FILES:
                 if isinstance(inner.get(key), str):
                     yield Problem(f"keras.{kind}", f"reads its {key} from a file", name, _REMEDY)
 
 
-def _is_of_keras(module: Any, kind: str) -> bool:
-    """Whether a name is that of a class of Keras; its functions may do anything."""
+def _is_of_keras(module: object, kind: str) -> bool:
+    """Whether a name is that of a Keras class; functions of Keras are not allowed."""
     if not isinstance(module, str) or not kind.isidentifier():
         return False
     if module == "builtins":
-        return True  # lists, arrays and tensors, which Keras spells so
+        return True  # how Keras writes lists, arrays and tensors
     if module.split(".")[0] != "keras":
         return False
     # Keras is imported; a name in a file is no reason to import anything.
@@ -159,7 +159,7 @@ def _is_of_keras(module: Any, kind: str) -> bool:
 
 
 def _content_problems(file: Path) -> Iterator[Problem]:
-    """What the other files of an archive declare that they do not hold, or hold elsewhere."""
+    """Files of an archive that lie elsewhere, or declare more bytes than they hold."""
     try:
         with zipfile.ZipFile(file) as archive:
             held = _SPARE + _RATIO * file.stat().st_size
@@ -167,7 +167,7 @@ def _content_problems(file: Path) -> Iterator[Problem]:
                 path = PurePosixPath(info.filename.replace("\\", "/"))
                 if path.is_absolute() or ".." in path.parts or ":" in info.filename:
                     yield Problem(
-                        f"file {info.filename!r}", "lies outside of the archive", f"{file}", _REMEDY
+                        f"file {info.filename!r}", "lies outside the archive", f"{file}", _REMEDY
                     )
             if (size := sum(info.file_size for info in archive.infolist())) > held:
                 yield Problem("file sizes", f"add up to {size} bytes", f"{file}", _REMEDY)
@@ -180,7 +180,7 @@ def _content_problems(file: Path) -> Iterator[Problem]:
 
 
 def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
-    """Arrays of an HDF5 file that lie in other files, or are larger than what is held."""
+    """Arrays of an HDF5 file that lie in other files, or declare more than `held` bytes."""
     try:
         import h5py
     except ImportError:
@@ -197,7 +197,7 @@ def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
                 if isinstance(link, h5py.ExternalLink):
                     yield Problem("weights", "lie in another file", inner, _REMEDY)
                 if not isinstance(link, h5py.HardLink):
-                    continue  # a soft link names what is found anyway
+                    continue  # a soft link leads to another entry of the file
                 found = group[name]
                 if isinstance(found, h5py.Dataset):
                     declared += found.nbytes

@@ -1,4 +1,4 @@
-"""Keras models in this process, and how tracing them and other functions fails."""
+"""Keras models in this process, and the errors of tracing them and other functions."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import equinox as eqx
 import jax
 
 from invert._errors import SignatureError
 from invert.tf.ops.node import import_tensorflow
 
-# What Keras calls inputs without a name.
+# Names that Keras gives to inputs without one.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
 
 
-def is_layer(x: Any) -> bool:
-    """Whether `x` is a layer or a model of Keras, 2 or 3. Neither is imported for it."""
+def is_layer(x: object) -> bool:
+    """Whether `x` is a Keras layer or model, of Keras 2 or 3; imports neither."""
     modules = (sys.modules.get(name) for name in ("keras", "tf_keras"))
     return any(m is not None and isinstance(x, m.layers.Layer) for m in modules)
 
 
 def input_specs(model: Any) -> Any:
-    """The inputs of a model as `tf.TensorSpec`, in the structure in which it takes them.
+    """The inputs of a model as a pytree of `tf.TensorSpec`.
 
-    `None` where it does not know them, as a subclass of `Model` does not.
+    `None` where the model does not know them, such as a subclass of `Model`.
     """
     inputs = _inputs_of(model)
     if inputs is None:
@@ -38,18 +39,18 @@ def input_specs(model: Any) -> Any:
         generated = name is None or _GENERATED.fullmatch(name)
         return tf.TensorSpec(tensor.shape, tensor.dtype, None if generated else name)
 
-    # What Keras takes are lists, tuples and dictionaries.
+    # Keras takes lists, tuples and dictionaries.
     return jax.tree_util.tree_map(spec, inputs)
 
 
 def _inputs_of(model: Any) -> Any:
     for name in ("input", "inputs"):
-        # A Sequential that was read from a file has no `input`, and a subclass of Model neither.
+        # A Sequential read from a file has no `input`, and neither has a subclass of Model.
         try:
             inputs = getattr(model, name)
         except (AttributeError, ValueError):
             continue
-        # Those of a Sequential that has no shape yet are an empty list.
+        # The inputs of a Sequential without a shape are an empty list.
         if jax.tree_util.tree_leaves(inputs):
             alone = isinstance(inputs, list) and len(inputs) == 1
             return inputs[0] if alone else inputs
@@ -57,8 +58,8 @@ def _inputs_of(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def tracing(fn: Any, name: str) -> Iterator[None]:
-    """Traces `fn`; what it raises because it cannot be traced so is said in words.
+def tracing(fn: object, name: str) -> Iterator[None]:
+    """A context for tracing `fn`, in which typical errors are explained.
 
     **Raises:** `SignatureError`.
     """
@@ -72,20 +73,21 @@ def tracing(fn: Any, name: str) -> Iterator[None]:
             "tf.function, which makes tf.cond of `if`."
         ) from error
     except (TypeError, ValueError) as error:
-        # JAX says so in words alone.
-        if "SymbolicTensor" in str(error) and "abstract array" in str(error):
+        # JAX has no error class for this; a layer of Equinox may call TensorFlow's operators.
+        of_jax = any(t in str(error) for t in ("abstract array", "as a JAX value"))
+        if isinstance(fn, eqx.Module) or ("SymbolicTensor" in str(error) and of_jax):
             raise SignatureError(
-                f"{name} calls JAX on a tensor of TensorFlow: it is a JAX function. There is "
-                "nothing to convert; invert.rewrite applies patterns to it, and "
-                "jax2tf.convert makes a TensorFlow function of it."
+                f"{name} is a JAX function: it calls JAX on a tensor of TensorFlow. There is "
+                "nothing to convert. invert.rewrite applies patterns to it; jax2tf.convert makes "
+                "a TensorFlow function of it, which invert.roundtrip takes."
             ) from error
         if not is_layer(fn) and not str(error).startswith("Binding inputs to tf.function failed"):
             raise
-        raise SignatureError(f"{name} cannot be called so: {_short(error)}") from error
+        raise SignatureError(f"{name} cannot be called like this: {_short(error)}") from error
 
 
 def _short(error: Exception) -> str:
-    """What an error of Keras says, without colors and without all arguments once more."""
+    """The message of a Keras error, without colors and the list of arguments."""
     text = re.sub(r"\x1b\[\d+m", "", str(error))
     text = re.split("Arguments received by|You can attempt|Received args", text)[0]
     return " ".join(text.split()).rstrip(".")

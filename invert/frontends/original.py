@@ -1,4 +1,4 @@
-"""Runs a container as its own library does, to compare what was recovered with it."""
+"""Runs a container with its own library, to compare the recovered module with it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import numpy as np
 from invert._config import Config
 from invert.tf.ops.node import import_tensorflow
 
-# A function of the arguments `(args, kwargs)`, in the structure of the signature, that gives the
-# flat results.
+# Takes `(args, kwargs)` in the structure of the signature and returns the flat results.
 Original = Callable[[Sequence[Any], dict[str, Any]], list[Any]]
 
 
@@ -55,7 +54,7 @@ def of_graph(data: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> Orig
 
 
 def of_exported(data: bytes) -> Original:
-    """A `jax.export` artifact that could be read, run by JAX."""
+    """A `jax.export` artifact, run by JAX."""
     exported = jax.export.deserialize(bytearray(data))
     return lambda args, kwargs: jax.tree_util.tree_leaves(exported.call(*args, **kwargs))
 

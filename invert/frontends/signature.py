@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
@@ -25,7 +26,7 @@ _POSITIONAL = (
 class Signature:
     """Arguments as pytrees of `ArgSpec`.
 
-    `order[i]` is the graph input that leaf `i` of `(args, kwargs)` feeds.
+    `order[i]` is the number of the graph input for leaf `i` of `(args, kwargs)`.
     """
 
     args: tuple[Any, ...]
@@ -35,21 +36,21 @@ class Signature:
 
 
 class _Leaf:
-    """A tensor of a signature; an object that JAX takes for a leaf."""
+    """A tensor of a signature, as a leaf of a pytree."""
 
     def __init__(self, position: int, spec: Any):
         self.position = position
         self.spec = spec
 
 
-def _is_tensor(x: Any) -> bool:
+def _is_tensor(x: object) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
 def _mark(structure: Any) -> Any:
-    """`structure` in plain containers, its tensors as `_Leaf` numbered as `tf.nest` orders them.
+    """`structure` in plain containers, with `_Leaf` for tensors, numbered in `tf.nest` order.
 
-    What is not a tensor stays as it is.
+    Other leaves stay.
     """
     tf = import_tensorflow()
     leaves = tf.nest.flatten(structure)
@@ -64,15 +65,15 @@ def _mark(structure: Any) -> Any:
             position += 1
         elif isinstance(leaf, tf.TypeSpec):
             raise SignatureError(
-                f"the signature holds a {type(leaf).__name__}, which is no tensor and has no "
-                "components that are"
+                f"the signature has a {type(leaf).__name__}, which neither is a tensor nor "
+                "consists of tensors"
             )
         marked.append(leaf)
     return plain(tf.nest.pack_sequence_as(structure, marked))
 
 
 def components(composite: Any) -> dict[str, Any]:
-    """The tensors, or their specifications, that a ragged or sparse tensor is made of, by name."""
+    """The components of a ragged or sparse tensor, or their specifications, by name."""
     tf = import_tensorflow()
     parts = tf.nest.flatten(composite, expand_composites=True)
     if isinstance(composite, tf.RaggedTensor | tf.RaggedTensorSpec):
@@ -92,7 +93,7 @@ def expanded(tree: Any) -> Any:
 def arrays_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], entry: EntryPoint
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example arguments as the module of `entry` takes them: without those that are static."""
+    """Example arguments as the module of `entry` takes them: without static ones."""
     args = tuple(expanded(x) for x in args)
     if len(args) + sum(n in entry.arg_names for n in kwargs) > len(entry.args):
         args = tuple(x for x in args if any(map(_is_tensor, jax.tree_util.tree_leaves(x))))
@@ -100,8 +101,8 @@ def arrays_of(
     return args, {n: expanded(x) for n, x in kwargs.items() if n in names}
 
 
-def is_open(tree: Any) -> bool:
-    """Whether a specification among `tree` leaves a size or the rank open."""
+def is_open(tree: object) -> bool:
+    """Whether a specification in `tree` leaves a size or the rank open."""
     tf = import_tensorflow()
     return any(
         isinstance(leaf, tf.TypeSpec) and not leaf.shape.is_fully_defined()
@@ -110,7 +111,7 @@ def is_open(tree: Any) -> bool:
     )
 
 
-def _is_composite(leaf: Any) -> bool:
+def _is_composite(leaf: object) -> bool:
     tf = import_tensorflow()
     return isinstance(
         leaf,
@@ -120,7 +121,7 @@ def _is_composite(leaf: Any) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """`x` with TensorFlow's own containers (`ListWrapper`, `_DictWrapper`) made plain ones."""
+    """`x` with plain containers instead of TensorFlow's (`ListWrapper`, `_DictWrapper`)."""
     if isinstance(x, Mapping):
         return {k: plain(v) for k, v in x.items()}
     if isinstance(x, tuple):
@@ -133,16 +134,16 @@ def plain(x: Any) -> Any:
 
 
 def _without_static(x: Any) -> Any:
-    """Static Python values, bound when the function was traced, take no place in a pytree."""
+    """`x` with `None` for static Python values, which were bound at tracing."""
     return jax.tree_util.tree_map(lambda leaf: leaf if isinstance(leaf, _Leaf) else None, x)
 
 
-def _has_tensor(x: Any) -> bool:
+def _has_tensor(x: object) -> bool:
     return any(isinstance(leaf, _Leaf) for leaf in jax.tree_util.tree_leaves(x))
 
 
-def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
-    """Marked arguments, marked keyword arguments, and the parameters of the arguments."""
+def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[inspect.Parameter]]:
+    """Marked arguments and keyword arguments, and the positional parameters."""
     structured = concrete.structured_input_signature
     if structured is None:
         raise SignatureError("the concrete function does not know the structure of its arguments")
@@ -151,11 +152,11 @@ def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[An
     return tuple(args), kwargs, positional
 
 
-def _optional(parameter: Any, owner: Any) -> bool:
-    """Whether an argument that holds no tensor, such as `None`, may be left out of a call.
+def _optional(parameter: inspect.Parameter, owner: Any) -> bool:
+    """Whether an argument without tensors, such as `None`, may be left out of a call.
 
-    Concrete functions forget the defaults, the function that owns them does not. Without it,
-    only what came in through `*args`, as all arguments of jax2tf do, is known to have none.
+    Concrete functions forget defaults; the function that owns them does not. Without it, only
+    arguments of `*args`, as all of jax2tf are, are known to have none.
     """
     if owner is None:
         return parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
@@ -171,13 +172,12 @@ def read_signature(
     **Arguments:**
 
     - `concrete`: the `ConcreteFunction`.
-    - `original`: the signature of the function that was wrapped, where that is known; it
-        names the arguments.
-    - `owner`: the `tf.function` of which `concrete` is one; knows which arguments are optional.
+    - `original`: the signature of the wrapped function, if known; it names the arguments.
+    - `owner`: the `tf.function` of `concrete`, which knows the optional arguments.
 
     **Raises:**
 
-    - `SignatureError`: an argument is no dense tensor.
+    - `SignatureError`: an argument is not a dense tensor.
     """
     args, kwargs, parameters = _structured(concrete)
     tf_names = _argument_names(len(args), parameters)
@@ -211,13 +211,13 @@ def read_signature(
     )
 
 
-def _is_static(x: Any) -> bool:
+def _is_static(x: object) -> bool:
     """Whether an argument is a Python value; an empty container or None is a pytree instead."""
     leaves = jax.tree_util.tree_leaves(x)
     return bool(leaves) and not _has_tensor(x)
 
 
-def _argument_names(count: int, parameters: Sequence[Any]) -> list[str]:
+def _argument_names(count: int, parameters: Sequence[inspect.Parameter]) -> list[str]:
     names = [p.name for p in parameters[:count]]
     return names + [f"args_{i}" for i in range(len(names), count)]
 
@@ -236,12 +236,12 @@ def _specs(tree: Any, name: str, tf_name: str) -> Any:
     return jax.tree_util.tree_unflatten(treedef, specs)
 
 
-def _path_name(name: str, path: Sequence[Any]) -> str:
+def _path_name(name: str, path: Sequence[KeyEntry]) -> str:
     return ".".join([name, *(jax.tree_util.keystr((k,), simple=True) for k in path)])
 
 
 def _arg_spec(spec: Any, name: str, tf_path: str) -> ArgSpec:
-    """`name` unless the user gave the `TensorSpec` a name of its own."""
+    """The type of an argument, called `name` unless its `TensorSpec` has a name of its own."""
     given = getattr(spec, "name", None)
     generated = tf_path.replace(".", "_")
     if given and given not in (generated, tf_path) and not given.startswith("args_"):
@@ -252,15 +252,19 @@ def _arg_spec(spec: Any, name: str, tf_path: str) -> ArgSpec:
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
     if dtype.kind == "O":
         raise SignatureError(
-            f"argument {name!r} is of type {spec.dtype.name}, which is not numeric"
+            f"argument {name!r} is of type {spec.dtype.name}, which is not numeric; convert a "
+            "function of the first numeric tensor, such as "
+            "keras.Model(vectorize.output, model.output)"
         )
     return ArgSpec(name, tuple(shape.as_list()), dtype)
 
 
-def flat_specs(in_tree: Any, specs: Sequence[Any], original: inspect.Signature) -> Signature:
-    """The signature of a function that takes its leaves one by one, for pytrees of any kind.
+def flat_specs(
+    in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any], original: inspect.Signature
+) -> Signature:
+    """The signature of a function that takes the leaves of any pytrees one by one.
 
-    Those that are not types are static, and no arguments of the signature.
+    Leaves that are not types are static, and not arguments of the signature.
     """
     tf = import_tensorflow()
     count = itertools.count()
@@ -279,8 +283,8 @@ def flat_specs(in_tree: Any, specs: Sequence[Any], original: inspect.Signature) 
     return Signature(spec_args, spec_kwargs, tuple(n for n, _ in named), order)
 
 
-def read_outputs(concrete: Any) -> tuple[tuple[int, ...], Any]:
-    """Which graph output each leaf of the result is, and the structure of the result."""
+def read_outputs(concrete: Any) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef]:
+    """The number of the graph output for each leaf of the result, and its structure."""
     marked = _mark(concrete.structured_outputs)
     leaves, treedef = jax.tree_util.tree_flatten(marked)
     if not all(isinstance(leaf, _Leaf) for leaf in leaves):
@@ -290,7 +294,7 @@ def read_outputs(concrete: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def tensor_spec(x: Any, *, scalars: bool) -> Any:
-    """The `tf.TensorSpec` of an example argument; a Python scalar only if `scalars`."""
+    """The `tf.TensorSpec` of an example argument; Python scalars stay unless `scalars`."""
     tf = import_tensorflow()
     if isinstance(x, tf.TypeSpec):
         return x
@@ -311,7 +315,7 @@ def tensor_spec(x: Any, *, scalars: bool) -> Any:
 def matches(
     concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, exact: bool = False
 ) -> bool:
-    """Whether `concrete` can be called with the arguments; `exact`: at the very same shapes."""
+    """Whether `concrete` takes the arguments; `exact`: with exactly their shapes and dtypes."""
     want_args, want_kwargs, parameters = _structured(concrete)
     names = _argument_names(len(want_args), parameters)
     want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
@@ -332,7 +336,7 @@ def _fits(want: Any, given: Any, exact: bool) -> bool:
     )
 
 
-def _leaf_fits(want: Any, given: Any, exact: bool) -> bool:
+def _leaf_fits(want: object, given: Any, exact: bool) -> bool:
     if not isinstance(want, _Leaf):
         return not _is_tensor(given) and bool(want == given)
     if isinstance(given, str | bytes):
@@ -373,7 +377,7 @@ def _describe(x: Any) -> str:
 
 
 def distinct(concretes: Sequence[Any]) -> list[Any]:
-    """One for each signature: saving a function traces it once more for each that it has."""
+    """One function for each signature; saving traces a function again for each of its own."""
     found: list[Any] = []
     for concrete in concretes:
         if not any(same_signature(concrete, other) for other in found):
@@ -382,7 +386,7 @@ def distinct(concretes: Sequence[Any]) -> list[Any]:
 
 
 def same_signature(one: Any, other: Any) -> bool:
-    """Whether two concrete functions take the same arguments, whatever their tensors are called."""
+    """Whether two concrete functions take the same arguments, names of tensors aside."""
     trees = [jax.tree_util.tree_flatten(_structured(c)[:2]) for c in (one, other)]
     return trees[0][1] == trees[1][1] and all(
         (a.spec.shape, a.spec.dtype) == (b.spec.shape, b.spec.dtype)

@@ -1,11 +1,11 @@
-"""A module with one method for each function of a container, all on the same parameters."""
+"""A module with a method for each function of a container, on shared parameters."""
 
 from __future__ import annotations
 
 import dataclasses
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -16,23 +16,22 @@ from invert._errors import InvertError
 from invert._report import Report
 from invert.emission import Emission, constant_name, emission_of
 from invert.modules.function import Function
-from invert.modules.module import class_of, leaf_of, method, styles_of
-from invert.modules.params import lookup, nest, param_paths
+from invert.modules.module import Recovered, class_of, leaf_of, method, styles_of
+from invert.modules.params import nest
 
 
-class Methods(eqx.Module):
+class Methods(Recovered):
     """The functions of a container as methods.
 
     **Attributes:**
 
-    - `params`: as in `Module`, of all functions together. A variable that one of them assigns is in
-        the state for all.
-    - `constants`: the arrays that each program holds itself, by name of the function.
-    - `failed`: errors of the functions that could not be converted, by name. Their methods raise
-        these errors.
+    - `params`: as in `Module`, for all functions together. A variable that one of them assigns is
+        in the state for all.
+    - `constants`: the arrays that each program holds itself, by the name of the function.
+    - `failed`: the errors of functions that could not be converted, by name. Their methods raise
+        them.
     """
 
-    params: dict[str, Any]
     constants: dict[str, tuple[Array | np.ndarray, ...]]
     _functions: tuple[tuple[str, Function], ...] = eqx.field(static=True, repr=False)
     _failed: tuple[tuple[str, InvertError], ...] = eqx.field(static=True, repr=False)
@@ -43,43 +42,20 @@ class Methods(eqx.Module):
 
     @property
     def reports(self) -> Mapping[str, Report]:
-        """What the conversion did, for the functions whose shapes are known."""
+        """The reports of the functions that were recovered so far."""
         found = {name: f.shown for name, f in self._functions}
         return {name: stage.report for name, stage in found.items() if stage is not None}
 
-    def named_params(self) -> dict[str, Any]:
-        """Leaves of `params` by the names of the variables."""
-        names = list(dict.fromkeys(p.name for _, f in self._functions for p in f.entry.params))
-        paths = param_paths(names)
-        return {n: lookup(self.params, p) for n, p in zip(names, paths, strict=True)}
+    def _functions_by_name(self) -> Mapping[str, Function]:
+        return dict(self._functions)
 
-    @property
-    def source(self) -> str:
-        """The functions as the text of a Python file: one class with a method for each.
-
-        **Raises:** as `Module.source`.
-        """
-        return self._emission().source
-
-    @property
-    def model(self) -> eqx.Module:
-        """The module that `source` defines, with the parameters of this one.
-
-        **Raises:** as `source`.
-        """
-        return self.emit().model
-
-    def emit(self, *, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
-        """As `Module.emit`; functions that could not be converted are left out.
-
-        **Raises:** as `source`; `ValueError` where `layers` is something else.
-        """
-        found = self._emission(layers, typecheck)
-        values = dict(self.named_params())
-        for name, held in self.constants.items():
-            method = self._names()[name]
-            values |= {constant_name(method, i): c for i, c in enumerate(held)}
-        return dataclasses.replace(found, model=found.with_values(values))
+    def _named_constants(self) -> Mapping[str, Array | np.ndarray]:
+        names = self._names()
+        return {
+            constant_name(names[name], i): c
+            for name, held in self.constants.items()
+            for i, c in enumerate(held)
+        }
 
     def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
         styles = styles_of(layers, typecheck)
@@ -96,11 +72,8 @@ class Methods(eqx.Module):
     def _names(self) -> dict[str, str]:
         return method_names([name for name, _ in (*self._functions, *self._failed)])
 
-    def __hash__(self) -> int:
-        return id(self)
 
-
-def _method(name: str, function: Function, attribute: str) -> Any:
+def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
     def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
         function = dict(self._functions)[name]
         named = self.named_params()
@@ -110,7 +83,7 @@ def _method(name: str, function: Function, attribute: str) -> Any:
     return method(function, attribute, run)
 
 
-def _failing(name: str) -> Any:
+def _failing(name: str) -> Callable[..., Any]:
     def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
         raise self.failed[name]
 
@@ -118,9 +91,9 @@ def _failing(name: str) -> Any:
 
 
 def method_names(names: Iterable[str]) -> dict[str, str]:
-    """An identifier for the name of each function: `encoder.__call__` is `encoder___call__`.
+    """A unique identifier for each function: `encoder___call__` for `encoder.__call__`.
 
-    No two are equal, and none is a keyword or what the class has already.
+    None is a keyword or an attribute of the class.
     """
     taken = {*dir(Methods), *(f.name for f in dataclasses.fields(Methods))} - {"__call__"}
     found: dict[str, str] = {}
@@ -155,7 +128,7 @@ def build_methods(
     constants: dict[str, tuple[Any, ...]] = {}
     for key, function in functions.items():
         constants[key] = function.home.constants if function.home else ()
-    # The methods run what has their name in the container.
+    # The methods look their function up by its name in the container.
     cls = class_of(_class_name(name), Methods, f"Recovered from {name}.", body, of=tuple(names))
     return cls(
         nest(list(params), leaves), constants, tuple(functions.items()), tuple(failed.items())

@@ -2,83 +2,56 @@
 
 from __future__ import annotations
 
+import abc
+import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from typing import Any, NoReturn, SupportsIndex
 
 import equinox as eqx
+import jax
 import numpy as np
 from jax import Array
 
 from invert._entry import Param
-from invert._errors import SignatureError
+from invert._errors import SaveError, SignatureError
+from invert._private.jax import ClosedJaxpr
 from invert._report import Report
-from invert.emission import STYLES, Emission, emission_of
+from invert.emission import CALL, STYLES, Emission, constant_name, emission_of
 from invert.ir.arrays import device_array
+from invert.modules import shown
 from invert.modules.function import Function, Stage
 from invert.modules.params import lookup, nest, param_paths
 
 
-class Module(eqx.Module):
-    """A recovered program: callable, with its variables as parameters.
-
-    Every conversion makes a subclass whose `__call__` has the signature of the original.
-
-    **Attributes:**
-
-    - `params`: nested dictionaries of arrays that follow the names of the variables. Variables that
-        the program assigns are `eqx.nn.StateIndex`; their values are in the state that
-        `eqx.nn.State(module)` makes. It is called as `out, state = module(x, state)`.
-    - `constants`: arrays that the program holds itself, such as weights it was exported with.
-    """
+class Recovered(eqx.Module):
+    """Base class of modules of one function and of several."""
 
     params: dict[str, Any]
-    constants: tuple[Array | np.ndarray, ...]
-    _function: Function = eqx.field(static=True, repr=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program.
+    @abc.abstractmethod
+    def _functions_by_name(self) -> Mapping[str, Function]:
+        """The functions by their names in the container."""
 
-        **Raises:** `SignatureError` where the arguments do not fit the signature.
-        """
-        leaves = list(self.named_params().values())
-        return self._function(self.constants, leaves, args, kwargs)
+    @abc.abstractmethod
+    def _named_constants(self) -> Mapping[str, Array | np.ndarray]:
+        """The arrays that the programs hold themselves, by their names in an emission."""
 
-    def __hash__(self) -> int:
-        # By identity, so that `jax.jit(module)` works; the arrays of a module have no hash.
-        return id(self)
+    @abc.abstractmethod
+    def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+        """The text in a style, written once, with the parameters of the container."""
 
     def named_params(self) -> dict[str, Any]:
         """Leaves of `params` by the names of the variables."""
-        names = [p.name for p in self._function.entry.params]
+        functions = self._functions_by_name().values()
+        names = list(dict.fromkeys(p.name for f in functions for p in f.entry.params))
         return {n: lookup(self.params, p) for n, p in zip(names, param_paths(names), strict=True)}
 
     @property
-    def jaxpr(self) -> Any:
-        """The program as a jaxpr: constants, parameters, the flat arguments, then the key.
-
-        Where argument sizes are open, it is the one at the sizes of the example or the first call.
-
-        **Raises:** `SignatureError` where argument sizes are open and no call has fixed them.
-        """
-        return self._first().jaxpr
-
-    @property
-    def report(self) -> Report:
-        """What the conversion did; where sizes are open, `report.sizes` says for which.
-
-        **Raises:** `SignatureError` where sizes are open, and neither a call nor a text has needed
-            the program at any.
-        """
-        if (stage := self._function.shown) is None:
-            return self._first().report
-        return stage.report
-
-    @property
     def source(self) -> str:
-        """The program as the text of a Python file.
+        """The program as the text of a Python file; several functions are methods of one class.
 
         **Raises:** `EmissionError` where it has none; `SignatureError` where sizes are open that
             the text cannot leave open and no call has fixed.
@@ -96,6 +69,8 @@ class Module(eqx.Module):
     def emit(self, *, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
         """The program as the text of a Python file, with a choice of how it is written.
 
+        Functions that could not be converted are left out.
+
         **Arguments:**
 
         - `layers`: one of these, or several. `"scan"` makes one module with stacked arrays of
@@ -109,18 +84,115 @@ class Module(eqx.Module):
 
         **Raises:** as `source`; `ValueError` where `layers` is something else.
         """
-        found = self._emission(layers, typecheck)
-        constants = {f"constant_{i}": c for i, c in enumerate(self.constants)}
-        model = found.with_values({**constants, **self.named_params()})
-        return dataclasses.replace(found, model=model)
+        emission = self._emission(layers, typecheck)
+        model = emission.with_values({**self._named_constants(), **self.named_params()})
+        return dataclasses.replace(emission, model=model)
+
+    def summary(self) -> str:
+        """The functions with their types, and a table of the layers with their arrays and sizes."""
+        return shown.summary(*self._shown())
+
+    def _shown(self) -> tuple[list[str], list[tuple[str, str, str]], str]:
+        functions = self._functions_by_name()
+        lines = [shown.call_line(n, f) for n, f in functions.items()]
+        certificates = {shown.certificate_line(f) for f in functions.values()}
+        if len(certificates) == 1:
+            lines += certificates
+        else:
+            lines = [f"{x}  ({shown.certificate_line(f)})"
+                     for x, f in zip(lines, functions.values(), strict=True)]  # fmt: skip
+        named, constants = self.named_params(), self._named_constants()
+        total = shown.count_line(named, list(constants.values()))
+        return lines, shown.table(named, constants), total
+
+    def _repr_html_(self) -> str:
+        return shown.as_html(*self._shown())
+
+    def __repr__(self) -> str:
+        leaves = [*self.named_params().values(), *self._named_constants().values()]
+        if not shown.is_whole(leaves):
+            return super().__repr__()  # such as the filter that `trainable` gives
+        lines, _, total = self._shown()
+        return f"<{'; '.join([*lines, total])}>"
+
+    def __hash__(self) -> int:
+        # By identity, so that `jax.jit(module)` works; the arrays of a module have no hash.
+        return id(self)
+
+    def __copy__(self) -> Recovered:
+        return jax.tree_util.tree_map(lambda x: x, self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recovered:
+        # The program is never changed; graphs of TensorFlow cannot be copied.
+        return jax.tree_util.tree_map(lambda x: copy.deepcopy(x, memo), self)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        name = type(self).__name__
+        raise SaveError(
+            f"{name} cannot be pickled: it holds the program in memory. Write it with "
+            "invert.save(module, directory) and read it with invert.load(directory); where only "
+            "the arrays matter, pickle jax.tree_util.tree_leaves(module)"
+        )
+
+
+class Module(Recovered):
+    """A recovered program: callable, with its variables as parameters.
+
+    Every conversion makes a subclass whose `__call__` has the signature of the original.
+
+    **Attributes:**
+
+    - `params`: nested dictionaries of arrays that follow the names of the variables. Variables that
+        the program assigns are `eqx.nn.StateIndex`; their values are in the state that
+        `eqx.nn.State(module)` creates, and the module is called as `out, state = module(x, state)`.
+    - `constants`: arrays that the program holds itself, such as weights baked into an export.
+    """
+
+    constants: tuple[Array | np.ndarray, ...]
+    _function: Function = eqx.field(static=True, repr=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program.
+
+        **Raises:** `SignatureError` where the arguments do not fit the signature.
+        """
+        leaves = list(self.named_params().values())
+        return self._function(self.constants, leaves, args, kwargs)
+
+    @property
+    def jaxpr(self) -> ClosedJaxpr:
+        """The program as a jaxpr of the constants, the parameters, the flat arguments and the key.
+
+        Where argument sizes are open, it is that of the example or of the first call.
+
+        **Raises:** `SignatureError` where argument sizes are open and no call has fixed them.
+        """
+        return self._first().jaxpr
+
+    @property
+    def report(self) -> Report:
+        """What the conversion did; where sizes are open, `report.sizes` says for which sizes.
+
+        **Raises:** `SignatureError` where sizes are open and the program was not recovered at any,
+            as a call or a text does.
+        """
+        if (stage := self._function.shown) is None:
+            return self._first().report
+        return stage.report
 
     def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
         styles = styles_of(layers, typecheck)
         function = self._function
         if styles not in function.emissions:
-            functions = {"__call__": function}
+            functions = {CALL: function}
             function.emissions[styles] = emission_of(functions, function.entry.name, styles)
         return function.emissions[styles]
+
+    def _functions_by_name(self) -> Mapping[str, Function]:
+        return {self._function.entry.name: self._function}
+
+    def _named_constants(self) -> Mapping[str, Array | np.ndarray]:
+        return {constant_name(CALL, i): c for i, c in enumerate(self.constants)}
 
     def _first(self) -> Stage:
         if (stage := self._function.called) is None:
@@ -132,18 +204,19 @@ class Module(eqx.Module):
 
 
 def styles_of(layers: str | Sequence[str], typecheck: bool) -> frozenset[str]:
-    """The ways to write a program that were asked for.
+    """The styles of a text that were asked for.
 
-    **Raises:** `ValueError` where there is no such way.
+    **Raises:** `ValueError` where there is no such style.
     """
     styles = frozenset([layers] if isinstance(layers, str) else layers)
     if unknown := styles - STYLES:
-        raise ValueError(f"layers={sorted(unknown)[0]!r} is none of {sorted(STYLES)}")
+        names = " or ".join(map(repr, sorted(STYLES)))
+        raise ValueError(f"layers={sorted(unknown)[0]!r} is not a style; expected {names}")
     return styles | {"typecheck"} if typecheck else styles
 
 
 def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` as a method called `name`, with the signature of a function."""
+    """`run` as a method called `name`, with the signature of `function`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run(self, *args, **kwargs)
@@ -163,7 +236,7 @@ def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[.
 
 
 def build(function: Function) -> Module:
-    """The module of an entry point, of a class made for it."""
+    """The module of a function, an instance of a class made for it."""
     entry = function.entry
     call = method(function, "__call__", Module.__call__)
     name = entry.name if entry.name.isidentifier() else "Recovered"
@@ -175,22 +248,26 @@ def build(function: Function) -> Module:
 
 @dataclasses.dataclass(frozen=True)
 class _Look:
-    """What can be seen of a class; `methods` that look the same do the same."""
+    """A class as it is seen from outside; two that look the same are one."""
 
     name: str
     base: type
     doc: str
-    seen: tuple[Any, ...]
-    methods: Mapping[str, Any] = dataclasses.field(compare=False)
+    seen: tuple[Hashable, ...]
+    methods: Mapping[str, Callable[..., Any]] = dataclasses.field(compare=False)
 
 
 def class_of(
-    name: str, base: type, doc: str, methods: Mapping[str, Any], of: tuple[str, ...] = ()
+    name: str,
+    base: type,
+    doc: str,
+    methods: Mapping[str, Callable[..., Any]],
+    of: tuple[str, ...] = (),
 ) -> Any:
-    """A subclass of `base` with these methods `of` functions; one for all that look the same.
+    """A subclass of `base` with these methods `of` functions, shared by all that look the same.
 
-    JAX and Equinox keep each class of modules as long as the process lives, and all that its
-    methods refer to. So these find what they run in the instance.
+    JAX and Equinox keep each class of modules as long as the process lives, with all that its
+    methods refer to, so the methods find their functions in the instance.
     """
     seen = [
         (key, m.__qualname__, m.__doc__, str(inspect.signature(m))) for key, m in methods.items()
@@ -204,7 +281,7 @@ def _class_like(look: _Look) -> Any:
     return type(look.base)(look.name, (look.base,), body)
 
 
-def leaf_of(param: Param, assigned: Container[str]) -> Any:
-    """The leaf of a module for a variable: an array, or an index into the state."""
+def leaf_of(param: Param, assigned: Container[str]) -> Array | np.ndarray | eqx.nn.StateIndex:
+    """The leaf for a variable: an array, or an index into the state if it is assigned."""
     value = device_array(param.value)
     return eqx.nn.StateIndex(value) if param.name in assigned else value

@@ -9,7 +9,7 @@ from typing import Any
 def param_paths(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Paths into nested dictionaries for variable names such as `dense/kernel`.
 
-    A name that is also the prefix of another keeps its slashes, so that both have a place.
+    A name whose prefix is another name keeps its slashes, so that both fit into one tree.
     """
     split = [tuple(n.split("/")) for n in names]
     leaves = set(split)

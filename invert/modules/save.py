@@ -1,4 +1,4 @@
-"""Recovered modules on disk: a Python file, the weights beside it, and a page about both."""
+"""Recovered modules on disk: a Python file, its weights and a README."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CODE, _WEIGHTS, _PAGE = "model.py", "weights.safetensors", "README.md"
 _INDEX = f"{_WEIGHTS}.index.json"
 _SHARD = re.compile(r"weights-\d{5,}-of-\d{5,}\.safetensors")
 
-# Types that safetensors writes and reads as NumPy arrays; others are written as bytes.
+# Dtypes that safetensors stores as NumPy arrays; others are written as bytes.
 _PLAIN = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 float64 "
     "complex64".split()
@@ -45,46 +45,49 @@ def save(
     typecheck: bool = False,
     state: eqx.nn.State | None = None,
 ) -> None:
-    """Saves a module as Python source with its weights, to be used without `invert`.
+    """Saves a module as Python source with its weights, for use without `invert`.
 
     The directory holds `model.py`, `weights.safetensors` and `README.md`. The Python file needs
     jax, equinox, jaxtyping and safetensors: `import model; model.load("weights.safetensors")`.
-    Larger weights are cut into `weights-00001-of-00004.safetensors` and so on, with
-    `weights.safetensors.index.json` to say which array is where; `load` takes the same name then.
+    Larger weights are split into `weights-00001-of-00004.safetensors` and so on, with an index in
+    `weights.safetensors.index.json`; `load` takes the same name then.
 
     **Arguments:**
 
     - `module`: a recovered module, or its `model`, also after its arrays have changed.
-    - `directory`: made where it does not exist; files of these names are replaced.
+    - `directory`: created if missing; files of these names are replaced.
     - `max_shard_size`: the most bytes of arrays in one file, as a number or as text such as
         `"500MB"` or `"2GiB"`. A single array may be larger.
-    - `layers`: how the layers of a recovered module are written, see `Module.emit`. The arrays of a
-        stack of layers are saved as they are in the module: stacked.
-    - `typecheck`: has every call of what is saved check shapes and dtypes, see `Module.emit`. The
-        Python file needs beartype then.
-    - `state`: where the module has one, the state to begin with when it is loaded again; by default
-        that with which `eqx.nn.State(module)` begins.
+    - `layers`: how the layers of a recovered module are written, see `Module.emit`. Stacked layers
+        are saved as stacked arrays.
+    - `typecheck`: whether every call of the saved module checks shapes and dtypes, see
+        `Module.emit`. The Python file needs beartype then.
+    - `state`: the initial state of the loaded module, if it has one; by default that of
+        `eqx.nn.State(module)`.
 
-    All files are written before the first of them takes its place.
+    All files are written before the first of them is moved to its place.
 
-    **Raises:** `EmissionError` where the program has no text, or the module is none of those;
-        `SaveError` where the disk is full or the directory must not be written;
-        `ValueError` where `max_shard_size` is no size, or `layers` is none of the ways there are;
-        also where `layers` or `typecheck` is given for what is written already.
+    **Raises:** `EmissionError` where the program has no text, or the module is not one that
+        `invert` has written; `SaveError` where the disk is full or the directory is not writable;
+        `ValueError` where `max_shard_size` is not a size, or `layers` is not a style, or where
+        `layers` or `typecheck` is given for a module that is already written.
     """
     limit = byte_count(max_shard_size)
     if isinstance(module, (Module, Methods)):
         model: eqx.Module = module.emit(layers=layers, typecheck=typecheck).model
     elif layers or typecheck:
-        raise ValueError(f"{type(module).__name__} is written already; save a recovered module")
+        raise ValueError(
+            f"{type(module).__name__} is already written, so layers and typecheck cannot be "
+            "chosen; pass them with the recovered module"
+        )
     else:
         model = module
     namespace = sys.modules.get(type(model).__module__)
     source = getattr(namespace, "__source__", None)
     if source is None:
         raise EmissionError(
-            f"{type(model).__name__} is no module that invert has written; save a recovered module "
-            "or its `model`"
+            f"{type(model).__name__} is not a module that invert has written; save a recovered "
+            "module or its `model`"
         )
     arrays = arrays_of(model, state)
     where = Path(directory)
@@ -94,15 +97,15 @@ def save(
             (made / _PAGE).write_text(getattr(namespace, "__page__", ""), encoding="utf-8")
             _write_weights(arrays, made, limit)
     except OSError as error:
-        reason = f"{where} cannot be written, and is as it was: {error.strerror or error}"
+        reason = f"{where} cannot be written and is unchanged: {error.strerror or error}"
         raise SaveError(reason) from error
 
 
 @contextlib.contextmanager
 def _replacing(where: Path) -> Iterator[Path]:
-    """A folder whose files become those of `where` once all of them are written."""
+    """A folder whose files are moved to `where` once all of them are written."""
     exists = where.is_dir()
-    # On the same disk, so that files are moved by their names alone.
+    # On the same disk, so that moving is renaming.
     beside = where if exists else where.absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
     made = beside / f".{where.name}-{os.getpid()}-{next(_made)}"
@@ -110,7 +113,7 @@ def _replacing(where: Path) -> Iterator[Path]:
     try:
         yield made
         if exists:
-            # Without its text a package is not found, until the new one is there as a whole.
+            # The code goes first and comes last, so that no half-written module is loaded.
             for path in (where / _CODE, where / _INDEX, *weight_files(where)):
                 path.unlink(missing_ok=True)
             for path in sorted(made.iterdir(), key=lambda path: path.name == _CODE):
@@ -127,21 +130,21 @@ _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 def byte_count(size: int | str) -> int:
     """A number of bytes from `"500MB"` (powers of 1000) or `"2GiB"` (powers of 1024).
 
-    **Raises:** `ValueError` where it is no positive size.
+    **Raises:** `ValueError` where it is not a positive size.
     """
     text = str(size)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if match is None:
-        raise ValueError(f"{text!r} is no size; write a number of bytes, or as in '500MB'")
+        raise ValueError(f"{text!r} is not a size; write a number of bytes, or as in '500MB'")
     number, unit, binary = match.groups()
     count = int(float(number) * (1024 if binary else 1000) ** _UNITS[unit.upper()])
     if count < 1:
-        raise ValueError(f"{text!r} is no size: it is less than one byte")
+        raise ValueError(f"{text!r} is not a size: it is less than one byte")
     return count
 
 
 def arrays_of(model: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, Any]:
-    """The arrays of a module, by where they are: `encoder.layer_0.kernel`; of a state, its values.
+    """The arrays of a module by their paths, such as `encoder.layer_0.kernel`.
 
     **Raises:** `EmissionError` where a value of the state has been taken out of the module.
     """
@@ -153,15 +156,15 @@ def _value(leaf: Any, state: eqx.nn.State | None) -> Any:
     if not _is_index(leaf):
         return leaf
     if state is not None:
-        # A session without 64-bit types has narrowed it.
+        # A session without x64 has narrowed the value.
         held = state.get(leaf)
         return np.asarray(held).astype(getattr(leaf.init, "dtype", held.dtype))
     if not eqx.is_array_like(leaf.init):
-        raise EmissionError("the module has no values for its state any more; pass state=...")
+        raise EmissionError("the module no longer holds the values of its state; pass state=...")
     return leaf.init
 
 
-def _is_index(x: Any) -> bool:
+def _is_index(x: object) -> bool:
     return isinstance(x, eqx.nn.StateIndex)
 
 
@@ -186,7 +189,7 @@ def _write_weights(arrays: Mapping[str, Any], where: Path, limit: int) -> None:
 
 
 def _shards(arrays: Mapping[str, Any], limit: int) -> list[list[str]]:
-    """The names of the arrays, cut in their order into parts of no more than `limit` bytes."""
+    """The names of the arrays in order, split into shards of at most `limit` bytes."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, array in arrays.items():
@@ -219,7 +222,7 @@ def _write(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 def is_saved(directory: str | os.PathLike[str]) -> bool:
     """Whether a directory holds a module that `save` has written."""
     where = Path(directory)
-    # What is a SavedModel is data, whatever lies beside it.
+    # A SavedModel is data, even if a `model.py` lies beside it.
     if (where / "saved_model.pb").exists():
         return False
     weights = any((where / name).is_file() for name in (_WEIGHTS, _INDEX))
@@ -233,10 +236,10 @@ def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def load_saved(directory: str | os.PathLike[str]) -> eqx.Module:
-    """Reads back what `save` has written. This runs `model.py`, as importing it does.
+    """Reads a module that `save` has written. This runs `model.py`, as importing it does.
 
-    **Raises:** `MalformedModelError` where the directory does not hold such a module, or its files
-        are damaged or do not fit each other; `MissingDependencyError`.
+    **Raises:** `MalformedModelError` where the directory has no such module, or its files are
+        damaged or do not fit each other; `MissingDependencyError`.
     """
     where = Path(directory)
     if not is_saved(where):
@@ -252,7 +255,7 @@ def load_saved(directory: str | os.PathLike[str]) -> eqx.Module:
         namespace.__page__ = page.read_text(encoding="utf-8") if page.is_file() else ""
         spec.loader.exec_module(namespace)
         read = namespace.load
-    # What damaged text gives when it is run.
+    # What running damaged code may raise.
     except (
         ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
         OSError, RuntimeError, SyntaxError, TypeError, ValueError,

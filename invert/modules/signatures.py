@@ -63,9 +63,9 @@ def tree_type(tree: Any) -> Any:
 
 
 def parameter_names(entry: EntryPoint) -> dict[str, str]:
-    """For each argument a name that a parameter may have: `x_y` for `x-y`, `class_` for `class`.
+    """A unique parameter name for each argument: `x_y` for `x-y`, `class_` for `class`.
 
-    What has such a name already keeps it; no two are equal.
+    Valid names stay.
     """
     names = list(dict.fromkeys((*entry.arg_names, *entry.kwargs)))
     plain = {n for n in names if n.isidentifier() and not keyword.iskeyword(n)} - {"self"}
@@ -85,7 +85,7 @@ def parameter_names(entry: EntryPoint) -> dict[str, str]:
 def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature:
     """The call signature of an entry point, annotated.
 
-    `stateful`: whether it takes a state, as one that assigns variables does in any case.
+    `stateful`: whether it takes a state even if it assigns no variables.
     """
     safe = parameter_names(entry)
     names = [safe[n] for n in entry.arg_names]

@@ -1,4 +1,4 @@
-"""Which leaves of a module its container calls trainable."""
+"""Filters for the leaves of a module that its container trains."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def trainable(module: Module | Methods | eqx.Module) -> Any:
     train, rest = eqx.partition(module, invert.trainable(module))
     ```
 
-    Variables that the program assigns itself are in its state and so not among them; neither are
-    the constants it holds. Of a module's `model`, and of what `load` reads from a directory that
-    `save` has written, the same arrays are trainable; where the container trained none of them, or
-    all, those of floating-point numbers are.
+    Variables that the program assigns are in its state and so not among them; neither are its
+    constants. The same arrays are trainable in a module's `model`, and in a module that `load`
+    reads from a directory written by `save`; where the container trains none or all of them, all
+    floating-point arrays are.
 
     **Returns:** a pytree of the structure of `module` with a `bool` for each leaf.
     """
@@ -42,5 +42,5 @@ def trainable(module: Module | Methods | eqx.Module) -> Any:
     return eqx.tree_at(lambda m: m.params, spec, nest(list(named), leaves))
 
 
-def _is_index(leaf: Any) -> bool:
+def _is_index(leaf: object) -> bool:
     return isinstance(leaf, eqx.nn.StateIndex)

@@ -262,7 +262,7 @@ def test_diff_sees_other_operands_and_other_weights(tmp_path: Path, capsys) -> N
         (["convert", "several", "-o", "o", "--signature", "nope"], 5, "has no function 'nope'"),
         (["convert", "graph.pb", "-o", "o"], 5, "--inputs x:0 --outputs y:0"),
         (["convert", "export.bin", "-o", "saved_model"], 2, "holds a SavedModel"),
-        (["convert", "export.bin", "-o", "o", "--max-shard-size", "big"], 2, "is no size"),
+        (["convert", "export.bin", "-o", "o", "--max-shard-size", "big"], 2, "is not a size"),
         (["convert", "export.bin", "-o", "o", "--layers", "none"], 2, "is none of: "),
         (["diff", "export.bin", "nowhere"], 2, "does not exist"),
     ],
@@ -327,8 +327,8 @@ def test_a_keras_archive_runs_nothing(models: Path, tmp_path: Path, capsys) -> N
             archive.writestr(name, content)
     assert main(["inspect", str(tmp_path / "bad.keras")]) == 4
     out = lines(capsys)[0]
-    assert "os.system: is no class of Keras itself" in out
-    assert "keras.Lambda: holds Python code or names it\n    location: hidden" in out
+    assert "os.system: is not a class of Keras itself" in out
+    assert "keras.Lambda: contains or names Python code\n    location: hidden" in out
 
 
 def test_names_of_a_file_move_no_cursor(tmp_path: Path, capsys) -> None:

@@ -1,4 +1,4 @@
-"""Image models of Keras, saved and run where neither invert nor TensorFlow is."""
+"""Image models of Keras, saved and run without invert and TensorFlow."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MODELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_saved_image_model_runs_alone(name: str, tmp_path) -> None:
+def test_a_saved_image_model_runs_without_invert_and_tensorflow(name: str, tmp_path) -> None:
     import keras
 
     keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""Composites, which compilers know by name: as torch.export writes them."""
+"""Composites, which compilers know by name, such as those of torch.export."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ func.func private @impl(%x: tensor<3x4xf32>) -> tensor<3x4xf32> {
 }"""
 
 
-def test_is_a_function_of_its_name() -> None:
+def test_a_composite_is_a_function_of_its_name() -> None:
     module = invert.from_stablehlo(TEXT)
     text = module.source
     mark = '@composite("torch.gelu", version=2, attributes={"approximate": "tanh"})'

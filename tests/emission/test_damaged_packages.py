@@ -1,4 +1,4 @@
-"""Saved modules with random damage: the same module, or one of our own errors."""
+"""Saved modules with random damage: either the same module or an error of invert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do with Equinox modules, done with converted ones and with emitted ones."""
+"""Common operations on Equinox modules, on converted and on emitted ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names from untrusted files: the text parses, holds only what it should, and runs equal."""
+"""Names from untrusted files: the text parses, runs and contains nothing else."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def written(weights: list[str], entry_name: str, source: str) -> Emission:
 
 @settings(max_examples=15)
 @given(st.lists(names, min_size=3, max_size=3, unique=True), names, names)
-def test_the_text_is_the_program_whatever_the_names(weights, entry_name, source) -> None:
+def test_the_text_is_the_program_for_any_names(weights, entry_name, source) -> None:
     written(weights, entry_name, source)
 
 
@@ -166,7 +166,7 @@ def test_identifiers(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "a_2", "a_3", "b_"]), max_size=20))
-def test_names_are_told_apart(wanted: list[str]) -> None:
+def test_equal_names_get_different_identifiers(wanted: list[str]) -> None:
     taken = Names()
     found = [taken.new(w) for w in wanted]
     assert len(set(found)) == len(found)

@@ -1,4 +1,4 @@
-"""Layers written in other ways: stacks that `lax.scan` runs."""
+"""Styles of layers: stacks under `lax.scan`, layers of `equinox.nn`."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_gradients_of_a_stack_are_those_of_its_layers() -> None:
     agree((scanned.embed, scanned.head), (plain.embed, plain.head))
 
 
-def test_runs_inside_of_runs_are_stacked_twice() -> None:
+def test_nested_runs_are_stacked_twice() -> None:
     module = module_of(Stages(), ramp(2, 3))
     emission: Any = module.emit(layers="scan")
     assert emission.model.stages.blocks.up.kernel.shape == (3, 2, 3, 3)
@@ -171,15 +171,15 @@ def test_runs_inside_of_runs_are_stacked_twice() -> None:
     agree(emission.model(x), module(x))
 
 
-def test_layers_that_differ_stay_apart() -> None:
+def test_different_layers_are_not_stacked() -> None:
     module = module_of(Unlike(), ramp(2, 4))
     emission: Any = module.emit(layers="scan")
     assert "scan" not in emission.source
-    assert any("none is stacked" in m for m in emission.messages)
+    assert any("no layers are stacked" in m for m in emission.messages)
     assert np.array_equal(emission.model(ramp(2, 4)), module(ramp(2, 4)))
 
 
-def test_layers_of_which_some_are_trained_stay_apart() -> None:
+def test_frozen_and_trained_layers_are_not_stacked_together() -> None:
     model = Stack(depth=4)
     params = model.init(jax.random.key(0), ramp(2, 3))
     entry = with_params(model.apply, params, ramp(2, 3), name="stack", arg_names=("x",))
@@ -189,7 +189,7 @@ def test_layers_of_which_some_are_trained_stay_apart() -> None:
     assert emission.model.block_0.up.kernel.shape == (4, 4)
 
 
-def test_weights_changed_in_the_module_are_those_of_the_stack() -> None:
+def test_changed_weights_of_the_module_reach_the_stack() -> None:
     module = module_of(Stack(), ramp(2, 3))
     module = eqx.tree_at(
         lambda m: m.params["params"]["block_1"]["up"]["bias"], module, jnp.full(4, 7.0)
@@ -199,11 +199,11 @@ def test_weights_changed_in_the_module_are_those_of_the_stack() -> None:
     agree(model(ramp(2, 3)), module(ramp(2, 3)))
 
 
-def test_what_is_no_way_to_write_layers_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_style_of_layers_is_refused(tmp_path: Path) -> None:
     module = module_of(Stack(), ramp(2, 3))
-    with pytest.raises(ValueError, match="layers='loop' is none of"):
+    with pytest.raises(ValueError, match="layers='loop' is not a style"):
         module.emit(layers="loop")
-    with pytest.raises(ValueError, match="is written already"):
+    with pytest.raises(ValueError, match="is already written"):
         invert.save(module.model, tmp_path, layers="scan")
 
 
@@ -261,7 +261,7 @@ def native_case(name: str) -> tuple[Any, dict[str, Any], np.ndarray]:
     "name",
     [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in NATIVE],
 )
-def test_layers_of_equinox_come_back(name: str) -> None:
+def test_layers_of_equinox_are_recovered(name: str) -> None:
     apply, params, x = native_case(name)
     module = recovered(with_params(apply, params, x, name="native", arg_names=("x",)))
     emission: Any = module.emit(layers="equinox")
@@ -288,7 +288,7 @@ class Text(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_flax_model_gets_the_layers_that_are_the_same(tmp_path: Path) -> None:
+def test_layers_of_flax_become_layers_of_equinox(tmp_path: Path) -> None:
     x = (np.arange(10) % 7).astype(np.int32).reshape(2, 5)
     module = module_of(Text(), x, batch="batch")
     emission: Any = module.emit(layers="equinox")
@@ -320,7 +320,7 @@ class Image(nn.Module):
 
 
 @pytest.mark.slow
-def test_convolutions_of_another_layout_are_those_of_equinox() -> None:
+def test_convolutions_of_other_layouts_become_layers_of_equinox() -> None:
     x = ramp(2, 8, 8, 3)
     module = module_of(Image(), x, batch="batch")
     emission: Any = module.emit(layers="equinox")
@@ -350,16 +350,18 @@ def test_a_stack_of_layers_of_equinox_runs_alone(tmp_path: Path) -> None:
         agree(found[f"{name}_out"], module(x))
 
 
-def test_the_page_says_what_is_stacked_and_replaced(tmp_path: Path) -> None:
+def test_the_readme_lists_stacked_and_replaced_layers(tmp_path: Path) -> None:
     module = module_of(Stack(), ramp(2, 3))
     invert.save(module, tmp_path, layers=("scan", "equinox"))
     page = (tmp_path / "README.md").read_text()
     assert "3 layers from block_0 to block_2 are one stack" in page
     assert "8 layers are eqx.nn.Linear" in page
+    # Long notes are wrapped, not cut.
+    assert "with weights in another layout" in " ".join(page.split())
     assert "`params/block_0/up/kernel` to `params/block_2/up/kernel`, 3 in all" in page
 
 
-def test_what_computes_otherwise_is_no_layer_of_equinox() -> None:
+def test_layers_with_other_arithmetic_are_not_replaced() -> None:
     def apply(params: Any, x: Any) -> Any:
         with jax.named_scope("net"):
             with jax.named_scope("exact"):
@@ -421,7 +423,7 @@ def compared(first: Any, second: Any) -> str | None:
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_the_same_arithmetic_in_another_layout_is_seen(case: str) -> None:
+def test_equal_arithmetic_in_another_layout_is_recognized(case: str) -> None:
     assert compared(*SAME[case]) is None
     x, w = jnp.cos(ramp(5, 4) * 40), jnp.asarray(ramp(4, 6))
     agree(SAME[case][0](x, w), SAME[case][1](x, w))
@@ -432,7 +434,7 @@ def test_other_arithmetic_is_refused(case: str) -> None:
     assert compared(*OTHER[case]) is not None
 
 
-def test_the_layout_of_a_weight_is_found() -> None:
+def test_the_layout_of_a_weight_is_inferred() -> None:
     a, b = (
         flat(jax.make_jaxpr(f)(x, w))
         for f, x, w in (
@@ -451,7 +453,7 @@ def test_the_layout_of_a_weight_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_linters_pass_on_other_styles(tmp_path: Path) -> None:
+def test_linters_accept_other_styles(tmp_path: Path) -> None:
     for i, model in enumerate((Stack(gives=True), TwoStacks())):
         for k, layers in enumerate(("scan", "equinox", ("scan", "equinox"))):
             source = module_of(model, ramp(2, 3), batch="batch").emit(layers=layers).source
@@ -460,7 +462,7 @@ def test_linters_pass_on_other_styles(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_48_layers_are_one_that_is_compiled_once() -> None:
+def test_a_stack_of_48_layers_is_compiled_once() -> None:
     x = ramp(2, 3)
     module = module_of(Stack(depth=48), x)
     scanned: Any = module.emit(layers="scan").model
@@ -478,7 +480,7 @@ def test_48_layers_are_one_that_is_compiled_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_keras_model_gets_the_layers_that_are_the_same() -> None:
+def test_layers_of_keras_become_layers_of_equinox() -> None:
     keras = pytest.importorskip("keras")
     tf = pytest.importorskip("tensorflow")
     keras.utils.set_random_seed(0)

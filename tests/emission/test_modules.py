@@ -1,4 +1,4 @@
-"""Recovered modules as source: what is written, that it runs equal, and that it runs alone."""
+"""Recovered modules as source: the text, its results, and that it runs without invert."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ QUICK = {"mlp", "shared"}
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in MODELS]
 )
-def test_saved_module_runs_alone(name: str, tmp_path: Path) -> None:
+def test_a_saved_module_runs_without_invert_and_tensorflow(name: str, tmp_path: Path) -> None:
     module, x = flax_model(name, batch="batch")
     model = module.model
     assert "batch" in module.source
@@ -142,7 +142,7 @@ def test_layers_can_be_replaced() -> None:
     assert np.array_equal(other.model(x), other(x))
 
 
-def test_a_layer_that_is_called_twice_is_one() -> None:
+def test_a_layer_that_is_called_twice_is_written_once() -> None:
     module, x = flax_model("shared")
     assert np.array_equal(module.model(x), module(x))
     assert module.source.count("kernel: Float") == 1
@@ -202,7 +202,7 @@ def test_weights_of_every_type(dtype: str, tmp_path: Path) -> None:
     assert loaded.s.tobytes() == scalar.tobytes()
 
 
-def test_64_bits_stay(tmp_path: Path) -> None:
+def test_64_bit_values_are_kept(tmp_path: Path) -> None:
     with jax.enable_x64(True):
         value = np.linspace(0, 1, 6).reshape(2, 3)
         entry = with_params(lambda p, x: jnp.sin(x) @ p["w"].T, {"w": value}, value)
@@ -215,7 +215,7 @@ def test_64_bits_stay(tmp_path: Path) -> None:
     assert np.array_equal(loaded(value), module(value))
 
 
-def test_fixed_sizes_where_no_text_holds_for_all() -> None:
+def test_a_text_for_fixed_sizes_where_none_holds_for_all() -> None:
     entry = with_params(lambda p, x: x * p["w"], {"w": ramp(3)}, ramp(2, 3), batch="n")
     inner = entry.fn
 
@@ -234,7 +234,7 @@ def test_fixed_sizes_where_no_text_holds_for_all() -> None:
     assert np.array_equal(module.model(ramp(2, 3)), module(ramp(2, 3)))
 
 
-def test_what_no_size_allows_is_said_where_there_is_no_text() -> None:
+def test_the_error_names_the_reason_if_no_size_has_a_text() -> None:
     entry = with_params(lambda p, x: x, {}, ramp(2, 3), batch="n")
     problems = [Problem("tf.First", "one reason", "a"), Problem("tf.Second", "another", "b")]
 
@@ -262,7 +262,7 @@ def test_open_sizes_with_rules_of_derivatives() -> None:
 
 def test_only_what_invert_has_written_is_saved(tmp_path: Path) -> None:
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    with pytest.raises(EmissionError, match="Linear is no module that invert has written"):
+    with pytest.raises(EmissionError, match="Linear is not a module that invert has written"):
         invert.save(linear, tmp_path)
 
 
@@ -312,7 +312,7 @@ def tool(*command: str) -> str:
 
 
 @pytest.mark.slow
-def test_linters_pass(tmp_path: Path) -> None:
+def test_linters_accept_the_text(tmp_path: Path) -> None:
     for name in MODELS:
         module, _ = flax_model(name, batch="batch")
         (tmp_path / f"{name}cli/model.py").write_text(module.source)

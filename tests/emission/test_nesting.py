@@ -1,4 +1,4 @@
-"""Branches and loops inside of each other, as functions that read the values around them."""
+"""Nested branches and loops, as functions that close over values."""
 
 from __future__ import annotations
 

@@ -93,14 +93,14 @@ def test_text_holds_at_other_sizes(name: str) -> None:
     assert "exact at b = 1, " in " ".join(head.split())
 
 
-def test_the_page_names_the_sizes(tmp_path: Any) -> None:
+def test_the_readme_lists_the_sizes(tmp_path: Any) -> None:
     module = invert.from_exported(_module(jax.nn.relu))
     invert.save(module, tmp_path / "relu")
     page = " ".join((tmp_path / "relu" / "README.md").read_text().split())
     assert "exact at b = 1, 7 and 11" in page
 
 
-def test_what_was_recovered_for_a_text_is_not_shown_as_asked_for() -> None:
+def test_programs_recovered_for_a_text_are_not_reported_as_called() -> None:
     module: Any = invert.from_exported(_module(jax.nn.relu))
     assert "def __call__" in module.source
     with pytest.raises(SignatureError, match="sizes are open"):

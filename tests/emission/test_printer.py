@@ -1,4 +1,4 @@
-"""Any jaxpr as text that traces back to it: JAX's own cases of its primitives."""
+"""Any jaxpr as text that traces to it, on JAX's own test cases of its primitives."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def text_of(function: Any, *avals: Any) -> str:
     return assert_round_trip(jax.make_jaxpr(function)(*avals))
 
 
-def test_people_would_write_it_so() -> None:
+def test_expressions_are_idiomatic() -> None:
     def dense(x, w, b):
         return jax.nn.softmax(jax.nn.relu(x @ w + b)) - jnp.mean(x, axis=-1, keepdims=True)
 
@@ -241,14 +241,14 @@ def test_derivatives_of_rules() -> None:
     assert want[1] == 1.0
 
 
-def test_a_nicer_spelling_is_not_used_where_it_is_another_program() -> None:
+def test_an_idiom_is_not_used_where_it_is_another_program() -> None:
     # `jnp.sum` of float16 adds in float32, which the reduction here does not.
     x = jax.ShapeDtypeStruct((4,), jnp.float16)
     text = text_of(lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), x)
     assert "jnp.sum" not in text
 
 
-def test_a_rule_around_a_value_from_outside_is_written_or_refused() -> None:
+def test_a_rule_that_closes_over_a_value_is_written_or_refused() -> None:
     # In jax 0.10 the rule of `expn` is a closure over its order, of which a trace leaves nothing.
     # In jax 0.12 its loops are batched.
     closed = jax.make_jaxpr(jax.scipy.special.exp1)(f32(3))

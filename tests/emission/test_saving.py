@@ -49,7 +49,7 @@ def _layered(*, fixed: tuple[str, ...] = ()) -> Any:
     return recovered(dataclasses.replace(entry, params=tuple(flagged)))
 
 
-def test_large_weights_are_cut_into_shards(tmp_path: Path) -> None:
+def test_large_weights_are_split_into_shards(tmp_path: Path) -> None:
     module = _layered()
     invert.save(module, tmp_path, max_shard_size=100)
     names = sorted(p.name for p in tmp_path.glob("*.safetensors"))
@@ -125,7 +125,7 @@ def test_a_package_is_saved_as_a_whole_or_not_at_all(
     assert [p.name for p in tmp_path.iterdir()] == ["package"]
 
 
-def test_what_cannot_be_written_has_an_error_of_its_own(
+def test_a_directory_that_cannot_be_written_is_a_save_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -148,7 +148,7 @@ def _edited(folder: Path, edit: Callable[[dict[str, np.ndarray]], None]) -> None
     save_file(arrays, folder / "weights.safetensors")
 
 
-def test_weights_of_another_module_are_told_apart_at_once(tmp_path: Path) -> None:
+def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
     invert.save(_layered(), tmp_path)
 
     def edit(arrays: dict[str, np.ndarray]) -> None:
@@ -171,7 +171,7 @@ def test_weights_of_another_module_are_told_apart_at_once(tmp_path: Path) -> Non
     assert "first.kernel is missing" in str(error.value.__cause__)
 
 
-def test_weights_fit_in_kind_and_shape(tmp_path: Path) -> None:
+def test_weights_of_other_dtypes_and_shapes_are_refused(tmp_path: Path) -> None:
     entry = with_params(
         lambda p, x: x * p["w"] + p["count"], {"w": ramp(3), "count": np.int32(2)}, ramp(3)
     )
@@ -208,7 +208,7 @@ def test_weights_fit_in_kind_and_shape(tmp_path: Path) -> None:
         lambda d: (d / "model.py").write_text(""),
     ],
 )
-def test_damaged_packages_have_an_error_of_their_own(
+def test_a_damaged_package_is_a_malformed_model_error(
     damage: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     invert.save(_layered(), tmp_path, max_shard_size=100)
@@ -247,13 +247,13 @@ def test_bfloat16_is_bfloat16_to_other_readers(tmp_path: Path) -> None:
     ("text", "count"),
     [("5GB", 5 * 10**9), ("2GiB", 2**31), ("1.5kb", 1500), (7, 7), ("12 MB", 12 * 10**6)],
 )
-def test_sizes(text: str | int, count: int) -> None:
+def test_sizes_of_shards(text: str | int, count: int) -> None:
     assert byte_count(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "5XB", "0", "1e3"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+def test_invalid_sizes_of_shards(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
         byte_count(text)
 
 
@@ -264,7 +264,7 @@ def test_what_is_no_size(text: str) -> None:
         (("first/scale", "first/kernel"), "('.first.kernel', '.first.scale')"),
     ],
 )
-def test_what_is_trained_is_kept(fixed: tuple[str, ...], endings: str, tmp_path: Path) -> None:
+def test_the_trained_arrays_are_kept(fixed: tuple[str, ...], endings: str, tmp_path: Path) -> None:
     module = _layered(fixed=fixed)
     assert f"fixed = {endings}" in module.source.replace('"', "'")
     invert.save(module, tmp_path)
@@ -277,7 +277,7 @@ def test_what_is_trained_is_kept(fixed: tuple[str, ...], endings: str, tmp_path:
         assert len(jax.tree_util.tree_leaves(trained)) == 6 - len(fixed)
 
 
-def test_where_all_is_trained_the_text_does_not_say_it() -> None:
+def test_the_text_has_no_filter_if_all_arrays_are_trained() -> None:
     module = _layered()
     assert "def trainable" not in module.source
     assert all(jax.tree_util.tree_leaves(invert.trainable(module.model)))

@@ -52,7 +52,7 @@ def entry(
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_names_that_python_does_not_take(by_name: bool) -> None:
+def test_names_that_are_not_identifiers(by_name: bool) -> None:
     names = ["class", "x-y", "größe", "lambda", "x_y", "self", "state"]
     shapes = dict.fromkeys(names, (2,))
     function = entry(
@@ -159,12 +159,12 @@ def test_types_are_checked_on_request(tmp_path: Path) -> None:
         loaded(ramp(2, 4), ramp(2, 4))
     with pytest.raises(TypeCheckError, match=r"parameter 'y'(.|\n)*n=2"):
         loaded(ramp(2, 3), ramp(5, 3))
-    with pytest.raises(ValueError, match="is written already"):
+    with pytest.raises(ValueError, match="is already written"):
         invert.save(module.model, tmp_path, typecheck=True)
 
 
 @pytest.mark.slow
-def test_linters_pass_on_state_and_methods(tmp_path: Path) -> None:
+def test_linters_accept_state_and_methods(tmp_path: Path) -> None:
     """No error of pyright, no unused name, no line over 120 characters."""
     made = [test_state.keras_normalization, test_state.keras_training]
     sources = {m.__name__: m()[0].source for m in (*made, test_state.tensorflow_dropout)}

@@ -100,7 +100,7 @@ def test_state_goes_through_layers(tmp_path: Path) -> None:
     assert 'def __call__(self, x: Float[Array, "5 3"]) -> Float[Array, "5 4"]:' in source
 
 
-def test_states_of_a_module_and_its_model_are_the_same() -> None:
+def test_states_of_a_module_and_its_model_are_interchangeable() -> None:
     x = ramp(5, 3)
     params = {"dense/kernel": ramp(3, 4), "norm/scale": ramp(4), "norm/average": ramp(4) * 0}
     module = recovered(entry_of(batch_norm, params, (2,), x))
@@ -111,7 +111,7 @@ def test_states_of_a_module_and_its_model_are_the_same() -> None:
     assert np.array_equal(got, want)
 
 
-def test_variables_that_are_swapped_or_only_set(tmp_path: Path) -> None:
+def test_variables_that_are_swapped_or_only_assigned(tmp_path: Path) -> None:
     """A new value may be another variable, an argument, a number, or what it was."""
 
     def fn(values: Any, x: Any) -> list[Any]:
@@ -123,7 +123,7 @@ def test_variables_that_are_swapped_or_only_set(tmp_path: Path) -> None:
     assert_same_steps(module, (ramp(2) + 3,), tmp_path)
 
 
-def test_wide_counters_in_a_session_without_them(tmp_path: Path) -> None:
+def test_64_bit_counters_in_a_session_without_x64(tmp_path: Path) -> None:
     """The state of such a session holds 32 bits; the program goes on computing in 64."""
 
     def fn(values: Any) -> list[Any]:
@@ -160,7 +160,7 @@ def test_layers_that_draw_take_a_key(tmp_path: Path, typed: bool) -> None:
         assert "jax.random.bernoulli(keys[1], " in source
 
 
-def test_values_of_a_state_that_are_gone_are_not_saved(tmp_path: Path) -> None:
+def test_a_module_without_the_values_of_its_state_is_not_saved(tmp_path: Path) -> None:
     params = {"count": np.asarray(1, np.int32)}
     module = recovered(entry_of(lambda values: [values[0], values[0] + 1], params, (0,)))
     model = module.model

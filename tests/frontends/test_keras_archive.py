@@ -1,4 +1,4 @@
-"""`.keras` archives made to act, and archives that declare more than they hold."""
+"""Malicious `.keras` archives, and archives that declare more than they hold."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_archive_itself_is_read(archive: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(invert.load(path)(x), want, rtol=1e-6)
 
 
-def test_layers_that_cannot_be_built_have_an_error_of_their_own(
+def test_a_layer_that_cannot_be_built_is_a_malformed_model_error(
     archive: Path, tmp_path: Path
 ) -> None:
     content = content_of(archive)

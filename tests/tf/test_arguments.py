@@ -1,4 +1,4 @@
-"""Arguments of modules that do not fit, and what a module looks like."""
+"""Arguments that do not fit, and the text of a module."""
 
 from __future__ import annotations
 
@@ -28,8 +28,15 @@ def module(name: str = "f"):
 
 
 @pytest.mark.parametrize("name", ["f", "function", "_", "functions"])
-def test_the_text_of_a_module_has_its_fields_alone(name: str) -> None:
-    assert repr(module(name)) == f"{name}(params={{'weight': f32[4,3]}}, constants=())"
+def test_a_module_shows_its_signature_and_its_size(name: str) -> None:
+    m = module(name)
+    arguments = f"{name}(x: float32[?,4], d: {{'b': float32[3]}})"
+    text = f"<{arguments} -> ?; not recovered yet; 12 parameters in 1 array>"
+    assert repr(m) == text
+    m(X, {"b": B})
+    results = "{'y': float32[2,3]} for x: float32[2,4]"
+    text = f"<{arguments} -> {results}; certificate: exact; 12 parameters in 1 array>"
+    assert repr(m) == text
 
 
 def test_arguments_that_do_not_fit() -> None:
@@ -54,7 +61,7 @@ def test_a_module_can_be_copied() -> None:
     np.testing.assert_array_equal(other(X, {"b": B})["y"], m(X, {"b": B})["y"])
 
 
-def test_parts_that_few_need_are_found_without_an_import() -> None:
+def test_rarely_used_parts_need_no_import() -> None:
     code = (
         "import sys, invert\n"
         "assert 'invert.testing' not in sys.modules and 'invert.compat.tf2jax' not in sys.modules\n"

@@ -1,4 +1,4 @@
-"""What users of Keras hand in: models without examples, training mode, frozen layers, mistakes."""
+"""Models of Keras users: without examples, in training mode, frozen layers, mistakes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -76,7 +77,7 @@ def test_a_frozen_model_trains_nothing(tmp_path):
     assert len(trained(invert.convert(model, config=FAST))) == 6
 
 
-def test_a_file_that_does_not_say_what_is_frozen(tmp_path):
+def test_a_file_without_information_on_frozen_layers(tmp_path):
     tf.saved_model.save(frozen_model(), str(tmp_path / "sm"))
     module = invert.load(tmp_path / "sm", signature="serving_default", config=FAST)
     module(inputs=X)
@@ -87,7 +88,7 @@ def test_a_file_that_does_not_say_what_is_frozen(tmp_path):
     assert page.count("| not stated |") == 6 and page.count("| no |") == 2
 
 
-def test_the_page_says_what_is_frozen(tmp_path):
+def test_the_readme_lists_frozen_layers(tmp_path):
     module = invert.convert(frozen_model(), X, config=FAST)
     invert.save(module, tmp_path / "saved")
     page = (tmp_path / "saved" / "README.md").read_text()
@@ -103,7 +104,7 @@ def test_frozen_layers_of_keras_2():
     assert trained(invert.convert(model, config=FAST)) == ["head/kernel", "head/bias"]
 
 
-def test_python_values_are_fixed():
+def test_python_values_are_static():
     model = keras.Sequential([keras.Input((8,)), L.BatchNormalization(momentum=0.5)], name="net")
     module = invert.convert(model, X, training=True, config=FAST)
     assert list(inspect.signature(module).parameters) == ["inputs", "state"]
@@ -159,7 +160,10 @@ class Subclassed(keras.Model):
         (lambda: invert.convert(Subclassed()), r"own does not know its inputs.*tf.TensorSpec"),
         (lambda: invert.convert(keras.Sequential([L.Dense(2)])), "does not know its inputs"),
         (lambda: invert.convert(L.Dense(3)), "does not know its inputs"),
-        (lambda: invert.convert(frozen_model(), X[:, :3]), "net cannot be called so: .*expected"),
+        (
+            lambda: invert.convert(frozen_model(), X[:, :3]),
+            "net cannot be called like this: .*expected",
+        ),
         (lambda: invert.convert(Subclassed(), X, foo=1), "unexpected keyword argument 'foo'"),
         (
             lambda: invert.convert(
@@ -174,7 +178,12 @@ class Subclassed(keras.Model):
         (lambda: invert.convert(tf.function(lambda x, y: x), X), "a required argument: 'y'"),
         (lambda: invert.convert(lambda x: jnp.sin(x), X), "a JAX function.*invert.rewrite"),
         (lambda: invert.convert(tf.function(jnp.sin), X), "a JAX function"),
-        (lambda: invert.load(frozen_model()), "converted by invert.convert"),  # pyright: ignore
+        (lambda: invert.convert(jax.nn.relu, X), "a JAX function.*invert.roundtrip"),
+        (
+            lambda: invert.convert(eqx.nn.Linear(8, 4, key=jax.random.key(0)), X[0]),
+            "a JAX function",
+        ),
+        (lambda: invert.load(frozen_model()), "use invert.convert"),  # pyright: ignore
     ],
 )
 def test_mistakes_are_explained(call, message):

@@ -1,1 +1,1 @@
-"""Parts of a program as the layers of `equinox.nn`."""
+"""Replaces parts of a program by layers of `equinox.nn`."""

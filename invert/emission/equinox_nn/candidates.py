@@ -1,78 +1,33 @@
-"""Layers of `equinox.nn` that a program may be, read from the equations that use its parameters."""
+"""Candidates of `equinox.nn` for a layer, read from the equations that use its parameters."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import equinox as eqx
-import jax
 import numpy as np
 
+from invert.emission.layers.native import Native
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
-
-@dataclasses.dataclass(frozen=True)
-class Native:
-    """A layer of `equinox.nn` and how it is applied.
-
-    **Arguments:**
-
-    - `kind`: the name of its class.
-    - `args`, `keywords`: what it is made with, but for the key.
-    - `keyed`: whether it is made with a key.
-    - `maps`: how many times `jax.vmap` is applied.
-    - `before`, `after`: orders of the axes of what goes in and out; empty where they stay.
-    - `into`, `out`: shapes of what goes in and out; `None` where they stay.
-    """
-
-    kind: str
-    args: tuple[Any, ...]
-    keywords: tuple[tuple[str, Any], ...] = ()
-    keyed: bool = True
-    maps: int = 0
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    into: tuple[int, ...] | None = None
-    out: tuple[int, ...] | None = None
-
-    def make(self) -> Any:
-        """The layer, with types in the place of arrays."""
-        cls = getattr(eqx.nn, self.kind)
-        keywords = dict(self.keywords)
-
-        def new(key: Any) -> Any:
-            return cls(*self.args, **keywords, **({"key": key} if self.keyed else {}))
-
-        return eqx.filter_eval_shape(new, jax.random.key(0))
-
-    def apply(self, layer: Any, x: Any) -> Any:
-        """What the emitted text does with the layer."""
-        if self.into is not None:
-            x = x.reshape(self.into)
-        x = x.transpose(self.before) if self.before else x
-        for _ in range(self.maps):
-            layer = jax.vmap(layer)
-        x = layer(x)
-        x = x.transpose(self.after) if self.after else x
-        return x if self.out is None else x.reshape(self.out)
-
-
-# Fields of arrays, in the order in which all layers of `equinox.nn` have them.
+# The array fields of all layers of `equinox.nn`, in order.
 FIELDS = ("weight", "bias")
 
 
 Roles = tuple[int, ...]
+# The shapes of the value and of the result.
+Sizes = tuple[tuple[int, ...], tuple[int, ...]]
 Candidates = Iterator[tuple[Native, Roles]]
 
 
-def candidates(jaxpr: Any, sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> Candidates:
-    """Layers that a program of a value and parameters may be, and which parameter is which array.
+def candidates(jaxpr: Jaxpr, sizes: Sizes) -> Candidates:
+    """Layers that a program may be, and the parameter for each of their arrays.
 
     **Arguments:**
 
+    - `jaxpr`: a program of one value and parameters.
     - `sizes`: the shapes of the value and the result, with open sizes.
     """
     _, *held = jaxpr.invars
@@ -85,11 +40,11 @@ def candidates(jaxpr: Any, sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> Ca
 
 
 class _Uses:
-    """Which operation the values of each parameter go into first."""
+    """The first operation on each parameter that does more than move its elements."""
 
-    def __init__(self, jaxpr: Any, parameters: Mapping[Any, int]):
+    def __init__(self, jaxpr: Jaxpr, parameters: Mapping[Var, int]):
         self.jaxpr = jaxpr
-        self.of: dict[Any, int] = dict(parameters)
+        self.of: dict[Atom, int] = {**parameters}
         self.count = len(parameters)
         self.shapes = {i: tuple(v.aval.shape) for v, i in parameters.items()}
         self.first: dict[int, str] = {}
@@ -106,11 +61,11 @@ class _Uses:
         return next((i for i, n in self.first.items() if n == name), None)
 
 
-# Behind these a parameter is still the whole parameter.
+# After these a value is still the whole parameter.
 _PASSED = kinds.LAYOUT | {"convert_element_type"}
 
 
-def _linear(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
+def _linear(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
     weight, bias = uses.by("dot_general"), uses.by("add")
     if weight is None:
         return
@@ -141,7 +96,7 @@ def _linear(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
     ), roles  # fmt: skip
 
 
-def _convolution(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
+def _convolution(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
     weight, bias = uses.by("conv_general_dilated"), uses.by("add")
     if weight is None or uses.of.get(eqn.invars[1]) != weight:
         return
@@ -159,7 +114,7 @@ def _convolution(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
     if any(d != 1 for d in steps):
         keywords["stride"] = _short(steps)
     if transposed:
-        # What is left out of the full correlation, on both sides and then at the end.
+        # What the padding leaves out of the full correlation, on both sides and at the end.
         full = [d * (k - 1) for d, k in zip(params["rhs_dilation"], kernel[2:], strict=True)]
         low = [f - p[0] for f, p in zip(full, padding, strict=True)]
         more = [p[1] - f + w for f, p, w in zip(full, padding, low, strict=True)]
@@ -193,13 +148,13 @@ def _convolution(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
     ), ((weight,) if bias is None else (weight, bias))  # fmt: skip
 
 
-def _short(sizes: Sequence[int]) -> Any:
-    """One number where all are the same."""
+def _short(sizes: Sequence[int]) -> int | tuple[int, ...]:
+    """One number where all sizes are equal."""
     found = tuple(int(n) for n in sizes)
     return found[0] if len(set(found)) == 1 else found
 
 
-def _norm(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
+def _norm(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
     weight, bias = uses.by("mul"), uses.by("add")
     epsilon = _beside(uses.jaxpr, eqn)
     if epsilon is None or (weight is None and bias is None):
@@ -213,7 +168,7 @@ def _norm(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
     roles = tuple(i for i in (weight, bias) if i is not None)
     x = tuple(int(n) for n in sizes[0])
     if x[len(x) - len(shape) :] == shape:
-        size: Any = shape[0] if len(shape) == 1 else shape
+        size = shape[0] if len(shape) == 1 else shape
         maps = len(x) - len(shape)
         for kind in ("LayerNorm", "RMSNorm"):
             yield Native(kind, (size,), tuple(keywords.items()), keyed=False, maps=maps), roles
@@ -223,9 +178,9 @@ def _norm(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
 
 
 def _groups(
-    axis: int, channels: int, epsilon: float, jaxpr: Any, x: Sequence[int], roles: Roles
+    axis: int, channels: int, epsilon: float, jaxpr: Jaxpr, x: Sequence[int], roles: Roles
 ) -> Candidates:
-    """Norms over groups of channels, for the numbers of groups that shapes in the program have."""
+    """Group norms, with the numbers of groups that occur in the program's shapes."""
     if x[axis] != channels:
         return
     sizes = {int(n) for e in jaxpr.eqns for v in e.outvars for n in v.aval.shape}
@@ -239,9 +194,9 @@ def _groups(
         ), roles  # fmt: skip
 
 
-def _beside(jaxpr: Any, eqn: Any) -> float | None:
-    """The number that is added to the operand of an equation."""
-    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+def _beside(jaxpr: Jaxpr, eqn: Eqn) -> float | None:
+    """The number that was added to the operand of an equation."""
+    makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
     made = makers.get(eqn.invars[0])
     for _ in range(4):
         if made is None or made.primitive.name not in _PASSED:
@@ -254,13 +209,13 @@ def _beside(jaxpr: Any, eqn: Any) -> float | None:
             if inner.primitive.name not in _PASSED:
                 break
             atom = inner.invars[0]
-        if not is_var(atom):
-            # The shortest number that is the same in the type of the program.
+        if isinstance(atom, Literal):
+            # The shortest number with the same value in the dtype of the program.
             return float(str(np.asarray(atom.val)[()]))
     return None
 
 
-def _embedding(eqn: Any, uses: _Uses, sizes: Any) -> Candidates:
+def _embedding(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
     weight = uses.by("gather")
     if weight is not None and len(uses.shapes[weight]) == 2:
         yield Native("Embedding", uses.shapes[weight], maps=len(sizes[0])), (weight,)

@@ -1,44 +1,36 @@
-"""The `__init__` of classes that hold layers of `equinox.nn`.
+"""Writes the `__init__` of classes that hold layers of `equinox.nn`.
 
-These layers are made of sizes and a key, so the classes around them are too; the reader of weights
-then makes the model without arrays and puts those of the file in.
+These layers are constructed from sizes and a key, and so are the classes around them. The reader of
+weights then makes a model of types and fills in the arrays of the file.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
-from invert.emission.equinox_nn.candidates import Native
 from invert.emission.expressions import literals
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.layers.cut import LayerCall
+from invert.emission.layers.native import Native
+from invert.emission.layers.shared import Class
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
-
-
-class Made(Protocol):
-    """The class of a node."""
-
-    token: str
-
-    @property
-    def keyed(self) -> bool: ...
+from invert.ir.types import Var
 
 
 def native_of(node: Node) -> Native | None:
-    """The layer of `equinox.nn` that a node is, if any."""
+    """The layer of `equinox.nn` that replaces a node, if any."""
     return node.layers[0].native if node.layers else None
 
 
 def has_native(node: Node) -> bool:
     """Whether a node is or holds a layer of `equinox.nn`."""
-    pending: list[Any] = [node]
+    pending: list[Var | Node] = [node]
     while pending:
         found = pending.pop()
         if isinstance(found, Node):
@@ -49,13 +41,14 @@ def has_native(node: Node) -> bool:
 
 
 def _count(node: Node) -> int:
-    """How many layers a node stands for; 0 for one."""
+    """The number of stacked layers that a node stands for; 0 for a single one."""
     return node.layers[0].count if node.layers else 0
 
 
 def applied(body: Body, eqn: LayerCall, field: str) -> Placed:
-    """The call of a layer of `equinox.nn`, which takes one example."""
-    native: Native = eqn.layer.native
+    """The call of a layer of `equinox.nn`, mapped over the batch."""
+    native = eqn.layer.native
+    assert native is not None
     value = body.operand(eqn.invars[0])
     if native.into is not None:
         value = syntax.method(value, "reshape", *map(literals.size, native.into))
@@ -83,13 +76,13 @@ def _moved(value: ast.expr, order: Sequence[int]) -> ast.expr:
 
 
 def initializer(
-    node: Node, made: Mapping[Node, Made], shape: Callable[[Any], Sequence[int]]
+    node: Node, made: Mapping[Node, Class], shape: Callable[[Var], Sequence[int]]
 ) -> ast.FunctionDef:
-    """`__init__`: every field as it is before the weights are read.
+    """`__init__`: the initial value of every field.
 
     **Arguments:**
 
-    - `made`: the classes of the nodes inside.
+    - `made`: the classes of the inner nodes.
     """
     fields = list(node.fields.items())
     keyed = [f for f, v in fields if isinstance(v, Node) and _takes_key(v, made)]
@@ -110,19 +103,19 @@ def initializer(
     return syntax.function("__init__", [syntax.argument("self")], body, keyword_only=[key])
 
 
-def _takes_key(node: Node, made: Mapping[Node, Made]) -> bool:
+def _takes_key(node: Node, made: Mapping[Node, Class]) -> bool:
     native = native_of(node)
     return made[node].keyed if native is None else native.keyed or bool(_count(node))
 
 
 def _start(
-    value: Any,
-    made: Mapping[Node, Made],
-    shape: Callable[[Any], Sequence[int]],
+    value: Var | Node,
+    made: Mapping[Node, Class],
+    shape: Callable[[Var], Sequence[int]],
     key: ast.expr,
     above: tuple[int, ...],
 ) -> ast.expr:
-    """A field before the weights are read; `above` are the sizes of the stacks around it."""
+    """The initial value of a field; `above` are the sizes of the stacks around it."""
     if not isinstance(value, Node):
         sizes = literals.shape((*above, *shape(value)))
         plain = value.aval.dtype == np.float32
@@ -143,12 +136,12 @@ def _start(
     return call(call("eqx.filter_vmap", function), keys)
 
 
-def _new(node: Node, made: Mapping[Node, Made], key: ast.expr) -> ast.expr:
+def _new(node: Node, made: Mapping[Node, Class], key: ast.expr) -> ast.expr:
     native = native_of(node)
     if native is None:
         return call(syntax.name(made[node].token), key=key)
     keywords = {name: literals.value(value) for name, value in native.keywords}
-    dtype = next(iter(node.fields.values())).aval.dtype
+    dtype = next(v for _, v in node.leaves()).aval.dtype
     if dtype != np.float32:
         keywords["dtype"] = literals.dtype(dtype)
     if native.keyed:

@@ -1,7 +1,7 @@
-"""Indices of elements: what `layout` compares.
+"""Symbolic indices of elements, which `layout` compares.
 
-An index is the number of a variable that runs over an axis; or is made of several of them, as that
-of an axis that a reshape has merged; or is a part of one that a reshape has split.
+An index is a variable that runs over an axis, given by its number; or several merged by a reshape;
+or a part of one that a reshape has split.
 """
 
 from __future__ import annotations
@@ -9,30 +9,35 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax import lax
 
-# The only index of an axis of one element.
+from invert.ir.types import Atom, Eqn
+
+# The index into an axis of size one.
 ZERO = -1
 
-# A number; `("at", place)` for one place; `("merge", ((index, size), ...))`;
+# A variable's number; `("at", place)` for a fixed place; `("merge", ((index, size), ...))`;
 # `("part", index, sizes, place)`.
-Index = Any
+Index: TypeAlias = int | tuple[Any, ...]
+
+# An array as another one: which of its axes come first, and the shape they take then.
+Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def plain(at: Sequence[Index], shape: Sequence[int]) -> tuple[Index, ...]:
-    """Indices for a shape, of which axes of one element have only one."""
+    """Indices into a shape, with `ZERO` for axes of size one."""
     return tuple(ZERO if n == 1 else i for i, n in zip(at, shape, strict=True))
 
 
 def fresh(*used: Sequence[Index]) -> Iterator[int]:
-    """Numbers of variables that do not occur in some indices."""
+    """Numbers of new variables, which do not occur in some indices."""
     return itertools.count(1 + max(itertools.chain([-1], *(map(_variables, used)))))
 
 
-def _variables(at: Any) -> Iterator[int]:
-    pending: list[Any] = [at]
+def _variables(at: Sequence[Index]) -> Iterator[int]:
+    pending: list[Sequence[Any] | int] = [at]
     while pending:
         item = pending.pop()
         if isinstance(item, int):
@@ -46,7 +51,7 @@ def _variables(at: Any) -> Iterator[int]:
 
 
 def renamed(*lists: tuple[Index, ...]) -> tuple[tuple[Index, ...], ...]:
-    """The same indices with variables numbered in the order in which they occur."""
+    """The same indices, with variables numbered in order of occurrence."""
     numbers: dict[int, int] = {ZERO: ZERO}
 
     def new(index: Index) -> Index:
@@ -62,7 +67,7 @@ def renamed(*lists: tuple[Index, ...]) -> tuple[tuple[Index, ...], ...]:
 
 
 def reshaped(at: Sequence[Index], shape: Sequence[int], wanted: Sequence[int]) -> tuple[Index, ...]:
-    """Indices into an array of shape `wanted` that was reshaped to `shape`."""
+    """Indices into an array of shape `wanted`, before it was reshaped to `shape`."""
     found: list[Index] = []
     i = j = 0
     while i < len(shape) or j < len(wanted):
@@ -85,7 +90,7 @@ def reshaped(at: Sequence[Index], shape: Sequence[int], wanted: Sequence[int]) -
 
 
 def merged(parts: Sequence[tuple[Index, int]]) -> Index:
-    """The index of one axis in the place of several."""
+    """The index into an axis that merges several."""
     flat: list[tuple[Index, int]] = []
     for index, size in parts:
         if size == 1:
@@ -107,7 +112,7 @@ def merged(parts: Sequence[tuple[Index, int]]) -> Index:
 
 
 def split(index: Index, sizes: Sequence[int]) -> list[Index]:
-    """The indices of several axes in the place of one."""
+    """The indices into several axes that one is split into."""
     real = [n for n in sizes if n != 1]
     if not real:
         return [ZERO] * len(sizes)
@@ -137,9 +142,9 @@ def _parts(index: Index, sizes: tuple[int, ...]) -> list[Index]:
 def common(
     a: Sequence[int], b: Sequence[int], numbers: Iterator[int]
 ) -> tuple[list[Index], list[Index]] | None:
-    """Indices for the axes that two operations add over, which may be cut in other ways.
+    """Indices for the axes that two operations sum over, which may be split differently.
 
-    **Returns:** `None` where they do not run over the same number of elements.
+    **Returns:** `None` where the numbers of elements differ.
     """
     if math.prod(a) != math.prod(b):
         return None
@@ -158,13 +163,13 @@ def common(
     return (list(own), cut) if fine is a else (cut, list(own))
 
 
-def contracted(eqn: Any) -> list[int]:
-    """The sizes that a product adds over."""
+def contracted(eqn: Eqn) -> list[int]:
+    """The sizes of the contracted axes of a product."""
     shape = eqn.invars[0].aval.shape
     return [shape[i] for i in eqn.params["dimension_numbers"][0][0]]
 
 
-def operands_of_dot(eqn: Any, at: Sequence[Index], bound: Sequence[Index]) -> list[list[Index]]:
+def operands_of_dot(eqn: Eqn, at: Sequence[Index], bound: Sequence[Index]) -> list[list[Index]]:
     """The indices of both operands of a `dot_general`."""
     ((left, right), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
     rest = iter(at)
@@ -176,10 +181,10 @@ def operands_of_dot(eqn: Any, at: Sequence[Index], bound: Sequence[Index]) -> li
     return found
 
 
-def taken(eqn: Any) -> tuple[int, int] | None:
-    """The axis along which a `gather` reads single rows, and which of its indices says where.
+def taken(eqn: Eqn) -> tuple[int, int] | None:
+    """The axis along which a `gather` takes single rows, and the position of the index for it.
 
-    Indices along axes that are read whole say nothing where they are clipped.
+    Clipped indices into axes that are taken whole have no effect.
     """
     params, shape = eqn.params, eqn.invars[0].aval.shape
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
@@ -194,18 +199,18 @@ def taken(eqn: Any) -> tuple[int, int] | None:
     return (found[0], axes.index(found[0])) if rows else None
 
 
-# XLA clips where nothing is said.
+# XLA clips by default.
 _CLIPPED = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
-def out_of_bounds(eqn: Any) -> Any:
-    """What a `gather` gives for indices that are out of bounds."""
+def out_of_bounds(eqn: Eqn) -> str:
+    """What a `gather` does with indices out of bounds."""
     params = eqn.params
     return "clip" if params["mode"] in _CLIPPED else f"fill with {params['fill_value']}"
 
 
-def operands_of_take(eqn: Any, at: Sequence[Index], bound: int) -> list[list[Index]]:
-    """The indices into the array and into the indices of such a `gather`."""
+def operands_of_take(eqn: Eqn, at: Sequence[Index], bound: int) -> list[list[Index]]:
+    """The indices into both operands of a `gather` that takes rows."""
     numbers, found = eqn.params["dimension_numbers"], taken(eqn)
     assert found is not None
     axis, place = found
@@ -216,8 +221,8 @@ def operands_of_take(eqn: Any, at: Sequence[Index], bound: int) -> list[list[Ind
     return [[bound if i == axis else kept[i] for i in whole], [*batch, ("at", place)]]
 
 
-def layout(at: Sequence[Index], to: Sequence[Index], shape: Sequence[int]) -> Any:
-    """How an array with indices `at` is laid out, seen from one with indices `to`."""
+def layout(at: Sequence[Index], to: Sequence[Index], shape: Sequence[int]) -> Layout:
+    """The layout of an array with indices `at`, relative to one with indices `to`."""
     flat: list[Index] = []
     for index in at:
         if isinstance(index, int):
@@ -229,8 +234,8 @@ def layout(at: Sequence[Index], to: Sequence[Index], shape: Sequence[int]) -> An
     return tuple(order), tuple(shape)
 
 
-def part(eqn: Any, at: Sequence[Index]) -> tuple[Any, tuple[Index, ...]] | None:
-    """The operand of a `concatenate` that holds one place, and the indices there."""
+def part(eqn: Eqn, at: Sequence[Index]) -> tuple[Atom, tuple[Index, ...]] | None:
+    """The operand of a `concatenate` that holds a fixed place, and the indices into it."""
     axis = eqn.params["dimension"]
     index = at[axis]
     if isinstance(index, int) or index[0] != "at":

@@ -1,16 +1,16 @@
-"""Whether two programs do the same arithmetic for every element, however their arrays are laid out.
+"""Compares the arithmetic of two programs element by element, whatever their layouts.
 
-A layer of Equinox works on one example and holds its weights in its own layout, so under `jax.vmap`
-it traces to other products and transposes than the layer of another framework that computes the
-same. Both are compared from the results down: the element of a value at some indices is an
-operation on elements of its operands at indices that follow from them. Transposes, reshapes and
-broadcasts only change indices, so nothing is left of them. What remains is compared operation by
-operation; sums may be taken in any order, as XLA may anyway.
+A layer of Equinox takes one example and has its own layout of weights. Under `jax.vmap` it traces
+to other products and transposes than the layer of another framework that computes the same. The
+comparison goes from the results down: the element of a value at some indices is an operation on
+elements of its operands at indices that follow. Transposes, reshapes and broadcasts only change
+indices and drop out. The other operations are compared one by one; sums may be taken in any order,
+as XLA does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,13 +18,14 @@ import numpy as np
 
 from invert._private.jax import consts_of, open_jaxpr
 from invert.emission.equinox_nn import indices
-from invert.emission.equinox_nn.indices import Index
+from invert.emission.equinox_nn.indices import Index, Layout
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.match import same_params, same_value
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Literal, Var
 
-# Parameters of a convolution that do not say where the axes are.
+# Parameters of a convolution that do not depend on the order of the axes.
 _WINDOW = (
     "window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count",
     "batch_group_count",
@@ -32,27 +33,24 @@ _WINDOW = (
 
 _DEFAULT = jax.lax.Precision.DEFAULT
 
-# An array as another one: which of its axes come first, and the shape they take then.
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-
 
 class Difference(Exception):
-    """What two programs differ in."""
+    """The programs differ; the message says where."""
 
 
 class _Side:
-    """One of two programs."""
+    """One of the two programs."""
 
-    def __init__(self, closed: Any, names: Mapping[Any, Any]):
+    def __init__(self, closed: AnyJaxpr, names: Mapping[Atom, int]):
         self.graph = Graph(closed, consts_of(closed))
         self.names = names
-        self._prints: dict[Any, int] = {}
+        self._prints: dict[Atom, int] = {}
         for eqn in self.graph.eqns:
             self._add(eqn)
 
-    def print_of(self, atom: Any) -> int:
-        """A number that is equal for atoms that are computed alike, whatever their layout."""
-        if not is_var(atom):
+    def print_of(self, atom: Atom) -> int:
+        """A hash that is equal for atoms computed alike, whatever their layout."""
+        if isinstance(atom, Literal):
             return hash(("literal", np.asarray(atom.val).dtype, np.asarray(atom.val).tobytes()))
         if atom in self._prints:
             return self._prints[atom]
@@ -61,7 +59,7 @@ class _Side:
             return hash(("constant", value.dtype, value.tobytes()))
         return hash(("argument", self.names.get(atom)))
 
-    def _add(self, eqn: Any) -> None:
+    def _add(self, eqn: Eqn) -> None:
         name, operands = _operation(eqn)
         parts = [self.print_of(a) for a in operands]
         if name in kinds.LAYOUT:
@@ -73,8 +71,8 @@ class _Side:
         for i, v in enumerate(eqn.outvars):
             self._prints[v] = found if i == 0 else hash((found, i))
 
-    def bare(self, atom: Any, at: tuple[Index, ...]) -> tuple[Any, tuple[Index, ...]]:
-        """What is below transposes, reshapes and broadcasts, and the indices there."""
+    def bare(self, atom: Atom, at: tuple[Index, ...]) -> tuple[Atom, tuple[Index, ...]]:
+        """The atom before transposes, reshapes and broadcasts, and the indices into it."""
         while is_var(atom) and (eqn := self.graph.producers.get(atom)) is not None:
             if eqn.primitive.name == "concatenate":
                 part = indices.part(eqn, at)
@@ -89,16 +87,16 @@ class _Side:
         return atom, at
 
 
-def _operation(eqn: Any) -> tuple[str, Sequence[Any]]:
-    """The name of an operation and its operands; a square is a product."""
+def _operation(eqn: Eqn) -> tuple[str, Sequence[Atom]]:
+    """The name and the operands of an operation; a square is a product."""
     name = eqn.primitive.name
     if name == "square" or (name == "integer_pow" and eqn.params["y"] == 2):
         return "mul", (eqn.invars[0], eqn.invars[0])
     return name, eqn.invars
 
 
-def _below(eqn: Any, at: tuple[Index, ...]) -> tuple[Index, ...]:
-    """The indices of the operand of an equation that only moves elements."""
+def _below(eqn: Eqn, at: tuple[Index, ...]) -> tuple[Index, ...]:
+    """The indices into the operand of an equation that only moves elements."""
     shape = eqn.invars[0].aval.shape
     name, params = eqn.primitive.name, eqn.params
     if name == "broadcast_in_dim":
@@ -119,28 +117,28 @@ class Comparison:
     **Arguments:**
 
     - `a`, `b`: closed jaxprs without calls.
-    - `pairs`: arguments of `a` and what they are in `b`.
-    - `layouts`: how arguments of `a` are laid out, seen from those of `b`. For arguments in
-        `unknown` this is found out and added.
+    - `pairs`: the arguments of `a` with those of `b`.
+    - `layouts`: layouts of arguments of `a`, relative to those of `b`. Those of the arguments in
+        `unknown` are inferred and added.
     """
 
     def __init__(
         self,
-        a: Any,
-        b: Any,
-        pairs: Mapping[Any, Any],
-        layouts: dict[Any, Layout] | None = None,
-        unknown: Sequence[Any] = (),
+        a: AnyJaxpr,
+        b: AnyJaxpr,
+        pairs: Mapping[Atom, Var],
+        layouts: dict[Var, Layout] | None = None,
+        unknown: Sequence[Var] = (),
     ):
         self.a = _Side(a, {v: i for i, v in enumerate(pairs)})
         self.b = _Side(b, {w: i for i, w in enumerate(pairs.values())})
         self.pairs, self.layouts, self.unknown = pairs, layouts or {}, set(unknown)
-        self._done: set[Any] = set()
-        self._pending: list[tuple[Any, tuple[Index, ...], Any, tuple[Index, ...]]] = []
+        self._done: set[Hashable] = set()
+        self._pending: list[tuple[Atom, tuple[Index, ...], Atom, tuple[Index, ...]]] = []
 
     def difference(self) -> str | None:
-        """`None` where the programs are the same, else what differs."""
-        outs: Any = self.a.graph.jaxpr.outvars, self.b.graph.jaxpr.outvars
+        """`None` where the programs are equal, else what differs."""
+        outs = self.a.graph.jaxpr.outvars, self.b.graph.jaxpr.outvars
         if len(outs[0]) != len(outs[1]):
             return f"{len(outs[0])} results against {len(outs[1])}"
         try:
@@ -154,33 +152,35 @@ class Comparison:
             return str(found)
         return None
 
-    def _whole(self, x: Any, y: Any) -> None:
-        """Two values have to be equal, all of their elements."""
+    def _whole(self, x: Atom, y: Atom) -> None:
+        """Requires that two values are equal in all elements."""
         if tuple(x.aval.shape) != tuple(y.aval.shape):
             raise Difference(f"an operand of shape {x.aval.shape} against {y.aval.shape}")
         at = indices.plain(range(len(x.aval.shape)), x.aval.shape)
         self._add(x, at, y, at)
 
-    def _add(self, x: Any, at: Sequence[Index], y: Any, to: Sequence[Index]) -> None:
+    def _add(self, x: Atom, at: Sequence[Index], y: Atom, to: Sequence[Index]) -> None:
         x, at = self.a.bare(x, tuple(at))
         y, to = self.b.bare(y, tuple(to))
         at = indices.plain(at, x.aval.shape)
         to = indices.plain(to, y.aval.shape)
-        # The names of indices do not matter, so that a value used twice is compared once.
+        # Indices are renumbered, so that a value used twice is compared once.
         at, to = indices.renamed(at, to)
         key = (x if is_var(x) else id(x), at, y if is_var(y) else id(y), to)
         if key not in self._done:
             self._done.add(key)
             self._pending.append((x, at, y, to))
 
-    def _step(self, x: Any, at: tuple[Index, ...], y: Any, to: tuple[Index, ...]) -> None:
+    def _step(self, x: Atom, at: tuple[Index, ...], y: Atom, to: tuple[Index, ...]) -> None:
         if x.aval.dtype != y.aval.dtype:
             raise Difference(f"{x.aval.dtype} against {y.aval.dtype}")
         first = self.a.graph.producers.get(x) if is_var(x) else None
         second = self.b.graph.producers.get(y) if is_var(y) else None
         if first is None or second is None:
             if first is not None or second is not None:
-                raise Difference(f"{_said(y, second)} where Equinox has {_said(x, first)}")
+                raise Difference(
+                    f"{_described(y, second)} where Equinox has {_described(x, first)}"
+                )
             self._leaf(x, at, y, to)
             return
         name, operands = _operation(first)
@@ -205,7 +205,7 @@ class Comparison:
         else:
             self._opaque(first, x, at, second, y, to)
 
-    def _swapped(self, name: str, operands: Sequence[Any], others: Sequence[Any]) -> bool:
+    def _swapped(self, name: str, operands: Sequence[Atom], others: Sequence[Atom]) -> bool:
         """Whether the operands of two operations are in another order."""
         if name not in kinds.COMMUTATIVE and name != "dot_general":
             return False
@@ -213,9 +213,9 @@ class Comparison:
         there = [self.b.print_of(w) for w in others]
         return here[0] != there[0] and here[0] == there[1]
 
-    def _leaf(self, x: Any, at: tuple[Index, ...], y: Any, to: tuple[Index, ...]) -> None:
+    def _leaf(self, x: Atom, at: tuple[Index, ...], y: Atom, to: tuple[Index, ...]) -> None:
         values = [
-            a.val if not is_var(a) else side.graph.consts.get(a)
+            a.val if isinstance(a, Literal) else side.graph.consts.get(a)
             for side, a in ((self.a, x), (self.b, y))
         ]
         if values[0] is not None or values[1] is not None:
@@ -234,7 +234,7 @@ class Comparison:
         if at != to:
             raise Difference("an argument is used along another axis")
 
-    def _dot(self, first: Any, at: Any, second: Any, to: Any) -> None:
+    def _dot(self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]) -> None:
         if _precision(first) != _precision(second):
             raise Difference("dot_general with another precision")
         fresh = indices.fresh(at, to)
@@ -250,7 +250,7 @@ class Comparison:
         for (v, i), (w, j) in zip(zip(first.invars, left, strict=True), others, strict=True):
             self._add(v, i, w, j)
 
-    def _reduce(self, first: Any, at: Any, second: Any, to: Any) -> None:
+    def _reduce(self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]) -> None:
         fresh = indices.fresh(at, to)
         sizes = [
             [e.invars[0].aval.shape[i] for i in sorted(e.params["axes"])] for e in (first, second)
@@ -266,7 +266,9 @@ class Comparison:
             found.append([next(inner) if i in axes else next(rest) for i in range(rank)])
         self._add(first.invars[0], found[0], second.invars[0], found[1])
 
-    def _convolution(self, first: Any, at: Any, second: Any, to: Any) -> None:
+    def _convolution(
+        self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]
+    ) -> None:
         if any(first.params[k] != second.params[k] for k in _WINDOW):
             raise Difference("a convolution with another window")
         if _precision(first) != _precision(second):
@@ -283,7 +285,7 @@ class Comparison:
             places = range(len(here))
             self._add(v, [here.index(i) for i in places], w, [there.index(i) for i in places])
 
-    def _take(self, first: Any, at: Any, second: Any, to: Any) -> None:
+    def _take(self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]) -> None:
         outside = [indices.out_of_bounds(e) for e in (first, second)]
         if outside[0] != outside[1]:
             raise Difference(
@@ -295,31 +297,34 @@ class Comparison:
         for v, w, i, j in zip(first.invars, second.invars, left, right, strict=True):
             self._add(v, i, w, j)
 
-    def _opaque(self, first: Any, x: Any, at: Any, second: Any, y: Any, to: Any) -> None:
-        """Operations on whole arrays: the same ones, and the same element of the result."""
+    def _opaque(
+        self, first: Eqn, x: Atom, at: Sequence[Index], second: Eqn, y: Atom, to: Sequence[Index]
+    ) -> None:
+        """Requires equal operations on whole arrays, and the same element of the result."""
         same = first.primitive is second.primitive and same_params(first.params, second.params)
         if not same or len(first.invars) != len(second.invars):
             raise Difference(f"{first.primitive.name} with other parameters")
-        if at != to or list(first.outvars).index(x) != list(second.outvars).index(y):
+        outs: tuple[list[Atom], list[Atom]] = [*first.outvars], [*second.outvars]
+        if at != to or outs[0].index(x) != outs[1].index(y):
             raise Difference(f"another element of the result of {first.primitive.name}")
         for v, w in zip(first.invars, second.invars, strict=True):
             self._whole(v, w)
 
 
-def _precision(eqn: Any) -> Any:
-    """The precision of a product; the type it adds in is that of its result."""
+def _precision(eqn: Eqn) -> object:
+    """The precision of a product; `None` for the default."""
     found = eqn.params["precision"]
     return None if found in (None, (None, None), _DEFAULT, (_DEFAULT, _DEFAULT)) else found
 
 
-def _said(atom: Any, eqn: Any) -> str:
+def _described(atom: Atom, eqn: Eqn | None) -> str:
     if eqn is not None:
         return eqn.primitive.name
-    return "an argument" if is_var(atom) else f"the number {atom.val}"
+    return f"the number {atom.val}" if isinstance(atom, Literal) else "an argument"
 
 
-def flat(closed: Any) -> Any:
-    """The program with all calls written out."""
+def flat(closed: AnyJaxpr) -> AnyJaxpr:
+    """The program with all calls inlined."""
     with jax.enable_x64(True):
         while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
             closed = inline_calls(closed)
@@ -327,7 +332,7 @@ def flat(closed: Any) -> Any:
 
 
 def laid(value: Any, layout: Layout, depth: int) -> Any:
-    """An array in another layout; `depth` axes before it stay as they are."""
+    """An array in another layout; the first `depth` axes stay."""
     order, shape = layout
     rest = [i + depth for i in order]
     return value.transpose([*range(depth), *rest]).reshape(*value.shape[:depth], *shape)

@@ -1,49 +1,50 @@
-"""Layers that compute what a layer of `equinox.nn` does, put in the place of the recovered ones.
+"""Replaces recovered layers by layers of `equinox.nn` that compute the same.
 
-What to try is read from the equations that use the parameters: sizes, strides, the number beside a
-variance. What is tried is traced under `jax.vmap` and compared with the layer (`layout`), which
-also finds out how the weights have to be laid out. What is not the same arithmetic stays.
+The candidates are read from the equations that use the parameters: sizes, strides, the epsilon of a
+norm. Each is traced under `jax.vmap` and compared with the recovered layer (`layout`), which also
+infers the layout of the weights. A layer with other arithmetic stays as it is.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence
 
 import jax
 
 from invert._errors import optional_step
 from invert._private.jax import open_jaxpr, trace_closed
-from invert.emission.equinox_nn.candidates import FIELDS, Native, candidates
+from invert.emission.equinox_nn.candidates import FIELDS, candidates
 from invert.emission.equinox_nn.layout import Comparison, Layout, flat
 from invert.emission.expressions.proof import REFUSALS
 from invert.emission.layers.cut import Layer, LayerCall
+from invert.emission.layers.native import Native
 from invert.emission.sizes.merge import Program
 from invert.ir import traced_form
 from invert.ir.graph import is_var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Var
 
 
 class Replacer:
-    """Puts layers of `equinox.nn` into a tree of layers.
+    """Replaces layers in a tree by those of `equinox.nn`.
 
     **Attributes:**
 
-    - `layouts`: how the parameters of these layers are laid out.
+    - `layouts`: the layouts of the parameters of these layers.
     """
 
-    def __init__(self, jaxpr: Any, program: Program, parameters: set[Any], messages: list[str]):
+    def __init__(self, jaxpr: Jaxpr, program: Program, parameters: set[Var], messages: list[str]):
         self.jaxpr, self.program, self.parameters = jaxpr, program, parameters
         self.messages = messages
-        self.layouts: dict[Any, Layout] = {}
-        self._makers = {v: e for e in jaxpr.eqns for v in e.outvars}
-        self._traced: dict[Any, Any] = {}
+        self.layouts: dict[Var, Layout] = {}
+        self._makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
+        self._traced: dict[Hashable, AnyJaxpr | str] = {}
         self._found: collections.Counter[str] = collections.Counter()
         self._left: dict[str, list[str]] = collections.defaultdict(list)
 
     def replace(self, root: Layer) -> None:
-        """Replaces what it can, and says in messages what and what not."""
+        """Replaces what it can, and says in messages what it replaced and what not."""
         self._inside(root)
         _settle(root, top=True)
         for kind, count in self._found.items():
@@ -53,13 +54,13 @@ class Replacer:
                 "element as the recovered one, with weights in another layout"
             )
         for reason, names in self._left.items():
-            said = names[0] if len(names) == 1 else f"{len(names)} layers such as {names[0]}"
-            self.messages.append(f"{said} stay as recovered: {reason}")
+            several = names[0] if len(names) == 1 else f"{len(names)} layers such as {names[0]}"
+            self.messages.append(f"{several} stay as recovered: {reason}")
         if not self._found and not self._left:
             self.messages.append("there are no layers with parameters of their own")
 
     def _inside(self, layer: Layer) -> None:
-        steps: list[Any] = []
+        steps: list[Eqn] = []
         for step in layer.steps:
             if not isinstance(step, LayerCall):
                 steps.append(step)
@@ -68,8 +69,8 @@ class Replacer:
             steps += self._replaced(step) or [step]
         layer.steps = steps
 
-    def _replaced(self, call: LayerCall) -> list[Any] | None:
-        """The steps in the place of a call; `None` where the layer stays."""
+    def _replaced(self, call: LayerCall) -> list[Eqn] | None:
+        """The steps that replace a call; `None` where the layer stays."""
         layer = call.layer
         if not layer.parameters or any(isinstance(s, LayerCall) for s in layer.steps):
             return None
@@ -81,18 +82,18 @@ class Replacer:
                 self._found[native.kind] += 1
                 layer.steps, layer.native, layer.arrays = part.steps, native, arrays
                 layer.inputs, layer.outputs = [part.x], [part.y]
-                call.invars, call.outvars = layer.inputs, layer.outputs
+                call.invars, call.outvars = [part.x], [part.y]
                 return [*part.head, call, *part.tail]
-            # The first is about the largest part.
+            # The first reason is that of the largest part.
             reason = reason or found
         self._left[reason or "no layer of equinox.nn has such parameters"].append(
             "/".join(layer.path)
         )
         return None
 
-    def _native(self, part: _Part) -> tuple[Native, dict[str, Any]] | str | None:
-        """The layer that a part of a layer is; else why it is none, if there is one like it."""
-        constants: list[Any] = []
+    def _native(self, part: _Part) -> tuple[Native, dict[str, Var]] | str | None:
+        """The layer that replaces a part of a layer; else the reason why none does, if known."""
+        constants: list[Eqn] = []
         for v in part.inputs:
             if v is part.x:
                 continue
@@ -124,12 +125,12 @@ class Replacer:
     def _sizes(self, part: _Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.program.shape(part.x), self.program.shape(part.y)
 
-    def _constant(self, v: Any) -> list[Any] | None:
-        """The equations of a value that is the same for all inputs."""
+    def _constant(self, v: Atom) -> list[Eqn] | None:
+        """The equations of a value that does not depend on inputs; `None` where it does."""
         eqn = self._makers.get(v)
         if eqn is None:
             return None
-        found: list[Any] = []
+        found: list[Eqn] = []
         for atom in eqn.invars:
             if is_var(atom):
                 before = self._constant(atom)
@@ -139,15 +140,20 @@ class Replacer:
         return [*found, eqn]
 
     def _compared(
-        self, native: Native, x: Any, arrays: Sequence[Any], roles: Sequence[int], closed: Any
-    ) -> dict[Any, Layout] | str:
-        """The layouts of the weights; why the layer is another program where it is."""
+        self,
+        native: Native,
+        x: Var,
+        arrays: Sequence[Var],
+        roles: Sequence[int],
+        closed: AnyJaxpr,
+    ) -> dict[Var, Layout] | str:
+        """The layouts of the weights; where the programs differ, how."""
         key = (native, tuple(x.aval.shape), x.aval.dtype, tuple(v.aval.dtype for v in arrays))
         if key not in self._traced:
             step = f"eqx.nn.{native.kind}"
             traced = optional_step(step, self.messages, _trace, native, x, arrays)
             self._traced[key] = (
-                "which a defect keeps from being traced" if traced is None else traced
+                "which cannot be traced because of a defect" if traced is None else traced
             )
         traced = self._traced[key]
         if isinstance(traced, str):
@@ -156,7 +162,7 @@ class Replacer:
         own = mine.invars[1:]
         if len(own) != len(arrays):
             return f"which has {len(own)} arrays"
-        pairs: dict[Any, Any] = {mine.invars[0]: theirs.invars[0]}
+        pairs: dict[Atom, Var] = {mine.invars[0]: theirs.invars[0]}
         pairs |= {q: theirs.invars[1 + i] for q, i in zip(own, roles, strict=True)}
         comparison = Comparison(traced, closed, pairs, unknown=own)
         if (difference := comparison.difference()) is not None:
@@ -166,11 +172,11 @@ class Replacer:
         return {v: comparison.layouts[q] for v, q in zip(arrays, own, strict=True)}
 
 
-def _trace(native: Native, x: Any, arrays: Sequence[Any]) -> Any:
+def _trace(native: Native, x: Var, arrays: Sequence[Var]) -> AnyJaxpr | str:
     try:
         leaves, tree = jax.tree_util.tree_flatten(native.make())
 
-        def run(x: Any, *values: Any) -> Any:
+        def run(x: jax.Array, *values: jax.Array) -> jax.Array:
             return native.apply(jax.tree_util.tree_unflatten(tree, values), x)
 
         types = [
@@ -186,30 +192,30 @@ def _trace(native: Native, x: Any, arrays: Sequence[Any]) -> Any:
 
 @dataclasses.dataclass
 class _Part:
-    """A part of a layer with all of its parameters: from one value to another.
+    """A part of a layer that uses all of its parameters: a function of one value.
 
     **Arguments:**
 
     - `head`, `tail`: the other steps of the layer, before and after.
     """
 
-    x: Any
-    y: Any
-    inputs: list[Any]
-    parameters: list[Any]
-    steps: list[Any]
-    head: list[Any]
-    tail: list[Any]
+    x: Var
+    y: Var
+    inputs: Sequence[Atom]
+    parameters: list[Var]
+    steps: list[Eqn]
+    head: list[Eqn]
+    tail: list[Eqn]
 
 
-def _parts(layer: Layer, own: set[Any]) -> Iterator[_Part]:
+def _parts(layer: Layer, own: set[Var]) -> Iterator[_Part]:
     """Parts of a layer that hold all uses of its parameters, the largest first.
 
-    What comes after the last use, such as an activation, may stand after the layer; and so may what
-    comes before the first, such as a reshape, before it.
+    Steps after the last use, such as an activation, and before the first, such as a reshape, may be
+    moved out of the layer.
     """
     steps = layer.steps
-    # Values that are made of parameters alone, such as a bias with another shape.
+    # Values that depend on parameters alone, such as a reshaped bias.
     held = set(own)
     inside = [False] * len(steps)
     for i, step in enumerate(steps):
@@ -217,7 +223,7 @@ def _parts(layer: Layer, own: set[Any]) -> Iterator[_Part]:
         inside[i] = any(a in held for a in operands)
         if operands and all(a in held for a in operands):
             held.update(step.outvars)
-    needed: set[Any] = set()
+    needed: set[Atom] = set()
     for i in reversed(range(len(steps))):
         inside[i] = inside[i] or any(v in needed for v in steps[i].outvars)
         if inside[i]:
@@ -237,7 +243,7 @@ def _parts(layer: Layer, own: set[Any]) -> Iterator[_Part]:
 
 
 def _part(
-    layer: Layer, own: set[Any], head: list[Any], steps: list[Any], tail: list[Any]
+    layer: Layer, own: set[Var], head: list[Eqn], steps: list[Eqn], tail: list[Eqn]
 ) -> _Part | None:
     made = {v for s in steps for v in s.outvars}
     used = list(dict.fromkeys(a for s in steps for a in s.invars if is_var(a)))
@@ -245,7 +251,7 @@ def _part(
     outside = {a for s in tail for a in s.invars if is_var(a)} | set(layer.outputs)
     outputs = [v for s in steps for v in s.outvars if v in outside]
     first = {v for s in head for v in s.outvars}
-    # Constants stand beside the one value that the layer is applied to.
+    # Among the inputs, the layer is applied to one value; the others are constants.
     values = [v for v in inputs if v in first] or [v for v in inputs if v in set(layer.inputs)]
     if len(outputs) != 1 or not values:
         return None
@@ -254,13 +260,13 @@ def _part(
 
 
 def _settle(layer: Layer, *, top: bool = False) -> None:
-    """Drops steps that are not needed any more, and inputs."""
+    """Drops steps and inputs that are not used any more."""
     for step in layer.steps:
         if isinstance(step, LayerCall) and not step.layer.native:
             _settle(step.layer)
-            step.invars = step.layer.inputs
+            step.invars = list(step.layer.inputs)
     needed = {v for v in layer.outputs if is_var(v)}
-    kept: list[Any] = []
+    kept: list[Eqn] = []
     for step in reversed(layer.steps):
         if any(v in needed for v in step.outvars) or getattr(step, "effects", None):
             kept.append(step)

@@ -1,4 +1,4 @@
-"""How parameters of a program become arrays of the emitted module: stacked, in other layouts."""
+"""Turns parameters of a program into arrays of the emitted module: stacked, in other layouts."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from invert.emission.equinox_nn.layout import Comparison, Layout, flat, laid
 from invert.emission.layers import stack
 from invert.emission.layers.stack import Rows
 from invert.ir import traced_form
+from invert.ir.types import Atom, ClosedJaxpr, Var
 
 
 @dataclasses.dataclass
 class Weights:
-    """What became of parameters that are not as they were.
+    """Parameters that were stacked, or whose layout was changed.
 
     **Arguments:**
 
-    - `rows`: for the first of those that are stacked, all of them.
-    - `layouts`: for those of layers of `equinox.nn`, how they are laid out.
+    - `rows`: the parameters in each stack, by the first of them.
+    - `layouts`: the layouts of parameters of `equinox.nn` layers.
     """
 
-    rows: dict[Any, Rows] = dataclasses.field(default_factory=dict)
-    layouts: dict[Any, Layout] = dataclasses.field(default_factory=dict)
+    rows: dict[Var, Rows] = dataclasses.field(default_factory=dict)
+    layouts: dict[Var, Layout] = dataclasses.field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
-        """Whether any parameter is not as it was."""
+        """Whether any parameter was stacked or has another layout."""
         return bool(self.rows or self.layouts)
 
-    def array(self, v: Any, values: Mapping[Any, Any]) -> Any:
-        """The array of the module for a parameter, or for the first of several."""
+    def array(self, v: Var, values: Mapping[Var, Any]) -> Any:
+        """The array of the module for a parameter, or for a stack given by its first one."""
         return arranged(self.rows.get(v, v), self.layouts.get(v), values)
 
-    def type_of(self, v: Any) -> jax.ShapeDtypeStruct:
+    def type_of(self, v: Var) -> jax.ShapeDtypeStruct:
         """The type of that array."""
         found = stack.stacked_type(v, self.rows.get(v, v))
         if v not in self.layouts:
@@ -47,14 +48,14 @@ class Weights:
         return jax.ShapeDtypeStruct(shape, found.dtype)
 
     def difference(
-        self, traced: Any, program: Any, held: Sequence[Any], leaves: Sequence[Any]
+        self, traced: ClosedJaxpr, program: ClosedJaxpr, held: Sequence[Var], leaves: Sequence[Var]
     ) -> str | None:
-        """`None` where a trace of the text is the program, else what differs.
+        """`None` where a trace of the text equals the program, else what differs.
 
         **Arguments:**
 
-        - `held`: the variables of the parameters, the leading arguments of `program`.
-        - `leaves`: those of the arrays of the module, the leading arguments of `traced`.
+        - `held`: variables of the parameters, the leading arguments of `program`.
+        - `leaves`: variables of the module's arrays, the leading arguments of `traced`.
         """
         if not self.changed:
             return traced_form.difference(traced, program)
@@ -71,15 +72,15 @@ class Weights:
             return traced_form.difference(again, program)
         again, wanted = flat(traced_form.normal(again)), flat(traced_form.normal(program))
         mine, theirs = (open_jaxpr(p).invars for p in (again, wanted))
-        pairs = dict(zip(mine, theirs, strict=True))
-        own: dict[Any, Layout] = {
+        pairs: dict[Atom, Var] = dict(zip(mine, theirs, strict=True))
+        own: dict[Var, Layout] = {
             q: layouts[v] for q, v in zip(mine, held, strict=False) if v in layouts
         }
         return Comparison(again, wanted, pairs, own).difference()
 
 
 def arranged(rows: Rows, layout: Layout | None, values: Mapping[Any, Any]) -> Any:
-    """The values of some parameters, or of one, as the array that the module has."""
+    """The value of a parameter, or of a stack of them, as the array of the module."""
     found = stack.stacked(rows, values)
     depth = 0
     while isinstance(rows, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The equations of one body as statements."""
+"""Writes the equations of one jaxpr as statements."""
 
 from __future__ import annotations
 
@@ -6,43 +6,25 @@ import ast
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
-from invert._private.jax import Literal
 from invert.emission.expressions import idioms, literals, spelling
-from invert.emission.expressions.proof import Prover
 from invert.emission.expressions.spelling import FLOWS
-from invert.emission.expressions.statements import Function, Statement
+from invert.emission.expressions.statements import FunctionText, Pattern, Statement, ValueType
+from invert.emission.expressions.writer import Writer
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, noun, says
-from invert.emission.sizes.merge import Program
 from invert.emission.sizes.size import dimension_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import CondParts
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
-# An expression is written into the one that uses it while the line stays about as long.
+# An expression is inlined into its only user while the line stays about this long.
 _WIDTH = 66
-# Shapes of one value: operands that are wider stand on a line of their own.
+# Wider operands get a line of their own.
 _OPERAND = 44
-
-
-class Writer(Protocol):
-    """What a body asks of the file it is written into."""
-
-    program: Program
-    prover: Prover
-    plain: bool
-
-    def token(self, v: Any) -> str:
-        """The token of a variable."""
-        ...
-
-    def structured(self, body: Body, eqn: Any) -> Placed | None:
-        """An equation that holds jaxprs or is a layer; `None` where it is neither."""
-        ...
 
 
 @dataclasses.dataclass
@@ -52,38 +34,38 @@ class Placed:
     **Arguments:**
 
     - `expression`: over the tokens of its operands.
-    - `inline`: whether it may be written into the expression that uses it.
+    - `inline`: whether it may be inlined into the expression that uses it.
     - `functions`: local functions that it needs.
-    - `hints`: names wanted for its results; where they say nothing, see `emission.python.nouns`.
+    - `hints`: names wanted for its results; meaningless ones are replaced by `python.nouns`.
+    - `flows`, `pattern`: as for `Statement`.
     """
 
     expression: ast.expr
     inline: bool = True
-    functions: Sequence[Function] = ()
+    functions: Sequence[FunctionText] = ()
     hints: Sequence[str] = ()
     flows: bool | str = False
-    pattern: Any = None
+    pattern: Pattern = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The equation by which `lax.cond` and its kin make the index of a branch.
+    """The equation that makes the branch index of a `cond`.
 
     **Arguments:**
 
-    - `atom`: what the user gives: a truth value, or a number that is out of bounds maybe.
-    - `platforms`: what `lax.platform_dependent` chooses by: the names for each branch, `None` for
-        all others.
+    - `atom`: the argument of `lax.cond` or `lax.switch`: a bool, or an index before it is clamped.
+    - `platforms`: of `lax.platform_dependent`, the platforms of each branch; `None` is the default.
     """
 
-    eqn: Any
-    atom: Any
+    eqn: Eqn
+    atom: Atom | None
     is_switch: bool
     platforms: Sequence[Sequence[str] | None] = ()
 
 
 def _choices(graph: Graph) -> dict[int, Choice]:
-    """The choices of branches that the public functions can make, by the `cond` equation."""
+    """The branch choices that public functions can express, by the id of their `cond`."""
     found: dict[int, Choice] = {}
     for eqn in graph.by_primitive.get("cond", ()):
         parts = CondParts.of(eqn)
@@ -105,8 +87,8 @@ def _choices(graph: Graph) -> dict[int, Choice]:
     return found
 
 
-def _is_number(atom: Any, number: int) -> bool:
-    return not is_var(atom) and int(atom.val) == number
+def _is_number(atom: Atom, number: int) -> bool:
+    return isinstance(atom, Literal) and int(atom.val) == number
 
 
 class Body:
@@ -114,44 +96,44 @@ class Body:
 
     **Arguments:**
 
-    - `given`: expressions of values that are no local variables, such as `self.kernel`.
-    - `names`: what the arguments are called.
-    - `wanted`: what results are to be called, where they get a name at all.
-    - `path`: the name scopes that it is.
+    - `given`: expressions of values that are not local variables, such as `self.kernel`.
+    - `names`: names of the arguments.
+    - `wanted`: names for results that get a line of their own.
+    - `path`: the name scopes of the jaxpr.
     """
 
     def __init__(
         self,
         writer: Writer,
-        jaxpr: Any,
-        given: Mapping[Any, ast.expr] | None = None,
-        names: Mapping[Any, str] | None = None,
-        wanted: Mapping[Any, str] | None = None,
+        jaxpr: Jaxpr,
+        given: Mapping[Var, ast.expr] | None = None,
+        names: Mapping[Atom, str] | None = None,
+        wanted: Mapping[Atom, str] | None = None,
         path: Sequence[str] = (),
     ):
         self.writer = writer
-        self.names: dict[Any, str] = dict(names or {})
-        # What is a field in another form is called after it.
+        self.names: dict[Atom, str] = dict(names or {})
+        # A field in another form, such as a transpose, is called after the field.
         self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
         self.wanted, self.path = wanted or {}, path
         self.program = writer.program
         self.graph = Graph(jaxpr)
         self.given: dict[str, ast.expr] = {writer.token(v): e for v, e in (given or {}).items()}
         self.statements: list[Statement] = []
-        # Values that have one user, until it is written.
+        # Values with one user, until that is written.
         self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
-        self._uses: dict[Any, int] = {}
+        self._uses: dict[Atom, int] = {}
 
     @functools.cached_property
     def changes_state(self) -> bool:
-        """Whether some step gives another state back."""
+        """Whether some step assigns the state."""
         return any(isinstance(v, StateVar) for eqn in self.graph.eqns for v in eqn.outvars)
 
-    def token(self, v: Any) -> str:
+    def token(self, v: Var) -> str:
         return self.writer.token(v)
 
-    def type_of(self, v: Any) -> Any:
-        return self.program.shape(v), getattr(v.aval, "dtype", None)
+    def type_of(self, v: Var) -> ValueType:
+        return self.program.shape(v), v.aval.dtype
 
     def run(self) -> list[ast.expr]:
         """Writes all equations; returns the results."""
@@ -177,19 +159,19 @@ class Body:
         self._flush()
         return results
 
-    def _count(self, atoms: Sequence[Any]) -> None:
+    def _count(self, atoms: Sequence[Atom]) -> None:
         for atom in atoms:
             if is_var(atom):
                 self._uses[atom] = self._uses.get(atom, 0) + 1
 
-    def atoms(self, eqn: Any) -> list[Any]:
-        """The operands of an equation; those of a branch begin with what the choice is made by."""
+    def atoms(self, eqn: Eqn) -> list[Atom]:
+        """The operands of an equation; of a `cond`, the argument of its choice comes first."""
         if id(eqn) in self.chosen:
             atom = self.chosen[id(eqn)].atom
             return [*([] if atom is None else [atom]), *eqn.invars[1:]]
         return list(eqn.invars)
 
-    def _placed(self, eqn: Any) -> Placed:
+    def _placed(self, eqn: Eqn) -> Placed:
         found = self.writer.structured(self, eqn)
         if found is not None:
             return found
@@ -197,8 +179,8 @@ class Body:
         name = eqn.primitive.name
         return Placed(expression, flows=FLOWS.get(name, True))
 
-    def _hints(self, eqn: Any, placed: Placed, atoms: Sequence[Any]) -> list[str]:
-        """Names wanted for the results of an equation that is on `atoms`."""
+    def _hints(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> list[str]:
+        """Names wanted for the results of an equation with operands `atoms`."""
         hints = list(placed.hints) or [PLAIN]
         hints += [hints[-1]] * (len(eqn.outvars) - len(hints))
         for i, v in enumerate(eqn.outvars):
@@ -213,8 +195,9 @@ class Body:
             self.names[v] = hints[i]
         return hints
 
-    def _place(self, eqn: Any, placed: Placed, atoms: Sequence[Any]) -> None:
+    def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
         outs = [v if self._uses.get(v) else None for v in eqn.outvars]
+        first = eqn.outvars[0]
         value, width, inside = self._filled(placed.expression, len(placed.functions) == 0)
         for function in placed.functions:
             for token in function.free():
@@ -234,19 +217,19 @@ class Body:
             placed.pattern,
             heirs,
         )
-        single = len(outs) == 1 and self._uses.get(outs[0]) == 1
-        # What is returned stands in the line that returns it.
-        last = outs[0] in self.graph.results and self._one_result()
+        single = len(outs) == 1 and self._uses.get(first) == 1
+        # A returned value is inlined into the `return`.
+        last = first in self.graph.results and self._one_result()
         if single and placed.inline and not placed.functions and (last or width <= _OPERAND):
-            self._waiting[self.token(outs[0])] = (value, width, statement)
+            self._waiting[self.token(first)] = (value, width, statement)
         elif any(v is not None for v in outs):
             self.statements.append(statement)
 
     def _filled(
         self, expression: ast.expr, inline: bool
     ) -> tuple[ast.expr, int, dict[str, Statement]]:
-        """The expression with what its operands are, as far as they fit into the line, its width,
-        and what these operands would be on lines of their own."""
+        """The expression with operands inlined as far as they fit, its width, and the statements
+        of the inlined operands by token."""
         tokens = syntax.tokens_in(expression)
         width = syntax.width(expression)
         values: dict[str, ast.expr] = {}
@@ -269,15 +252,15 @@ class Body:
         filled = syntax.substitute(expression, values) if values else expression
         return filled, width, inside
 
-    def before(self, statement: Statement, atoms: Sequence[Any]) -> None:
-        """Adds a line after those that some operands are computed in."""
+    def before(self, statement: Statement, atoms: Sequence[Atom]) -> None:
+        """Adds a statement after those that compute some operands."""
         for atom in atoms:
-            if is_var(atom):
+            if not isinstance(atom, Literal):
                 self._settle(self.token(atom))
         self.statements.append(statement)
 
     def _settle(self, token: str) -> None:
-        """Gives a value that waits for its user a line of its own."""
+        """Gives a value that waits for its user a statement of its own."""
         if token in self._waiting:
             self.statements.append(self._waiting.pop(token)[2])
 
@@ -286,10 +269,10 @@ class Body:
             self._settle(token)
 
     def _one_result(self) -> bool:
-        """Whether there is one result, but for a state."""
+        """Whether there is one result besides a state."""
         return sum(not isinstance(v, StateVar) for v in self.graph.jaxpr.outvars) == 1
 
-    def result(self, atom: Any) -> ast.expr:
+    def result(self, atom: Atom) -> ast.expr:
         """A result of the body as an expression."""
         if isinstance(atom, Literal):
             return self.literal(atom)
@@ -301,14 +284,14 @@ class Body:
         self._settle(token)
         return ast.Name(token, ast.Load())
 
-    def operand(self, atom: Any) -> ast.expr:
-        """An operand where its type matters: literals with their types."""
+    def operand(self, atom: Atom) -> ast.expr:
+        """An operand as an expression; literals have their types."""
         if isinstance(atom, Literal):
             return self.literal(atom)
         return ast.Name(self.token(atom), ast.Load())
 
-    def literal(self, atom: Any) -> ast.expr:
-        """A literal with its type; one that depends on open sizes likewise."""
+    def literal(self, atom: Literal) -> ast.expr:
+        """A literal with its type, also where it depends on open sizes."""
         size = self.program.literals.get(id(atom))
         if size is not None:
             kind = literals.dtype(atom.aval.dtype)

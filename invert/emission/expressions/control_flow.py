@@ -1,66 +1,57 @@
-"""Equations that hold programs: calls, loops, branches, functions with derivatives of their own."""
+"""Writes equations that hold jaxprs: calls, loops, branches, custom derivatives."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from invert._errors import EmissionError
 from invert._opaque import custom_call_p
-from invert._private.jax import Literal, consts_of, dce, holds_jaxprs, is_jaxpr, open_jaxpr
+from invert._private.jax import (
+    consts_of,
+    dce,
+    holds_jaxprs,
+    is_jaxpr,
+    open_jaxpr,
+)
 from invert.emission.expressions import library, literals, spelling
-from invert.emission.expressions.body import Body, Placed, Writer
-from invert.emission.expressions.statements import Function, Parameter
+from invert.emission.expressions.body import Body, Placed
+from invert.emission.expressions.statements import FunctionText, Parameter, Pattern, ValueType
+from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_differentiable
 from invert.ir.graph import is_var
 from invert.ir.loops import CondParts, ScanParts, WhileParts
+from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 
-
-class File(Writer, Protocol):
-    """What equations with programs ask of the file."""
-
-    def jitted(self, closed: Any, name: str, args: Sequence[ast.expr]) -> ast.expr:
-        """The call of the function of the file for a called program."""
-        ...
-
-    def differentiated(self, eqn: Any, name: str) -> str:
-        """The name of a function of the file with a rule of its own."""
-        ...
-
-    def composed(self, eqn: Any) -> str:
-        """The name of a function of the file that compilers know by another name."""
-        ...
-
-
-Row = Callable[[File, Body, Any], Placed]
+Row = Callable[[Writer, Body, Eqn], Placed]
 
 
 def parameter_hints(count: int) -> list[str]:
-    """Names of parameters of which nothing is known."""
+    """Names of parameters without a name of their own."""
     if count <= 3:
         return list("xyz"[:count])
     return list("abcdefgh"[:count]) if count <= 8 else [f"x_{i}" for i in range(count)]
 
 
-def name_of(closed: Any) -> str:
+def name_of(closed: ClosedJaxpr | Jaxpr) -> str:
     """The name of the function that a jaxpr was traced from."""
     info = getattr(open_jaxpr(closed), "debug_info", None)
     return getattr(info, "func_name", "") or "function"
 
 
 def results_of(results: Sequence[ast.expr]) -> ast.expr:
-    """What a function returns: one value, or a tuple."""
+    """The returned expression: one value, or a tuple."""
     return results[0] if len(results) == 1 else syntax.tuple_of(results)
 
 
-def constants_of(closed: Any) -> dict[Any, ast.expr]:
-    """The constants that a called program holds itself, as literals.
+def constants_of(closed: ClosedJaxpr | Jaxpr) -> dict[Var, ast.expr]:
+    """The constants of a called program, as literals.
 
-    They are arrays of JAX: operators and methods of NumPy's would compute at once.
+    They are JAX arrays: operators and methods of NumPy arrays would not be traced.
     """
     jaxpr = open_jaxpr(closed)
     values = consts_of(closed)
@@ -71,23 +62,23 @@ def constants_of(closed: Any) -> dict[Any, ast.expr]:
 
 
 def local(
-    file: File,
+    file: Writer,
     outer: Body,
-    closed: Any,
+    closed: ClosedJaxpr | Jaxpr,
     hint: str,
-    operands: Sequence[Any],
+    operands: Sequence[Atom],
     parameters: Sequence[tuple[str, int]],
     result: Callable[[list[ast.expr]], ast.expr],
-    starts: Sequence[Any] = (),
-) -> Function:
-    """A function inside the one that is being written.
+    starts: Sequence[Atom] = (),
+) -> FunctionText:
+    """A local function of the body that is being written.
 
     **Arguments:**
 
-    - `operands`: atoms of the outer body for the leading arguments, which it takes by closure.
-    - `parameters`: a name for each parameter, and how many values it is; -1 for a bare value.
-    - `result`: makes the returned value of the results.
-    - `starts`: atoms of the outer body that the first values are called after.
+    - `operands`: atoms of the outer body for the leading arguments, which it closes over.
+    - `parameters`: the name of each parameter and its number of values; -1 for a bare value.
+    - `result`: makes the returned expression from the results.
+    - `starts`: atoms of the outer body that the first parameters take their names from.
     """
     jaxpr = open_jaxpr(closed)
     given = constants_of(closed)
@@ -97,14 +88,14 @@ def local(
         else:
             token = outer.token(atom)
             given[v] = outer.given.get(token, ast.Name(token, ast.Load()))
-    names = {
+    names: dict[Atom, str] = {
         v: outer.names[a]
         for v, a in zip(jaxpr.invars, [*operands, *starts], strict=False)
         if is_var(a) and says(outer.names.get(a))
     }
     rest = iter(jaxpr.invars[len(operands) :])
     taken: list[Parameter] = []
-    types: dict[str, Any] = {}
+    types: dict[str, ValueType | None] = {}
     for _, count in parameters:
         chosen = [next(rest) for _ in range(abs(count))]
         types.update((outer.token(v), outer.type_of(v)) for v in chosen)
@@ -112,7 +103,7 @@ def local(
         taken.append(tokens[0] if count == -1 else tokens)
     body = Body(file, jaxpr, given, names)
     value = result(body.run())
-    return Function(
+    return FunctionText(
         syntax.new_token(),
         hint,
         taken,
@@ -120,35 +111,35 @@ def local(
         body.statements,
         value,
         types=types,
-        parts={outer.token(v): name for v, name in names.items()},
+        parts={outer.token(v): names[v] for v in jaxpr.invars if v in names},
     )
 
 
-def _named(body: Body, atoms: Sequence[Any], other: str) -> list[str]:
-    """What values that begin as `atoms` are called."""
+def _named(body: Body, atoms: Sequence[Atom], other: str) -> list[str]:
+    """Names of values whose initial values are `atoms`."""
     names = [body.names.get(a) if is_var(a) else None for a in atoms]
     return [n if n is not None and says(n) else other for n in names]
 
 
-def _reference(function: Function) -> ast.expr:
+def _reference(function: FunctionText) -> ast.expr:
     return ast.Name(function.token, ast.Load())
 
 
 def packed(items: Sequence[ast.expr]) -> ast.expr:
-    """Nothing, one value or a tuple."""
+    """`None`, one value or a tuple."""
     if not items:
         return number(None)
     return items[0] if len(items) == 1 else syntax.tuple_of(items)
 
 
-def unpacking(numbers: Sequence[int]) -> Any:
-    """How what `packed` has put together is taken apart again, by the numbers of the values."""
+def unpacking(numbers: Sequence[int]) -> Pattern:
+    """The pattern that unpacks the result of `packed`, by the numbers of the values."""
     if not numbers:
         return None
     return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
 
-def _jit(file: File, body: Body, eqn: Any) -> Placed:
+def _jit(file: Writer, body: Body, eqn: Eqn) -> Placed:
     closed, name = eqn.params["jaxpr"], eqn.params["name"]
     if (found := _of_library(file, eqn, name)) is not None:
         return Placed(found, hints=[library.noun(name)], flows=True)
@@ -156,11 +147,11 @@ def _jit(file: File, body: Body, eqn: Any) -> Placed:
     return Placed(file.jitted(closed, name, args), hints=[library.noun(name)], flows=True)
 
 
-def _of_library(file: File, eqn: Any, name: str) -> ast.expr | None:
-    """A function of JAX that is this call."""
+def _of_library(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
+    """The public JAX function that traces to a call, if any."""
     if file.plain:
         return None
-    variables = {file.token(v): v for v in eqn.invars if is_var(v)}
+    variables = {file.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
     for bare in (True, False):
         args = spelling.operands(eqn, file, bare)
         for candidate in library.candidates(name, eqn, args):
@@ -169,7 +160,7 @@ def _of_library(file: File, eqn: Any, name: str) -> ast.expr | None:
     return None
 
 
-def _scan(file: File, body: Body, eqn: Any) -> Placed:
+def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
     params, parts = eqn.params, ScanParts.of(eqn)
     carried, scanned = len(parts.init), len(parts.xs)
 
@@ -196,11 +187,11 @@ def _scan(file: File, body: Body, eqn: Any) -> Placed:
 
 
 def _arity(count: int) -> int:
-    """One value is bare; several, or none, are a tuple."""
+    """-1 for one value, which is bare; several, or none, are a tuple."""
     return -1 if count == 1 else count
 
 
-def _while(file: File, body: Body, eqn: Any) -> Placed:
+def _while(file: Writer, body: Body, eqn: Eqn) -> Placed:
     parts = WhileParts.of(eqn)
     aval = open_jaxpr(parts.cond).outvars[0].aval
     if aval.shape:
@@ -221,7 +212,7 @@ def _while(file: File, body: Body, eqn: Any) -> Placed:
     return Placed(expression, False, [test, step], _named(body, state, "state"), pattern=pattern)
 
 
-def _cond(file: File, body: Body, eqn: Any) -> Placed:
+def _cond(file: Writer, body: Body, eqn: Eqn) -> Placed:
     parts = CondParts.of(eqn)
     choice = body.chosen.get(id(eqn))
     if choice is None:
@@ -240,6 +231,7 @@ def _cond(file: File, body: Body, eqn: Any) -> Placed:
         names = [p or ("default",) for p in choice.platforms]
         keywords = {n: r for ns, r in zip(names, references, strict=True) for n in ns}
         return Placed(call("lax.platform_dependent", **keywords), False, functions, ["chosen"])
+    assert choice.atom is not None
     index = body.operand(choice.atom)
     if choice.is_switch:
         expression = call("lax.switch", index, syntax.list_of(references))
@@ -248,8 +240,8 @@ def _cond(file: File, body: Body, eqn: Any) -> Placed:
     return Placed(expression, False, functions, ["chosen"])
 
 
-def _custom(file: File, body: Body, eqn: Any) -> Placed:
-    """A function with a derivative of its own."""
+def _custom(file: Writer, body: Body, eqn: Eqn) -> Placed:
+    """A function with a custom derivative, or a composite."""
     name = name_of(eqn.params["call_jaxpr"])
     if (known := composite_of(eqn)) is not None:
         args = [body.operand(a) for a in eqn.invars]
@@ -262,8 +254,8 @@ def _custom(file: File, body: Body, eqn: Any) -> Placed:
     return Placed(call(file.differentiated(eqn, name), *args), hints=hints, flows=True)
 
 
-def composite_of(eqn: Any) -> Any | None:
-    """The `composite` equation that `ir.composite` has wrapped; `None` where it is another."""
+def composite_of(eqn: Eqn) -> Eqn | None:
+    """The `composite` equation that `ir.composite` has wrapped, if any."""
     for param, primitive in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):
         eqns = open_jaxpr(eqn.params[param]).eqns
         if len(eqns) != 1 or eqns[0].primitive.name != primitive:
@@ -272,11 +264,11 @@ def composite_of(eqn: Any) -> Any | None:
     return eqn
 
 
-def _solve(file: File, body: Body, eqn: Any) -> Placed:
-    """A linear solve with the functions that its derivatives need."""
+def _solve(file: Writer, body: Body, eqn: Eqn) -> Placed:
+    """`lax.custom_linear_solve` with its functions."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     atoms = list(eqn.invars)
-    functions: dict[str, Function] = {}
+    functions: dict[str, FunctionText] = {}
     count = len(atoms) - sum(lengths)
     start = 0
     for name, length in zip(lengths._fields, lengths, strict=True):
@@ -287,7 +279,7 @@ def _solve(file: File, body: Body, eqn: Any) -> Placed:
                 file, body, closed, name, operands, [("b", _arity(count))], packed
             )
             if name != "matvec":
-                functions[name].first = ["_"]  # it is given `matvec`, which the program knows
+                functions[name].first = ["_"]  # JAX passes `matvec`, which is not needed
         start += length
     b = packed([body.operand(a) for a in atoms[start:]])
     args = [_reference(functions["matvec"]), b, _reference(functions["solve"])]
@@ -305,8 +297,8 @@ def _flat(values: list[ast.expr]) -> ast.expr:
     return values[0] if len(values) == 1 else syntax.tuple_of(values)
 
 
-def _reduce(file: File, body: Body, eqn: Any) -> Placed:
-    """`lax.reduce` and `lax.reduce_window` with a function of their own."""
+def _reduce(file: Writer, body: Body, eqn: Eqn) -> Placed:
+    """`lax.reduce` and `lax.reduce_window` with a custom function."""
     params = eqn.params
     closed = params["jaxpr"]
     n = len(eqn.invars) // 2
@@ -330,7 +322,7 @@ def _reduce(file: File, body: Body, eqn: Any) -> Placed:
     return Placed(expression, False, [function], pattern=pattern)
 
 
-def _remat(file: File, body: Body, eqn: Any) -> Placed:
+def _remat(file: Writer, body: Body, eqn: Eqn) -> Placed:
     parameters = [(h, -1) for h in parameter_hints(len(eqn.invars))]
     function = local(file, body, eqn.params["jaxpr"], "block", [], parameters, _flat)
     keywords: dict[str, ast.expr] = {}
@@ -340,8 +332,8 @@ def _remat(file: File, body: Body, eqn: Any) -> Placed:
     return Placed(call(wrapped, *map(body.operand, eqn.invars)), False, [function])
 
 
-def _opaque(file: File, body: Body, eqn: Any) -> Placed:
-    """A custom call that nothing has recovered: the text needs `invert` to say what it is."""
+def _opaque(file: Writer, body: Body, eqn: Eqn) -> Placed:
+    """A custom call that was not recovered: the text imports `invert` for it."""
     params = eqn.params
     if params["computations"]:
         return _bound(file, body, eqn)
@@ -362,13 +354,9 @@ def _opaque(file: File, body: Body, eqn: Any) -> Placed:
     return Placed(expression, False, pattern=pattern)
 
 
-def _dtype(v: Any) -> Any:
-    return v.aval.dtype
-
-
-def _bound(file: File, body: Body, eqn: Any) -> Placed:
-    """`lax.name_p.bind(...)` with each program traced from a local function."""
-    functions: list[Function] = []
+def _bound(file: Writer, body: Body, eqn: Eqn) -> Placed:
+    """`lax.name_p.bind(...)`, with each jaxpr traced from a local function."""
+    functions: list[FunctionText] = []
 
     def spelled(value: Any) -> ast.expr:
         if not is_jaxpr(value):
@@ -381,7 +369,7 @@ def _bound(file: File, body: Body, eqn: Any) -> Placed:
         functions.append(function)
         types = [
             call("jax.ShapeDtypeStruct", literals.shape(file.program.shape(v)),
-                 literals.dtype(_dtype(v)))
+                 literals.dtype(v.aval.dtype))
             for v in jaxpr.invars
         ]  # fmt: skip
         traced = call(call("jax.make_jaxpr", _reference(function)), *types)
@@ -399,7 +387,7 @@ def _bound(file: File, body: Body, eqn: Any) -> Placed:
     return Placed(expression, False, functions, pattern=pattern)
 
 
-# Primitives whose inner program mostly goes with the name of their function of `lax`.
+# Primitives whose inner jaxpr is mostly the one that their `lax` function makes.
 _SPELLED = frozenset("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split())
 
 ROWS: Mapping[str, Row] = {
@@ -418,8 +406,8 @@ ROWS: Mapping[str, Row] = {
 }
 
 
-def structured(file: File, body: Body, eqn: Any) -> Placed | None:
-    """How an equation that holds programs is written; `None` where it holds none."""
+def structured(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
+    """Writes an equation that holds jaxprs; `None` where it holds none."""
     name = eqn.primitive.name
     if name in ROWS:
         return ROWS[name](file, body, eqn)
@@ -428,62 +416,57 @@ def structured(file: File, body: Body, eqn: Any) -> Placed | None:
     if name in _SPELLED:
         try:
             expression = spelling.spell(eqn, file)
-        except EmissionError:  # it combines in a way of its own
+        except EmissionError:  # it combines by a custom function
             return _bound(file, body, eqn)
         return Placed(expression, flows=spelling.FLOWS.get(name, True))
     return _bound(file, body, eqn)
 
 
-def jvp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
-    """The rule of `jax.custom_jvp`: `(primals, tangents) -> (results, tangents of results)`."""
-    # Without the zeros that JAX makes for the tangents of whole numbers, which nothing uses.
-    jaxpr = dce(open_jaxpr(rule))
+def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> FunctionText:
+    """The rule of a function with a custom derivative.
+
+    Of `jax.custom_jvp` it is `(primals, tangents) -> (results, tangents of results)`, of
+    `jax.custom_vjp` the backward rule `(arguments, cotangents) -> cotangents of arguments`.
+    """
+    is_jvp = eqn.primitive.name == "custom_jvp_call"
+    # Without the zeros that JAX makes for the tangents of integers, which nothing uses.
+    jaxpr = dce(open_jaxpr(rule)) if is_jvp else open_jaxpr(rule)
     count = len(eqn.invars)
-    primals = tuple(file.token(v) for v in jaxpr.invars[:count])
-    moved = iter(jaxpr.invars[count:])
-    tangents = tuple(
-        file.token(next(moved)) if is_differentiable(v.aval) else syntax.new_token()
-        for v in eqn.invars
+    arguments = tuple(file.token(v) for v in jaxpr.invars[:count])
+    rest = iter(jaxpr.invars[count:])
+    moving, derived = (eqn.invars, eqn.outvars) if is_jvp else (eqn.outvars, eqn.invars)
+    given = tuple(
+        file.token(next(rest)) if is_differentiable(v.aval) else syntax.new_token() for v in moving
     )
     body = Body(file, jaxpr, constants_of(rule))
     values = body.run()
-    results, rest = values[: len(eqn.outvars)], iter(values[len(eqn.outvars) :])
-    dots = [
-        next(rest)
-        if is_differentiable(v.aval)
-        else call("np.zeros", literals.shape(v.aval.shape), syntax.name("jax.dtypes.float0"))
-        for v in eqn.outvars
+    results = values[: len(eqn.outvars)] if is_jvp else []
+    smooth = iter(values[len(results) :])
+    derivatives = [
+        next(smooth) if is_differentiable(v.aval) else _no_derivative(v, is_jvp) for v in derived
     ]
-    value = syntax.tuple_of([_flat(results), _flat(dots)])
-    return Function(
-        "", f"{name}_jvp", [primals, tangents], ["primals", "tangents"], body.statements, value,
-        decorators=[syntax.name(f"{name}.defjvp")],
+    if is_jvp:
+        value = syntax.tuple_of([_flat(results), _flat(derivatives)])
+        return FunctionText(
+            "", f"{name}_jvp", [arguments, given], ["primals", "tangents"], body.statements, value,
+            decorators=[syntax.name(f"{name}.defjvp")],
+        )  # fmt: skip
+    return FunctionText(
+        "", f"{name}_backward", [arguments, given[0] if len(given) == 1 else given],
+        ["residuals", "cotangent"], body.statements, syntax.tuple_of(derivatives),
     )  # fmt: skip
 
 
+def _no_derivative(v: Atom, is_jvp: bool) -> ast.expr:
+    """What JAX wants where a value, such as an integer, has no tangent or cotangent."""
+    if not is_jvp:
+        return number(None)
+    return call("np.zeros", literals.shape(v.aval.shape), syntax.name("jax.dtypes.float0"))
+
+
 def forbidden(name: str, message: str) -> ast.FunctionDef:
-    """The rule of a function whose author forbids its derivative."""
+    """The rule of a function whose author forbids to differentiate it."""
     raised = ast.Raise(call("LookupError", number(message)))
     arguments = [ast.arg("primals"), ast.arg("tangents")]
     decorators = [syntax.name(f"{name}.defjvp")]
     return syntax.function(f"{name}_jvp", arguments, [raised], decorators=decorators)
-
-
-def vjp_function(file: File, eqn: Any, rule: Any, name: str) -> Function:
-    """The backward rule of `jax.custom_vjp`: `(arguments, cotangents) -> cotangents`."""
-    jaxpr = open_jaxpr(rule)
-    count = len(eqn.invars)
-    primals = tuple(file.token(v) for v in jaxpr.invars[:count])
-    moved = iter(jaxpr.invars[count:])
-    cotangents = tuple(
-        file.token(next(moved)) if is_differentiable(v.aval) else syntax.new_token()
-        for v in eqn.outvars
-    )
-    body = Body(file, jaxpr, constants_of(rule))
-    values = iter(body.run())
-    found = [next(values) if is_differentiable(v.aval) else number(None) for v in eqn.invars]
-    parameter: Parameter = cotangents[0] if len(cotangents) == 1 else cotangents
-    return Function(
-        "", f"{name}_backward", [primals, parameter], ["residuals", "cotangent"],
-        body.statements, syntax.tuple_of(found),
-    )  # fmt: skip

@@ -1,40 +1,41 @@
 """Expressions that stand for several equations: `jnp.mean(x, axis=-1)`, `jax.nn.softmax(x)`.
 
 Each row belongs to the primitive of the last equation and proposes calls. A proposed call is traced
-and found in the body like a pattern's template; what it covers has no use outside of it.
+and matched with the body like the template of a pattern; no interior value may be used elsewhere.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from invert._errors import optional_step
-from invert._private.jax import Literal
 from invert.emission.expressions import indexing
 from invert.emission.expressions.products import dot_options, relettered, subscripts
-from invert.emission.expressions.spelling import Writer, axis_of
+from invert.emission.expressions.spelling import axis_of
+from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.nouns import NOUNS, PLAIN, PRODUCT
 from invert.emission.python.syntax import call, number
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
+from invert.ir.traced_form import is_weak
+from invert.ir.types import Atom, Eqn, Literal, Var
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Equations that are written as one expression.
+    """Equations written as one expression.
 
     **Arguments:**
 
     - `expression`: over the tokens of `leaves`.
-    - `covered`: ids of the equations but the last, which is where it is written.
+    - `covered`: ids of the equations before the last, in whose place it is written.
     """
 
     expression: ast.expr
-    leaves: tuple[Any, ...]
+    leaves: tuple[Atom, ...]
     covered: frozenset[int]
     hint: str = PLAIN
     flows: bool | str = False
@@ -42,7 +43,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """An expression over operands named by position, and what stands for them in the body.
+    """An expression over operands named by position.
 
     **Arguments:**
 
@@ -50,25 +51,25 @@ class Proposal:
     """
 
     expression: ast.expr
-    operands: tuple[Any, ...]
+    operands: Sequence[Atom]
     hint: str = PLAIN
     flows: bool | str = False
 
 
-Row = Callable[[Any, Graph, Writer], Iterator[Proposal]]
+Row = Callable[[Eqn, Graph, Writer], Iterator[Proposal]]
 
 
 def _x(i: int = 0) -> ast.expr:
     return ast.Name(f"${'abc'[i]}", ast.Load())
 
 
-def _producer(graph: Graph, atom: Any, *names: str) -> Any | None:
-    """The equation that gives an atom, where it is one of these primitives."""
+def _producer(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
+    """The equation that produces an atom, if it is of one of these primitives."""
     eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
     return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
 
-def _axis(axes: Any, x: Any) -> dict[str, ast.expr]:
+def _axis(axes: Sequence[int], x: Atom) -> dict[str, ast.expr]:
     axis = axis_of(axes, len(x.aval.shape))
     return {} if axis is None else {"axis": axis}
 
@@ -79,8 +80,8 @@ _KEPT = {
 }  # fmt: skip
 
 
-def _keepdims(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """A reduction whose axes are put back."""
+def _keepdims(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """A reduction with `keepdims=True`."""
     inner = _producer(graph, eqn.invars[0], *_KEPT)
     if inner is not None and "axes" in inner.params:
         x = inner.invars[0]
@@ -91,8 +92,8 @@ def _keepdims(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             yield Proposal(expression, (x,), NOUNS.get(inner.primitive.name, PLAIN))
 
 
-def _reduced(eqn: Any, graph: Graph) -> tuple[Any, Any] | None:
-    """The sum that an equation divides, and whether its axes are put back."""
+def _reduced(eqn: Eqn, graph: Graph) -> tuple[Eqn, bool] | None:
+    """The sum that an equation divides, and whether it keeps its axes."""
     inner = _producer(graph, eqn.invars[0], "reduce_sum", "broadcast_in_dim")
     if inner is None:
         return None
@@ -102,7 +103,7 @@ def _reduced(eqn: Any, graph: Graph) -> tuple[Any, Any] | None:
     return None if deeper is None else (deeper, True)
 
 
-def _division(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """A softmax or a mean."""
     exponential = _producer(graph, eqn.invars[0], "exp")
     if exponential is not None:
@@ -123,8 +124,8 @@ def _division(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             yield Proposal(call("jnp.mean", _x(), **keywords), (x,), "mean")
 
 
-def _gelu(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`x * (0.5 * (1 + tanh(...)))` in the forms that JAX has had."""
+def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`x * (0.5 * (1 + tanh(...)))`, in the forms of different JAX versions."""
     names = set()
     pending, steps = list(eqn.invars), 0
     while pending and steps < 16:
@@ -144,8 +145,8 @@ def _gelu(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             yield Proposal(call("jax.nn.gelu", _x(), **keywords), (x,), "gelu", True)
 
 
-def _einsum(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """A product whose axes are in another order than `dot_general` gives."""
+def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """A `dot_general` whose result is transposed."""
     inner = _producer(graph, eqn.invars[0], "dot_general")
     if inner is None or not all(map(is_var, inner.invars)) or inner.invars[0] is inner.invars[1]:
         return
@@ -162,8 +163,8 @@ def _einsum(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         yield Proposal(expression, tuple(atoms), PRODUCT)
 
 
-def _item(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`x[:, 0]`: a slice of one, and its axis taken away."""
+def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`x[:, 0]`: a slice of size one whose axis is squeezed."""
     inner = _producer(graph, eqn.invars[0], "slice")
     if inner is None or not is_var(inner.invars[0]):
         return
@@ -178,8 +179,8 @@ def _item(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     yield Proposal(syntax.item(_x(), index), (inner.invars[0],), PLAIN)
 
 
-def _broadcast_of(graph: Graph, atom: Any) -> Any | None:
-    """The variable that an atom is a broadcast of."""
+def _broadcast_of(graph: Graph, atom: Atom) -> Atom | None:
+    """The variable that was broadcast to an atom, if any."""
     eqn = _producer(graph, atom, "broadcast_in_dim")
     return eqn.invars[0] if eqn is not None and is_var(eqn.invars[0]) else None
 
@@ -187,12 +188,12 @@ def _broadcast_of(graph: Graph, atom: Any) -> Any | None:
 def _broadcasting(sign: str) -> Row:
     """`x + b` where one side is broadcast first."""
 
-    def row(eqn: Any, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    def row(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         inner = [_broadcast_of(graph, a) for a in eqn.invars]
         for choice in ((0, 1), (1,), (0,)):
             if any(inner[i] is None for i in choice):
                 continue
-            atoms = [inner[i] if i in choice else a for i, a in enumerate(eqn.invars)]
+            atoms = [(inner[i] if i in choice else None) or a for i, a in enumerate(eqn.invars)]
             if not all(map(is_var, atoms)):
                 continue
             yield Proposal(syntax.infix(_x(0), sign, _x(1)), tuple(atoms), PLAIN, True)
@@ -214,7 +215,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
 def find(graph: Graph, writer: Writer) -> dict[int, Group]:
     """The groups of a body, by the id of their last equation.
 
-    The last equations are looked at first, so that a group is not taken apart by a smaller one.
+    The search goes backwards, so that the largest group wins.
     """
     found: dict[int, Group] = {}
     taken: set[int] = set()
@@ -231,7 +232,7 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
     return found
 
 
-def _first(row: Row, eqn: Any, graph: Graph, writer: Writer, taken: set[int]) -> Group | None:
+def _first(row: Row, eqn: Eqn, graph: Graph, writer: Writer, taken: set[int]) -> Group | None:
     for proposal in row(eqn, graph, writer):
         if (group := _try(proposal, eqn, graph, writer, taken)) is not None:
             return group
@@ -239,11 +240,11 @@ def _first(row: Row, eqn: Any, graph: Graph, writer: Writer, taken: set[int]) ->
 
 
 def _try(
-    proposal: Proposal, eqn: Any, graph: Graph, writer: Writer, taken: set[int]
+    proposal: Proposal, eqn: Eqn, graph: Graph, writer: Writer, taken: set[int]
 ) -> Group | None:
-    variables = proposal.operands
+    variables = [v for v in proposal.operands if isinstance(v, Var)]
     tokens = [f"${c}" for c in "abc"[: len(variables)]]
-    matched: list[Any] | None = None
+    matched: Sequence[Atom] | None = None
     covered: frozenset[int] = frozenset()
     for x64 in writer.prover.settings:
         template = writer.prover.trace(
@@ -258,12 +259,12 @@ def _try(
         match = Match(body, graph)
         if not match.seed(body.producers[result[0]], eqn) or len(match.eqns) != len(body.eqns):
             return None
-        if match.outputs() is None or match.inputs() != list(variables):
+        if match.outputs() is None or match.inputs() != variables:
             return None
         covered = frozenset(id(e) for e in match.eqns.values())
         if covered & taken or len(covered) < 2 or _shared(match, graph, eqn):
             return None
-        if _is_weak(result[0].aval) != _is_weak(eqn.outvars[0].aval):
+        if is_weak(result[0]) != is_weak(eqn.outvars[0]):
             return None
         matched = match.inputs()
     if matched is None:
@@ -280,8 +281,8 @@ def _try(
     )
 
 
-def _shared(match: Match, graph: Graph, root: Any) -> bool:
-    """Whether a result inside is used outside; a template's constants may be shared elsewhere."""
+def _shared(match: Match, graph: Graph, root: Eqn) -> bool:
+    """Whether an interior result is used elsewhere."""
     inside = {id(e) for e in match.eqns.values()}
     for eqn in match.eqns.values():
         if eqn is root:
@@ -290,7 +291,3 @@ def _shared(match: Match, graph: Graph, root: Any) -> bool:
             if v in graph.results or any(id(u) not in inside for u in graph.users.get(v, ())):
                 return True
     return False
-
-
-def _is_weak(aval: Any) -> bool:
-    return bool(getattr(aval, "weak_type", False))

@@ -1,10 +1,9 @@
-"""How equations that move elements are written: shapes, slices, indices."""
+"""Expressions for equations that move elements: shapes, slices, indices."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
 from invert.emission.sizes.merge import Program
 from invert.ir.graph import is_var
+from invert.ir.types import Eqn, Literal
 
 Expressions = Iterator[ast.expr]
 _ALL = syntax.slice_of
@@ -24,14 +24,14 @@ def _index(parts: Sequence[ast.expr]) -> ast.expr:
     return parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
 
 
-def broadcast(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def broadcast(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     shape = tuple(eqn.params["shape"])
     dims = tuple(eqn.params["broadcast_dimensions"])
     operand = eqn.invars[0]
     rank = len(operand.aval.shape)
     if rank == 0:
         dtype = literals.dtype(operand.aval.dtype)
-        if not is_var(operand):
+        if isinstance(operand, Literal):
             value = operand.val
             if id(operand) not in program.literals and value == 0:
                 yield call("jnp.zeros", literals.shape(shape), dtype)
@@ -61,14 +61,14 @@ def broadcast(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressio
     )
 
 
-def reshape(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def reshape(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     sizes = eqn.params["new_sizes"]
     if is_var(eqn.invars[0]):
         if len(sizes) == 1:
             yield method(args[0], "reshape", number(-1))
         ones = sum(n == 1 for n in sizes)
         if len(sizes) > 1 and ones == len(sizes) - 1:
-            # What a layer does to its bias, whatever the size of that is.
+            # The size of a bias is left open, so that layers of different sizes share a text.
             parts = [number(1) if n == 1 else number(-1) for n in sizes]
             yield method(args[0], "reshape", *parts)
         if sizes:
@@ -77,8 +77,8 @@ def reshape(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions
     yield call("lax.reshape", args[0], literals.shape(sizes))
 
 
-def convolution(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
-    """`lax.conv_general_dilated` with layouts as letters and without what says nothing."""
+def convolution(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+    """`lax.conv_general_dilated` with layouts as letters and without default arguments."""
     params = eqn.params
     spatial = len(params["window_strides"])
     keywords: dict[str, ast.expr] = {}
@@ -116,8 +116,8 @@ def _inverse(spec: Sequence[int]) -> list[int]:
     return [list(spec).index(i) for i in range(len(spec))]
 
 
-def _same_padding(eqn: Any, program: Program) -> ast.expr | None:
-    """`"SAME"` or `"VALID"`, where the padding may be that; what it is, tracing shows."""
+def _same_padding(eqn: Eqn, program: Program) -> ast.expr | None:
+    """`"SAME"` or `"VALID"` where the padding may be that; tracing decides."""
     padding = eqn.params["padding"]
     if all(tuple(p) == (0, 0) for p in padding):
         return number("VALID")
@@ -125,10 +125,10 @@ def _same_padding(eqn: Any, program: Program) -> ast.expr | None:
     return number("SAME") if near else None
 
 
-def pooling(name: str, init: str) -> Any:
+def pooling(name: str, init: str) -> Callable[[Eqn, Sequence[ast.expr], Program], Expressions]:
     """`lax.reduce_window` with the function of a monoid."""
 
-    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         params = eqn.params
         aval = eqn.invars[0].aval
         start = syntax.template(init)
@@ -155,14 +155,14 @@ def pooling(name: str, init: str) -> Any:
     return row
 
 
-def squeeze(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def squeeze(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     dims = eqn.params["dimensions"]
     axis = number(int(dims[0])) if len(dims) == 1 else syntax.tuple_of(number(int(d)) for d in dims)
     yield call("jnp.squeeze", args[0], axis=axis)
     yield call("lax.squeeze", args[0], syntax.tuple_of(number(int(d)) for d in dims))
 
 
-def transpose(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def transpose(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     order = tuple(eqn.params["permutation"])
     if order == (1, 0):
         yield syntax.field(args[0], "T")
@@ -172,13 +172,13 @@ def transpose(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressio
     yield call("jnp.transpose", args[0], syntax.tuple_of(map(number, order)))
 
 
-def reverse(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def reverse(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     dims = eqn.params["dimensions"]
     axis = number(int(dims[0])) if len(dims) == 1 else syntax.tuple_of(map(number, dims))
     yield call("jnp.flip", args[0], axis=axis)
 
 
-def slice_parts(eqn: Any, program: Program) -> list[ast.expr]:
+def slice_parts(eqn: Eqn, program: Program) -> list[ast.expr]:
     """The index of a `slice` equation, a part for each axis."""
     params = eqn.params
     shape = program.shape(eqn.invars[0])
@@ -198,7 +198,7 @@ def slice_parts(eqn: Any, program: Program) -> list[ast.expr]:
 
 
 def shortened(parts: list[ast.expr]) -> list[ast.expr]:
-    """The index without the full slices at its end."""
+    """The index without trailing full slices."""
     whole = [isinstance(p, ast.Slice) and not (p.lower or p.upper or p.step) for p in parts]
     end = len(parts)
     while end > 1 and whole[end - 1]:
@@ -211,7 +211,7 @@ def shortened(parts: list[ast.expr]) -> list[ast.expr]:
     return parts[:end]
 
 
-def slices(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def slices(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     if is_var(eqn.invars[0]):
         yield item(args[0], _index(shortened(slice_parts(eqn, program))))
     params = eqn.params
@@ -220,12 +220,12 @@ def slices(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("lax.slice", args[0], *bounds, *strides)
 
 
-def dynamic_slice(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def dynamic_slice(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     sizes = literals.shape(eqn.params["slice_sizes"])
     yield call("lax.dynamic_slice", args[0], syntax.tuple_of(args[1:]), sizes)
 
 
-def gather(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def gather(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     params = eqn.params
     keywords = {}
     for name, default in (("unique_indices", False), ("indices_are_sorted", False)):

@@ -1,10 +1,10 @@
-"""Functions of JAX that trace to one call: which to try for a call of a given name."""
+"""Public JAX functions that may trace to a call of a given name."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,10 @@ import jax.scipy.special
 from invert.emission.expressions import literals
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
+from invert.ir.types import Eqn
 
-# Where a call of some name may come from, in order.
-_MODULES: tuple[tuple[str, Any], ...] = (
+# The modules that a called function may come from, in order.
+_MODULES: tuple[tuple[str, ModuleType], ...] = (
     ("jax.nn", jax.nn),
     ("jnp", jnp),
     ("jnp.linalg", jnp.linalg),
@@ -25,14 +26,14 @@ _MODULES: tuple[tuple[str, Any], ...] = (
     ("jax.random", jax.random),
 )
 
-# Calls whose function has another name.
+# Calls named otherwise than their public function.
 _RENAMED = {"expn": "exp1", "_where": "where", "_pinv": "pinv", "_var": "var", "_take": "take"}
 
 _AXES = frozenset({"log_softmax", "softmax", "logsumexp", "glu"})
 
 
-def candidates(name: str, eqn: Any, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
-    """Expressions that may be the call `name`."""
+def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """Expressions that may trace to the call `name`."""
     if name == "_bernoulli":
         shape = literals.shape(eqn.outvars[0].aval.shape)
         yield call("jax.random.bernoulli", *args, shape)

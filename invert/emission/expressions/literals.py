@@ -1,4 +1,4 @@
-"""Values that stand in a program, as Python expressions."""
+"""Constants and parameters of equations as Python expressions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -16,19 +16,18 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive, primitives
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
 
 from invert._errors import EmissionError
 from invert.emission.python import syntax
 from invert.emission.sizes.size import Size
-
-# How the sizes of open dimensions are written: a value by its token or name.
-DimNames = Mapping[str, str]
+from invert.ir.types import Literal
 
 
-def dtype(value: Any) -> ast.expr:
+def dtype(value: DTypeLike) -> ast.expr:
     """`jnp.float32`."""
     if jax.dtypes.issubdtype(value, jax.dtypes.prng_key):
-        raise EmissionError(f"the dtype {value} has no spelling of its own")
+        raise EmissionError(f"the dtype {value} has no public name")
     text = np.dtype(value).name
     text = "bool_" if text == "bool" else text
     if not hasattr(jnp, text):
@@ -46,7 +45,7 @@ def _float(value: float) -> ast.expr:
 
 
 def _shortest(value: Any) -> float:
-    """The float whose digits are those that tell the number from its neighbours in its type."""
+    """The float with the fewest digits that identify the number in its dtype."""
     kind = np.asarray(value).dtype
     if kind in (np.float64, np.dtype("complex128")):
         return float(value)
@@ -62,8 +61,8 @@ def _shortest(value: Any) -> float:
     return wide
 
 
-def bare(value: Any) -> ast.expr:
-    """A scalar as a Python number: `0.5`. Its type is that of what it meets."""
+def bare(value: ArrayLike) -> ast.expr:
+    """A scalar as a Python number: `0.5`, which is weakly typed."""
     value = np.asarray(value)[()]
     kind = np.asarray(value).dtype
     if kind == np.bool_:
@@ -82,7 +81,7 @@ def _complex(value: Any) -> ast.expr:
     return syntax.call("complex", *args)
 
 
-def typed(value: Any) -> ast.expr:
+def typed(value: ArrayLike) -> ast.expr:
     """A scalar with its type: `np.float32(0.5)`."""
     kind = np.asarray(value).dtype
     if hasattr(np, kind.name):
@@ -90,15 +89,15 @@ def typed(value: Any) -> ast.expr:
     return syntax.call("np.asarray", bare(value), dtype(kind))
 
 
-def of_literal(atom: Any, *, plain: bool) -> ast.expr:
-    """A literal of a jaxpr, in the type that the jaxpr gives it."""
+def of_literal(atom: Literal, *, plain: bool) -> ast.expr:
+    """A literal of a jaxpr, in the dtype that it has there."""
     number = np.asarray(atom.val, atom.aval.dtype)
     if number.ndim:
         return array(number)
     return bare(number) if plain else typed(number)
 
 
-def array(value: Any) -> ast.expr:
+def array(value: ArrayLike) -> ast.expr:
     """A small array: `np.array([1, 2], np.int32)`."""
     value = np.asarray(value)
     if not value.shape:
@@ -117,11 +116,12 @@ def array(value: Any) -> ast.expr:
 
 
 def size(value: int) -> ast.expr:
-    """A size, with the names of open dimensions as tokens."""
+    """A size; open dimensions are tokens."""
     return value.expression() if isinstance(value, Size) else syntax.number(int(value))
 
 
-def shape(value: Any) -> ast.expr:
+def shape(value: Iterable[int]) -> ast.expr:
+    """A shape as a tuple."""
     return syntax.tuple_of(size(n) for n in value)
 
 
@@ -131,12 +131,12 @@ def _tolerance(value: lax.Tolerance) -> ast.expr:
 
 
 def _sharding(value: NamedSharding) -> ast.expr:
-    """A sharding over the axes of a mesh: which devices there are is for the caller to say."""
+    """A sharding over an abstract mesh: the caller chooses the devices."""
     mesh = value.mesh
     if mesh.empty:
         return syntax.number(None)
     if not isinstance(mesh, AbstractMesh):
-        raise EmissionError("a sharding over devices of this process has no spelling")
+        raise EmissionError("a sharding over the devices of this process cannot be written")
     axes = syntax.call(
         "jax.sharding.AbstractMesh",
         syntax.tuple_of(map(syntax.number, mesh.axis_sizes)),
@@ -178,7 +178,7 @@ _LEAVES: tuple[tuple[type, Callable[[Any], ast.expr]], ...] = (
 def value(v: Any) -> ast.expr:
     """A parameter of an equation.
 
-    **Raises:** `EmissionError` where the value has no spelling.
+    **Raises:** `EmissionError` where the value cannot be written as an expression.
     """
     if isinstance(v, enum.Enum) and (where := _public_name(type(v))):  # some are numbers too
         return syntax.name(f"{where}.{v.name}")
@@ -206,12 +206,12 @@ def value(v: Any) -> ast.expr:
         return syntax.call(_public(type(v)), **fields)
     if isinstance(v, type) and issubclass(v, np.generic):
         return dtype(v)
-    raise EmissionError(f"a value of type {type(v).__name__} has no spelling")
+    raise EmissionError(f"a value of type {type(v).__name__} cannot be written as an expression")
 
 
 @functools.lru_cache(maxsize=1)
 def public_primitives() -> dict[str, str]:
-    """Where primitives are found under a public name."""
+    """Public names of primitives."""
     found: dict[str, str] = {}
     for module, where in ((primitives, "jax.extend.core.primitives"), (lax, "lax")):
         for attribute in dir(module):

@@ -1,31 +1,31 @@
-"""How products of arrays are written: `x @ w`, `jnp.tensordot`, `jnp.einsum`."""
+"""Expressions for products of arrays: `x @ w`, `jnp.tensordot`, `jnp.einsum`."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from invert.emission.expressions import literals
 from invert.emission.python.syntax import call, infix, number
 from invert.emission.sizes.merge import Program
+from invert.ir.types import Eqn
 
 
-def product(eqn: Any, args: Sequence[ast.expr], program: Program) -> Iterator[ast.expr]:
+def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[ast.expr]:
     left, right = args
     yield infix(left, "@", right)
     ((contract_l, contract_r), (batch_l, _)) = eqn.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in eqn.invars]
     keywords = dot_options(eqn)
     if not batch_l and (list(contract_l), list(contract_r)) == ([ranks[0] - 1], [0]):
-        # What `x @ w` means where `w` has more axes than a matrix.
+        # As `x @ w`, for a `w` with more than two axes.
         yield call("jnp.tensordot", left, right, axes=number(1), **keywords)
     if sum(ranks) <= 20:
         text = relettered("{},{}->{}".format(*subscripts(eqn)))
         yield call("jnp.einsum", number(text), left, right, **keywords)
 
 
-def subscripts(eqn: Any) -> tuple[str, str, str]:
+def subscripts(eqn: Eqn) -> tuple[str, str, str]:
     """The operands and the result of a `dot_general` in the letters of `jnp.einsum`."""
     ((contract_l, contract_r), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in eqn.invars]
@@ -53,7 +53,7 @@ def relettered(text: str) -> str:
     return "".join(order.get(c, c) for c in text)
 
 
-def dot_options(eqn: Any) -> dict[str, ast.expr]:
+def dot_options(eqn: Eqn) -> dict[str, ast.expr]:
     found = {}
     precision = eqn.params["precision"]
     if precision is not None:

@@ -1,11 +1,11 @@
-"""Whether an expression traces to the equations that it is to stand for."""
+"""Proves by tracing that an expression stands for some equations."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -15,27 +15,19 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, optional_step
-from invert._private.jax import (
-    Literal,
-    Var,
-    close_like,
-    consts_of,
-    open_jaxpr,
-    rename,
-    trace_closed,
-)
+from invert._private.jax import close_like, consts_of, open_jaxpr, rename, trace_closed
 from invert.emission.python import load, syntax
 from invert.emission.sizes.size import dimension_token
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
+from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Literal, Var
 
-# What emitted text may name.
+# The modules that emitted text may use.
 NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}
 
-# What the functions of `jax.lax`, `jax.numpy` and `jax.nn` raise of arguments, or a number of
-# them, that they do not take, and what some of them assert instead; NumPy an `OverflowError` of a
-# number that its dtype does not hold.
-# Everything else, such as a name that there is not, is a defect of the text.
+# What functions of `jax.lax`, `jax.numpy` and `jax.nn` raise for arguments that they do not take,
+# and what some of them assert instead; NumPy raises an `OverflowError` for numbers out of range.
+# Everything else, such as a `NameError`, is a defect of the text.
 REFUSALS = (
     TypeError, ValueError, NotImplementedError, ArithmeticError, IndexError, AssertionError,
 )  # fmt: skip
@@ -49,26 +41,26 @@ class Prover:
 
     - `settings`: the values of `jax_enable_x64` under which the text will run.
     - `dimensions`: the open dimensions and their sizes in the program.
-    - `chosen`: for equations that were spelled, by their signature, which form it was.
-    - `defects`: gets a line for each expression that was left out because of a defect of its own.
+    - `chosen`: the number of the form that was chosen for an equation, by its signature.
+    - `defects`: receives a line for each expression that was left out because of a defect.
     """
 
     settings: tuple[bool, ...] = (False, True)
     dimensions: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    chosen: dict[Any, int] = dataclasses.field(default_factory=dict)
+    chosen: dict[Hashable, int] = dataclasses.field(default_factory=dict)
     defects: list[str] = dataclasses.field(default_factory=list)
-    _traced: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    _graphs: dict[int, tuple[Any, Graph]] = dataclasses.field(default_factory=dict)
+    _traced: dict[Hashable, ClosedJaxpr | None] = dataclasses.field(default_factory=dict)
+    _graphs: dict[int, tuple[ClosedJaxpr, Graph]] = dataclasses.field(default_factory=dict)
 
-    def graph(self, traced: Any) -> Graph:
+    def graph(self, traced: ClosedJaxpr) -> Graph:
         """The use-def maps of a traced expression, made once."""
         if id(traced) not in self._graphs:
             self._graphs[id(traced)] = traced, Graph(traced, consts_of(traced))
         return self._graphs[id(traced)][1]
 
     def trace(
-        self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Any], x64: bool
-    ) -> Any | None:
+        self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Aval], x64: bool
+    ) -> ClosedJaxpr | None:
         """The expression as a closed jaxpr; `None` where JAX refuses it."""
         names = [f"a{i}" for i in range(len(tokens))]
         values: dict[str, ast.expr] = {
@@ -85,7 +77,11 @@ class Prover:
         return self._traced[key]
 
     def holds(
-        self, expression: ast.expr, operands: Mapping[str, Any], eqns: Sequence[Any], outs: Any
+        self,
+        expression: ast.expr,
+        operands: Mapping[str, Var],
+        eqns: Sequence[Eqn],
+        outs: Sequence[Var],
     ) -> bool:
         """Whether the expression of `operands` (variables by token) traces to `eqns`."""
         tokens = [t for t in syntax.tokens_in(expression) if t in operands]
@@ -113,38 +109,34 @@ class Prover:
         return True
 
 
-def _same_types(traced: Any, outs: Sequence[Any]) -> bool:
-    """A result that is weakly typed would change what is computed from it."""
-    found: list[Any] = list(open_jaxpr(traced).outvars)
+def _same_types(traced: ClosedJaxpr, outs: Sequence[Var]) -> bool:
+    """Whether the results have the same types; a weak type would change later results."""
+    found = open_jaxpr(traced).outvars
     return len(found) == len(outs) and all(
         a.aval.dtype == b.aval.dtype
         and tuple(a.aval.shape) == tuple(b.aval.shape)
-        and (isinstance(a, Literal) or _is_weak(a) == _is_weak(b))
+        and (isinstance(a, Literal) or traced_form.is_weak(a) == traced_form.is_weak(b))
         for a, b in zip(found, outs, strict=True)
     )
 
 
-def _is_weak(v: Any) -> bool:
-    return bool(getattr(v.aval, "weak_type", False))
+def _type_key(aval: Aval) -> Hashable:
+    return (
+        getattr(aval, "shape", None),
+        getattr(aval, "dtype", None),
+        getattr(aval, "weak_type", False),
+    )
 
 
-def _type_key(aval: Any) -> Any:
-    return getattr(aval, "shape", None), getattr(aval, "dtype", None), _weak(aval)
-
-
-def _weak(aval: Any) -> bool:
-    return bool(getattr(aval, "weak_type", False))
-
-
-def _trace(function: Any, avals: Sequence[Any], x64: bool) -> Any | None:
+def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> ClosedJaxpr | None:
     def values(*args: Any) -> Any:
         found = function(*args)
         if isinstance(found, (list, tuple)) and len(found) == 1:
-            raise TypeError("a sequence of one result, where the result itself is wanted")
+            raise TypeError("a sequence of one result instead of the result")
         return found
 
     with jax.enable_x64(x64), warnings.catch_warnings():
-        # A type of 64 bits asked for without them: one of two ways that are tried.
+        # A 64-bit type was asked for without x64: both settings are tried.
         warnings.simplefilter("ignore")
         try:
             return _without_copies(trace_closed(values, *avals))
@@ -152,10 +144,10 @@ def _trace(function: Any, avals: Sequence[Any], x64: bool) -> Any | None:
             return None
 
 
-def _without_copies(closed: Any) -> Any:
-    """The program without copies, of which lowering leaves nothing."""
+def _without_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The program without `copy` equations, which lowering drops."""
     jaxpr = open_jaxpr(closed)
-    names: dict[Any, Any] = {}
+    names: dict[Var, Atom] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "copy":
             (x,), (y,) = eqn.invars, eqn.outvars

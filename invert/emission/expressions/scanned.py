@@ -1,4 +1,4 @@
-"""How a run of layers is written: `lax.scan` over a module with stacked arrays."""
+"""Writes a run of layers as `lax.scan` over a module with stacked arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 from invert.emission.expressions import control_flow
 from invert.emission.expressions.body import Body, Placed
-from invert.emission.expressions.statements import Function, Parameter, Statement
+from invert.emission.expressions.statements import FunctionText, Parameter, Statement
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
@@ -14,8 +14,8 @@ from invert.emission.python.syntax import call, number
 
 
 def run(body: Body, eqn: Run, field: str) -> Placed:
-    """The layers one after the other, as Equinox scans over layers: the arrays are sliced by the
-    scan, and what is none is put beside them again."""
+    """The layers one after the other, as Equinox scans over layers: the scan slices the arrays,
+    which are then combined with the static fields."""
     layer = eqn.layer
     outs = [syntax.new_token() for _ in layer.outputs]
     arguments = {i: syntax.new_token() for i, _ in eqn.carried}
@@ -44,7 +44,7 @@ def run(body: Body, eqn: Run, field: str) -> Placed:
         rows = control_flow.packed([_use(outs[j]) for j in eqn.collected])
     tokens = [arguments[i] for i, _ in eqn.carried]
     first: Parameter = tokens[0] if len(tokens) == 1 else tuple(tokens)
-    function = Function(
+    function = FunctionText(
         syntax.new_token(), "step", [first, one], ["x" if len(tokens) == 1 else "carry", "layer"],
         statements, syntax.tuple_of([carry, rows]),
         types={t: body.type_of(layer.inputs[i]) for i, t in arguments.items()},
@@ -62,7 +62,7 @@ def run(body: Body, eqn: Run, field: str) -> Placed:
 
 
 def pick(body: Body, eqn: Pick) -> Placed:
-    """One of the values that a run has stacked."""
+    """One of the values stacked by a run."""
     value = syntax.item(body.operand(eqn.invars[0]), number(eqn.index))
     return Placed(value, hints=[snake(eqn.name, "y")], flows=False)
 

@@ -1,7 +1,7 @@
-"""How single equations are written: the names people use, where they trace to the same equation.
+"""Expressions for single equations: idiomatic ones, where they trace to the same equation.
 
-Each row gives expressions to try, best first. What is tried is proved by tracing; so a row may
-guess. Behind the table stand the function of `lax` of that name and the primitive itself.
+Each row yields expressions to try, best first. Since each is proved by tracing, a row may guess.
+Where no row fits, the function of `lax` of that name is used, else the primitive itself.
 """
 
 from __future__ import annotations
@@ -10,43 +10,30 @@ import ast
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError
-from invert._private.jax import Literal
 from invert.emission.expressions import indexing, literals, products
-from invert.emission.expressions.proof import Prover
+from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, infix, method, number
 from invert.emission.sizes.merge import Program
 from invert.emission.sizes.size import Size
 from invert.ir import kinds
 from invert.ir.graph import is_var
-
-
-class Writer(Protocol):
-    """What spelling asks of the file."""
-
-    program: Program
-    prover: Prover
-    plain: bool
-
-    def token(self, v: Any) -> str:
-        """The token of a variable."""
-        ...
-
+from invert.ir.types import Eqn, Literal, Var
 
 Expressions = Iterator[ast.expr]
-Row = Callable[[Any, Sequence[ast.expr], Program], Expressions]
+Row = Callable[[Eqn, Sequence[ast.expr], Program], Expressions]
 
 
 def _infix(sign: str, *others: str) -> Row:
-    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         yield infix(args[0], sign, args[1])
         for other in others:
             yield call(other, *args)
@@ -55,7 +42,7 @@ def _infix(sign: str, *others: str) -> Row:
 
 
 def _named(*names: str) -> Row:
-    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         for name in names:
             yield call(name, *args)
 
@@ -63,14 +50,14 @@ def _named(*names: str) -> Row:
 
 
 def _prefix(sign: str) -> Row:
-    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         yield syntax.prefix(sign, args[0])
 
     return row
 
 
 def axis_of(axes: Sequence[int], rank: int) -> ast.expr | None:
-    """An `axis` argument; the last axis is -1, and all of them are left out."""
+    """An `axis` argument; `None` where all axes are meant."""
     axes = tuple(int(a) for a in axes)
     if len(axes) == rank:
         return None
@@ -80,12 +67,12 @@ def axis_of(axes: Sequence[int], rank: int) -> ast.expr | None:
 
 
 def one_axis(axis: int, rank: int) -> ast.expr:
-    """An axis as people count it: the last one is -1."""
+    """An axis as a literal; the last one is -1."""
     return number(-1 if axis == rank - 1 and rank > 1 else axis)
 
 
 def _reduction(name: str) -> Row:
-    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         axis = axis_of(eqn.params["axes"], len(eqn.invars[0].aval.shape))
         keywords = {} if axis is None else {"axis": axis}
         yield call(f"jnp.{name}", args[0], **keywords)
@@ -94,7 +81,7 @@ def _reduction(name: str) -> Row:
 
 
 def _extremum(name: str) -> Row:
-    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         axis = axis_of(eqn.params["axes"], len(eqn.invars[0].aval.shape))
         keywords = {} if axis is None else {"axis": axis}
         yield call(f"jnp.{name}", args[0], **keywords)
@@ -106,7 +93,7 @@ def _extremum(name: str) -> Row:
 
 
 def _cumulative(name: str) -> Row:
-    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         axis = eqn.params["axis"]
         if not eqn.params["reverse"] and name in ("sum", "prod"):
             yield call(f"jnp.cum{name}", args[0], axis=number(axis))
@@ -116,11 +103,11 @@ def _cumulative(name: str) -> Row:
     return row
 
 
-def _power(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _power(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield infix(args[0], "**", number(eqn.params["y"]))
 
 
-def _convert(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _convert(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     dtype = eqn.params["new_dtype"]
     if isinstance(eqn.invars[0], Literal):
         yield call("jnp.asarray", args[0], literals.dtype(dtype))
@@ -129,24 +116,24 @@ def _convert(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expression
     yield call("lax.convert_element_type", args[0], literals.dtype(dtype))
 
 
-def _select(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _select(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     if len(args) == 3:
         yield call("jnp.where", args[0], args[2], args[1])
         yield call("lax.select", args[0], args[2], args[1])
     yield call("lax.select_n", *args)
 
 
-def _clamp(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _clamp(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("lax.clamp", *args)
 
 
-def _concatenate(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _concatenate(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     axis = eqn.params["dimension"]
     keywords = {} if axis == 0 else {"axis": one_axis(axis, len(eqn.invars[0].aval.shape))}
     yield call("jnp.concatenate", syntax.list_of(args), **keywords)
 
 
-def _iota(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _iota(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     params = eqn.params
     dtype = literals.dtype(params["dtype"])
     if len(params["shape"]) == 1:
@@ -155,7 +142,7 @@ def _iota(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("lax.broadcasted_iota", dtype, literals.shape(params["shape"]), dimension)
 
 
-def _sort(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _sort(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     axis = eqn.params["dimension"]
     if len(args) == 1:
         last = axis == len(eqn.invars[0].aval.shape) - 1
@@ -168,7 +155,7 @@ def _sort(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("lax.sort", operand, **keywords, **keys)
 
 
-def _split(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _split(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     sizes, axis = eqn.params["sizes"], eqn.params["axis"]
     where = {} if axis == 0 else {"axis": one_axis(axis, len(eqn.invars[0].aval.shape))}
     if len(set(sizes)) == 1:
@@ -176,12 +163,12 @@ def _split(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("lax.split", args[0], literals.shape(sizes), **where)
 
 
-def _pad(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _pad(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("lax.pad", *args, literals.value(tuple(map(tuple, eqn.params["padding_config"]))))
 
 
 def _key(function: str, *params: str) -> Row:
-    def row(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+    def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         yield call(
             f"jax.random.{function}", *args, *(literals.value(eqn.params[p]) for p in params)
         )
@@ -189,23 +176,23 @@ def _key(function: str, *params: str) -> Row:
     return row
 
 
-def _wrap(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _wrap(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     name = getattr(eqn.params["impl"], "name", "")
     yield call("jax.random.wrap_key_data", args[0])
     yield call("jax.random.wrap_key_data", args[0], impl=number(name))
 
 
-def _seed(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _seed(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("jax.random.key", args[0])
     name = getattr(eqn.params["impl"], "name", "")
     yield call("jax.random.key", args[0], impl=number(name))
 
 
-def _constraint(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _constraint(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("lax.with_sharding_constraint", args[0], literals.value(eqn.params["sharding"]))
 
 
-def _split_key(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _split_key(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     shape = eqn.params["shape"]
     yield call("jax.random.split", args[0])
     if len(shape) == 1:
@@ -213,7 +200,7 @@ def _split_key(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressi
     yield call("jax.random.split", args[0], literals.shape(shape))
 
 
-def _bits(eqn: Any, args: Sequence[ast.expr], program: Program) -> Expressions:
+def _bits(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     shape = literals.shape(eqn.params["shape"])
     width = eqn.params["bit_width"]
     yield call("jax.random.bits", args[0], shape, syntax.name(f"jnp.uint{width}"))
@@ -286,21 +273,21 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "random_bits": (_bits,),
 }  # fmt: skip
 
-# Whether a result takes over the name of an operand that is not needed any more: of one of its own
-# type, or of any where it is the same array in another form.
+# Whether a result takes over the name of an operand that is not used later: of one of the same type
+# (`True`), or of any type, where it is the same array in another form (`"any"`).
 FLOWS: dict[str, bool | str] = {
-    # A broadcast is often of a number, and a slice has as many siblings as there are parts.
+    # A broadcast is often of a number, and one array has many slices.
     **dict.fromkeys(kinds.MOVES - kinds.PARTS - {"broadcast_in_dim"}, "any"),
     "convert_element_type": "any",
     **dict.fromkeys(("reduce_sum", "reduce_max", "exp", "iota", "random_bits", "rsqrt"), False),
 }
 
 
-def operands(eqn: Any, writer: Writer, bare: bool) -> list[ast.expr]:
-    """The operands of an equation as expressions: literals as plain numbers, or with types."""
+def operands(eqn: Eqn, writer: Writer, bare: bool) -> list[ast.expr]:
+    """The operands of an equation as expressions; literals are Python numbers where `bare`."""
     found: list[ast.expr] = []
     for atom in eqn.invars:
-        if is_var(atom):
+        if not isinstance(atom, Literal):
             found.append(ast.Name(writer.token(atom), ast.Load()))
             continue
         size = writer.program.literals.get(id(atom))
@@ -313,31 +300,31 @@ def operands(eqn: Any, writer: Writer, bare: bool) -> list[ast.expr]:
     return found
 
 
-def spell(eqn: Any, writer: Writer) -> ast.expr:
+def spell(eqn: Eqn, writer: Writer) -> ast.expr:
     """The best expression that traces to an equation.
 
-    **Raises:** `EmissionError` where nothing does, which only an equation can bring about that
-        holds what has no text, such as a sharding of this machine's devices.
+    **Raises:** `EmissionError` where none does, as for an equation with a parameter that cannot be
+        written, such as a sharding over the devices of this process.
     """
     forms = _forms(eqn, writer)
     key = _signature(eqn, writer.program)
     known = writer.prover.chosen.get(key) if key is not None else None
     if known is not None:
-        # The same equation on other operands: what was proved for one holds for all.
+        # The same equation on other operands: the proof holds for all.
         return next(itertools.islice(forms, known, None))
-    variables = {writer.token(v): v for v in eqn.invars if is_var(v)}
+    variables = {writer.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
     for i, form in enumerate(forms):
         if writer.prover.holds(form, variables, [eqn], eqn.outvars):
             if key is not None:
                 writer.prover.chosen[key] = i
             return form
     raise EmissionError(
-        f"no expression gives the equation {eqn.primitive.name} back, with the parameters "
+        f"no expression traces to the equation {eqn.primitive.name} with the parameters "
         f"{ {k: v for k, v in eqn.params.items() if v is not None} }"
     )
 
 
-def _forms(eqn: Any, writer: Writer) -> Expressions:
+def _forms(eqn: Eqn, writer: Writer) -> Expressions:
     """All expressions to try."""
     alone = eqn.primitive.multiple_results and len(eqn.outvars) == 1
     for candidate in _candidates(eqn, writer, any(not is_var(a) for a in eqn.invars)):
@@ -346,17 +333,17 @@ def _forms(eqn: Any, writer: Writer) -> Expressions:
             yield syntax.item(candidate, number(0))
 
 
-def _signature(eqn: Any, program: Program) -> Any | None:
-    """All that an equation is but for which variables it is on; `None` where that has no hash."""
+def _signature(eqn: Eqn, program: Program) -> Hashable | None:
+    """An equation up to its variables; `None` where its parameters have no hash."""
     try:
         params = _frozen(tuple(eqn.params.items()))
         hash(params)
     except TypeError:
         return None
-    order: dict[Any, int] = {}
+    order: dict[Var, int] = {}
     operands = []
     for atom in eqn.invars:
-        if is_var(atom):
+        if not isinstance(atom, Literal):
             shape = _frozen(program.shape(atom)) if hasattr(atom.aval, "shape") else ()
             number = order.setdefault(atom, len(order))
             operands.append((number, shape, getattr(atom.aval, "dtype", None)))
@@ -368,8 +355,8 @@ def _signature(eqn: Any, program: Program) -> Any | None:
     return eqn.primitive.name, params, tuple(operands), outs
 
 
-def _frozen(value: Any) -> Any:
-    """A value with a hash that tells apart sizes which are equal by chance."""
+def _frozen(value: object) -> Hashable:
+    """A hashable value in which open sizes differ from equal numbers."""
     if isinstance(value, Size):
         return int(value), tuple(sorted(value.terms.items()))
     if isinstance(value, (tuple, list)):
@@ -379,7 +366,7 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _candidates(eqn: Any, writer: Writer, has_literals: bool) -> Expressions:
+def _candidates(eqn: Eqn, writer: Writer, has_literals: bool) -> Expressions:
     name = eqn.primitive.name
     both = [operands(eqn, writer, bare) for bare in ((True, False) if has_literals else (True,))]
     if not writer.plain:
@@ -394,14 +381,14 @@ def _candidates(eqn: Any, writer: Writer, has_literals: bool) -> Expressions:
     for args in reversed(both):
         yield from _of_lax(eqn, args)
     yield from _bound(eqn, both[-1])
-    if writer.plain:  # what `lax` has no function for
+    if writer.plain:  # for primitives without a function of `lax`
         for row in ROWS.get(name, ()):
             yield from row(eqn, both[-1], writer.program)
 
 
 @functools.lru_cache(maxsize=1024)
 def _lookup(module: str, name: str) -> Callable[..., Any] | None:
-    """The public function of a module."""
+    """The public function of a module, if there is one of that name."""
     roots = {"jax": jax, "lax": lax, "jnp": jax.numpy}
     first, *rest = module.split(".")
     found: Any = roots[first]
@@ -411,24 +398,24 @@ def _lookup(module: str, name: str) -> Callable[..., Any] | None:
     return function if callable(function) else None
 
 
-# Defaults of parameters that most primitives have.
+# Parameters of most primitives, `None` by default.
 _UNSET = {"accuracy", "out_dtype", "sharding", "out_sharding"}
 
 
-def _written(eqn: Any) -> dict[str, Any]:
-    """Parameters that say something."""
+def _written(eqn: Eqn) -> dict[str, Any]:
+    """The parameters that are not at their default."""
     return {k: v for k, v in eqn.params.items() if not (k in _UNSET and v is None)}
 
 
-# Primitives whose function of `lax` has another name.
+# Primitives named otherwise than their `lax` function.
 _RENAMED = {
     "scatter-add": "scatter_add", "scatter-sub": "scatter_sub", "scatter-mul": "scatter_mul",
     "scatter-min": "scatter_min", "scatter-max": "scatter_max", "add_any": "add_any",
 }  # fmt: skip
 
 
-def _of_lax(eqn: Any, args: Sequence[ast.expr]) -> Expressions:
-    """`lax.name(*operands, **params)`, with the parameters that the function has."""
+def _of_lax(eqn: Eqn, args: Sequence[ast.expr]) -> Expressions:
+    """`lax.name(*operands, **params)`, with the parameters that the function takes."""
     name = _RENAMED.get(eqn.primitive.name, eqn.primitive.name)
     for module in ("lax", "lax.linalg"):
         function = _lookup(module, name)
@@ -448,15 +435,15 @@ def _of_lax(eqn: Any, args: Sequence[ast.expr]) -> Expressions:
             yield call(f"{module}.{name}", syntax.tuple_of(args), **full)
 
 
-def _is_default(value: Any, default: Any) -> bool:
+def _is_default(value: object, default: object) -> bool:
     try:
         return value is default or bool(value == default)
     except ValueError:
         return False
 
 
-def _bound(eqn: Any, args: Sequence[ast.expr]) -> Expressions:
-    """`lax.name_p.bind(*operands, **params)`: always right where the parameters have a text."""
+def _bound(eqn: Eqn, args: Sequence[ast.expr]) -> Expressions:
+    """`lax.name_p.bind(*operands, **params)`, where the parameters can be written."""
     where = literals.public_primitives().get(eqn.primitive.name)
     if where is None:
         return

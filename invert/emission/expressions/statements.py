@@ -1,7 +1,7 @@
-"""Functions as lists of statements over tokens, and how tokens get names.
+"""Functions as lists of statements over tokens, and the names of tokens.
 
-A name is taken again where the value it stood for is not needed any more, as in `x = x + 1`. That
-is decided when the whole function is known.
+A name is reused where its value is not used later, as in `x = x + 1`. This is decided once the
+whole function is known.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
+
+import numpy as np
 
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 from invert.emission.sizes.size import dimension_of
 
-# A parameter of a function: a token, or a tuple of tokens that is taken apart in the first line.
+# A parameter of a function: a token, or a tuple of tokens that the first line unpacks.
 Parameter = str | tuple[str, ...]
+# How results are nested: numbers of targets in tuples, `None` for no result.
+Pattern: TypeAlias = "int | tuple[Pattern, ...] | None"
+# The shape and the dtype of a value.
+ValueType: TypeAlias = tuple[tuple[int, ...], np.dtype]
 
 
 @dataclasses.dataclass
@@ -27,34 +33,35 @@ class Statement:
 
     - `targets`: a token for each result, `None` for one that is not used.
     - `hints`: names wanted for the targets.
-    - `types`: what the targets are; one takes the name of an operand that is not needed any more
-        where the types are equal.
-    - `flows`: whether it takes over such a name at all; `"any"` where the type does not matter.
-    - `heirs`: tokens whose names it may take over.
-    - `pattern`: how the results are nested: numbers of targets in tuples, `None` for no result.
+    - `types`: types of the targets; one reuses the name of an operand of the same type that is not
+        used later.
+    - `flows`: whether it reuses such a name at all; `"any"` where the type does not matter.
+    - `heirs`: tokens whose names it may reuse.
+    - `pattern`: how the results are nested.
     """
 
     targets: Sequence[str | None]
     value: ast.expr
     hints: Sequence[str] = ()
-    types: Sequence[Any] = ()
+    types: Sequence[ValueType | None] = ()
     flows: bool | str = False
-    functions: Sequence[Function] = ()
-    pattern: Any = None
+    functions: Sequence[FunctionText] = ()
+    pattern: Pattern = None
     heirs: Sequence[str] = ()
 
 
 @dataclasses.dataclass
-class Function:
+class FunctionText:
     """A function definition over tokens.
 
     **Arguments:**
 
-    - `token`: what refers to it.
+    - `token`: the token of the function itself.
     - `hint`: the name wanted.
     - `hints`: names wanted for the parameters.
-    - `first`: whether `self` is the first parameter.
-    - `parts`: names wanted for values of a parameter that is a tuple.
+    - `first`: parameters before the others, such as `self`.
+    - `types`: types of the parameters.
+    - `parts`: names wanted for the values of a tuple parameter.
     """
 
     token: str
@@ -70,7 +77,7 @@ class Function:
     keyword_only: int = 0
     positional_only: bool = False
     returns: ast.expr | None = None
-    types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    types: Mapping[str, ValueType | None] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def tokens(self) -> Iterator[str]:
@@ -90,12 +97,12 @@ class Function:
         return found
 
     def free(self) -> list[str]:
-        """Tokens it takes from outside."""
+        """Tokens it closes over."""
         own = self.own()
         return [t for t in dict.fromkeys(self.tokens()) if t not in own]
 
     def free_dimensions(self) -> list[str]:
-        """Open dimensions of which it uses the sizes."""
+        """Open dimensions whose sizes it closes over."""
         return [d for t in self.free() if (d := dimension_of(t)) is not None]
 
 
@@ -106,83 +113,111 @@ def _read(statement: Statement) -> Iterator[str]:
 
 
 def render(
-    function: Function, name: str, outer: Mapping[str, str], taken: set[str]
+    function: FunctionText, name: str, outer: Mapping[str, str], taken: set[str]
 ) -> ast.FunctionDef:
     """The definition, with names.
 
     **Arguments:**
 
-    - `outer`: names of the tokens from outside.
-    - `taken`: names that no value may have: those of the file.
+    - `outer`: names of the tokens that it closes over.
+    - `taken`: names of the file, which no value may have.
     """
-    captured = {t: outer[t] for t in function.free() if t in outer}
-    names = Names(taken | set(captured.values()) | set(function.first))
-    given = dict(captured)
-    types = dict(function.types)
-    last = _last_uses(function)
-    arguments: list[ast.arg] = []
-    body: list[ast.stmt] = []
-    if function.doc:
-        body.append(syntax.docstring(function.doc))
-    for parameter, hint in zip(function.parameters, function.hints, strict=True):
+    return _Renderer(function, outer, taken).definition(name)
+
+
+class _Renderer:
+    """Names the tokens of one function."""
+
+    def __init__(self, function: FunctionText, outer: Mapping[str, str], taken: set[str]):
+        self.function, self.taken = function, taken
+        self.captured = {t: outer[t] for t in function.free() if t in outer}
+        self.names = Names(taken | set(self.captured.values()) | set(function.first))
+        self.given = dict(self.captured)
+        self.types = dict(function.types)
+        self.last = _last_uses(function)
+        self.body: list[ast.stmt] = [syntax.docstring(function.doc)] if function.doc else []
+
+    def definition(self, name: str) -> ast.FunctionDef:
+        function = self.function
+        pairs = zip(function.parameters, function.hints, strict=True)
+        arguments = [self._argument(parameter, hint) for parameter, hint in pairs]
+        for i, statement in enumerate(function.body):
+            self._statement(i, statement)
+        self.body.append(ast.Return(syntax.renamed(function.result, self.given)))
+        split = len(arguments) - function.keyword_only
+        return syntax.function(
+            name,
+            [syntax.argument(n) for n in function.first] + arguments[:split],
+            self.body,
+            keyword_only=arguments[split:],
+            positional_only=function.positional_only,
+            decorators=[syntax.renamed(d, self.given) for d in function.decorators],
+            returns=function.returns,
+        )
+
+    def _argument(self, parameter: Parameter, hint: str) -> ast.arg:
+        """One parameter; the first line of the body unpacks a tuple."""
+        function, names = self.function, self.names
         if isinstance(parameter, str):
-            unused = parameter not in last and not function.annotations
-            given[parameter] = names.new(f"_{hint}" if unused else hint)
-            arguments.append(syntax.argument(given[parameter], function.annotations.get(parameter)))
-            continue
+            unused = parameter not in self.last and not function.annotations
+            name = self.given[parameter] = names.new(f"_{hint}" if unused else hint)
+            return syntax.argument(name, function.annotations.get(parameter))
         if not parameter:
-            arguments.append(syntax.argument(names.new(f"_{hint}")))
-            continue
+            return syntax.argument(names.new(f"_{hint}"))
         whole = names.new(hint)
-        arguments.append(syntax.argument(whole))
         targets = []
         for i, token in enumerate(parameter):
-            if token in last:
-                given[token] = names.new(function.parts.get(token) or f"{hint}_{i}")
-            targets.append(ast.Name(given.get(token, "_"), ast.Load()))
-        body.append(syntax.assign(syntax.tuple_of(targets), ast.Name(whole, ast.Load())))
+            if token in self.last:
+                self.given[token] = names.new(function.parts.get(token) or f"{hint}_{i}")
+            targets.append(ast.Name(self.given.get(token, "_"), ast.Load()))
+        self.body.append(syntax.assign(syntax.tuple_of(targets), ast.Name(whole, ast.Load())))
         names.free(whole)
-    for i, statement in enumerate(function.body):
+        return syntax.argument(whole)
+
+    def _statement(self, i: int, statement: Statement) -> None:
+        names, given = self.names, self.given
         for inner in statement.functions:
             given[inner.token] = names.new(inner.hint)
-            body.append(render(inner, given[inner.token], given, taken))
+            self.body.append(render(inner, given[inner.token], given, self.taken))
         read = [t for t in dict.fromkeys(_read(statement)) if t in given]
-        # The name of a function stays its own, or checkers see it declared twice.
-        kept = {*captured, *(f.token for f in statement.functions)}
-        dying = [t for t in read if last.get(t) == i and t not in kept]
+        # The name of a function is not reused: type checkers would see it declared twice.
+        kept = {*self.captured, *(f.token for f in statement.functions)}
+        dying = [t for t in read if self.last.get(t) == i and t not in kept]
         value = syntax.renamed(statement.value, given)
         for token in dying:
             names.free(given[token])
         targets = []
         for k, token in enumerate(statement.targets):
-            if token is None or token not in last:
+            if token is None or token not in self.last:
                 targets.append(ast.Name("_", ast.Load()))
                 continue
             own = statement.types[k] if k < len(statement.types) else None
-            types[token] = own
-            wanted = _taken_over(statement, own, dying, types, given, names)
+            self.types[token] = own
+            wanted = self._reused(statement, own, dying)
             given[token] = names.new(wanted or statement.hints[k])
             targets.append(ast.Name(given[token], ast.Load()))
         if statement.pattern is not None:
             target = _nested(statement.pattern, targets)
         else:
             target = targets[0] if len(targets) == 1 else syntax.tuple_of(targets)
-        body.append(syntax.assign(target, value))
-    body.append(ast.Return(syntax.renamed(function.result, given)))
-    split = len(arguments) - function.keyword_only
-    return syntax.function(
-        name,
-        [syntax.argument(n) for n in function.first] + arguments[:split],
-        body,
-        keyword_only=arguments[split:],
-        positional_only=function.positional_only,
-        decorators=[syntax.renamed(d, given) for d in function.decorators],
-        returns=function.returns,
-    )
+        self.body.append(syntax.assign(target, value))
+
+    def _reused(
+        self, statement: Statement, own: ValueType | None, dying: Sequence[str]
+    ) -> str | None:
+        """The name of an operand that the target reuses, if any."""
+        if not statement.flows or len(statement.targets) != 1:
+            return None
+        for token in statement.heirs:
+            if token not in dying or self.given[token] in self.names.taken:
+                continue
+            if token in self.types and (statement.flows == "any" or self.types[token] == own):
+                return self.given[token]
+        return None
 
 
-def _nested(pattern: Any, targets: Sequence[ast.Name]) -> ast.expr:
-    """Targets in nested tuples; one name for a tuple of which nothing is used."""
+def _nested(pattern: Pattern, targets: Sequence[ast.Name]) -> ast.expr:
+    """Targets in nested tuples; `_` for a tuple of which nothing is used."""
     if pattern is None:
         return ast.Name("_", ast.Load())
     if isinstance(pattern, int):
@@ -193,7 +228,7 @@ def _nested(pattern: Any, targets: Sequence[ast.Name]) -> ast.expr:
     return syntax.tuple_of(items)
 
 
-def _last_uses(function: Function) -> dict[str, int]:
+def _last_uses(function: FunctionText) -> dict[str, int]:
     """The last statement that reads each token; the result counts as one more."""
     found: dict[str, int] = {}
     for i, statement in enumerate(function.body):
@@ -202,22 +237,3 @@ def _last_uses(function: Function) -> dict[str, int]:
     for token in syntax.tokens_in(function.result):
         found[token] = len(function.body)
     return found
-
-
-def _taken_over(
-    statement: Statement,
-    own: Any,
-    dying: Sequence[str],
-    types: Mapping[str, Any],
-    given: Mapping[str, str],
-    names: Names,
-) -> str | None:
-    """The name of an operand that the target continues."""
-    if not statement.flows or len(statement.targets) != 1:
-        return None
-    for token in statement.heirs:
-        if token not in dying or given[token] in names.taken or token not in types:
-            continue
-        if statement.flows == "any" or types[token] == own:
-            return given[token]
-    return None

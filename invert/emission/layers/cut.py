@@ -1,9 +1,9 @@
-"""Layers: a program cut along its name scopes.
+"""Cuts a program into layers along its name scopes.
 
 Frameworks run each layer under a scope of its name. A scope becomes a layer where it owns
-parameters: those that nothing outside of it uses. The equations of a layer have to be one step of
-the layer above: no value may leave it and come back. What lies on the way is taken in, and scopes
-that are entangled with each other are dissolved.
+parameters: those that nothing outside it uses. The equations of a layer have to be one step of
+the layer above: no value may leave the layer and come back. Equations in between are taken in, and
+scopes that depend on each other are dissolved.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ import collections
 import dataclasses
 import heapq
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from jax.extend.core import Primitive
 
 from invert._private.jax import names_of
+from invert.emission.layers.native import Native
 from invert.emission.python.naming import stem
 from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 Path = tuple[str, ...]
+# A layer inside by its name, or a single equation by its number.
+Group: TypeAlias = str | int
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,79 +34,75 @@ class Layer:
 
     **Arguments:**
 
-    - `path`: name scopes; only the last one names it.
+    - `path`: its name scopes; the last one is its name.
     - `steps`: its equations in order; calls of layers inside are `LayerCall`.
-    - `parameters`: variables of the parameters that are its own.
+    - `parameters`: variables of the parameters that it owns.
     - `inputs`, `outputs`: variables.
-    - `field`: what its field is to be called, where that is not its own name.
-    - `count`: how many layers it stands for, where it stands for more.
-    - `native`: the layer of `equinox.nn` that it is, if any; `arrays` are the fields of that.
+    - `field`: the name wanted for its field, where that is not its own name.
+    - `count`: the number of layers that it stands for, 0 for one.
+    - `native`: the layer of `equinox.nn` that replaces it, if any; `arrays` are the fields of that.
     """
 
     path: Path
-    steps: list[Any] = dataclasses.field(default_factory=list)
-    parameters: list[Any] = dataclasses.field(default_factory=list)
+    steps: list[Eqn] = dataclasses.field(default_factory=list)
+    parameters: list[Var] = dataclasses.field(default_factory=list)
     children: dict[str, Layer] = dataclasses.field(default_factory=dict)
-    inputs: list[Any] = dataclasses.field(default_factory=list)
-    outputs: list[Any] = dataclasses.field(default_factory=list)
+    inputs: list[Var] = dataclasses.field(default_factory=list)
+    outputs: list[Atom] = dataclasses.field(default_factory=list)
     field: str = ""
     count: int = 0
-    native: Any = None
-    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    native: Native | None = None
+    arrays: dict[str, Var] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return self.path[-1] if self.path else ""
 
-
-@dataclasses.dataclass(frozen=True)
-class Primitive:
-    """Stands where an equation has its primitive."""
-
-    name: str
-    multiple_results: bool = False
+    @property
+    def results(self) -> list[Var]:
+        """The outputs that are variables, as all are but some of the outermost layer."""
+        return [v for v in self.outputs if not isinstance(v, Literal)]
 
 
-_LAYER, _SET = Primitive("layer", multiple_results=True), Primitive("state_set")
+_LAYER, _SET = Primitive("layer"), Primitive("state_set")
+_LAYER.multiple_results = True
 
 
 @dataclasses.dataclass(eq=False)
-class LayerCall:
+class LayerCall(Eqn):
     """A call of a layer, in the place of an equation."""
 
     layer: Layer
-    invars: list[Any]
-    outvars: list[Any]
-    source_info: Any
-    primitive: Any = _LAYER
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    invars: list[Atom]
+    outvars: list[Var]
+    primitive: Primitive = _LAYER
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
-class Assign:
+class Assign(Eqn):
     """`state = state.set(self.variable, value)`, in the place of an equation.
 
     **Arguments:**
 
     - `variable`: the variable of the parameter.
-    - `invars`: the new value; before it the state, once that goes through the steps.
-    - `place`: where the index of the variable is, from `self`.
+    - `invars`: the new value; before it the state, once that is threaded through the steps.
+    - `place`: the path of the variable's index from `self`.
     """
 
-    variable: Any
-    invars: list[Any]
+    variable: Var
+    invars: list[Atom]
     place: Path = ()
-    outvars: list[Any] = dataclasses.field(default_factory=list)
-    source_info: Any = None
-    primitive: Any = _SET
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    outvars: list[Var] = dataclasses.field(default_factory=list)
+    primitive: Primitive = _SET
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def cut(
-    jaxpr: Any,
-    parameters: Mapping[Any, Path],
+    jaxpr: Jaxpr,
+    parameters: Mapping[Var, Path],
     messages: list[str],
-    assigned: Sequence[Any] = (),
+    assigned: Sequence[Var] = (),
     *,
     alone: bool = True,
 ) -> Layer:
@@ -108,27 +110,27 @@ def cut(
 
     **Arguments:**
 
-    - `parameters`: the variables of parameters and what they are called.
-    - `messages`: gets a line for each scope that is no layer though it has parameters.
+    - `parameters`: the variables of parameters with their names.
+    - `messages`: receives a line for scopes with parameters that are not layers.
     - `assigned`: variables of the parameters whose new values are the last results.
-    - `alone`: whether a program that is one layer may be that layer, where no other program has it
-        beside others.
+    - `alone`: whether a program that consists of one layer may be that layer; no other program may
+        use the layer then.
     """
     eqns = list(jaxpr.eqns)
     count = len(jaxpr.outvars) - len(assigned)
     outputs, values = jaxpr.outvars[:count], jaxpr.outvars[count:]
     scopes = [_scope(eqn) for eqn in eqns]
     users = _users(eqns)
-    producers = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
+    producers: dict[Atom, int] = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     arguments = {v for v in jaxpr.invars if v not in parameters}
     results = {v for v in outputs if is_var(v)}
     _place_floating(eqns, scopes, users, producers, arguments, results)
     owners = {
         v: _owner(path, [scopes[i] for i in users.get(v, ())]) for v, path in parameters.items()
     }
-    for v in (*results, *(a for a in values if is_var(a))):
-        if v in owners:
-            owners[v] = ()  # what is given back as it is belongs to the outermost layer
+    for v in (*results, *values):
+        if isinstance(v, Var) and v in owners:
+            owners[v] = ()  # a parameter that is a result belongs to the outermost layer
     for v, value in zip(assigned, values, strict=True):
         made = producers.get(value) if is_var(value) else None
         eqns.append(Assign(v, [value]))
@@ -145,8 +147,8 @@ def cut(
     return _collapsed(root, alone)
 
 
-def _scope(eqn: Any) -> Path:
-    """Name scopes without a name that is repeated at once."""
+def _scope(eqn: Eqn) -> Path:
+    """Name scopes, without immediate repetitions."""
     found: list[str] = []
     for part in names_of(eqn):
         if not found or found[-1] != part:
@@ -154,8 +156,8 @@ def _scope(eqn: Any) -> Path:
     return tuple(found)
 
 
-def _users(eqns: Sequence[Any]) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = collections.defaultdict(list)
+def _users(eqns: Sequence[Eqn]) -> dict[Atom, list[int]]:
+    found: dict[Atom, list[int]] = collections.defaultdict(list)
     for i, eqn in enumerate(eqns):
         for atom in dict.fromkeys(a for a in eqn.invars if is_var(a)):
             found[atom].append(i)
@@ -163,7 +165,7 @@ def _users(eqns: Sequence[Any]) -> dict[Any, list[int]]:
 
 
 def _common(paths: Iterable[Path]) -> Path:
-    """The longest path that all begin with."""
+    """The longest common prefix of some paths."""
     result: Path | None = None
     for path in paths:
         if result is None:
@@ -177,20 +179,20 @@ def _common(paths: Iterable[Path]) -> Path:
 
 
 def _place_floating(
-    eqns: Sequence[Any],
+    eqns: Sequence[Eqn],
     scopes: list[Path],
-    users: Mapping[Any, Sequence[int]],
-    producers: Mapping[Any, int],
-    arguments: set[Any],
-    results: set[Any],
+    users: Mapping[Atom, Sequence[int]],
+    producers: Mapping[Atom, int],
+    arguments: set[Var],
+    results: Collection[Atom],
 ) -> None:
-    """Places what has no scope of its own, or none that counts.
+    """Places equations without a scope, and constants.
 
-    An equation without a scope stands where all those around it do; arguments and results stand in
-    the outermost scope. A constant that several layers use is computed once, above them.
+    An equation without a scope gets the common scope of its producers and users; arguments and
+    results are in the outermost scope. A constant that several layers use is computed above them.
     """
     scoped = [scope for scope in scopes if scope]
-    # One scope around all is the model itself; few scopes are those of single layers.
+    # A scope around everything is the model itself; a few scopes are those of single layers.
     base = _common(scoped) if 2 * len(scoped) >= len(scopes) else ()
     floating = [not scope for scope in scopes]
     constant = [False] * len(eqns)
@@ -221,8 +223,8 @@ def _place_floating(
 def _owner(path: Path, scopes: Sequence[Path]) -> Path:
     """The scope that a parameter belongs to.
 
-    Where a scope has a name that occurs in the name of the parameter, it is that one: scopes below
-    it, such as that of an `einsum`, are no layers.
+    A scope whose name occurs in the name of the parameter comes first: scopes inside it, such as
+    that of an `einsum`, are not layers.
     """
     common = _common(scopes)
     stems = set(map(stem, path[:-1]))
@@ -236,7 +238,7 @@ def _owner(path: Path, scopes: Sequence[Path]) -> Path:
 
 
 def _within(scope: Path, layers: set[Path]) -> Path:
-    """The innermost layer that a scope lies in."""
+    """The innermost layer that contains a scope."""
     while scope and scope not in layers:
         scope = scope[:-1]
     return scope
@@ -245,10 +247,10 @@ def _within(scope: Path, layers: set[Path]) -> Path:
 class _Cutter:
     def __init__(
         self,
-        eqns: Sequence[Any],
+        eqns: Sequence[Eqn],
         places: Sequence[Path],
-        users: Mapping[Any, Sequence[int]],
-        producers: Mapping[Any, int],
+        users: Mapping[Atom, Sequence[int]],
+        producers: Mapping[Atom, int],
         messages: list[str],
     ):
         self.eqns, self.places = eqns, places
@@ -256,9 +258,9 @@ class _Cutter:
         self.messages = messages
 
     def layer(self, path: Path, members: Sequence[int]) -> Layer:
-        """The layer of some equations, with the layers inside as single steps."""
+        """The layer of some equations, with inner layers as single steps."""
         depth = len(path)
-        group: dict[int, Any] = {}
+        group: dict[int, Group] = {}
         for i in members:
             place = self.places[i]
             inside = place[:depth] == path and len(place) > depth
@@ -267,7 +269,7 @@ class _Cutter:
         layer = Layer(path)
         nodes: list[tuple[int, str | None, list[int]]] = []
         for part in parts:
-            names = {group[i] for i in part if isinstance(group[i], str)}
+            names = {name for i in part if isinstance(name := group[i], str)}
             if len(names) == 1:
                 nodes.append((min(part), names.pop(), sorted(part)))
             else:
@@ -282,14 +284,12 @@ class _Cutter:
                 continue
             child = self.layer((*path, name), inner)
             layer.children[name] = child
-            first = self.eqns[inner[0]]
-            layer.steps.append(LayerCall(child, [], [], first.source_info))
+            layer.steps.append(LayerCall(child, [], []))
         return layer
 
-    def _strong(self, members: Sequence[int], group: Mapping[int, Any]) -> list[list[int]]:
-        """Groups of equations such that none needs another that needs it: the strongly connected
-        components of the graph whose nodes are groups (Tarjan)."""
-        held: dict[Any, list[int]] = collections.defaultdict(list)
+    def _strong(self, members: Sequence[int], group: Mapping[int, Group]) -> list[list[int]]:
+        """The strongly connected components of the graph whose nodes are `group` (Tarjan)."""
+        held: dict[Group, list[int]] = collections.defaultdict(list)
         for i in members:
             held[group[i]].append(i)
         following = {
@@ -304,10 +304,10 @@ class _Cutter:
             )
             for node, inner in held.items()
         }
-        number: dict[Any, int] = {}
-        low: dict[Any, int] = {}
-        stack: list[Any] = []
-        on_stack: set[Any] = set()
+        number: dict[Group, int] = {}
+        low: dict[Group, int] = {}
+        stack: list[Group] = []
+        on_stack: set[Group] = set()
         found: list[list[int]] = []
         for start in held:
             if start in number:
@@ -344,7 +344,7 @@ class _Cutter:
     def _ordered(
         self, nodes: Sequence[tuple[int, str | None, list[int]]]
     ) -> list[tuple[str | None, list[int]]]:
-        """The nodes so that each comes after what it needs, else in the order of the program."""
+        """The nodes in topological order, and otherwise in the order of the program."""
         where = {i: k for k, (_, _, inner) in enumerate(nodes) for i in inner}
         needed: list[int] = [0] * len(nodes)
         following: list[set[int]] = [set() for _ in nodes]
@@ -369,25 +369,25 @@ class _Cutter:
         return result
 
 
-def _connect(root: Layer, eqns: Sequence[Any], parameters: set[Any]) -> None:
-    """Finds what each layer takes and gives, from the innermost outwards."""
-    count: collections.Counter[Any] = collections.Counter()
+def _connect(root: Layer, eqns: Sequence[Eqn], parameters: set[Var]) -> None:
+    """Finds the inputs and outputs of each layer, from the innermost outwards."""
+    count: collections.Counter[Atom] = collections.Counter()
     for eqn in eqns:
         count.update(a for a in eqn.invars if is_var(a))
     results = {v for v in root.outputs if is_var(v)}
 
-    def visit(layer: Layer) -> collections.Counter[Any]:
-        """Counts the uses inside of the layer."""
-        used: collections.Counter[Any] = collections.Counter()
-        order: dict[Any, None] = {}
-        made: list[Any] = []
+    def visit(layer: Layer) -> collections.Counter[Atom]:
+        """Counts the uses inside a layer."""
+        used: collections.Counter[Atom] = collections.Counter()
+        order: dict[Var, None] = {}
+        made: list[Var] = []
         for step in layer.steps:
             if isinstance(step, LayerCall):
                 used.update(visit(step.layer))
-                step.invars, step.outvars = step.layer.inputs, step.layer.outputs
+                step.invars, step.outvars = list(step.layer.inputs), step.layer.results
             else:
                 used.update(a for a in step.invars if is_var(a))
-            order.update(dict.fromkeys(a for a in step.invars if is_var(a)))
+            order.update(dict.fromkeys(a for a in step.invars if isinstance(a, Var)))
             made += step.outvars
         own = set(made)
         if layer is not root:
@@ -398,7 +398,7 @@ def _connect(root: Layer, eqns: Sequence[Any], parameters: set[Any]) -> None:
     visit(root)
 
 
-def _own(root: Layer, owners: Mapping[Any, Path], parameters: Mapping[Any, Path]) -> None:
+def _own(root: Layer, owners: Mapping[Var, Path], parameters: Mapping[Var, Path]) -> None:
     """Gives each parameter to the innermost layer that holds all its uses."""
     for v, owner in owners.items():
         layer = root
@@ -408,19 +408,20 @@ def _own(root: Layer, owners: Mapping[Any, Path], parameters: Mapping[Any, Path]
                 break
             layer = child
         layer.parameters.append(v)
-    # A layer that was dissolved, or that shares a parameter, passes it on as an argument.
+    # A parameter of a dissolved layer, or a shared one, is passed down as an argument.
     _pass_down(root, set(parameters))
 
 
-def _pass_down(layer: Layer, parameters: set[Any]) -> set[Any]:
-    """Makes arguments of parameters that a layer uses and does not own."""
-    needed: dict[Any, None] = {}
+def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
+    """Makes parameters that a layer uses but does not own its arguments."""
+    needed: dict[Var, None] = {}
     for step in layer.steps:
         if isinstance(step, LayerCall):
             needed.update(dict.fromkeys(_pass_down(step.layer, parameters)))
-            step.invars = step.layer.inputs
+            step.invars = list(step.layer.inputs)
         else:
-            needed.update(dict.fromkeys(a for a in step.invars if is_var(a) and a in parameters))
+            variables = (a for a in step.invars if isinstance(a, Var))
+            needed.update(dict.fromkeys(v for v in variables if v in parameters))
     foreign = [v for v in needed if v not in set(layer.parameters)]
     if layer.path:
         layer.inputs = [*layer.inputs, *foreign]
@@ -428,8 +429,10 @@ def _pass_down(layer: Layer, parameters: set[Any]) -> set[Any]:
 
 
 def _collapsed(root: Layer, whole: bool = True) -> Layer:
-    """Without layers that do nothing but call one other: of those the outer name stays. `root` is
-    one of them where `whole`."""
+    """Merges layers that only call another one with it, under the outer name.
+
+    `whole`: whether `root` may be merged too.
+    """
     for name, child in list(root.children.items()):
         root.children[name] = _collapsed(child)
     for step in root.steps:
@@ -437,7 +440,7 @@ def _collapsed(root: Layer, whole: bool = True) -> Layer:
             step.layer = root.children.get(step.layer.name, step.layer)
     if whole and len(root.children) == 1 and len(root.steps) == 1 and not root.parameters:
         (child,) = root.children.values()
-        # The results of the program may be in another order than those of its only layer.
+        # The program may return the results of its only layer in another order.
         same = not root.path and all(map(is_var, root.outputs))
         if child.outputs == root.outputs or (same and set(child.outputs) == set(root.outputs)):
             child.outputs = root.outputs

@@ -1,22 +1,22 @@
-"""Open sizes that a layer makes: it is given an array that has them.
+"""Gives layers an array that has the open sizes of their results.
 
-A table of positions is spread over the batch by a layer that reads no batch. Its source, too, took
-an array only for its shape.
+A layer may broadcast a table of positions over a batch that none of its inputs has: the original
+layer, too, took an array for its shape only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.sizes.size import Size
+from invert.ir.types import Atom, Var
 
-Shape = Callable[[Any], Sequence[int]]
+Shape = Callable[[Atom], Sequence[int]]
 
 
 def give_sizes(root: Layer, shape: Shape) -> None:
-    """Adds inputs to layers whose results have an open size that none of their inputs has.
+    """Adds inputs to layers whose results have open sizes that none of their inputs has.
 
     **Arguments:**
 
@@ -28,9 +28,9 @@ def give_sizes(root: Layer, shape: Shape) -> None:
         _give(root, _having(root.inputs, shape), shape, missing, {})
 
 
-def _having(variables: Sequence[Any], shape: Shape) -> dict[str, Any]:
-    """For each open size, the first variable that has it as a dimension."""
-    found: dict[str, Any] = {}
+def _having(variables: Sequence[Var], shape: Shape) -> dict[str, Var]:
+    """For each open size, the first variable with that dimension."""
+    found: dict[str, Var] = {}
     for v in variables:
         for size in shape(v):
             if isinstance(size, Size) and size.dimension is not None:
@@ -39,7 +39,7 @@ def _having(variables: Sequence[Any], shape: Shape) -> dict[str, Any]:
 
 
 def _find(layer: Layer, shape: Shape, missing: dict[Layer, tuple[str, ...]]) -> Sequence[str]:
-    """What a layer or those inside of it need from above, layer by layer."""
+    """The open sizes that a layer and its inner layers need from above."""
     if layer not in missing:
         wanted = [
             d for v in layer.outputs for s in shape(v) if isinstance(s, Size) for d in s.dimensions
@@ -54,10 +54,10 @@ def _find(layer: Layer, shape: Shape, missing: dict[Layer, tuple[str, ...]]) -> 
 
 def _give(
     layer: Layer,
-    sources: Mapping[str, Any],
+    sources: Mapping[str, Var],
     shape: Shape,
     missing: Mapping[Layer, Sequence[str]],
-    done: dict[Layer, Mapping[str, Any]],
+    done: dict[Layer, Mapping[str, Var]],
 ) -> None:
     for step in layer.steps:
         if not isinstance(step, LayerCall):

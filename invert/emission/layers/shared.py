@@ -1,16 +1,16 @@
-"""What layers have in common: one text for those that differ in sizes which their arrays tell."""
+"""One text for layers that differ only in sizes, which it reads from their arrays."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
+from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.sizes.size import Size
 
-# Numbers that may be a stride or an axis are a size only where several layers agree on that.
+# A small number may be a stride or an axis: it is a size only where several layers agree.
 _SMALL, _FEW = 5, 3
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
@@ -23,18 +23,17 @@ class Draft:
     **Arguments:**
 
     - `node`: the node.
-    - `children`: the nodes among its fields, with the place for the name of their class.
+    - `children`: the nodes among its fields, with the expressions that name their classes.
     - `fields`: declarations of its fields.
-    - `methods`: its methods.
-    - `texts`: their texts, without numbers.
+    - `methods`: its methods; `texts`: their texts without numbers.
     - `annotations`: the array types in fields and methods, without sizes.
-    - `arrays`: what these are.
-    - `sources`: for each of them how a method reads the array; `None` for results.
-    - `init`: its `__init__`, where it has one.
+    - `arrays`: the kinds and shapes of these types.
+    - `sources`: the expressions by which methods read these arrays; `None` for results.
+    - `init`: its `__init__`, if any.
     """
 
-    node: Any
-    children: list[tuple[ast.Name, Any]] = dataclasses.field(default_factory=list)
+    node: Node
+    children: list[tuple[ast.Name, Node]] = dataclasses.field(default_factory=list)
     fields: list[ast.stmt] = dataclasses.field(default_factory=list)
     methods: list[ast.FunctionDef] = dataclasses.field(default_factory=list)
     texts: list[str] = dataclasses.field(default_factory=list)
@@ -46,6 +45,26 @@ class Draft:
     def constants(self) -> list[ast.Constant]:
         """The integers in the bodies of its methods."""
         return [c for m in self.methods for s in m.body for c in _integers(s)]
+
+
+@dataclasses.dataclass(eq=False)
+class Class:
+    """A class of the file.
+
+    **Arguments:**
+
+    - `token`: stands for its name until all classes are known.
+    - `drafts`: its nodes, of which the first is written; none for a class of Equinox.
+    """
+
+    token: str
+    drafts: list[Draft]
+    definition: ast.ClassDef = dataclasses.field(init=False)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether an instance is made with a key."""
+        return not self.drafts or self.drafts[0].init is not None
 
 
 def _value(constant: ast.Constant) -> int:
@@ -64,7 +83,7 @@ def bare(method: ast.FunctionDef) -> ast.FunctionDef:
 
 
 def text_of(method: ast.FunctionDef) -> str:
-    """The text of a method without its annotations, and with one sign for all integers."""
+    """The text of a method without annotations, with 0 for all integers."""
     tree = bare(method)
     integers = list(_integers(tree))
     values = [c.value for c in integers]
@@ -78,11 +97,11 @@ def text_of(method: ast.FunctionDef) -> str:
 
 
 def groups(drafts: Sequence[Draft], key: Callable[[Draft], Hashable]) -> list[list[Draft]]:
-    """Those that can share one text.
+    """Groups of nodes that can share one text.
 
     **Arguments:**
 
-    - `key`: what they have to agree in besides numbers.
+    - `key`: what they have to have in common besides numbers.
     """
     alike: dict[Hashable, list[Draft]] = {}
     for draft in drafts:
@@ -98,22 +117,22 @@ def _parts(group: list[Draft]) -> list[list[Draft]]:
     unknown = [i for i, c in enumerate(columns) if len(set(c)) > 1 and _size(c, told) is None]
     if not unknown:
         return [group]
-    split: dict[Any, list[Draft]] = {}
+    split: dict[tuple[int, ...], list[Draft]] = {}
     for i, draft in enumerate(group):
         split.setdefault(tuple(columns[j][i] for j in unknown), []).append(draft)
     return [part for some in split.values() for part in _parts(some)]
 
 
 def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
-    """For each integer in the text, its values in all drafts."""
+    """The values of each integer of the text in all drafts."""
     rows = [[_value(c) for c in d.constants()] for d in group]
     return list(zip(*rows, strict=True))
 
 
 def _size(
-    values: tuple[int, ...], told: Mapping[tuple[int, ...], Any]
+    values: tuple[int, ...], told: Mapping[tuple[int, ...], ast.expr]
 ) -> tuple[tuple[int, ...], str, int] | None:
-    """The size that some numbers are in all drafts, or are a multiple or a part of."""
+    """The size that some numbers are, or are a multiple or a divisor of, in all drafts."""
     if min(values) < _SMALL and len(set(values)) < _FEW:
         return None
     if values in told:
@@ -129,7 +148,7 @@ def _size(
 
 
 def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
-    """Sizes that some array has, by their values in all drafts; arguments before fields."""
+    """Sizes of arrays, by their values in all drafts; those of arguments come first."""
     found: dict[tuple[int, ...], ast.expr] = {}
     order = sorted(
         range(len(group[0].sources)),
@@ -141,7 +160,7 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
         if source is None or len({len(s) for s in shapes}) > 1:
             continue
         axes = list(enumerate(zip(*shapes, strict=True)))
-        for axis, sizes in axes[-1:] + axes[:-1]:  # the last one has the features
+        for axis, sizes in axes[-1:] + axes[:-1]:  # the last axis has the features
             if any(isinstance(s, Size) and s.dimensions for s in sizes):
                 continue
             place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
@@ -153,11 +172,11 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
 def generalize(
     group: Sequence[Draft], names: Mapping[tuple[str, ...], str], taken: Iterable[str]
 ) -> None:
-    """Puts sizes of arrays where the first of some drafts has numbers that the others have not.
+    """Replaces numbers that differ between drafts by sizes of arrays, in the first of them.
 
     **Arguments:**
 
-    - `names`: names of sizes in the annotations, by their values in all drafts.
+    - `names`: the sizes named in the annotations, by their values in all drafts.
     - `taken`: names of the file.
     """
     columns = _columns(group)
@@ -173,7 +192,7 @@ def generalize(
         if len(set(values)) == 1:
             continue
         size = _size(values, told)
-        assert size is not None  # it is why they share the text
+        assert size is not None  # as `groups` has made sure
         base, operator, factor = size
         if base not in local:
             wanted = name = names.get(tuple(map(str, base)), "n")
@@ -195,14 +214,14 @@ def generalize(
 
 
 def _is_reading_of_size(statement: ast.stmt) -> bool:
-    """Whether it is as `batch = x.shape[0]`."""
+    """Whether a statement is like `batch = x.shape[0]`."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     read = value.value if isinstance(value, ast.Subscript) else None
     return isinstance(read, ast.Attribute) and read.attr == "shape"
 
 
 class _Replacer(ast.NodeTransformer):
-    """Puts expressions in the place of constants, given by their `id`."""
+    """Replaces constants, given by their `id`, by expressions."""
 
     def __init__(self, values: Mapping[int, ast.expr]):
         self._values = values

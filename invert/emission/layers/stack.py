@@ -1,7 +1,7 @@
-"""Runs of layers that compute the same, one after the other, as one layer with stacked parameters.
+"""Stacks runs of consecutive layers that compute the same.
 
-The first layer of a run stands for all. Each of its parameters stands for the parameters that are
-in its place in the others; where they are is found by matching the programs of the layers.
+The first layer of a run stands for all of them, and each of its parameters for the corresponding
+parameters of the others, which are found by matching the programs of the layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import EmissionError
-from invert._private.jax import ShapedArray, Var, close_like, open_jaxpr
+from invert._private.jax import close_like, open_jaxpr
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.python.naming import snake
 from invert.emission.sizes.merge import Program
@@ -26,8 +26,9 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import OnEqn, evaluate, interpret
 from invert.ir.loops import ScanParts
 from invert.ir.match import Match
+from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, ShapedArray, Var
 
-# For a variable of the first layers of nested runs: the like of it in all layers of each run.
+# The variables that one of the first layer stands for; for nested runs, nested lists.
 Rows = Any
 
 
@@ -35,14 +36,14 @@ Rows = Any
 class Run(LayerCall):
     """A run of layers, in the place of an equation.
 
-    `layer` is the first one. The operands are the values it goes on from and those that are the
-    same for all; the results are the last of the former and then the stacked ones.
+    `layer` is the first one. The operands are its inputs; the results are the carried values after
+    the last layer, then the stacked outputs.
 
     **Arguments:**
 
-    - `count`: how many layers there are.
-    - `carried`: for each value that goes from layer to layer, its place among the inputs of the
-        layer and among its outputs.
+    - `count`: the number of layers.
+    - `carried`: for each value passed from layer to layer, its positions among the inputs and the
+        outputs.
     - `collected`: the outputs that are stacked.
     """
 
@@ -53,12 +54,12 @@ class Run(LayerCall):
 
 @dataclasses.dataclass(eq=False)
 class Pick(LayerCall):
-    """One of the values that a run has stacked.
+    """One of the values stacked by a run.
 
     **Arguments:**
 
-    - `index`: which one.
-    - `name`: of the layer that gave it.
+    - `index`: its index in the stack.
+    - `name`: the name of its layer.
     """
 
     index: int = 0
@@ -71,43 +72,47 @@ class _Members:
 
     **Arguments:**
 
-    - `calls`: as steps of the layer above.
-    - `maps`: for each, its variables by those of the first.
+    - `calls`: their calls in the layer above.
+    - `maps`: for each layer, its variables by those of the first.
     """
 
     calls: list[LayerCall]
-    maps: list[Mapping[Any, Any]]
+    maps: list[Mapping[Var, Var]]
     carried: tuple[tuple[int, int], ...] = ()
 
 
 class Stacker:
-    """Finds the runs of a tree of layers and puts each in the place of its layers.
+    """Finds the runs in a tree of layers and replaces each by its first layer.
 
     **Arguments:**
 
-    - `marks`: what parameters have to have in common to be stacked: whether they are trained.
-    - `messages`: gets a line for each run.
+    - `marks`: whether each parameter is trained; stacked ones agree in that.
+    - `messages`: receives a line for each run.
 
     **Attributes:**
 
-    - `rows`: for parameters of the first layer of a run, those that they stand for.
+    - `rows`: the parameters that those of the first layer of a run stand for.
     """
 
-    def __init__(self, jaxpr: Any, program: Program, marks: Mapping[Any, Any], messages: list[str]):
+    def __init__(
+        self, jaxpr: Jaxpr, program: Program, marks: Mapping[Var, object], messages: list[str]
+    ):
         self.jaxpr, self.program = jaxpr, program
         self.marks, self.messages = marks, messages
-        self.rows: dict[Any, Rows] = {}
+        self.rows: dict[Var, Rows] = {}
 
     def stack(self, root: Layer) -> None:
         """Replaces the runs in a tree of layers."""
         self._inside(root, {})
         if not self.rows:
-            self.messages.append("no layer follows another that computes the same: none is stacked")
+            self.messages.append(
+                "no layers are stacked: none follows another that computes the same"
+            )
 
     def _inside(self, layer: Layer, spread: Any) -> None:
         runs = self._runs(layer)
         member = {id(c): run for run in runs for c in run.calls}
-        steps: list[Any] = []
+        steps: list[Eqn] = []
         for step in layer.steps:
             run = member.get(id(step))
             if run is None:
@@ -116,7 +121,7 @@ class Stacker:
                     self._inside(step.layer, spread)
             elif run.calls[0] is step:
                 steps += self._replaced(layer, run)
-                self._inside(step.layer, _composed(spread, run.maps))
+                self._inside(run.calls[0].layer, _composed(spread, run.maps))
         if spread:
             for v in layer.parameters:
                 self.rows[v] = _applied(spread, v)
@@ -125,10 +130,10 @@ class Stacker:
     def _runs(self, layer: Layer) -> list[_Members]:
         calls = [s for s in layer.steps if isinstance(s, LayerCall)]
         kinds = {id(c): _kind(c.layer) for c in calls}
-        alike = collections.Counter(k for k in kinds.values() if k is not None)
-        calls = [c for c in calls if alike[kinds[id(c)]] > 1]
+        alike = collections.Counter(kinds.values())
+        calls = [c for c in calls if kinds[id(c)] is not None and alike[kinds[id(c)]] > 1]
         makers = {v: c for c in calls for v in c.outvars}
-        programs: dict[int, tuple[list[Any], Graph]] = {}
+        programs: dict[int, tuple[list[Var], Graph]] = {}
         runs: dict[int, _Members] = {}
         for call in calls:
             above = (makers[v] for v in call.invars if v in makers)
@@ -140,7 +145,9 @@ class Stacker:
                 runs[id(call)] = runs[id(before)] = run
         return list({id(run): run for run in runs.values()}.values())
 
-    def _follows(self, run: _Members, call: LayerCall, programs: dict[int, Any]) -> bool:
+    def _follows(
+        self, run: _Members, call: LayerCall, programs: dict[int, tuple[list[Var], Graph]]
+    ) -> bool:
         """Whether a call continues a run; adds it where it does."""
         first, last = run.calls[0], run.calls[-1]
         found = self._matched(first.layer, call.layer, programs)
@@ -163,9 +170,9 @@ class Stacker:
         return True
 
     def _matched(
-        self, a: Layer, b: Layer, programs: dict[int, tuple[list[Any], Graph]]
-    ) -> dict[Any, Any] | None:
-        """The inputs and parameters of `b` by those of `a`; `None` where they differ."""
+        self, a: Layer, b: Layer, programs: dict[int, tuple[list[Var], Graph]]
+    ) -> dict[Var, Var] | None:
+        """The inputs and parameters of `b` by those of `a`; `None` where the programs differ."""
         for layer in (a, b):
             if id(layer) not in programs:
                 programs[id(layer)] = self._program(layer)
@@ -177,28 +184,27 @@ class Stacker:
             return None
         if len(match.eqns) != len(x.eqns):
             return None
-        places: dict[Any, Any] = dict(zip(y.jaxpr.invars, other, strict=True))
-        found = {
-            v: places.get(match.atoms.get(w)) for v, w in zip(held, x.jaxpr.invars, strict=True)
-        }
+        places: dict[Atom, Var] = dict(zip(y.jaxpr.invars, other, strict=True))
+        atoms = map(match.atoms.get, x.jaxpr.invars)
+        matched = (None if atom is None else places.get(atom) for atom in atoms)
+        found = {v: w for v, w in zip(held, matched, strict=True) if w is not None}
         shape = self.program.shape
         if len(set(found.values())) != len(held) or any(
-            w is None or shape(v) != shape(w) or self.marks.get(v) != self.marks.get(w)
-            for v, w in found.items()
+            shape(v) != shape(w) or self.marks.get(v) != self.marks.get(w) for v, w in found.items()
         ):
             return None
         return found
 
-    def _program(self, layer: Layer) -> tuple[list[Any], Graph]:
-        """The variables that a layer takes, and what it computes of them."""
+    def _program(self, layer: Layer) -> tuple[list[Var], Graph]:
+        """The inputs and parameters of a layer, and its program over them."""
         held = [*layer.inputs, *_parameters(layer)]
         jaxpr = self.jaxpr.replace(
             constvars=[], invars=held, outvars=layer.outputs, eqns=equations(layer)
         )
         return held, Graph(traced_form.normal(jaxpr))
 
-    def _replaced(self, layer: Layer, run: _Members) -> list[Any]:
-        """The steps in the place of a run."""
+    def _replaced(self, layer: Layer, run: _Members) -> list[Eqn]:
+        """The steps that replace a run."""
         first, last = run.calls[0], run.calls[-1]
         inside = {id(c) for c in run.calls}
         outside = {v for v in layer.outputs if is_var(v)}
@@ -214,15 +220,14 @@ class Stacker:
         count = len(run.calls)
         stacked = [self._stacked(first.outvars[j], count) for j in collected]
         picks = [
-            Pick(first.layer, [ys], [c.outvars[j]], first.source_info, index=k, name=c.layer.name)
+            Pick(first.layer, [ys], [c.outvars[j]], index=k, name=c.layer.name)
             for ys, j in zip(stacked, collected, strict=True)
             for k, c in enumerate(run.calls)
             if c.outvars[j] in outside and not (c is last and j in carried)
         ]
         outvars = [*(last.outvars[j] for _, j in run.carried), *stacked]
-        invars = list(first.layer.inputs)
         call = Run(
-            first.layer, invars, outvars, first.source_info,
+            first.layer, list(first.layer.inputs), outvars,
             count=count, carried=run.carried, collected=collected,
         )  # fmt: skip
         first.layer.field, first.layer.count = _plural(first.layer.name), count
@@ -232,7 +237,7 @@ class Stacker:
         )
         return [call, *picks]
 
-    def _stacked(self, v: Any, count: int) -> Any:
+    def _stacked(self, v: Var, count: int) -> Var:
         aval = ShapedArray((count, *v.aval.shape), v.aval.dtype)
         made = Var(aval)
         if v in self.program.shapes:
@@ -240,23 +245,23 @@ class Stacker:
         return made
 
 
-class _Same(dict[Any, Any]):
-    """Each variable by itself."""
+class _Same(dict[Var, Var]):
+    """The identity map of variables."""
 
-    def __missing__(self, key: Any) -> Any:
+    def __missing__(self, key: Var) -> Var:
         return key
 
 
-def equations(layer: Layer) -> list[Any]:
-    """The equations of a layer and of those inside."""
-    found: list[Any] = []
+def equations(layer: Layer) -> list[Eqn]:
+    """The equations of a layer and its inner layers."""
+    found: list[Eqn] = []
     for step in layer.steps:
         found += equations(step.layer) if isinstance(step, LayerCall) else [step]
     return found
 
 
-def _parameters(layer: Layer) -> list[Any]:
-    """The parameters of a layer and of those inside."""
+def _parameters(layer: Layer) -> list[Var]:
+    """The parameters of a layer and its inner layers."""
     found = list(layer.parameters)
     for step in layer.steps:
         if isinstance(step, LayerCall):
@@ -264,17 +269,17 @@ def _parameters(layer: Layer) -> list[Any]:
     return found
 
 
-def _kind(layer: Layer) -> Any:
-    """What is equal for layers that compute the same, and soon compared; `None` for a layer with
-    a state of its own, which is not stacked."""
+def _kind(layer: Layer) -> int | None:
+    """A hash that is equal for layers that compute the same; `None` for a layer that assigns
+    variables, which is not stacked."""
     if any(isinstance(e, Assign) for e in equations(layer)):
         return None
     names = ((e.primitive.name, *(v.aval.shape for v in e.outvars)) for e in equations(layer))
     return hash((*names, len(layer.inputs), len(layer.outputs)))
 
 
-def _composed(spread: Any, maps: Sequence[Mapping[Any, Any]]) -> Any:
-    """The maps of a run inside of the first layer of another."""
+def _composed(spread: Any, maps: Sequence[Mapping[Var, Var]]) -> Any:
+    """The maps of a run inside the first layer of another run."""
     if isinstance(spread, list):
         return [_composed(s, maps) for s in spread]
     if not spread:
@@ -285,7 +290,7 @@ def _composed(spread: Any, maps: Sequence[Mapping[Any, Any]]) -> Any:
     ]
 
 
-def _applied(spread: Any, v: Any) -> Rows:
+def _applied(spread: Any, v: Var) -> Rows:
     return [_applied(s, v) for s in spread] if isinstance(spread, list) else spread[v]
 
 
@@ -297,7 +302,7 @@ def _plural(name: str) -> str:
     return stem if stem.endswith("s") else f"{stem}s"
 
 
-def stacked(rows: Rows, values: Mapping[Any, Any]) -> Any:
+def stacked(rows: Rows, values: Mapping[Var, Any]) -> Any:
     """The values of some variables as one array."""
     if not isinstance(rows, (list, tuple)):
         return values[rows]
@@ -307,8 +312,8 @@ def stacked(rows: Rows, values: Mapping[Any, Any]) -> Any:
     return jnp.stack(parts)
 
 
-def stacked_type(v: Any, rows: Rows) -> jax.ShapeDtypeStruct:
-    """The type of the array that `stacked` makes."""
+def stacked_type(v: Var, rows: Rows) -> jax.ShapeDtypeStruct:
+    """The type of the array that `stacked` returns."""
     shape = tuple(v.aval.shape)
     sizes: list[int] = []
     while isinstance(rows, (list, tuple)):
@@ -318,34 +323,34 @@ def stacked_type(v: Any, rows: Rows) -> jax.ShapeDtypeStruct:
 
 
 def leaves_of(rows: Rows) -> list[Any]:
-    """The variables or names in their order."""
+    """The leaves of nested lists, in order."""
     if not isinstance(rows, (list, tuple)):
         return [rows]
     return [leaf for r in rows for leaf in leaves_of(r)]
 
 
 def renamed(rows: Rows, names: Mapping[Any, Any]) -> Rows:
-    """The same nesting of something else, as tuples."""
+    """The leaves replaced by `names`, in nested tuples."""
     if not isinstance(rows, (list, tuple)):
         return names[rows]
     return tuple(renamed(r, names) for r in rows)
 
 
 def unrolled(
-    closed: Any,
-    held: Sequence[Any],
+    closed: ClosedJaxpr,
+    held: Sequence[Var],
     leaves: Sequence[Rows],
-    shapes: Mapping[Any, tuple[int, ...]],
-) -> Any:
-    """The program in which each scan over stacked parameters is the calls of its body.
+    shapes: Mapping[Var, tuple[int, ...]],
+) -> ClosedJaxpr:
+    """The program with each scan over stacked parameters unrolled.
 
     **Arguments:**
 
-    - `held`: variables for which the result has its leading arguments, in this order.
-    - `leaves`: for the leading arguments of `closed`, which of these they are.
-    - `shapes`: the shapes of those of `held` that have another in the text.
+    - `held`: variables of the leading arguments of the unrolled program.
+    - `leaves`: for each leading argument of `closed`, the variables of `held` stacked in it.
+    - `shapes`: shapes of those of `held` that are laid out differently in the text.
 
-    **Raises:** `EmissionError` where stacked values are used by something else.
+    **Raises:** `EmissionError` where anything but a scan uses stacked values.
     """
     jaxpr = open_jaxpr(closed)
     fresh = {v: Var(ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
@@ -353,10 +358,10 @@ def unrolled(
     env.update(
         (v, _listed(renamed(rows, fresh))) for v, rows in zip(jaxpr.invars, leaves, strict=False)
     )
-    eqns: list[Any] = []
+    eqns: list[Eqn] = []
     outvars = list(map(evaluate(jaxpr.eqns, env, _writing(eqns), _same), jaxpr.outvars))
     if any(isinstance(a, list) for a in outvars):
-        raise EmissionError("a stack of values is a result")
+        raise EmissionError("the program returns a stack of values")
     invars = [*fresh.values(), *jaxpr.invars[len(leaves) :]]
     return close_like(closed, jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars))
 
@@ -365,14 +370,14 @@ def _listed(rows: Rows) -> Rows:
     return [_listed(r) for r in rows] if isinstance(rows, (list, tuple)) else rows
 
 
-def _same(literal: Any) -> Any:
+def _same(literal: Literal) -> Literal:
     return literal
 
 
-def _writing(eqns: list[Any]) -> OnEqn:
-    """Appends equations to `eqns`, on other variables or stacks of them."""
+def _writing(eqns: list[Eqn]) -> OnEqn:
+    """Appends equations on other variables, or on stacks of them, to `eqns`."""
 
-    def on_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
+    def on_eqn(eqn: Eqn, operands: list[Any]) -> list[Any]:
         if not any(isinstance(a, list) for a in operands):
             outvars = [Var(v.aval) for v in eqn.outvars]
             eqns.append(eqn.replace(invars=operands, outvars=outvars))
@@ -384,14 +389,14 @@ def _writing(eqns: list[Any]) -> OnEqn:
     return on_eqn
 
 
-def _calls(eqn: Any, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
-    """The results of a scan, of which the steps are written out."""
+def _calls(eqn: Eqn, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
+    """The results of a scan over stacks, unrolled."""
     parts = ScanParts.of(eqn)
     inner = open_jaxpr(parts.body)
     held, carry, xs = parts.split(operands)
     count = len(carry)
     if eqn.params["reverse"] or not all(isinstance(x, list) for x in xs) or inner.constvars:
-        raise EmissionError("a scan over other than stacked parameters alone")
+        raise EmissionError("a scan over more than stacked parameters")
     collected: list[list[Any]] = [[] for _ in inner.outvars[count:]]
     for k in range(eqn.params["length"]):
         results = interpret(inner, [*held, *carry, *(x[k] for x in xs)], on_eqn, _same)
@@ -401,8 +406,8 @@ def _calls(eqn: Any, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
     return [*carry, *collected]
 
 
-def _part(eqn: Any, rows: Any) -> Any:
-    """One of some stacked values."""
+def _part(eqn: Eqn, rows: Any) -> Any:
+    """A part of a stack of values."""
     params = eqn.params
     if eqn.primitive.name == "slice" and isinstance(rows, list):
         start, limit = params["start_indices"][0], params["limit_indices"][0]
@@ -414,4 +419,4 @@ def _part(eqn: Any, rows: Any) -> Any:
             return rows[start:limit]
     if eqn.primitive.name == "squeeze" and tuple(params["dimensions"]) == (0,) and len(rows) == 1:
         return rows[0]
-    raise EmissionError(f"stacked values are used by {eqn.primitive.name}")
+    raise EmissionError(f"{eqn.primitive.name} uses stacked values")

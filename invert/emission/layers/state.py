@@ -1,7 +1,7 @@
-"""State: variables that a program assigns, read and written as Equinox does it.
+"""State: variables that a program assigns, read and written as in Equinox.
 
 An assignment is a step of the layer that holds both the variable and the new value. Once the
-layers are known, the state goes through their steps in order, as one more value of each.
+layers are known, the state is threaded through their steps as one more value.
 """
 
 from __future__ import annotations
@@ -10,59 +10,54 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from invert.emission.layers.cut import Assign, Layer, LayerCall, Path, Primitive
+import jax
+from jax.extend.core import Primitive
+
+from invert.emission.layers.cut import Assign, Layer, LayerCall, Path
 from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, ShapedArray, Var
 
 
-@dataclasses.dataclass(frozen=True)
-class _StateType:
-    """Stands where a variable has the type of an array."""
-
-    shape: tuple[int, ...] = ()
-    dtype: Any = None
-
-
-@dataclasses.dataclass(eq=False)
-class StateVar:
+class StateVar(Var):
     """The state between two steps, in the place of a variable."""
 
-    aval: Any = dataclasses.field(default_factory=_StateType)
+    def __init__(self) -> None:
+        super().__init__(ShapedArray((), jax.dtypes.float0))
 
 
 _GET = Primitive("state_get")
 
 
 @dataclasses.dataclass(eq=False)
-class Read:
+class Read(Eqn):
     """`variable = state.get(self.variable)`, in the place of an equation; see `Assign`."""
 
-    variable: Any
-    invars: list[Any]
-    outvars: list[Any]
+    variable: Var
+    invars: list[Atom]
+    outvars: list[Var]
     place: Path = ()
-    source_info: Any = None
-    primitive: Any = _GET
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    primitive: Primitive = _GET
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def thread(root: Layer, held: set[Any]) -> tuple[StateVar, StateVar]:
-    """Leads the state through the steps of a program.
+def thread(root: Layer, held: set[Var]) -> tuple[StateVar, StateVar]:
+    """Threads the state through the steps of a program.
 
-    Layers that read or assign variables take it as their last argument; those that assign give it
-    back as their last result.
+    Layers that read or assign variables take it as their last argument; those that assign return it
+    as their last result.
 
     **Arguments:**
 
     - `held`: variables of the parameters that are in the state.
 
-    **Returns:** the state that the program begins with, and the one it ends with.
+    **Returns:** the first and the last state of the program.
     """
     return _thread(root, held, outermost=True)
 
 
-def _thread(layer: Layer, held: set[Any], *, outermost: bool) -> tuple[StateVar, StateVar]:
+def _thread(layer: Layer, held: set[Var], *, outermost: bool) -> tuple[StateVar, StateVar]:
     before = state = StateVar()
-    steps: list[Any] = []
+    steps: list[Eqn] = []
     used = {a for step in layer.steps for a in step.invars if is_var(a)}
     used |= {a for a in layer.outputs if is_var(a)}
     for v in layer.parameters:
@@ -81,7 +76,7 @@ def _thread(layer: Layer, held: set[Any], *, outermost: bool) -> tuple[StateVar,
                 step.invars = [*given, state]
             if left is not entered:
                 state = StateVar()
-                step.outvars = [*inner.outputs[:-1], state]
+                step.outvars = [*inner.results[:-1], state]
         steps.append(step)
     layer.steps = steps
     if not outermost:
@@ -92,12 +87,12 @@ def _thread(layer: Layer, held: set[Any], *, outermost: bool) -> tuple[StateVar,
     return before, state
 
 
-def locate(layer: Layer, at: Mapping[Layer, Path], places: Mapping[Any, Path]) -> None:
-    """Tells the steps that read or assign a variable where its index is.
+def locate(layer: Layer, at: Mapping[Layer, Path], places: Mapping[Var, Path]) -> None:
+    """Sets the paths of the indices that steps read or assign.
 
     **Arguments:**
 
-    - `at`, `places`: where layers and parameters are, from the outermost module.
+    - `at`, `places`: paths of layers and parameters from the outermost module.
     """
     for step in layer.steps:
         if isinstance(step, LayerCall):

@@ -1,11 +1,10 @@
-"""The parameters of a program as a tree of modules: layers, and holders that do not compute."""
+"""The parameters of a program as a tree of modules: layers, and modules that only hold arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import equinox as eqx
 
@@ -14,10 +13,11 @@ from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, stem
 from invert.ir import kinds
+from invert.ir.types import Eqn, Var
 
 Path = tuple[str, ...]
 
-# Names of collections of variables, which say nothing about where a variable belongs.
+# Names of collections of variables, which are not layers.
 _COLLECTIONS = frozenset({"params", "variables", "batch_stats"})
 
 
@@ -27,28 +27,28 @@ class Node:
 
     **Arguments:**
 
-    - `name`: what its class is called after.
-    - `layers`: what it computes, for each program that calls it; none where it only holds
+    - `name`: the name that its class is called after.
+    - `layers`: its computations, one for each program that calls it; none where it only holds
         parameters.
-    - `program`: the number of the program for which it was made.
-    - `inner`: the nodes among its fields, with their fields, by the names that were wanted.
+    - `program`: the number of the program that it was made for.
+    - `inner`: the nodes among its fields, with the names of these, by the names that were wanted.
     """
 
     name: str
-    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    fields: dict[str, Var | Node] = dataclasses.field(default_factory=dict)
     layers: list[Layer] = dataclasses.field(default_factory=list)
     names: Names = dataclasses.field(default_factory=Names)
     program: int = 0
     inner: dict[str, tuple[str, Node]] = dataclasses.field(default_factory=dict)
 
-    def add(self, wanted: str, value: Any) -> str:
+    def add(self, wanted: str, value: Var | Node) -> str:
         """Adds a field; returns its name."""
         name = self.names.new(identifier(wanted, "field"))
         self.fields[name] = value
         return name
 
-    def leaves(self, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-        """The parameters with their places, in the order of the fields."""
+    def leaves(self, path: Path = ()) -> Iterator[tuple[Path, Var]]:
+        """The parameters with their paths, in the order of the fields."""
         for name, value in self.fields.items():
             if isinstance(value, Node):
                 yield from value.leaves((*path, name))
@@ -56,7 +56,7 @@ class Node:
                 yield (*path, name), value
 
 
-# What every class has: a field of such a name would have it as its default.
+# Attributes of every class: a field of such a name would take one as its default.
 METHODS = frozenset({*dir(eqx.Module), *dir(type(eqx.Module))})
 
 
@@ -67,17 +67,17 @@ def split_name(name: str) -> Path:
     return tuple(parts) or ("parameter",)
 
 
-# What an array is called that has no name, by the first equation that computes with it.
+# Names of constants, by the first equation that computes with them.
 _USES = {
     "dot_general": "weight", "conv_general_dilated": "kernel", "add": "bias", "sub": "offset",
     "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice",
 }  # fmt: skip
-# Of an array that is known, a slice at places that are known is a part of it by the same name.
+# A slice of a constant is called after the constant.
 _MOVES = kinds.LAYOUT | {"convert_element_type", "slice"}
 
 
-def constant_name(v: Any, users: Mapping[Any, Sequence[Any]]) -> str:
-    """A name for an array that the program holds itself."""
+def constant_name(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> str:
+    """A name for a constant of a program."""
     for _ in range(8):
         first = next(iter(users.get(v, ())), None)
         if first is None or first.primitive.name not in _MOVES:
@@ -95,22 +95,21 @@ class Tree:
     **Attributes:**
 
     - `root`: the outermost module.
-    - `places`: for each layer, where its own parameters are, from `self`.
+    - `places`: for each layer, the paths of its parameters from `self`.
     - `names`: for each layer but the outermost, the name of its field in the layer above.
-    - `programs`: for each layer, the name of the program that it is a part of.
+    - `programs`: for each layer, the name of its program.
     """
 
     root: Node
-    places: dict[Layer, dict[Any, Path]] = dataclasses.field(default_factory=dict)
+    places: dict[Layer, dict[Var, Path]] = dataclasses.field(default_factory=dict)
     names: dict[Layer, str] = dataclasses.field(default_factory=dict)
     programs: dict[Layer, str] = dataclasses.field(default_factory=dict)
 
 
-def tree_of(roots: Mapping[str, Layer], paths: Mapping[Any, Path], name: str) -> Tree:
-    """The modules of the programs that `roots` are.
+def tree_of(roots: Mapping[str, Layer], paths: Mapping[Var, Path], name: str) -> Tree:
+    """The modules of some programs.
 
-    A layer of one program and a layer of another are one module where they have the same name in
-    the same place.
+    Layers of different programs are one module where they have the same name at the same path.
 
     **Raises:** `EmissionError` where two programs need a parameter in different modules.
     """
@@ -125,16 +124,16 @@ def tree_of(roots: Mapping[str, Layer], paths: Mapping[Any, Path], name: str) ->
 
 
 class _Building:
-    def __init__(self, paths: Mapping[Any, Path], tree: Tree):
+    def __init__(self, paths: Mapping[Var, Path], tree: Tree):
         self.paths, self.tree = paths, tree
         self.common = _shared_prefix(list(paths.values()))
         self.program, self.called = 0, ""
         self.at: dict[Layer, Path] = {}
-        self._placed: dict[Any, Path] = {}
+        self._placed: dict[Var, Path] = {}
         self._taken: set[tuple[int, Node]] = set()
 
     def build(self, layer: Layer, node: Node, path: Path) -> None:
-        """Puts the parameters and the layers of a layer into its node."""
+        """Adds the parameters and the inner layers of a layer to its node."""
         node.layers.append(layer)
         self.at[layer] = path
         self.tree.programs[layer] = self.called
@@ -150,7 +149,7 @@ class _Building:
             if v not in self._placed:
                 *inside, last = _rest(self.paths[v], layer, self.common)
                 owner, where = self._holder(holders, tuple(inside))
-                # TensorFlow numbers what has no name of its own through the whole program.
+                # TensorFlow numbers variables without a name through the whole program.
                 last = stem(last) if stem(last).lower() == "variable" else last
                 self._placed[v] = (*path, *where, owner.add(last, v))
             elif self._placed[v][: len(path)] != path:
@@ -165,7 +164,7 @@ class _Building:
                 self.build(step.layer, child, (*path, field))
 
     def _child(self, node: Node, name: str, wanted: str) -> tuple[str, Node]:
-        """The node of a field inside of another; one of an earlier program where there is one."""
+        """The node of a field of a node; that of an earlier program if there is one."""
         if wanted in node.inner:
             field, found = node.inner[wanted]
             if found.program < self.program and (self.program, found) not in self._taken:
@@ -176,7 +175,7 @@ class _Building:
         return field, child
 
     def _holder(self, holders: dict[Path, tuple[Node, Path]], path: Path) -> tuple[Node, Path]:
-        """The node for a path, made where it is missing."""
+        """The node at a path, created where it is missing."""
         if path not in holders:
             parent, where = self._holder(holders, path[:-1])
             field, child = self._child(parent, path[-1], path[-1])
@@ -184,23 +183,23 @@ class _Building:
         return holders[path]
 
 
-def _called(layer: Layer, paths: Mapping[Any, Path]) -> str:
-    """The name of a layer: its scope's, or that in the names of its parameters where these differ
-    in the number only. Keras counts the layers of a process in its scopes."""
-    said = {paths[v][-2] for v in layer.parameters if len(paths[v]) > 1}
-    (other,) = said if len(said) == 1 else (layer.name,)
+def _called(layer: Layer, paths: Mapping[Var, Path]) -> str:
+    """The name of a layer: that in the names of its parameters if only its number differs from the
+    scope's. Keras numbers scopes through the whole process."""
+    owners = {paths[v][-2] for v in layer.parameters if len(paths[v]) > 1}
+    (other,) = owners if len(owners) == 1 else (layer.name,)
     return other if stem(other) == stem(layer.name) else layer.name
 
 
 def _rest(path: Path, layer: Layer, common: int) -> Path:
-    """The part of a parameter's name that a layer does not say."""
+    """The part of a parameter's name after that of its layer."""
     for names, name in ((path[:-1], layer.name), (tuple(map(stem, path[:-1])), stem(layer.name))):
         if name and name in names:
             return path[len(names) - names[::-1].index(name) :]
     path = path[common:]
     while len(path) > 1 and path[0] in _COLLECTIONS:
         path = path[1:]
-    # Scopes above may be a part of the name too: what they say is said by the place.
+    # The scopes above may be part of the name too; the path implies them.
     for above in layer.path:
         for names, name in ((path[:-1], above), (tuple(map(stem, path[:-1])), stem(above))):
             if name in names:
@@ -210,7 +209,7 @@ def _rest(path: Path, layer: Layer, common: int) -> Path:
 
 
 def _shared_prefix(paths: Sequence[Path]) -> int:
-    """How many names all parameters begin with."""
+    """The length of the prefix that all parameters share."""
     if len(paths) < 2:
         return max((len(p) - 2 for p in paths), default=0) if paths else 0
     n = 0

@@ -1,7 +1,7 @@
-"""The layout of emitted text: blank lines, quotes, and lines that are not too long.
+"""The layout of emitted text: blank lines, quotes, line breaks.
 
-It does not depend on what is installed, so one program has one text. The layout is the one that
-ruff and black give, but for rare cases in which they only keep what they find.
+It does not depend on installed formatters, so that a program always has the same text. It is the
+layout of ruff and black, except in rare cases where these keep what the author wrote.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 _OPEN, _CLOSE = "([{", ")]}"
 _INDENT = 4
 _DOCSTRING = '"""'
-# Operators from those that bind least; lines are broken before them.
+# Operators by increasing precedence; lines are broken before them.
 _OPERATORS = (
     (" if ", " else "),
     (" or ",),
@@ -26,7 +26,7 @@ _OPERATORS = (
     (" * ", " / ", " // ", " % ", " @ "),
     (" ** ",),
 )
-# Powers of names and numbers stand without spaces, slices of anything else with spaces.
+# Powers of names and numbers have no spaces; slices of anything else have some.
 _POWER = re.compile(r"(?<![\w.)\]])([\w.]+) \*\* (-?[\w.]+)(?![\w.(\[])")
 _SIMPLE = re.compile(r"(-?[\d.]+|\w+)?")
 _STRING = re.compile(r"""(["'])((?:(?!\1)[^\\]|\\.)*)\1(.*)$""")
@@ -37,13 +37,13 @@ _HEAD = re.compile(r"(return|assert|raise|yield|if|elif|while|for|with|del) |(.*
 
 
 def formatted(source: str, limit: int) -> str:
-    """Definitions and statements as `ast.unparse` writes them, laid out.
+    """The text that `ast.unparse` writes, laid out.
 
-    Lines have at most `limit` characters, as far as brackets and operators allow.
+    Lines have at most `limit` characters, as far as they can be broken at brackets and operators.
     """
     out: list[str] = []
     above = ""
-    # The definitions that a line is inside of, by their indentation.
+    # The definitions around a line, by their indentation.
     opened: list[tuple[int, str]] = []
     in_docstring = after_docstring = decorated = False
     for line in source.splitlines():
@@ -108,7 +108,7 @@ def fitted(line: str, limit: int) -> list[str]:
 
 
 def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bool) -> list[str]:
-    """`head`, a value and `tail`, broken in the value; `free` where it stands in brackets."""
+    """`head`, a value and `tail`, broken within the value; `free` where it is in brackets."""
     line = indent + head + value + tail
     if len(line) <= limit:
         return [line]
@@ -118,7 +118,7 @@ def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bo
     pairs = _pairs(value)
     ends = bool(pairs) and (pairs[-1][1] == len(value) - 1 or pairs[0][0] == 0)
     if pairs and (len(operands) == 1 or (len(operands) == 2 and ends and not free)):
-        # The last brackets, or those before them where they hold next to nothing.
+        # The last brackets, or those before them where these are almost empty.
         for start, end in reversed(pairs):
             first, last = head + value[: start + 1], value[end:] + tail
             if end - start > 1 and len(indent + first) <= limit and len(indent + last) <= limit:
@@ -135,7 +135,7 @@ def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bo
 
 
 def _text(indent: str, head: str, value: str, tail: str, limit: int) -> list[str]:
-    """A long string as several beside each other; anything else as it is."""
+    """A long string as several adjacent ones; anything else as it is."""
     found = _STRING.match(value)
     if found is None:
         return [indent + head + value + tail]
@@ -157,7 +157,7 @@ def _text(indent: str, head: str, value: str, tail: str, limit: int) -> list[str
 
 
 def _split(indent: str, head: str, content: str, tail: str, limit: int) -> list[str]:
-    """`head`, which opens a bracket, and on lines of their own what it holds and `tail`."""
+    """`head`, which opens a bracket, its content and `tail` on separate lines."""
     inner = indent + " " * _INDENT
     items = _items(content)
     # Arguments and indices may share a line; the items of a tuple or a list do not.
@@ -165,7 +165,7 @@ def _split(indent: str, head: str, content: str, tail: str, limit: int) -> list[
     if len(inner + content) <= limit and (called or len(items) == 1):
         lines = [inner + content]
     else:
-        # One item in brackets is no tuple, which a comma would make it.
+        # A comma would turn one item in brackets into a tuple.
         called = called and head[-1] == "(" and " for " not in content
         comma = "," if len(items) > 1 or called or content.endswith(",") else ""
         lines = []
@@ -188,7 +188,7 @@ def _colon(item: str) -> int | None:
 
 
 def _code(text: str) -> Iterator[tuple[int, str]]:
-    """The characters outside of strings, with their places."""
+    """The characters outside strings, with their positions."""
     quote = ""
     skip = False
     for i, character in enumerate(text):
@@ -208,7 +208,7 @@ def _depth_at_end(text: str) -> int:
 
 
 def _quoted(line: str) -> str:
-    """Strings in double quotes, where that needs no backslash."""
+    """Strings in double quotes, unless that needs a backslash."""
     out = ""
     start = None
     skip = False
@@ -229,7 +229,7 @@ def _quoted(line: str) -> str:
 
 
 def _literal(quote: str, content: str) -> str:
-    """A string of such content, in double quotes where it holds none."""
+    """A string literal, in double quotes unless it contains one."""
     if quote == "'" and '"' not in content:
         quote, content = '"', content.replace("\\'", "'")
     return f"{quote}{content}{quote}"
@@ -276,13 +276,13 @@ def _spaced(line: str) -> str:
 
 
 def _replaced(line: str, pattern: re.Pattern[str], by: str) -> str:
-    """The line with a pattern replaced outside of strings."""
+    """The line with a pattern replaced outside strings."""
     code = {i for i, _ in _code(line)}
     return pattern.sub(lambda m: m.expand(by) if m.start() in code else m[0], line)
 
 
 def _with_defaults(line: str) -> str:
-    """A definition in which the defaults of parameters that have a type stand with spaces."""
+    """A definition with spaces around the defaults of annotated parameters."""
     depth, typed = 0, False
     places: set[int] = set()
     for i, character in _code(line):
@@ -309,7 +309,7 @@ def _pairs(text: str) -> list[tuple[int, int]]:
 
 
 def _items(content: str) -> list[str]:
-    """What the commas outside of brackets separate."""
+    """The items between the commas outside brackets."""
     depth, start = 0, 0
     found: list[str] = []
     for i, character in _code(content):
@@ -322,7 +322,7 @@ def _items(content: str) -> list[str]:
 
 
 def _operands(value: str) -> list[str]:
-    """A value cut before those of its operators that bind least."""
+    """A value split before its operators of the lowest precedence."""
     depth = 0
     places: dict[int, list[int]] = {}
     for i, character in _code(value):

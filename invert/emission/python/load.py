@@ -1,7 +1,7 @@
 """The one place where emitted text becomes code.
 
-Only syntax trees built by this package are compiled. Names that come from files are identifiers
-by then, or strings inside of literals (see `naming.py`).
+Only syntax trees built by this package are compiled. Names from files are identifiers by then, or
+string literals (see `naming.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 _numbers = itertools.count()
 
 
-def function_of(arguments: list[str], expression: ast.expr, namespace: Mapping[str, Any]) -> Any:
+def function_of(
+    arguments: list[str], expression: ast.expr, namespace: Mapping[str, Any]
+) -> Callable[..., Any]:
     """The function `lambda arguments: expression`."""
     node = ast.Lambda(
         ast.arguments(
@@ -36,15 +38,15 @@ def function_of(arguments: list[str], expression: ast.expr, namespace: Mapping[s
 
 
 def module_of(source: str, name: str) -> types.ModuleType:
-    """The module that the text is, importable under its name, with its lines in tracebacks.
+    """The text as an importable module whose lines are shown in tracebacks.
 
-    Where there is a module called `name` already, it gets a number.
+    Where a module of that name exists, it gets a number.
     """
     number = next(_numbers)
     filename = f"<invert {name} {number}>"
     name = f"{name}_{number}" if name in sys.modules else name
     lines = source.splitlines(keepends=True)
-    # Without a time of change, `linecache.checkcache` keeps the entry.
+    # `linecache.checkcache` keeps entries without a modification time.
     linecache.cache[filename] = (len(source), None, lines, filename)
     module = types.ModuleType(name)
     module.__file__ = filename
@@ -54,15 +56,15 @@ def module_of(source: str, name: str) -> types.ModuleType:
 
 
 def forget(module: types.ModuleType) -> None:
-    """Takes back a module of `module_of` that nobody is to have."""
+    """Unregisters a module of `module_of`."""
     sys.modules.pop(module.__name__, None)
     linecache.cache.pop(str(module.__file__), None)
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[Callable[[str, str], types.ModuleType]]:
-    """Gives `module_of`, for texts of which the last one is meant: it takes the place of those
-    before it, and none stays after an error."""
+    """Gives `module_of` for drafts of a text: each replaces the one before it, and an error
+    unregisters the last."""
     loaded: list[types.ModuleType] = []
 
     def load(source: str, name: str) -> types.ModuleType:

@@ -1,4 +1,4 @@
-"""Identifiers: from names in files, and for values."""
+"""Identifiers from names in files, and unique names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable
 
-# Names that the text imports or that every class has.
+# Names that the text imports, keywords and builtins.
 RESERVED = frozenset(
     {
         *keyword.kwlist,
@@ -27,9 +27,9 @@ _LINE = 90
 
 
 def identifier(text: str, fallback: str = "value") -> str:
-    """An ASCII identifier that reads like `text`, and is no keyword or builtin.
+    """An ASCII identifier that reads like `text` and is not a keyword or builtin.
 
-    Whatever the text holds, nothing but letters, digits and underscores is left.
+    Only letters, digits and underscores remain.
     """
     plain = unicodedata.normalize("NFKD", text[:400]).encode("ascii", "ignore").decode()
     found = re.sub(r"\W+", "_", plain, flags=re.ASCII).strip("_")
@@ -68,28 +68,28 @@ def comment(text: str) -> str:
 
 
 def wrapped_comment(text: str, what: str = " ") -> list[str]:
-    """Text as such lines, some ten at most; none where `what` it says is empty."""
+    """Text as such lines, about ten at most; none where `what` is empty."""
     return [comment(line) for line in textwrap.wrap(text[:900], _LINE - 2)] if what else []
 
 
 def stem(name: str) -> str:
-    """A name without the numbers that tell it from others, of which Keras appends several."""
+    """A name without its numbers, of which Keras appends several."""
     return re.sub(r"(_\d+)+$", "", name)
 
 
 class Names:
-    """Names that are taken in one scope."""
+    """The names taken in one scope."""
 
     def __init__(self, taken: Iterable[str] = ()):
         self.taken = set(taken)
         self._next: dict[str, int] = {}
 
     def new(self, wanted: str) -> str:
-        """`wanted`, or with a number behind it where it is taken."""
+        """`wanted`, with a number appended where it is taken."""
         found = wanted
         if found in self.taken or found in RESERVED:
             stem = wanted.rstrip("_")
-            # Where the last number is remembered, many of one name cost no more than few.
+            # Remembering the last number keeps this linear.
             i = self._next.get(stem, 2)
             while (found := f"{stem}_{i}") in self.taken or found in RESERVED:
                 i += 1

@@ -1,28 +1,26 @@
-"""What values are called: after the layer, the function or the argument that they come from.
+"""Names of values: after the layer, the function or the argument that they come from.
 
-Nothing is invented. A value that is the same array in another form keeps its name; a product is
-called after its factors, a call after its function, other arithmetic after what it changes.
+The same array in another form keeps its name; a product is called after its factors, a call after
+its function, other arithmetic after the operand of the same type.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from invert._private.jax import names_of
 from invert.emission.python.naming import snake
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn
 
-# Names that say nothing: what they are given to is looked for elsewhere.
+# Names without a meaning; a better one is looked for.
 _BLANK = frozenset("a b c d e f g h x y z carry chosen state".split())
 _BLANKS = re.compile(r"(x|y|z|carry|state|arg)_?\d+")
 
 PLAIN = "y"
-# Longer names hide the expression they are for.
-_LONGEST = 24
-# For a product: it is called after its factors.
+# The hint for a product, which is called after its factors.
 PRODUCT = "*"
 
 # Nouns for what primitives compute.
@@ -41,16 +39,17 @@ NOUNS = {
 
 # The same array in another form.
 FORMS = (kinds.MOVES - {"dynamic_slice"}) | kinds.IDENTITIES | kinds.CONVERSIONS
+# Longer names hide the expression.
 _LONGEST = 28
 
 
 def says(name: str | None) -> bool:
-    """Whether a name says something."""
+    """Whether a name has a meaning."""
     return bool(name) and name not in _BLANK and not _BLANKS.fullmatch(name or "")
 
 
 def of_layer(name: str) -> str:
-    """What the result of a layer is called: of a long name, the words at its end."""
+    """A name for the result of a layer: of a long name, the last words."""
     words = snake(name, PLAIN).rstrip("_0123456789").split("_")
     while len("_".join(words)) > _LONGEST and len(words) > 1:
         words = words[1:]
@@ -60,9 +59,9 @@ def of_layer(name: str) -> str:
 
 
 def noun(
-    eqn: Any,
-    atoms: Sequence[Any],
-    names: Mapping[Any, str],
+    eqn: Eqn,
+    atoms: Sequence[Atom],
+    names: Mapping[Atom, str],
     path: Sequence[str],
     *,
     product: bool = False,
@@ -71,9 +70,9 @@ def noun(
 
     **Arguments:**
 
-    - `atoms`: its operands; those of the group that it stands for.
-    - `names`: what values are called so far.
-    - `path`: name scopes that go without saying.
+    - `atoms`: its operands, or those of its group.
+    - `names`: the names of values so far.
+    - `path`: name scopes of the layer, which do not serve as a name.
     """
     primitive = eqn.primitive.name
     known = [(a, names[a]) for a in atoms if is_var(a) and says(names.get(a))]
@@ -89,12 +88,12 @@ def noun(
     return alike[0] if alike else _of_scope(eqn, path)
 
 
-def _type(v: Any) -> Any:
+def _type(v: Atom) -> tuple[object, object]:
     return getattr(v.aval, "shape", None), getattr(v.aval, "dtype", None)
 
 
-def _of_scope(eqn: Any, path: Sequence[str]) -> str:
-    """The innermost name scope, where there is one beside those of the layer."""
+def _of_scope(eqn: Eqn, path: Sequence[str]) -> str:
+    """The innermost name scope, unless it is the layer's."""
     if getattr(eqn, "source_info", None) is None or not hasattr(eqn, "ctx"):
         return PLAIN
     scopes = names_of(eqn)

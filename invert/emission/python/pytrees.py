@@ -1,4 +1,4 @@
-"""Pytrees of the signature: how their parts are reached, made and typed."""
+"""Pytrees of the signature: access to their leaves, construction, annotations."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.tree_util import KeyEntry
 
 from invert._errors import EmissionError
 from invert.emission.python import syntax
 from invert.emission.python.naming import RESERVED
 
 
-def access(value: ast.expr, path: Sequence[Any]) -> ast.expr:
+def access(value: ast.expr, path: Sequence[KeyEntry]) -> ast.expr:
     """`inputs["a"][0]` for a path into a pytree.
 
-    **Raises:** `EmissionError` where the path goes through a class that has no such access.
+    **Raises:** `EmissionError` where the path goes through a class without such access.
     """
     for key in path:
         if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, (str, int)):
@@ -28,12 +29,14 @@ def access(value: ast.expr, path: Sequence[Any]) -> ast.expr:
         elif isinstance(key, jax.tree_util.GetAttrKey) and key.name.isidentifier():
             value = ast.Attribute(value, key.name, ast.Load())
         else:
-            raise EmissionError(f"an argument is a pytree whose part {key} has no spelling")
+            raise EmissionError(
+                f"an argument is a pytree whose part {key} cannot be accessed in text"
+            )
     return value
 
 
 def nested(tree: Any) -> ast.expr | None:
-    """A pytree of expressions as one; `None` where it holds a class."""
+    """A pytree of expressions as one expression; `None` where it has a custom class."""
     if tree is None:
         return ast.Constant(None)
     if isinstance(tree, ast.expr):
@@ -52,15 +55,15 @@ def nested(tree: Any) -> ast.expr | None:
     return None
 
 
-def typed(tree: Any, define: Callable[[dict[str, ast.expr]], ast.expr]) -> ast.expr:
-    """The type of a pytree of types.
+def typed(tree: object, define: Callable[[dict[str, ast.expr]], ast.expr]) -> ast.expr:
+    """The annotation of a pytree of annotations.
 
-    Tuples and lists are typed by their parts, and so are dictionaries whose keys are identifiers.
-    What holds a class that the text does not know is a `PyTree`.
+    Tuples, lists and dictionaries whose keys are identifiers are typed by their parts. A custom
+    class is a `PyTree`.
 
     **Arguments:**
 
-    - `define`: gives the name of a `TypedDict` with these keys, which it adds to the file.
+    - `define`: adds a `TypedDict` with these fields to the file and returns its name.
     """
     if tree is None:
         return ast.Constant(None)
@@ -81,7 +84,7 @@ def typed(tree: Any, define: Callable[[dict[str, ast.expr]], ast.expr]) -> ast.e
 
 
 def _is_field(key: str) -> bool:
-    """Whether a key may be declared in a `TypedDict`, and hides no type in it."""
+    """Whether a key may be a field of a `TypedDict` and does not hide a type there."""
     ordinary = key.isascii() and key.isidentifier() and not keyword.iskeyword(key)
     return ordinary and (key not in RESERVED or key in dir(builtins)) and not key.startswith("__")
 

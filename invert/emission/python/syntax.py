@@ -1,4 +1,4 @@
-"""Building blocks of Python expressions, and references to values that have no name yet."""
+"""Building blocks of Python syntax trees, and tokens: references to values without a name."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import ast
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
-# A value has no name until all of the function that holds it is known. Until then it stands as a
-# name that is no identifier, so it can never be taken for one.
+# A value has no name until its whole function is known. Until then a token stands for it, which is
+# not an identifier, so that the two cannot be confused.
 _SIGN = "$"
 
 _tokens = itertools.count()
 
+_T = TypeVar("_T", bound=ast.AST)
+
 
 def new_token() -> str:
-    """A reference to a value that gets its name later."""
+    """A reference to a value that is named later."""
     return f"{_SIGN}{next(_tokens)}"
 
 
@@ -34,7 +36,7 @@ def name(text: str) -> ast.expr:
 
 
 def number(value: complex | bool | str | bytes | None) -> ast.expr:
-    """A literal; negative numbers as people write them."""
+    """A literal; a negative number is a negation."""
     if isinstance(value, (int, float)) and str(value).startswith("-"):
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
     return ast.Constant(value)
@@ -201,7 +203,7 @@ def tokens_in(node: ast.AST) -> list[str]:
 
 
 def width(node: ast.AST) -> int:
-    """About the number of characters of the text, at a fraction of the time it takes to write."""
+    """An estimate of the length of the text, much faster than writing it."""
     total = 0
     pending: list[ast.AST] = [node]
     while pending:
@@ -227,14 +229,14 @@ def rename(node: ast.AST, names: Mapping[str, str]) -> None:
 
 
 def renamed(node: ast.expr, names: Mapping[str, str]) -> ast.expr:
-    """The expression with names in the place of tokens; the original may be held by others."""
+    """A copy of the expression with names for tokens."""
     found = _copy(node)
     rename(found, names)
     return found
 
 
 def substitute(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
-    """The expression with other expressions in the place of tokens; the original stays."""
+    """A copy of the expression with expressions for tokens."""
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -244,8 +246,8 @@ def substitute(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
     return Replace().visit(_copy(node))
 
 
-def _copy(node: Any) -> Any:
-    """A copy of the nodes of a tree; operators, which have no fields, are shared."""
+def _copy(node: _T) -> _T:
+    """A copy of a tree; operators, which have no fields, are shared."""
     if not node._fields:
         return node
     new = {}
@@ -265,7 +267,7 @@ def _template(text: str) -> ast.expr:
 
 
 def template(text: str, **values: ast.expr) -> ast.expr:
-    """The expression `text`, with expressions in the place of names."""
+    """The expression `text`, with expressions for some of its names."""
     return substitute(_template(text), values)
 
 

@@ -1,0 +1,54 @@
+"""What expressions are written for: a program, the proofs of its expressions, its tokens."""
+
+from __future__ import annotations
+
+import abc
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from invert.emission.expressions.proof import Prover
+from invert.emission.python import syntax
+from invert.emission.sizes.merge import Program
+from invert.ir.types import ClosedJaxpr, Eqn, Var
+
+if TYPE_CHECKING:
+    from invert.emission.expressions.body import Body, Placed
+
+
+class Writer(abc.ABC):
+    """Base class of the file that expressions are written into.
+
+    Equations that hold programs are written with functions of the file, and these with
+    expressions again.
+
+    **Arguments:**
+
+    - `plain`: uses functions of `lax` throughout, where a nicer spelling has failed.
+    """
+
+    def __init__(self, program: Program, prover: Prover, *, plain: bool = False):
+        self.program, self.prover, self.plain = program, prover, plain
+        self._tokens: dict[Var, str] = {}
+
+    def token(self, v: Var) -> str:
+        """The token of a variable."""
+        if v not in self._tokens:
+            self._tokens[v] = syntax.new_token()
+        return self._tokens[v]
+
+    @abc.abstractmethod
+    def structured(self, body: Body, eqn: Eqn) -> Placed | None:
+        """An equation that holds jaxprs or is a layer; `None` where it is neither."""
+
+    @abc.abstractmethod
+    def jitted(self, closed: ClosedJaxpr, name: str, args: Sequence[ast.expr]) -> ast.expr:
+        """The call of the file's function for a called program."""
+
+    @abc.abstractmethod
+    def differentiated(self, eqn: Eqn, name: str) -> str:
+        """The name of the file's function for one with a derivative rule of its own."""
+
+    @abc.abstractmethod
+    def composed(self, eqn: Eqn) -> str:
+        """The name of the file's function for a composite, which compilers know by its own name."""

@@ -1,0 +1,137 @@
+"""How a recovered module is shown: one line for each function, a table of its layers, HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from invert._entry import ArgSpec
+from invert._errors import plain
+from invert.modules.function import Function
+
+_HEAD = ("layer", "arrays", "parameters")
+
+
+def call_line(name: str, function: Function) -> str:
+    """`f(x: float32[?,4]) -> float32[?,3]`, with the types of all arguments and results."""
+    entry = function.entry
+    parts = [f"{n}: {_tree_text(t)}" for n, t in zip(entry.arg_names, entry.args, strict=True)]
+    parts += [f"{n}: {_tree_text(t)}" for n, t in entry.kwargs.items()]
+    parts += [n for n in (function.state_name, function.key_name) if n]
+    results, sizes = entry.results, ()
+    if results is None and (stage := function.shown) is not None:
+        outs = stage.jaxpr.outvars[: entry.out_tree.num_leaves]
+        results = tuple(ArgSpec("", v.aval.shape, v.aval.dtype) for v in outs)
+        sizes = stage.report.sizes
+    returns = "?"
+    if results is not None:
+        returns = _tree_text(jax.tree_util.tree_unflatten(entry.out_tree, results))
+    at = f" for {', '.join(sizes)}" if sizes else ""
+    return plain(f"{name}({', '.join(parts)}) -> {returns}{at}")
+
+
+def certificate_line(function: Function) -> str:
+    """How sure the recovery is, as far as a program was recovered."""
+    stage = function.shown
+    return "not recovered yet" if stage is None else f"certificate: {stage.report.certificate}"
+
+
+def count_line(named: Mapping[str, Any], constants: Sequence[Any]) -> str:
+    """`1,234 parameters in 4 arrays`, and the same of the constants."""
+    parts = [_counted(list(named.values()), "parameters")] if named or not constants else []
+    return ", ".join([*parts, *([_counted(constants, "constants")] if constants else [])])
+
+
+def is_whole(leaves: Sequence[Any]) -> bool:
+    """Whether a module holds arrays, and not what a transformation has put in their places."""
+    return all(hasattr(_array(x), "shape") for x in leaves)
+
+
+def table(named: Mapping[str, Any], constants: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """A row for each layer: its name, the arrays in it with their types, how many numbers."""
+    layers: dict[str, list[tuple[str, Any]]] = {}
+    for name, value in named.items():
+        layer, _, last = name.rpartition("/")
+        layers.setdefault(layer, []).append((last, value))
+    if constants:
+        layers["(constants)"] = list(constants.items())
+    return [
+        (
+            plain(layer),
+            plain(", ".join(f"{name} {_type_text(_array(x))}" for name, x in arrays)),
+            f"{sum(map(_size, (x for _, x in arrays))):,}",
+        )
+        for layer, arrays in layers.items()
+    ]
+
+
+def summary(
+    lines: Sequence[str], rows: Sequence[tuple[str, str, str]], total: str, width: int = 60
+) -> str:
+    """The lines, and a table of the layers as text."""
+    cells = [_HEAD, *((layer, _cut(arrays, width), count) for layer, arrays, count in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(3)]
+    text = [
+        f"{layer:<{widths[0]}}  {arrays:<{widths[1]}}  {count:>{widths[2]}}".rstrip()
+        for layer, arrays, count in (cells if rows else [])
+    ]
+    return "\n".join([*lines, *text, total])
+
+
+def as_html(lines: Sequence[str], rows: Sequence[tuple[str, str, str]], total: str) -> str:
+    """The same for a notebook."""
+    head = "".join(f"<th>{h}</th>" for h in _HEAD)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    first = "<br>".join(f"<code>{html.escape(line)}</code>" for line in lines)
+    made = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    return f"<div>{first}{made}<p>{html.escape(total)}</p></div>"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 4] + " ..."
+
+
+def _array(x: Any) -> Any:
+    """The array of a leaf: of an index into the state, the value that the state begins with."""
+    return x.init if isinstance(x, eqx.nn.StateIndex) else x
+
+
+def _size(x: Any) -> int:
+    return int(np.prod(np.shape(_array(x))))
+
+
+def _counted(arrays: Sequence[Any], what: str) -> str:
+    several = "array" if len(arrays) == 1 else "arrays"
+    return f"{sum(map(_size, arrays)):,} {what} in {len(arrays)} {several}"
+
+
+def _type_text(x: Any) -> str:
+    """`float32[?,4]` of an array or its type."""
+    sizes = ("?" if n is None else str(n) for n in x.shape)
+    return f"{x.dtype}[{','.join(sizes)}]"
+
+
+def _tree_text(tree: Any) -> str:
+    """A pytree of types as Python would write it."""
+    if isinstance(tree, ArgSpec):
+        return _type_text(tree)
+    if type(tree) is dict:
+        return "{" + ", ".join(f"{k!r}: {_tree_text(v)}" for k, v in tree.items()) + "}"
+    if type(tree) in (tuple, list):
+        begin, end = "()" if type(tree) is tuple else "[]"
+        comma = "," if type(tree) is tuple and len(tree) == 1 else ""
+        return begin + ", ".join(map(_tree_text, tree)) + comma + end
+    return "None" if tree is None else type(tree).__name__ + "(" + ", ".join(_parts(tree)) + ")"
+
+
+def _parts(tree: Any) -> Iterator[str]:
+    """The types of the leaves of a pytree of some class."""
+    for leaf in jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, ArgSpec)):
+        yield _tree_text(leaf) if isinstance(leaf, ArgSpec) else repr(leaf)
