@@ -12,6 +12,8 @@ MOVES = LAYOUT | PARTS | {"rev"}
 IDENTITIES = frozenset(("copy", "optimization_barrier", "stop_gradient"))
 # Convert or round the elements.
 CONVERSIONS = frozenset(("convert_element_type", "reduce_precision"))
+# Change the shape or dtype and keep the order of the elements.
+SHAPING = (LAYOUT - {"transpose"}) | {"convert_element_type"}
 COMMUTATIVE = frozenset(("add", "add_any", "and", "max", "min", "mul", "or", "xor"))
 COMPARISONS = frozenset(("eq", "ge", "gt", "le", "lt", "ne"))
 REDUCTIONS = frozenset(

@@ -123,15 +123,11 @@ def _through(site: Site, atom: Atom, *names: str) -> Any:
     return eqn
 
 
-# The summed axis is restored in place, so that nothing is transposed.
-_SHAPES = (kinds.LAYOUT - {"transpose"}) | {"convert_element_type"}
-
-
 def _softmax(site: Site) -> Iterator[Call]:
     """`exp(x - max x) / sum(exp(x - max x))` -> `jax.nn.softmax x`."""
     numerator, denominator = site.eqn.invars
     above = site.producer(numerator)
-    below = _through(site, denominator, *_SHAPES)
+    below = _through(site, denominator, *kinds.SHAPING)
     if above is None or below is None or above.primitive.name != "exp":
         return
     if below.primitive.name == "reduce_sum":
@@ -147,10 +143,10 @@ def _axis(reduce: Any, site: Site) -> Any:
 def _logsumexp(site: Site) -> Iterator[Call]:
     """`log(sum(exp(x - max x))) + max x` -> `jax.nn.logsumexp x`."""
     for atom in site.eqn.invars:
-        log = _through(site, atom, *_SHAPES)
+        log = _through(site, atom, *kinds.SHAPING)
         if log is None or log.primitive.name != "log":
             continue
-        total = _through(site, log.invars[0], "abs", *_SHAPES)
+        total = _through(site, log.invars[0], "abs", *kinds.SHAPING)
         if total is None or total.primitive.name != "reduce_sum":
             continue
         x = site.aval(total.invars[0])

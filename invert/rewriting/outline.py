@@ -13,13 +13,12 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Miss, contrast, other_params, same_value
 from invert.ir.types import Atom, Eqn, Literal, Value, Var
 
-# Inserted by broadcasting and type promotion between an operand and its use.
-_SHAPING = frozenset({"broadcast_in_dim", "reshape", "squeeze", "convert_element_type"})
-_COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
+_COMMUTATIVE = kinds.COMMUTATIVE | {"eq", "ne"}
 _MAX_STEPS = 4096
 _MAX_DEPTH = 100
 
@@ -85,7 +84,7 @@ def _sources(graph: Graph, atom: Atom) -> list[Atom]:
     found = [atom]
     while is_var(atom):
         eqn = graph.producers.get(atom)
-        if eqn is None or eqn.primitive.name not in _SHAPING:
+        if eqn is None or eqn.primitive.name not in kinds.SHAPING:
             break
         atom = eqn.invars[0]
         found.append(atom)
@@ -98,7 +97,7 @@ def shaped(graph: Graph, atom: Atom) -> Iterator[Atom]:
     while pending:
         yield (atom := pending.pop())
         for user in graph.users.get(atom, ()):
-            if user.primitive.name in _SHAPING:
+            if user.primitive.name in kinds.SHAPING:
                 pending.extend(user.outvars)
 
 
@@ -120,7 +119,7 @@ class _Search:
     def run(self, head: Eqn, eqn: Eqn) -> Outline | None:
         """The first outline that covers every equation of the template, otherwise the largest."""
         best: Outline | None = None
-        wanted = [e for e in self.template.eqns if e.primitive.name not in _SHAPING]
+        wanted = [e for e in self.template.eqns if e.primitive.name not in kinds.SHAPING]
         for found in self._paired(head, eqn, [], Outline()):
             # Equations that the head does not depend on: other results, from operands to users.
             for other in (*heads(self.template), *wanted):

@@ -289,8 +289,8 @@ WRONG: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], s
     "option of nothing": (_unit, _unit, {"options": {"axis": ()}}, "no values"),
     "example": (jnp.sin, jnp.cos, {"example": (X, X)}, "1 operands, `example` 2"),
     "untraced": (lambda x: jnp.sin(x.reshape(5, 7)), jnp.sin, {}, "give types at which it does"),
-    "endless": (jnp.sin, _endless, {}, "rewritten for ever"),
-    "commuted for ever": (lambda x, y: x * y, lambda x, y: y * x, {}, "rewritten for ever"),
+    "endless": (jnp.sin, _endless, {}, "rewritten forever"),
+    "commuted for ever": (lambda x, y: x * y, lambda x, y: y * x, {}, "rewritten forever"),
 }
 
 
