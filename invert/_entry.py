@@ -118,11 +118,11 @@ class EntryPoint:
 
 def free_name(wanted: str, taken: Container[str]) -> str:
     """A name for an argument without one, with a number where it is taken."""
-    found, number = wanted, 1
-    while found in taken:
+    name, number = wanted, 1
+    while name in taken:
         number += 1
-        found = f"{wanted}_{number}"
-    return found
+        name = f"{wanted}_{number}"
+    return name
 
 
 def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:

@@ -128,12 +128,12 @@ class Classes:
         hint = of_layer(eqn.layer.name)
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
         inside = self._named[eqn.layer]
-        found = []
+        hints = []
         for v in eqn.outvars:
             own = inside.get(v)
             other = own if not alone and own is not None and says(own) else hint
-            found.append("state" if isinstance(v, StateVar) else other)
-        return found
+            hints.append("state" if isinstance(v, StateVar) else other)
+        return hints
 
     def _parameter(self, v: Var) -> str:
         return identifier(self.parameters[v][-1])
@@ -158,17 +158,17 @@ class Classes:
             for draft in drafts:
                 draft.init = self.initializer(draft.node)
             for group in groups(drafts, self._key):
-                found = Class(syntax.new_token(), group)
-                self.of.update({d.node: found for d in group})
+                cls = Class(syntax.new_token(), group)
+                self.of.update({d.node: cls for d in group})
                 for draft in group:
                     for place, child in draft.children:
                         place.id = self.of[child].token
-        for found in dict.fromkeys(self.of[d.node] for d in order):
-            first = found.drafts[0]
+        for cls in dict.fromkeys(self.of[d.node] for d in order):
+            first = cls.drafts[0]
             init = [first.init] if first.init is not None else []
             body = [*first.fields, *init, *first.methods]
-            found.definition = syntax.class_of(found.token, [syntax.name("eqx.Module")], body)
-            self.file.definitions.append(found.definition)
+            cls.definition = syntax.class_of(cls.token, [syntax.name("eqx.Module")], body)
+            self.file.definitions.append(cls.definition)
 
     def initializer(self, node: Node) -> ast.FunctionDef | None:
         """`__init__` of a class that holds layers of Equinox."""
@@ -218,20 +218,20 @@ class Classes:
     def _add_methods(self, draft: Draft) -> None:
         """Adds a method for each different computation that programs do with a layer."""
         node = draft.node
-        found: dict[tuple[str, str], str] = {}
+        methods: dict[tuple[str, str], str] = {}
         names = Names({*node.fields, *METHODS})
         for layer in node.layers:
             own = Draft(node)
             method = self._method(layer, own)
             key = syntax.text_of(bare(method)), str(own.arrays)
-            if key not in found:
-                found[key] = names.new(self.tree.programs[layer]) if found else _CALL
-                method.name = found[key]
+            if key not in methods:
+                methods[key] = names.new(self.tree.programs[layer]) if methods else _CALL
+                method.name = methods[key]
                 draft.methods.append(method)
                 draft.annotations += own.annotations
                 draft.arrays += own.arrays
                 draft.sources += own.sources
-            self._methods[layer] = found[key]
+            self._methods[layer] = methods[key]
         draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
 
     def _annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
@@ -302,25 +302,25 @@ class Classes:
 
     def _hints(self, inputs: Sequence[Var]) -> list[str]:
         """Names of the arguments of a layer."""
-        found = []
+        hints = []
         for i, v in enumerate(inputs):
             if isinstance(v, StateVar):
-                found.append("state")
+                hints.append("state")
             elif v in self.parameters:
-                found.append(self._parameter(v))
+                hints.append(self._parameter(v))
             elif is_key(v):
-                found.append("key")
+                hints.append("key")
             elif i == 0:
-                found.append("x")
+                hints.append("x")
             elif v.aval.dtype == jnp.bool_:
-                found.append("mask")
+                hints.append("mask")
             elif not v.aval.shape:
-                found.append("scale" if jnp.issubdtype(v.aval.dtype, jnp.inexact) else "index")
+                hints.append("scale" if jnp.issubdtype(v.aval.dtype, jnp.inexact) else "index")
             else:
                 eqn = self._made.get(v)
                 noun = NOUNS.get(eqn.primitive.name, PLAIN) if eqn is not None else PLAIN
-                found.append(noun)
-        return found
+                hints.append(noun)
+        return hints
 
     def finish(self) -> None:
         """Fills in the names of the classes, and the sizes in the annotations.
@@ -328,12 +328,12 @@ class Classes:
         A size that differs between the layers of a class is a name, any other a number.
         """
         names: dict[str, str] = {}
-        for found in dict.fromkeys(c for c in self.of.values() if c.drafts):
-            found.definition.name = names[found.token] = self.file.names.new(_name_for(found))
-            columns = list(zip(*(d.arrays for d in found.drafts), strict=True))
+        for cls in dict.fromkeys(c for c in self.of.values() if c.drafts):
+            cls.definition.name = names[cls.token] = self.file.names.new(_name_for(cls))
+            columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
             sizes_named: dict[tuple[str, ...], str] = {}
             taken: set[str] = set()
-            annotations = found.drafts[0].annotations
+            annotations = cls.drafts[0].annotations
             for node, column in zip(annotations, columns, strict=True):
                 shapes = list(zip(*(shape for _, shape in column), strict=True))
                 texts = [
@@ -342,7 +342,7 @@ class Classes:
                 ]
                 assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
                 node.slice.elts[1] = ast.Constant(" ".join(texts))
-            generalize(found.drafts, sizes_named, self.file.names.taken)
+            generalize(cls.drafts, sizes_named, self.file.names.taken)
         for definition in self.file.definitions:
             if isinstance(definition, ast.ClassDef):
                 for statement in definition.body:
@@ -352,15 +352,15 @@ class Classes:
                         syntax.rename(statement, names)
 
 
-def _name_for(found: Class) -> str:
+def _name_for(cls: Class) -> str:
     """The name of a class: common words of its nodes' names, else what it computes."""
-    wanted = list(dict.fromkeys(camel(d.node.name) for d in found.drafts))
+    wanted = list(dict.fromkeys(camel(d.node.name) for d in cls.drafts))
     if len(wanted) == 1:
         return wanted[0]
     common = _common_name(wanted)
     if common:
         return common
-    text = syntax.text_of(found.definition)
+    text = syntax.text_of(cls.definition)
     for sign, name in (("conv_general_dilated", "Conv"), (" @ ", "Linear"), ("tensordot", "Linear"),
                        ("einsum", "Linear"), ("rsqrt", "Norm")):  # fmt: skip
         if sign in text:

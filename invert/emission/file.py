@@ -44,8 +44,8 @@ class File(Writer):
         self.layer: Callable[[Body, Eqn], Placed | None] = lambda body, eqn: None
 
     def structured(self, body: Body, eqn: Eqn) -> Placed | None:
-        found = self.layer(body, eqn)
-        return found if found is not None else control_flow.structured(self, body, eqn)
+        placed = self.layer(body, eqn)
+        return placed if placed is not None else control_flow.structured(self, body, eqn)
 
     def function(
         self,
@@ -85,16 +85,16 @@ class File(Writer):
         wanted = dict.fromkeys(function.free_dimensions())
         if not wanted:
             return function
-        found: dict[str, Statement] = {}
+        sizes: dict[str, Statement] = {}
         for v in arguments:
             for axis, size in enumerate(self.program.shape(v)):
                 name = size.dimension if isinstance(size, Size) else None
-                if name in wanted and name not in found:
+                if name in wanted and name not in sizes:
                     part = (given or {}).get(v)
                     value = part or ast.Name(self.token(v), ast.Load())
                     shape = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
-                    found[name] = Statement([dimension_token(name)], shape, [snake(name, "size")])
-        nowhere = [d for d in wanted if d not in found]
+                    sizes[name] = Statement([dimension_token(name)], shape, [snake(name, "size")])
+        nowhere = [d for d in wanted if d not in sizes]
         if missing is not None:
             missing += nowhere
         elif nowhere:
@@ -102,7 +102,7 @@ class File(Writer):
                 f"{function.hint} depends on the open size {nowhere[0]}, which none of its "
                 "arguments has as a dimension"
             )
-        function.body = [*found.values(), *function.body]
+        function.body = [*sizes.values(), *function.body]
         return function
 
     def define(self, function: FunctionText, hint: str) -> tuple[str, bool]:
@@ -144,10 +144,10 @@ class File(Writer):
         hint = snake(name, "function").strip("_") or "function"
         rule = self.program.rule(eqn)
         # A rule may call the function itself, which is a new object each time it is traced.
-        for known, other, found in self._rules:
+        for known, other, other_name in self._rules:
             if difference(known, closed) is None and _same_rule(other, rule):
-                self._functions[id(jaxpr)] = jaxpr, found
-                return found
+                self._functions[id(jaxpr)] = jaxpr, other_name
+                return other_name
         decorator = "jax.custom_jvp" if kind == "custom_jvp_call" else "jax.custom_vjp"
         function = self.function(closed, hint, [syntax.name(decorator)])
         node = render(function, "function", {}, self.names.taken)
@@ -232,8 +232,8 @@ def _bare_tuples(text: str) -> str:
     return re.sub(r"^( +return )(\(.*\))$", _without_brackets, text, flags=re.MULTILINE)
 
 
-def _without_brackets(found: re.Match[str]) -> str:
-    start, value = found.groups()
+def _without_brackets(match: re.Match[str]) -> str:
+    start, value = match.groups()
     node = ast.parse(value, mode="eval").body
     bare = isinstance(node, ast.Tuple) and len(node.elts) > 1
     return start + (value[1:-1] if bare else value)

@@ -239,34 +239,34 @@ class Main:
         if entry.draws:
             trees.append(ArgSpec(key, (), method.arguments[-1].aval.dtype))
             hints.append(key)
-        found = _Arguments(hints)
+        arguments = _Arguments(hints)
         flat = iter(_leaves_in_order(entry, method.arguments))
         for tree, hint in zip(trees, hints, strict=True):
             if isinstance(tree, StateVar):
                 token = self.file.token(tree)
-                found.annotations[token] = syntax.name("eqx.nn.State")
-                found.types[token] = (), tree.aval.dtype
+                arguments.annotations[token] = syntax.name("eqx.nn.State")
+                arguments.types[token] = (), tree.aval.dtype
             elif isinstance(tree, ArgSpec):
                 v = next(flat)
                 token = self.file.token(v)
-                found.called[v] = hint
-                found.annotations[token] = self._array(v)
-                found.types[token] = self.file.program.shape(v), v.aval.dtype
+                arguments.called[v] = hint
+                arguments.annotations[token] = self._array(v)
+                arguments.types[token] = self.file.program.shape(v), v.aval.dtype
                 if v.aval.dtype == np.bool_ and not v.aval.shape:
                     # A Python bool is static, so that the compiler knows the branch.
                     either = syntax.infix(syntax.name("bool"), "|", self._array(v))
-                    found.annotations[token] = either
+                    arguments.annotations[token] = either
             else:
                 token = syntax.new_token()
                 # The variables are in the order in which the tree is flattened.
                 leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
                 variables = [next(flat) for _ in leaves]
                 kinds = structure.unflatten([self._array(v) for v in variables])
-                found.annotations[token] = self._typed(kinds, hint)
+                arguments.annotations[token] = self._typed(kinds, hint)
                 for (path, _), v in zip(leaves, variables, strict=True):
-                    found.given[v] = pytrees.access(ast.Name(token, ast.Load()), path)
-                    found.called[v] = _last_key(path)
-        return found
+                    arguments.given[v] = pytrees.access(ast.Name(token, ast.Load()), path)
+                    arguments.called[v] = _last_key(path)
+        return arguments
 
     def _result(
         self, entry: EntryPoint, results: Sequence[ast.expr], outputs: Sequence[Atom], hint: str
@@ -299,9 +299,9 @@ class Main:
 def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
     """Identifiers for the arguments of an entry point, by name, and for a state and a key."""
     names = Names()
-    found = {n: names.new(identifier(n, f"x_{i}")) for i, n in enumerate(entry.arg_names)}
-    found |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}
-    return found, names.new("state"), names.new("key")
+    identifiers = {n: names.new(identifier(n, f"x_{i}")) for i, n in enumerate(entry.arg_names)}
+    identifiers |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}
+    return identifiers, names.new("state"), names.new("key")
 
 
 def _doc(entry: EntryPoint) -> str:
@@ -383,8 +383,8 @@ def _keys(entry: EntryPoint, outputs: Sequence[Atom]) -> dict[Var, str]:
     paths, _ = jax.tree_util.tree_flatten_with_path(
         jax.tree_util.tree_unflatten(entry.out_tree, range(len(outputs)))
     )
-    found = {outputs[i]: _last_key(path) for path, i in paths if is_var(outputs[i])}
-    return {v: name for v, name in found.items() if says(name)}
+    keys = {outputs[i]: _last_key(path) for path, i in paths if is_var(outputs[i])}
+    return {v: name for v, name in keys.items() if says(name)}
 
 
 def _is_spec(x: object) -> bool:

@@ -180,8 +180,10 @@ def trainable(
 def _endings(fixed: Sequence[Sequence[str]], trained: Iterable[Sequence[str]]) -> list[str]:
     """The shortest endings that cover all paths of `fixed` and none of `trained`."""
     others = {"".join(f".{n}" for n in path[i:]) for path in trained for i in range(len(path))}
-    found: dict[str, None] = {}
+    endings_of_all: dict[str, None] = {}
     for path in fixed:
         endings = ["".join(f".{n}" for n in path[i:]) for i in range(len(path))]
-        found.setdefault(next((e for e in reversed(endings) if e not in others), endings[0]))
-    return list(found)
+        endings_of_all.setdefault(
+            next((e for e in reversed(endings) if e not in others), endings[0])
+        )
+    return list(endings_of_all)

@@ -44,7 +44,7 @@ def files_of(directory: Path, assets: Sequence[str]) -> Files:
     - `directory`: the folder of the model.
     - `assets`: paths of its assets, as the graph names them.
     """
-    found: dict[PurePosixPath, Path] = {}
+    files: dict[PurePosixPath, Path] = {}
     problems: list[Problem] = []
     roots = _roots(directory)
     variables = directory / "variables"
@@ -71,8 +71,8 @@ def files_of(directory: Path, assets: Sequence[str]) -> Files:
             problems.append(Problem(f"file {str(place)!r}", reason, f"{directory}", _REMEDY))
         # TensorFlow would wait forever for a pipe.
         elif stat.S_ISREG(file.stat().st_mode):
-            found[place] = file
-    return Files(found, problems)
+            files[place] = file
+    return Files(files, problems)
 
 
 def _roots(directory: Path) -> list[Path]:

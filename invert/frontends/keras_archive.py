@@ -75,7 +75,7 @@ def load(file: Path) -> Any:
 
     **Raises:** as `entry_point`.
     """
-    found = _config_of(file)
+    config = _config_of(file)
     tf = import_tensorflow()
     try:
         import keras
@@ -85,7 +85,7 @@ def load(file: Path) -> Any:
         raise MissingDependencyError(
             f"Keras runs on {backend} here; set KERAS_BACKEND=tensorflow to have {file} read"
         )
-    if problems := [*_problems(found, ""), *_content_problems(file)]:
+    if problems := [*_problems(config, ""), *_content_problems(file)]:
         raise UnsupportedOpError(problems)
     try:
         return keras.saving.load_model(file, compile=False, safe_mode=True)
@@ -154,8 +154,8 @@ def _is_of_keras(module: object, kind: str) -> bool:
     if module.split(".")[0] != "keras":
         return False
     # Keras is imported; a name in a file is no reason to import anything.
-    found = getattr(sys.modules.get(module), kind, None)
-    return isinstance(found, type) and found.__module__.split(".")[0] == "keras"
+    value = getattr(sys.modules.get(module), kind, None)
+    return isinstance(value, type) and value.__module__.split(".")[0] == "keras"
 
 
 def _content_problems(file: Path) -> Iterator[Problem]:
@@ -198,13 +198,13 @@ def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
                     yield Problem("weights", "lie in another file", inner, _REMEDY)
                 if not isinstance(link, h5py.HardLink):
                     continue  # a soft link leads to another entry of the file
-                found = group[name]
-                if isinstance(found, h5py.Dataset):
-                    declared += found.nbytes
-                    if found.external or found.is_virtual:
+                entry = group[name]
+                if isinstance(entry, h5py.Dataset):
+                    declared += entry.nbytes
+                    if entry.external or entry.is_virtual:
                         yield Problem("weights", "lie in another file", inner, _REMEDY)
-                elif isinstance(found, h5py.Group) and found.id not in seen:
-                    seen.add(found.id)
-                    pending.append((inner, found))
+                elif isinstance(entry, h5py.Group) and entry.id not in seen:
+                    seen.add(entry.id)
+                    pending.append((inner, entry))
     if declared > held:
         yield Problem("weights", f"declare {declared} bytes", _WEIGHTS, _REMEDY)

@@ -69,5 +69,5 @@ class _TensorFlow:
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         tf = import_tensorflow()
         args, kwargs = jax.tree_util.tree_map(tf.constant, (tuple(args), kwargs))
-        found = tf.nest.flatten(self.function(*args, **kwargs), expand_composites=True)
-        return [np.asarray(x) for x in found]
+        results = tf.nest.flatten(self.function(*args, **kwargs), expand_composites=True)
+        return [np.asarray(x) for x in results]

@@ -378,11 +378,11 @@ def _describe(x: Any) -> str:
 
 def distinct(concretes: Sequence[Any]) -> list[Any]:
     """One function for each signature; saving traces a function again for each of its own."""
-    found: list[Any] = []
+    functions: list[Any] = []
     for concrete in concretes:
-        if not any(same_signature(concrete, other) for other in found):
-            found.append(concrete)
-    return found
+        if not any(same_signature(concrete, other) for other in functions):
+            functions.append(concrete)
+    return functions
 
 
 def same_signature(one: Any, other: Any) -> bool:

@@ -43,8 +43,8 @@ class Methods(Recovered):
     @property
     def reports(self) -> Mapping[str, Report]:
         """The reports of the functions that were recovered so far."""
-        found = {name: f.shown for name, f in self._functions}
-        return {name: stage.report for name, stage in found.items() if stage is not None}
+        stages = {name: f.shown for name, f in self._functions}
+        return {name: stage.report for name, stage in stages.items() if stage is not None}
 
     def _functions_by_name(self) -> Mapping[str, Function]:
         return dict(self._functions)
@@ -96,20 +96,20 @@ def method_names(names: Iterable[str]) -> dict[str, str]:
     None is a keyword or an attribute of the class.
     """
     taken = {*dir(Methods), *(f.name for f in dataclasses.fields(Methods))} - {"__call__"}
-    found: dict[str, str] = {}
+    identifiers: dict[str, str] = {}
     for name in names:
         plain = re.sub(r"\W", "_", name, flags=re.ASCII)
         plain = plain if plain.isidentifier() else f"_{plain}"
         while plain in taken or keyword.iskeyword(plain):
             plain += "_"
         taken.add(plain)
-        found[name] = plain
-    return found
+        identifiers[name] = plain
+    return identifiers
 
 
 def _class_name(name: str) -> str:
-    (found,) = method_names([name]).values()
-    return found
+    (identifier,) = method_names([name]).values()
+    return identifier
 
 
 def build_methods(

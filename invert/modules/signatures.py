@@ -69,17 +69,17 @@ def parameter_names(entry: EntryPoint) -> dict[str, str]:
     """
     names = list(dict.fromkeys((*entry.arg_names, *entry.kwargs)))
     plain = {n for n in names if n.isidentifier() and not keyword.iskeyword(n)} - {"self"}
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name in names:
         wanted = name
         if name not in plain:
             wanted = re.sub(r"\W", "_", name) or "argument"
             wanted = wanted if wanted.isidentifier() else f"_{wanted}"
-            taken = {*plain, *found.values(), "self"}
+            taken = {*plain, *parameters.values(), "self"}
             while keyword.iskeyword(wanted) or wanted in taken:
                 wanted += "_"
-        found[name] = wanted
-    return found
+        parameters[name] = wanted
+    return parameters
 
 
 def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature:

@@ -150,8 +150,8 @@ def _convolution(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
 
 def _short(sizes: Sequence[int]) -> int | tuple[int, ...]:
     """One number where all sizes are equal."""
-    found = tuple(int(n) for n in sizes)
-    return found[0] if len(set(found)) == 1 else found
+    numbers = tuple(int(n) for n in sizes)
+    return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
 def _norm(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:

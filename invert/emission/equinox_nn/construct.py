@@ -32,11 +32,11 @@ def has_native(node: Node) -> bool:
     """Whether a node is or holds a layer of `equinox.nn`."""
     pending: list[Var | Node] = [node]
     while pending:
-        found = pending.pop()
-        if isinstance(found, Node):
-            if native_of(found) is not None:
+        value = pending.pop()
+        if isinstance(value, Node):
+            if native_of(value) is not None:
                 return True
-            pending.extend(found.fields.values())
+            pending.extend(value.fields.values())
     return False
 
 

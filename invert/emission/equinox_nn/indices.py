@@ -68,7 +68,7 @@ def renamed(*lists: tuple[Index, ...]) -> tuple[tuple[Index, ...], ...]:
 
 def reshaped(at: Sequence[Index], shape: Sequence[int], wanted: Sequence[int]) -> tuple[Index, ...]:
     """Indices into an array of shape `wanted`, before it was reshaped to `shape`."""
-    found: list[Index] = []
+    result: list[Index] = []
     i = j = 0
     while i < len(shape) or j < len(wanted):
         here, there = [i], [j]
@@ -85,8 +85,8 @@ def reshaped(at: Sequence[Index], shape: Sequence[int], wanted: Sequence[int]) -
                 j += 1
         parts = [(at[k], shape[k]) for k in here if k < len(shape)]
         sizes = [wanted[k] for k in there if k < len(wanted)]
-        found += split(merged(parts), sizes)
-    return tuple(found)
+        result += split(merged(parts), sizes)
+    return tuple(result)
 
 
 def merged(parts: Sequence[tuple[Index, int]]) -> Index:
@@ -150,12 +150,12 @@ def common(
         return None
     if sorted(a) == sorted(b):
         made: dict[int, list[int]] = {}
-        found = []
+        first = []
         for n in a:
             number = next(numbers)
             made.setdefault(n, []).append(number)
-            found.append(ZERO if n == 1 else number)
-        return found, [ZERO if n == 1 else made[n].pop(0) for n in b]
+            first.append(ZERO if n == 1 else number)
+        return first, [ZERO if n == 1 else made[n].pop(0) for n in b]
     fine, coarse = (a, b) if len(a) >= len(b) else (b, a)
     variables = [next(numbers) for _ in fine]
     own = plain(variables, fine)
@@ -174,11 +174,11 @@ def operands_of_dot(eqn: Eqn, at: Sequence[Index], bound: Sequence[Index]) -> li
     ((left, right), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
     rest = iter(at)
     batch = [next(rest) for _ in batch_l]
-    found = []
+    result = []
     for v, adds, batches in zip(eqn.invars, (left, right), (batch_l, batch_r), strict=True):
         known = dict(zip(batches, batch, strict=True)) | dict(zip(adds, bound, strict=True))
-        found.append([known[i] if i in known else next(rest) for i in range(len(v.aval.shape))])
-    return found
+        result.append([known[i] if i in known else next(rest) for i in range(len(v.aval.shape))])
+    return result
 
 
 def taken(eqn: Eqn) -> tuple[int, int] | None:
@@ -189,14 +189,14 @@ def taken(eqn: Eqn) -> tuple[int, int] | None:
     params, shape = eqn.params, eqn.invars[0].aval.shape
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     axes = list(numbers.start_index_map)
-    found = [i for i, n in enumerate(shape) if sizes[i] != n]
-    if getattr(numbers, "operand_batching_dims", ()) or len(found) != 1 or sizes[found[0]] != 1:
+    single = [i for i, n in enumerate(shape) if sizes[i] != n]
+    if getattr(numbers, "operand_batching_dims", ()) or len(single) != 1 or sizes[single[0]] != 1:
         return None
     clipped = params["mode"] in _CLIPPED
-    if found[0] not in axes or (len(axes) > 1 and not clipped):
+    if single[0] not in axes or (len(axes) > 1 and not clipped):
         return None
-    rows = tuple(numbers.collapsed_slice_dims) in ((), (found[0],))
-    return (found[0], axes.index(found[0])) if rows else None
+    rows = tuple(numbers.collapsed_slice_dims) in ((), (single[0],))
+    return (single[0], axes.index(single[0])) if rows else None
 
 
 # XLA clips by default.
@@ -211,9 +211,9 @@ def out_of_bounds(eqn: Eqn) -> str:
 
 def operands_of_take(eqn: Eqn, at: Sequence[Index], bound: int) -> list[list[Index]]:
     """The indices into both operands of a `gather` that takes rows."""
-    numbers, found = eqn.params["dimension_numbers"], taken(eqn)
-    assert found is not None
-    axis, place = found
+    numbers, row = eqn.params["dimension_numbers"], taken(eqn)
+    assert row is not None
+    axis, place = row
     rows = iter([at[i] for i in numbers.offset_dims])
     batch = [at[i] for i in range(len(at)) if i not in numbers.offset_dims]
     whole = range(len(eqn.invars[0].aval.shape))

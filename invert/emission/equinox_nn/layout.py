@@ -63,13 +63,13 @@ class _Side:
         name, operands = _operation(eqn)
         parts = [self.print_of(a) for a in operands]
         if name in kinds.LAYOUT:
-            found = parts[0]
+            value = parts[0]
         elif name in kinds.COMMUTATIVE or name == "dot_general":
-            found = hash((name, *sorted(parts)))
+            value = hash((name, *sorted(parts)))
         else:
-            found = hash((name, *parts))
+            value = hash((name, *parts))
         for i, v in enumerate(eqn.outvars):
-            self._prints[v] = found if i == 0 else hash((found, i))
+            self._prints[v] = value if i == 0 else hash((value, i))
 
     def bare(self, atom: Atom, at: tuple[Index, ...]) -> tuple[Atom, tuple[Index, ...]]:
         """The atom before transposes, reshapes and broadcasts, and the indices into it."""
@@ -148,8 +148,8 @@ class Comparison:
                 self._whole(x, y)
             while self._pending:
                 self._step(*self._pending.pop())
-        except Difference as found:
-            return str(found)
+        except Difference as error:
+            return str(error)
         return None
 
     def _whole(self, x: Atom, y: Atom) -> None:
@@ -258,13 +258,13 @@ class Comparison:
         common = indices.common(sizes[0], sizes[1], fresh)
         if common is None:
             raise Difference(f"{first.primitive.name} over another number of elements")
-        found = []
+        inputs = []
         for eqn, outer, bound in ((first, at, common[0]), (second, to, common[1])):
             rest, inner = iter(outer), iter(bound)
             axes = set(eqn.params["axes"])
             rank = len(eqn.invars[0].aval.shape)
-            found.append([next(inner) if i in axes else next(rest) for i in range(rank)])
-        self._add(first.invars[0], found[0], second.invars[0], found[1])
+            inputs.append([next(inner) if i in axes else next(rest) for i in range(rank)])
+        self._add(first.invars[0], inputs[0], second.invars[0], inputs[1])
 
     def _convolution(
         self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]
@@ -313,8 +313,8 @@ class Comparison:
 
 def _precision(eqn: Eqn) -> object:
     """The precision of a product; `None` for the default."""
-    found = eqn.params["precision"]
-    return None if found in (None, (None, None), _DEFAULT, (_DEFAULT, _DEFAULT)) else found
+    precision = eqn.params["precision"]
+    return None if precision in (None, (None, None), _DEFAULT, (_DEFAULT, _DEFAULT)) else precision
 
 
 def _described(atom: Atom, eqn: Eqn | None) -> str:

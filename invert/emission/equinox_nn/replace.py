@@ -76,16 +76,16 @@ class Replacer:
             return None
         reason: str | None = None
         for part in _parts(layer, set(layer.parameters)):
-            found = self._native(part)
-            if isinstance(found, tuple):
-                native, arrays = found
+            replacement = self._native(part)
+            if isinstance(replacement, tuple):
+                native, arrays = replacement
                 self._found[native.kind] += 1
                 layer.steps, layer.native, layer.arrays = part.steps, native, arrays
                 layer.inputs, layer.outputs = [part.x], [part.y]
                 call.invars, call.outvars = [part.x], [part.y]
                 return [*part.head, call, *part.tail]
             # The first reason is that of the largest part.
-            reason = reason or found
+            reason = reason or replacement
         self._left[reason or "no layer of equinox.nn has such parameters"].append(
             "/".join(layer.path)
         )
@@ -97,11 +97,11 @@ class Replacer:
         for v in part.inputs:
             if v is part.x:
                 continue
-            found = self._constant(v)
-            if found is None:
+            eqns = self._constant(v)
+            if eqns is None:
                 return "it takes more than one value" if v not in self.parameters else (
                     "it shares its parameters")  # fmt: skip
-            constants += found
+            constants += eqns
         unique = list({id(e): e for e in constants}.values())
         x, held = part.x, part.parameters
         program = self.jaxpr.replace(
@@ -130,14 +130,14 @@ class Replacer:
         eqn = self._makers.get(v)
         if eqn is None:
             return None
-        found: list[Eqn] = []
+        eqns: list[Eqn] = []
         for atom in eqn.invars:
             if is_var(atom):
                 before = self._constant(atom)
                 if before is None:
                     return None
-                found += before
-        return [*found, eqn]
+                eqns += before
+        return [*eqns, eqn]
 
     def _compared(
         self,

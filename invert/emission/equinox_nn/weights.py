@@ -40,12 +40,12 @@ class Weights:
 
     def type_of(self, v: Var) -> jax.ShapeDtypeStruct:
         """The type of that array."""
-        found = stack.stacked_type(v, self.rows.get(v, v))
+        aval = stack.stacked_type(v, self.rows.get(v, v))
         if v not in self.layouts:
-            return found
-        depth = len(found.shape) - len(v.aval.shape)
-        shape = (*found.shape[:depth], *self.layouts[v][1])
-        return jax.ShapeDtypeStruct(shape, found.dtype)
+            return aval
+        depth = len(aval.shape) - len(v.aval.shape)
+        shape = (*aval.shape[:depth], *self.layouts[v][1])
+        return jax.ShapeDtypeStruct(shape, aval.dtype)
 
     def difference(
         self, traced: ClosedJaxpr, program: ClosedJaxpr, held: Sequence[Var], leaves: Sequence[Var]
@@ -81,8 +81,8 @@ class Weights:
 
 def arranged(rows: Rows, layout: Layout | None, values: Mapping[Any, Any]) -> Any:
     """The value of a parameter, or of a stack of them, as the array of the module."""
-    found = stack.stacked(rows, values)
+    array = stack.stacked(rows, values)
     depth = 0
     while isinstance(rows, (list, tuple)):
         rows, depth = rows[0], depth + 1
-    return found if layout is None else laid(found, layout, depth)
+    return array if layout is None else laid(array, layout, depth)

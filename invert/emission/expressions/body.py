@@ -66,7 +66,7 @@ class Choice:
 
 def _choices(graph: Graph) -> dict[int, Choice]:
     """The branch choices that public functions can express, by the id of their `cond`."""
-    found: dict[int, Choice] = {}
+    choices: dict[int, Choice] = {}
     for eqn in graph.by_primitive.get("cond", ()):
         parts = CondParts.of(eqn)
         index = parts.index
@@ -78,13 +78,13 @@ def _choices(graph: Graph) -> dict[int, Choice]:
         count = len(parts.branches)
         name, atoms = made.primitive.name, made.invars
         if name == "convert_element_type" and count == 2 and atoms[0].aval.dtype == np.bool_:
-            found[id(eqn)] = Choice(made, atoms[0], is_switch=False)
+            choices[id(eqn)] = Choice(made, atoms[0], is_switch=False)
         elif name == "clamp" and _is_number(atoms[0], 0) and _is_number(atoms[2], count - 1):
-            found[id(eqn)] = Choice(made, atoms[1], is_switch=True)
+            choices[id(eqn)] = Choice(made, atoms[1], is_switch=True)
         elif name == "platform_index":
             platforms = made.params["platforms"]
-            found[id(eqn)] = Choice(made, None, is_switch=False, platforms=platforms)
-    return found
+            choices[id(eqn)] = Choice(made, None, is_switch=False, platforms=platforms)
+    return choices
 
 
 def _is_number(atom: Atom, number: int) -> bool:
@@ -172,9 +172,9 @@ class Body:
         return list(eqn.invars)
 
     def _placed(self, eqn: Eqn) -> Placed:
-        found = self.writer.structured(self, eqn)
-        if found is not None:
-            return found
+        placed = self.writer.structured(self, eqn)
+        if placed is not None:
+            return placed
         expression = spelling.spell(eqn, self.writer)
         name = eqn.primitive.name
         return Placed(expression, flows=FLOWS.get(name, True))

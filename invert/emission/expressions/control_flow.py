@@ -141,8 +141,8 @@ def unpacking(numbers: Sequence[int]) -> Pattern:
 
 def _jit(file: Writer, body: Body, eqn: Eqn) -> Placed:
     closed, name = eqn.params["jaxpr"], eqn.params["name"]
-    if (found := _of_library(file, eqn, name)) is not None:
-        return Placed(found, hints=[library.noun(name)], flows=True)
+    if (public := _of_library(file, eqn, name)) is not None:
+        return Placed(public, hints=[library.noun(name)], flows=True)
     args = [body.operand(a) for a in eqn.invars]
     return Placed(file.jitted(closed, name, args), hints=[library.noun(name)], flows=True)
 
@@ -247,8 +247,8 @@ def _custom(file: Writer, body: Body, eqn: Eqn) -> Placed:
         args = [body.operand(a) for a in eqn.invars]
         hints = [library.noun(name.rpartition(".")[2])]
         return Placed(call(file.composed(known), *args), hints=hints, flows=True)
-    if (found := _of_library(file, eqn, name)) is not None:
-        return Placed(found, hints=[library.noun(name)], flows=True)
+    if (public := _of_library(file, eqn, name)) is not None:
+        return Placed(public, hints=[library.noun(name)], flows=True)
     args = [body.operand(a) for a in eqn.invars]
     hints = [library.noun(name)]
     return Placed(call(file.differentiated(eqn, name), *args), hints=hints, flows=True)

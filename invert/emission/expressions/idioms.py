@@ -114,8 +114,8 @@ def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             for axis in range(-1, -rank - 1, -1):
                 keywords = {} if axis == -1 else {"axis": number(axis)}
                 yield Proposal(call("jax.nn.softmax", _x(), **keywords), (x,), "softmax")
-    if not is_var(eqn.invars[1]) and (found := _reduced(eqn, graph)) is not None:
-        total, kept = found
+    if not is_var(eqn.invars[1]) and (reduced := _reduced(eqn, graph)) is not None:
+        total, kept = reduced
         x = total.invars[0]
         if is_var(x) and "axes" in total.params:
             keywords = _axis(total.params["axes"], x)
@@ -217,7 +217,7 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
 
     The search goes backwards, so that the largest group wins.
     """
-    found: dict[int, Group] = {}
+    groups: dict[int, Group] = {}
     taken: set[int] = set()
     for eqn in reversed(graph.eqns):
         if id(eqn) in taken:
@@ -226,10 +226,10 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
             step, defects = f"an idiom for {eqn.primitive.name}", writer.prover.defects
             group = optional_step(step, defects, _first, row, eqn, graph, writer, taken)
             if group is not None:
-                found[id(eqn)] = group
+                groups[id(eqn)] = group
                 taken |= group.covered | {id(eqn)}
                 break
-    return found
+    return groups
 
 
 def _first(row: Row, eqn: Eqn, graph: Graph, writer: Writer, taken: set[int]) -> Group | None:

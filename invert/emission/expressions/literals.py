@@ -55,9 +55,9 @@ def _shortest(value: Any) -> float:
     if not math.isfinite(wide):
         return wide
     for digits in range(1, 9):
-        found = float(f"{wide:.{digits}g}")
-        if np.asarray(found, kind).tobytes() == np.asarray(value, kind).tobytes():
-            return found
+        candidate = float(f"{wide:.{digits}g}")
+        if np.asarray(candidate, kind).tobytes() == np.asarray(value, kind).tobytes():
+            return candidate
     return wide
 
 
@@ -212,13 +212,13 @@ def value(v: Any) -> ast.expr:
 @functools.lru_cache(maxsize=1)
 def public_primitives() -> dict[str, str]:
     """Public names of primitives."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for module, where in ((primitives, "jax.extend.core.primitives"), (lax, "lax")):
         for attribute in dir(module):
             primitive = getattr(module, attribute)
             if isinstance(primitive, Primitive):
-                found[primitive.name] = f"{where}.{attribute}"
-    return found
+                names[primitive.name] = f"{where}.{attribute}"
+    return names
 
 
 def _public(cls: type) -> str:

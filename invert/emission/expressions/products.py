@@ -54,13 +54,13 @@ def relettered(text: str) -> str:
 
 
 def dot_options(eqn: Eqn) -> dict[str, ast.expr]:
-    found = {}
+    options = {}
     precision = eqn.params["precision"]
     if precision is not None:
         if isinstance(precision, tuple) and precision[0] == precision[1]:
             precision = precision[0]
-        found["precision"] = literals.value(precision)
+        options["precision"] = literals.value(precision)
     preferred = eqn.params["preferred_element_type"]
     if preferred is not None and preferred != eqn.invars[0].aval.dtype:
-        found["preferred_element_type"] = literals.dtype(preferred)
-    return found
+        options["preferred_element_type"] = literals.dtype(preferred)
+    return options

@@ -111,12 +111,12 @@ class Prover:
 
 def _same_types(traced: ClosedJaxpr, outs: Sequence[Var]) -> bool:
     """Whether the results have the same types; a weak type would change later results."""
-    found = open_jaxpr(traced).outvars
-    return len(found) == len(outs) and all(
+    results = open_jaxpr(traced).outvars
+    return len(results) == len(outs) and all(
         a.aval.dtype == b.aval.dtype
         and tuple(a.aval.shape) == tuple(b.aval.shape)
         and (isinstance(a, Literal) or traced_form.is_weak(a) == traced_form.is_weak(b))
-        for a, b in zip(found, outs, strict=True)
+        for a, b in zip(results, outs, strict=True)
     )
 
 
@@ -130,10 +130,10 @@ def _type_key(aval: Aval) -> Hashable:
 
 def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> ClosedJaxpr | None:
     def values(*args: Any) -> Any:
-        found = function(*args)
-        if isinstance(found, (list, tuple)) and len(found) == 1:
+        result = function(*args)
+        if isinstance(result, (list, tuple)) and len(result) == 1:
             raise TypeError("a sequence of one result instead of the result")
-        return found
+        return result
 
     with jax.enable_x64(x64), warnings.catch_warnings():
         # A 64-bit type was asked for without x64: both settings are tried.

@@ -285,19 +285,19 @@ FLOWS: dict[str, bool | str] = {
 
 def operands(eqn: Eqn, writer: Writer, bare: bool) -> list[ast.expr]:
     """The operands of an equation as expressions; literals are Python numbers where `bare`."""
-    found: list[ast.expr] = []
+    expressions: list[ast.expr] = []
     for atom in eqn.invars:
         if not isinstance(atom, Literal):
-            found.append(ast.Name(writer.token(atom), ast.Load()))
+            expressions.append(ast.Name(writer.token(atom), ast.Load()))
             continue
         size = writer.program.literals.get(id(atom))
         if size is not None:
             node = size.expression()
             dtype = literals.dtype(atom.aval.dtype)
-            found.append(node if bare else call("np.asarray", node, dtype))
+            expressions.append(node if bare else call("np.asarray", node, dtype))
         else:
-            found.append(literals.of_literal(atom, plain=bare))
-    return found
+            expressions.append(literals.of_literal(atom, plain=bare))
+    return expressions
 
 
 def spell(eqn: Eqn, writer: Writer) -> ast.expr:
@@ -391,10 +391,10 @@ def _lookup(module: str, name: str) -> Callable[..., Any] | None:
     """The public function of a module, if there is one of that name."""
     roots = {"jax": jax, "lax": lax, "jnp": jax.numpy}
     first, *rest = module.split(".")
-    found: Any = roots[first]
+    owner: Any = roots[first]
     for part in rest:
-        found = getattr(found, part)
-    function = getattr(found, name, None)
+        owner = getattr(owner, part)
+    function = getattr(owner, name, None)
     return function if callable(function) else None
 
 

@@ -90,11 +90,11 @@ class FunctionText:
 
     def own(self) -> set[str]:
         """Tokens it defines."""
-        found = {t for p in self.parameters for t in ((p,) if isinstance(p, str) else p)}
+        tokens = {t for p in self.parameters for t in ((p,) if isinstance(p, str) else p)}
         for statement in self.body:
-            found.update(t for t in statement.targets if t is not None)
-            found.update(f.token for f in statement.functions)
-        return found
+            tokens.update(t for t in statement.targets if t is not None)
+            tokens.update(f.token for f in statement.functions)
+        return tokens
 
     def free(self) -> list[str]:
         """Tokens it closes over."""
@@ -230,10 +230,10 @@ def _nested(pattern: Pattern, targets: Sequence[ast.Name]) -> ast.expr:
 
 def _last_uses(function: FunctionText) -> dict[str, int]:
     """The last statement that reads each token; the result counts as one more."""
-    found: dict[str, int] = {}
+    uses: dict[str, int] = {}
     for i, statement in enumerate(function.body):
         for token in _read(statement):
-            found[token] = i
+            uses[token] = i
     for token in syntax.tokens_in(function.result):
-        found[token] = len(function.body)
-    return found
+        uses[token] = len(function.body)
+    return uses

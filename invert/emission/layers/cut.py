@@ -149,19 +149,19 @@ def cut(
 
 def _scope(eqn: Eqn) -> Path:
     """Name scopes, without immediate repetitions."""
-    found: list[str] = []
+    scope: list[str] = []
     for part in names_of(eqn):
-        if not found or found[-1] != part:
-            found.append(part)
-    return tuple(found)
+        if not scope or scope[-1] != part:
+            scope.append(part)
+    return tuple(scope)
 
 
 def _users(eqns: Sequence[Eqn]) -> dict[Atom, list[int]]:
-    found: dict[Atom, list[int]] = collections.defaultdict(list)
+    users: dict[Atom, list[int]] = collections.defaultdict(list)
     for i, eqn in enumerate(eqns):
         for atom in dict.fromkeys(a for a in eqn.invars if is_var(a)):
-            found[atom].append(i)
-    return found
+            users[atom].append(i)
+    return users
 
 
 def _common(paths: Iterable[Path]) -> Path:
@@ -200,13 +200,13 @@ def _place_floating(
     for i, eqn in enumerate(eqns):
         inputs = [a for a in eqn.invars if is_var(a)]
         constant[i] = all(a in producers and constant[producers[a]] for a in inputs)
-        found: list[Path] = []
+        paths: list[Path] = []
         for atom in inputs:
             if atom in arguments:
-                found.append(base)
+                paths.append(base)
             elif atom in producers and (scope := ahead[producers[atom]]) is not None:
-                found.append(scope)
-        ahead[i] = (scopes[i] or (_common(found) if found else None)) if not constant[i] else None
+                paths.append(scope)
+        ahead[i] = (scopes[i] or (_common(paths) if paths else None)) if not constant[i] else None
     for i in reversed(range(len(eqns))):
         if not floating[i] and not constant[i]:
             continue
@@ -308,7 +308,7 @@ class _Cutter:
         low: dict[Group, int] = {}
         stack: list[Group] = []
         on_stack: set[Group] = set()
-        found: list[list[int]] = []
+        components: list[list[int]] = []
         for start in held:
             if start in number:
                 continue
@@ -331,7 +331,7 @@ class _Cutter:
                             part += held[last]
                             if last == node:
                                 break
-                        found.append(part)
+                        components.append(part)
                 elif step not in number:
                     number[step] = low[step] = len(number)
                     stack.append(step)
@@ -339,7 +339,7 @@ class _Cutter:
                     work.append((step, iter(following[step])))
                 else:
                     low[node] = min(low[node], number[step])
-        return found
+        return components
 
     def _ordered(
         self, nodes: Sequence[tuple[int, str | None, list[int]]]

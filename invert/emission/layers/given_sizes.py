@@ -30,12 +30,12 @@ def give_sizes(root: Layer, shape: Shape) -> None:
 
 def _having(variables: Sequence[Var], shape: Shape) -> dict[str, Var]:
     """For each open size, the first variable with that dimension."""
-    found: dict[str, Var] = {}
+    variables_by_size: dict[str, Var] = {}
     for v in variables:
         for size in shape(v):
             if isinstance(size, Size) and size.dimension is not None:
-                found.setdefault(size.dimension, v)
-    return found
+                variables_by_size.setdefault(size.dimension, v)
+    return variables_by_size
 
 
 def _find(layer: Layer, shape: Shape, missing: dict[Layer, tuple[str, ...]]) -> Sequence[str]:

@@ -149,7 +149,7 @@ def _size(
 
 def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
     """Sizes of arrays, by their values in all drafts; those of arguments come first."""
-    found: dict[tuple[int, ...], ast.expr] = {}
+    sizes_by_values: dict[tuple[int, ...], ast.expr] = {}
     order = sorted(
         range(len(group[0].sources)),
         key=lambda i: not isinstance(group[0].sources[i], ast.Name),
@@ -165,8 +165,8 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
                 continue
             place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
             size = syntax.item(syntax.field(source, "shape"), syntax.number(place))
-            found.setdefault(tuple(map(int, sizes)), size)
-    return found
+            sizes_by_values.setdefault(tuple(map(int, sizes)), size)
+    return sizes_by_values
 
 
 def generalize(

@@ -150,22 +150,22 @@ class Stacker:
     ) -> bool:
         """Whether a call continues a run; adds it where it does."""
         first, last = run.calls[0], run.calls[-1]
-        found = self._matched(first.layer, call.layer, programs)
-        if found is None:
+        variables = self._matched(first.layer, call.layer, programs)
+        if variables is None:
             return False
         carried: list[tuple[int, int]] = []
         for i, v in enumerate(first.layer.inputs):
-            here, there = run.maps[-1][v], found[v]
+            here, there = run.maps[-1][v], variables[v]
             if there in last.layer.outputs:
                 carried.append((i, last.layer.outputs.index(there)))
             elif there is not here:
                 return False
         same = not run.carried or run.carried == tuple(carried)
         owned = set(_parameters(call.layer))
-        if not carried or not same or {found[v] for v in _parameters(first.layer)} != owned:
+        if not carried or not same or {variables[v] for v in _parameters(first.layer)} != owned:
             return False
         run.calls.append(call)
-        run.maps.append(found)
+        run.maps.append(variables)
         run.carried = tuple(carried)
         return True
 
@@ -187,13 +187,14 @@ class Stacker:
         places: dict[Atom, Var] = dict(zip(y.jaxpr.invars, other, strict=True))
         atoms = map(match.atoms.get, x.jaxpr.invars)
         matched = (None if atom is None else places.get(atom) for atom in atoms)
-        found = {v: w for v, w in zip(held, matched, strict=True) if w is not None}
+        variables = {v: w for v, w in zip(held, matched, strict=True) if w is not None}
         shape = self.program.shape
-        if len(set(found.values())) != len(held) or any(
-            shape(v) != shape(w) or self.marks.get(v) != self.marks.get(w) for v, w in found.items()
+        if len(set(variables.values())) != len(held) or any(
+            shape(v) != shape(w) or self.marks.get(v) != self.marks.get(w)
+            for v, w in variables.items()
         ):
             return None
-        return found
+        return variables
 
     def _program(self, layer: Layer) -> tuple[list[Var], Graph]:
         """The inputs and parameters of a layer, and its program over them."""
@@ -254,19 +255,19 @@ class _Same(dict[Var, Var]):
 
 def equations(layer: Layer) -> list[Eqn]:
     """The equations of a layer and its inner layers."""
-    found: list[Eqn] = []
+    eqns: list[Eqn] = []
     for step in layer.steps:
-        found += equations(step.layer) if isinstance(step, LayerCall) else [step]
-    return found
+        eqns += equations(step.layer) if isinstance(step, LayerCall) else [step]
+    return eqns
 
 
 def _parameters(layer: Layer) -> list[Var]:
     """The parameters of a layer and its inner layers."""
-    found = list(layer.parameters)
+    parameters = list(layer.parameters)
     for step in layer.steps:
         if isinstance(step, LayerCall):
-            found += _parameters(step.layer)
-    return found
+            parameters += _parameters(step.layer)
+    return parameters
 
 
 def _kind(layer: Layer) -> int | None:
@@ -401,8 +402,8 @@ def _calls(eqn: Eqn, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
     for k in range(eqn.params["length"]):
         results = interpret(inner, [*held, *carry, *(x[k] for x in xs)], on_eqn, _same)
         carry = results[:count]
-        for found, value in zip(collected, results[count:], strict=True):
-            found.append(value)
+        for values, value in zip(collected, results[count:], strict=True):
+            values.append(value)
     return [*carry, *collected]
 
 

@@ -166,9 +166,9 @@ class _Building:
     def _child(self, node: Node, name: str, wanted: str) -> tuple[str, Node]:
         """The node of a field of a node; that of an earlier program if there is one."""
         if wanted in node.inner:
-            field, found = node.inner[wanted]
-            if found.program < self.program and (self.program, found) not in self._taken:
-                return field, found
+            field, earlier = node.inner[wanted]
+            if earlier.program < self.program and (self.program, earlier) not in self._taken:
+                return field, earlier
         child = Node(name, names=Names(METHODS), program=self.program)
         field = node.add(wanted, child)
         node.inner.setdefault(wanted, (field, child))

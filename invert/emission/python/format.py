@@ -99,8 +99,8 @@ def fitted(line: str, limit: int) -> list[str]:
             return [line]
         start, end = pairs[0]
         return _split(indent, code[: start + 1], code[start + 1 : end], code[end:], limit)
-    found = _HEAD.match(code)
-    head = found.group() if found and _depth_at_end(found.group()) == 0 else ""
+    match = _HEAD.match(code)
+    head = match.group() if match and _depth_at_end(match.group()) == 0 else ""
     value, tail = code[len(head) :], ""
     if value.endswith(":"):
         value, tail = value[:-1], ":"
@@ -136,10 +136,10 @@ def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bo
 
 def _text(indent: str, head: str, value: str, tail: str, limit: int) -> list[str]:
     """A long string as several adjacent ones; anything else as it is."""
-    found = _STRING.match(value)
-    if found is None:
+    match = _STRING.match(value)
+    if match is None:
         return [indent + head + value + tail]
-    quote, content, rest = found.groups()
+    quote, content, rest = match.groups()
     room = limit - len(indent) - 2
     words = re.findall(r"[^ ]* *", content)
     parts = [""]
@@ -170,8 +170,8 @@ def _split(indent: str, head: str, content: str, tail: str, limit: int) -> list[
         comma = "," if len(items) > 1 or called or content.endswith(",") else ""
         lines = []
         for item in items:
-            found = _KEYWORD.match(item)
-            key = found.group() if found else ""
+            match = _KEYWORD.match(item)
+            key = match.group() if match else ""
             if not key and head[-1] == "{" and (colon := _colon(item)) is not None:
                 key = item[: colon + 2]
             lines += _laid(inner, key, item[len(key) :], comma, limit, free=True)
@@ -296,7 +296,7 @@ def _with_defaults(line: str) -> str:
 
 def _pairs(text: str) -> list[tuple[int, int]]:
     """The outermost pairs of brackets."""
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     opened: list[int] = []
     for i, character in _code(text):
         if character in _OPEN:
@@ -304,21 +304,21 @@ def _pairs(text: str) -> list[tuple[int, int]]:
         elif character in _CLOSE and opened:
             start = opened.pop()
             if not opened:
-                found.append((start, i))
-    return found
+                pairs.append((start, i))
+    return pairs
 
 
 def _items(content: str) -> list[str]:
     """The items between the commas outside brackets."""
     depth, start = 0, 0
-    found: list[str] = []
+    items: list[str] = []
     for i, character in _code(content):
         depth += (character in _OPEN) - (character in _CLOSE)
         if character == "," and depth == 0:
-            found.append(content[start:i].strip())
+            items.append(content[start:i].strip())
             start = i + 1
     last = content[start:].strip()
-    return [*found, last] if last else found
+    return [*items, last] if last else items
 
 
 def _operands(value: str) -> list[str]:

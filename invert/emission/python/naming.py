@@ -32,27 +32,27 @@ def identifier(text: str, fallback: str = "value") -> str:
     Only letters, digits and underscores remain.
     """
     plain = unicodedata.normalize("NFKD", text[:400]).encode("ascii", "ignore").decode()
-    found = re.sub(r"\W+", "_", plain, flags=re.ASCII).strip("_")
-    found = re.sub(r"__+", "_", found)[:_LONGEST].strip("_")
-    if not found:
+    result = re.sub(r"\W+", "_", plain, flags=re.ASCII).strip("_")
+    result = re.sub(r"__+", "_", result)[:_LONGEST].strip("_")
+    if not result:
         return fallback
-    if found[0].isdigit():
-        found = f"{fallback}_{found}"
-    return f"{found}_" if found in RESERVED else found
+    if result[0].isdigit():
+        result = f"{fallback}_{result}"
+    return f"{result}_" if result in RESERVED else result
 
 
 def snake(text: str, fallback: str = "value") -> str:
     """`SelfAttention_0` -> `self_attention_0`."""
-    found = identifier(text, fallback)
-    found = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", found).lower()
-    found = re.sub(r"__+", "_", found)
-    return f"{found}_" if found in RESERVED else found
+    result = identifier(text, fallback)
+    result = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", result).lower()
+    result = re.sub(r"__+", "_", result)
+    return f"{result}_" if result in RESERVED else result
 
 
 def camel(text: str, fallback: str = "Layer") -> str:
     """`self_attention_0` -> `SelfAttention`; the number of a layer is not part of its kind."""
-    found = identifier(text, fallback)
-    stem = re.sub(r"(_?\d+)+$", "", found) or found
+    result = identifier(text, fallback)
+    stem = re.sub(r"(_?\d+)+$", "", result) or result
     words = [w for w in stem.split("_") if w]
     name = "".join(w[0].upper() + w[1:] for w in words) or fallback
     if name[0].isdigit():
@@ -86,16 +86,16 @@ class Names:
 
     def new(self, wanted: str) -> str:
         """`wanted`, with a number appended where it is taken."""
-        found = wanted
-        if found in self.taken or found in RESERVED:
+        name = wanted
+        if name in self.taken or name in RESERVED:
             stem = wanted.rstrip("_")
             # Remembering the last number keeps this linear.
             i = self._next.get(stem, 2)
-            while (found := f"{stem}_{i}") in self.taken or found in RESERVED:
+            while (name := f"{stem}_{i}") in self.taken or name in RESERVED:
                 i += 1
             self._next[stem] = i + 1
-        self.taken.add(found)
-        return found
+        self.taken.add(name)
+        return name
 
     def free(self, name: str) -> None:
         self.taken.discard(name)

@@ -45,8 +45,8 @@ def nested(tree: Any) -> ast.expr | None:
         items = [nested(t) for t in tree]
         if any(i is None for i in items):
             return None
-        found = [i for i in items if i is not None]
-        return syntax.tuple_of(found) if isinstance(tree, tuple) else syntax.list_of(found)
+        parts = [i for i in items if i is not None]
+        return syntax.tuple_of(parts) if isinstance(tree, tuple) else syntax.list_of(parts)
     if type(tree) is dict and all(isinstance(k, (str, int)) for k in tree):
         values = [nested(v) for v in tree.values()]
         if any(v is None for v in values):

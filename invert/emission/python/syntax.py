@@ -224,15 +224,15 @@ def width(node: ast.AST) -> int:
 
 def rename(node: ast.AST, names: Mapping[str, str]) -> None:
     """Replaces tokens by names, in place."""
-    for found in names_in(node):
-        found.id = names.get(found.id, found.id)
+    for each in names_in(node):
+        each.id = names.get(each.id, each.id)
 
 
 def renamed(node: ast.expr, names: Mapping[str, str]) -> ast.expr:
     """A copy of the expression with names for tokens."""
-    found = _copy(node)
-    rename(found, names)
-    return found
+    copy = _copy(node)
+    rename(copy, names)
+    return copy
 
 
 def substitute(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
@@ -240,8 +240,8 @@ def substitute(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
-            found = values.get(node.id)
-            return node if found is None else _copy(found)
+            value = values.get(node.id)
+            return node if value is None else _copy(value)
 
     return Replace().visit(_copy(node))
 
