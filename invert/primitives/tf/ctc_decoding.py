@@ -14,7 +14,7 @@ from jax import lax
 from invert.primitives.tf.dynamic_size import padded
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import Array, Int, Ints, rule
+from invert.tf.interpreter.registry import Array, Int, rule
 from invert.tf.ops.node import Node
 
 _INT64 = np.dtype(np.int64)
@@ -118,7 +118,7 @@ def _search(logits: Array, length: Int, width: int) -> tuple[Array, Array, Array
         jnp.full((width,), low),  # ends in its last label
     )
 
-    def step(state: Ints, item: tuple[Array, Array]) -> tuple[Ints, None]:
+    def step(state: tuple[Array, ...], item: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
         labels, counts, blank, label = state
         at, x = item
         total = jnp.logaddexp(blank, label)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.tf.interpreter.registry import Array, Int, Ints, rule
+from invert.tf.interpreter.registry import Array, Int, rule
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
@@ -39,7 +39,7 @@ def _pooled(x: Array) -> tuple[Array, Array]:
     def rises(last: Array, means: Array) -> Array:
         return (last > 0) & (means[last] > means[last - 1])
 
-    def step(state: Ints) -> Ints:
+    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
         """Joins the last two blocks where they rise, else begins one with the next number."""
         used, last, sums, means, starts = state
         joins = rises(last, means)
