@@ -15,21 +15,9 @@ from invert.tf.values.constants import array, is_static
 
 # Where debuggers find the tensor.
 _DEBUGGING = (
-    "circular_buffer_size",
-    "debug_ops_spec",
-    "debug_urls",
-    "device_name",
-    "gated_grpc",
-    "io_index",
-    "io_of_node",
-    "is_input",
-    "op_name",
-    "output_slot",
-    "tensor_debug_mode",
-    "tensor_name",
-    "tfdbg_context_id",
-    "tfdbg_run_id",
-)
+    "circular_buffer_size debug_ops_spec debug_urls device_name gated_grpc io_index io_of_node "
+    "is_input op_name output_slot tensor_debug_mode tensor_name tfdbg_context_id tfdbg_run_id"
+).split()
 
 
 @rule(

@@ -115,12 +115,7 @@ def _depth(x: Array, *, block_size: int, data_format: str, node: Node) -> Array:
 
 @rule("ExtractImagePatches", "ExtractVolumePatches")
 def _patches(
-    x: Array,
-    *,
-    ksizes: list[int],
-    strides: list[int],
-    rates: list[int] | None = None,
-    padding: str,
+    x: Array, *, ksizes: list[int], strides: list[int], rates: list[int] | None = None, padding: str
 ) -> Array:
     n = x.ndim - 2
     windows = list(zip(*(v[1:-1] for v in (ksizes, strides, rates or [1] * x.ndim)), strict=True))

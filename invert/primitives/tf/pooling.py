@@ -115,29 +115,15 @@ def _avg_pool_grad(orig_input_shape: Ints, g: Array, *, node: Node) -> list[Arra
 
 
 @rule("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad")
-def _max_pool_grad(
-    x: Array,
-    _y: Value,
-    g: Array,
-    ksize: Ints | None = None,
-    strides: Ints | None = None,
-    *,
-    node: Node,
-) -> Array:
-    return window_of(node, x.shape, ksize, strides).scatter(g, x)
+def _max_pool_grad(x: Array, _y: Value, g: Array, *sizes_and_strides: Ints, node: Node) -> Array:
+    return window_of(node, x.shape, *sizes_and_strides).scatter(g, x)
 
 
 @rule("MaxPoolGradGrad", "MaxPoolGradGradV2", "MaxPool3DGradGrad")
 def _max_pool_grad_grad(
-    x: Array,
-    _y: Value,
-    g: Array,
-    ksize: Ints | None = None,
-    strides: Ints | None = None,
-    *,
-    node: Node,
+    x: Array, _y: Value, g: Array, *sizes_and_strides: Ints, node: Node
 ) -> Array:
-    window = window_of(node, x.shape, ksize, strides)
+    window = window_of(node, x.shape, *sizes_and_strides)
     places = window.argmax(x, _positions(x.shape, np.dtype(np.int32)))
     return jnp.take(lax.reshape(g, (math.prod(g.shape),)), places, unique_indices=False)
 

@@ -82,14 +82,7 @@ def take_rows(node: Node, x: Value, stretch: Stretch, index: list[Part]) -> Boun
 
 @rule("StridedSlice", folds_sizes=True)
 def _strided_slice(
-    x: Value,
-    begin: Value,
-    end: Value,
-    strides: Value,
-    *,
-    T: np.dtype,
-    ctx: Context,
-    node: Node,
+    x: Value, begin: Value, end: Value, strides: Value, *, T: np.dtype, ctx: Context, node: Node
 ) -> Value:
     index = index_of(ctx, node, [begin, end, strides], np.ndim(x))
     if is_static(x) and not any(map(_depends, index)):
@@ -102,14 +95,7 @@ def _strided_slice(
 
 @rule("StridedSliceGrad")
 def _strided_slice_grad(
-    shape: Ints,
-    begin: Value,
-    end: Value,
-    strides: Value,
-    dy: Value,
-    *,
-    ctx: Context,
-    node: Node,
+    shape: Ints, begin: Value, end: Value, strides: Value, dy: Value, *, ctx: Context, node: Node
 ) -> Array:
     index = index_of(ctx, node, [begin, end, strides], len(shape))
     dy = dy if isinstance(dy, BoundedArray) else array(dy)
@@ -119,14 +105,7 @@ def _strided_slice_grad(
 
 @rule("TensorStridedSliceUpdate")
 def _strided_slice_update(
-    x: Array,
-    begin: Value,
-    end: Value,
-    strides: Value,
-    value: Value,
-    *,
-    ctx: Context,
-    node: Node,
+    x: Array, begin: Value, end: Value, strides: Value, value: Value, *, ctx: Context, node: Node
 ) -> Array:
     return put(ctx, node, x, index_of(ctx, node, [begin, end, strides], x.ndim), value)
 
