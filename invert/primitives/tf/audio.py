@@ -57,7 +57,7 @@ def _mel(frequency: Array) -> Array:
 
 
 def _mel_weights(bins: int, rate: int, channels: int, low: float, high: float) -> np.ndarray | None:
-    """How much of each frequency goes into each channel: triangles that are even in mel.
+    """The weight of each frequency in each channel: triangles evenly spaced in mel.
 
     **Returns:** `float64[bins, channels]`; `None` where the limit is above all frequencies, for
         which the kernel gives zeros.

@@ -54,9 +54,9 @@ class _Words:
 
     def below_if(self, wanted: Array, count: Array) -> tuple[Array, _Words]:
         """`below` where `wanted`, else 0 of no word."""
-        found, rest = self.below(count)
+        number, rest = self.below(count)
         at = jnp.where(wanted, rest.at, self.at)
-        return jnp.where(wanted, found, 0), dataclasses.replace(self, at=at)
+        return jnp.where(wanted, number, 0), dataclasses.replace(self, at=at)
 
 
 def _rounded(x: Array) -> Array:
@@ -85,7 +85,7 @@ def _crop(
     def area(rows: Array) -> Array:
         return (wide(rows) * rows).astype(_F32)
 
-    # What rounding made too small or too large is tried one row taller or shorter.
+    # Rounding may make a crop too small or too large: one row taller or shorter may fit.
     rows = rows + (area(rows) < least)
     rows = rows - (area(rows) > most)
     columns, covered = wide(rows), area(rows)

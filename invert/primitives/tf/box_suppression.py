@@ -45,7 +45,7 @@ def suppress(
 
     **Arguments:**
 
-    - `overlaps`: gives how much each candidate overlaps the one with an index.
+    - `overlaps`: takes the index of a candidate, gives how much each one overlaps it.
     - `scores`: one for each candidate.
     - `limit`: candidates that overlap a selected one by more than this are out.
     - `threshold`: so are those whose score is not more than this.
@@ -61,22 +61,22 @@ def suppress(
     def step(scores: Array, _: None) -> tuple[Array, tuple[Array, Array, Array]]:
         best = lax.argmax(scores, 0, jnp.int32)
         score = scores[best]
-        found = score > low
+        selected = score > low
         overlap = overlaps(best)
         kept = scores
-        out = found & (overlap > limit)
+        out = selected & (overlap > limit)
         if sigma is not None:
             soft = sigma > 0
             factor = jnp.exp(-0.5 / jnp.where(soft, sigma, 1) * lax.square(overlap))
-            lowered = jnp.where(soft & found & (scores > low), scores * factor, scores)
+            lowered = jnp.where(soft & selected & (scores > low), scores * factor, scores)
             kept = jnp.where(lowered > threshold, lowered, low)
             out = out & ~soft
         kept = jnp.where(out, low, kept).at[best].set(low)
-        return kept, (jnp.where(found, best, 0), jnp.where(found, score, 0), found)
+        return kept, (jnp.where(selected, best, 0), jnp.where(selected, score, 0), selected)
 
     candidates = jnp.where(scores > threshold, scores, low)
-    _, (indices, best, found) = lax.scan(step, candidates, None, length=size)
-    return indices, best, jnp.sum(found, dtype=jnp.int32)
+    _, (indices, best, selected) = lax.scan(step, candidates, None, length=size)
+    return indices, best, jnp.sum(selected, dtype=jnp.int32)
 
 
 @rule(

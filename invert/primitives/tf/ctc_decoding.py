@@ -35,7 +35,7 @@ def _sparse(labels: Array, counts: Array) -> tuple[Array, Array, Array]:
     rows = lax.broadcasted_iota(_INT64, (batch, most), 0)
     places = lax.broadcasted_iota(_INT64, (batch, most), 1)
     indices = jnp.where(where[..., None], jnp.stack([rows, places], -1), -1)
-    # Those that there are come first, row by row, as in TensorFlow.
+    # Valid entries come first, row by row, as in TensorFlow.
     order = jnp.argsort(~where.reshape(-1), stable=True)
     longest = jnp.max(counts, initial=0).astype(_INT64)
     shape = jnp.stack([jnp.asarray(batch, _INT64), longest])
@@ -124,7 +124,7 @@ def _search(logits: Array, length: Int, width: int) -> tuple[Array, Array, Array
         total = jnp.logaddexp(blank, label)
         last = jnp.take_along_axis(labels, jnp.maximum(counts - 1, 0)[:, None], 1)[:, 0]
         last = jnp.where(counts > 0, last, -1)
-        # What each prefix becomes: it goes on by itself, and its parent may reach it.
+        # Each prefix continues by itself, and its parent may reach it.
         own = jnp.where(counts > 0, x[last], low)
         cut = jnp.where(places_of(counts - 1), labels, -1)
         parent = (counts[:, None] - 1 == counts) & jnp.all(cut[:, None] == labels, -1)

@@ -1,4 +1,4 @@
-"""Elementwise ops: tables first.
+"""Elementwise ops, most of them in tables.
 
 Kernels: tensorflow/core/kernels/cwise_ops.h, gradients: tensorflow/python/ops/math_grad.py
 (TensorFlow 2.21). Where JAX's derivative of the plain spelling differs from TensorFlow's at ties or
@@ -71,7 +71,7 @@ def _binary(fn: Binary, fold: Binary | None) -> Callable[..., Value]:
             folded = fold_binary(fold, x, y, T)
             if folded is not None:
                 return folded
-        ready = promote if fn in _STRETCHING else broadcast
+        ready = promote if fn in _BROADCASTING else broadcast
         return fn(*ready([x, y], T))
 
     return binary
@@ -148,7 +148,7 @@ def _mul_no_nan(x: Array, y: Array) -> Array:
 
 
 def _unless_zero(fn: Binary) -> Binary:
-    """`fn(x, y)`, and 0 where x is 0, whatever y is."""
+    """`fn(x, y)`, and 0 where x is 0, for every y."""
     return lambda x, y: _zero_where(_is_zero(x), fn, x, y)
 
 
@@ -268,8 +268,8 @@ UNARY: dict[str, tuple[Unary, Unary | None]] = {
     "ZerosLike": (lambda x: lax.full_like(x, 0), np.zeros_like),
 }
 
-# What stretches sizes of one itself, and takes scalars beside arrays.
-_STRETCHING = (
+# Functions that broadcast sizes of one themselves, and take scalars beside arrays.
+_BROADCASTING = (
     lax.add, lax.atan2, lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor, lax.div, lax.ge, lax.gt,
     lax.le, lax.lt, lax.mul, lax.rem, lax.sub,
     _squared_difference,
@@ -318,7 +318,7 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
     "TanhGrad": (lambda y, dy: lax.mul(dy, lax.sub(_constant(y, 1), lax.square(y))), None),
 }
 
-# Arithmetic of sizes, which stays known.
+# Arithmetic of sizes, which is folded.
 _SIZES = frozenset(("Add", "AddV2", "FloorDiv", "Mul", "Sub"))
 # The larger of a size and a number is a size; see `primitives.tf.bounded`.
 _OWN_ROWS = frozenset(("Maximum", "Minimum", "ToBool"))
@@ -413,7 +413,7 @@ def _bitcast(x: Array, *, type: np.dtype) -> Array:
     dtype = jax.dtypes.canonicalize_dtype(type)
     if not (is_complex(x) or jnp.issubdtype(dtype, jnp.complexfloating)):
         return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
-    # `lax` knows no bits of complex numbers: through the bytes of their parts.
+    # `lax` cannot bitcast complex numbers: through the bytes of their parts.
     old, new = x.dtype.itemsize, dtype.itemsize
     shape = (*x.shape, old // new) if old > new else x.shape[: x.ndim - (old < new)]
     if is_complex(x):

@@ -1,8 +1,8 @@
 """Pools over regions of random sizes that differ by one.
 
 Kernels: tensorflow/core/kernels/fractional_pool_common.cc, fractional_max_pool_op.cc and
-fractional_avg_pool_op.cc, TensorFlow 2.21. What has a seed and is deterministic has the regions of
-these kernels, which are constants; else they are drawn by the key of the call.
+fractional_avg_pool_op.cc, TensorFlow 2.21. A deterministic op with a seed has the regions of these
+kernels, which are constants; else they are drawn from the key of the call.
 """
 
 from __future__ import annotations

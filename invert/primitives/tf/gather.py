@@ -1,8 +1,8 @@
 """Ops that look elements up by index.
 
 TensorFlow raises on the CPU where an index is out of range, negative ones too; compiled by XLA it
-takes the nearest row. So does a JAX program, unless indices may be -1 for rows that there are none
-of (see `dynamic_size`): those give zeros, as TensorFlow does on a GPU.
+takes the nearest row. So does a JAX program, unless indices may be -1 for padding rows (see
+`dynamic_size`): those give zeros, as TensorFlow does on a GPU.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def take(
 
 
 def narrow(indices: Array, sizes: Sequence[Int]) -> Array:
-    """Indices of 64 bits as those of 32 where these reach, for lookups that clip.
+    """Narrow indices of 64 bits to 32 where these suffice, for lookups that clip.
 
     JAX 0.10 cannot transpose such a lookup with 64 bits in a session of 32.
     """
@@ -112,7 +112,7 @@ def _gather(
         return take(x, indices, axis, batch)
     indices = narrow(indices, (size,))
     if not batch:
-        # As a range where they are one: places of a sequence, which is of another length elsewhere.
+        # A range stays one: positions in a sequence, whose length may be symbolic.
         return jnp.take(x, array(indices), axis=axis, mode="clip")
     if np.ndim(indices) != batch + 1:
         return take(x, indices, axis, batch, _Mode.CLIP)
@@ -162,7 +162,7 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
     shape = np.shape(parts[0])[places[0].ndim :]
     flat = np.concatenate([np.ravel(p) for p in places]).astype(np.int64)
     size = int(flat.max()) + 1 if flat.size else 0
-    # Of those that go to one place the last stays.
+    # The last of several rows with one index is kept.
     source = np.full(size, -1)
     source[flat] = np.arange(flat.size)
     if all(is_static(p) for p in parts):
@@ -173,7 +173,7 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
     data = lax.concatenate(rows, 0)
     if np.array_equal(source, np.arange(flat.size)):
         return data
-    # A place that nothing goes to holds 0: it asks for a row out of range.
+    # A place without a row holds 0: its index is out of range.
     return take(data, np.where(source < 0, flat.size, source).astype(np.int32), 0)
 
 

@@ -125,11 +125,11 @@ def _nearest_crop(image: Array, places: Places, which: Array, fill: float) -> Ar
         image, places, which = primals
         along_image = _crop(tangents[0], places, which, nearest=True)
         _, along_places = jax.jvp(lambda p: _crop(image, p, which), (places,), (tangents[1],))
-        return rule(*primals), along_image + along_places
+        return sampled(*primals), along_image + along_places
 
-    rule = jax.custom_jvp(crop_nearest)
-    rule.defjvp(jvp)
-    return rule(image, places, which)
+    sampled = jax.custom_jvp(crop_nearest)
+    sampled.defjvp(jvp)
+    return sampled(image, places, which)
 
 
 def _crop(

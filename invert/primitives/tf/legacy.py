@@ -1,4 +1,4 @@
-"""Ops of earlier releases that graphs still hold, in terms of newer ones; and small ones."""
+"""Ops of earlier releases, and ops that pass their operand on."""
 
 from __future__ import annotations
 

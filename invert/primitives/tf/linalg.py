@@ -235,7 +235,7 @@ def _by_eigenvalues(fn: Callable[[Array], Array], x: Array) -> Array:
 @rule("TridiagonalSolve", ignores=("partial_pivoting",))
 def _tridiagonal_solve(diagonals: Array, b: Array) -> Array:
     above, main, below = (diagonals[..., i, :] for i in range(3))
-    # What lies outside of the matrix is not read.
+    # Entries outside of the matrix are not read.
     size = main.shape[-1]
     place = lax.broadcasted_iota(np.int32, main.shape, main.ndim - 1)
     first, last = place == 0, place == size - 1

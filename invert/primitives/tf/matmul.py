@@ -12,7 +12,7 @@ from invert.tf.ops.node import Node
 from invert.tf.values.constants import broadcast_to
 
 
-# Whether an operand is a gradient matters to kernels alone.
+# Whether an operand is a gradient is a hint for kernels.
 @rule("MatMul", ignores=("grad_a", "grad_b"))
 def _matmul(a: Array, b: Array, *, node: Node) -> Array:
     return product(node, a, b)

@@ -1,4 +1,4 @@
-"""Activations, biases and the ops of their gradients: tables first.
+"""Activations, biases and the ops of their gradients.
 
 Derivatives at kinks are those of TensorFlow's gradient ops, which are not always those of the
 `jax.nn` function of the same name (tensorflow/core/kernels/relu_op_functor.h, TensorFlow 2.21).

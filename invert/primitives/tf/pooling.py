@@ -147,7 +147,7 @@ def _max_pool_with_argmax(
     return window.max(x), window.argmax(x, places)
 
 
-# The places of the maxima say all that the windows would.
+# The windows follow from the places of the maxima.
 @rule(
     "MaxPoolGradWithArgmax",
     "MaxPoolGradGradWithArgmax",

@@ -116,7 +116,7 @@ def _cumulative(fn: Callable[..., Array], neutral: float) -> Callable[..., Value
     def cumulative(x: Value, axis: Int, *, exclusive: bool, reverse: bool, op: str) -> Value:
         whole = is_static(x) and x.dtype.kind in "iuO" and x.ndim == 1
         if op == "Cumsum" and whole and not exclusive and not reverse:
-            # Where rows end, of how long they are.
+            # The ends of rows, from their lengths.
             return np.cumsum(x).astype(x.dtype)
         x = array(x)
         axis = axis_of(axis, x.ndim)

@@ -133,7 +133,7 @@ def _resize(op: str, x: Array, size: Ints, align: bool, half: bool) -> Array:
 def _resize_op(
     images: Array, size: Ints, *, align_corners: bool, half_pixel_centers: bool, op: str
 ) -> Array:
-    # What interpolates computes and answers in single precision, whatever the type of the image.
+    # Interpolation computes in single precision, and so is its result, for every image.
     x = images if op == "ResizeNearestNeighbor" else images.astype(_F32)
     return _resize(op, x, size, align_corners, half_pixel_centers)
 
@@ -298,7 +298,7 @@ def _sample(
     place = (jnp.arange(out, dtype=_F32) + 0.5) * inverse - translation * inverse
     first = lax.ceil(place - radius * spread - 0.5)
     last = lax.floor(place + radius * spread - 0.5)
-    # What lies before the first pixel, or behind the last, does not count.
+    # Positions before the first pixel, or behind the last, do not count.
     pixel = jnp.arange(size, dtype=_F32)
     distance = lax.abs(pixel + 0.5 - place[:, None]) / spread
     used = (pixel >= first[:, None]) & (pixel <= last[:, None])

@@ -58,7 +58,7 @@ def _segment_prod(data: Array, ids: Array, count: Int, is_sorted: bool) -> Array
 
     def jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
         (x, ids), (t, _) = primals, tangents
-        # The product of the others: by division where none of them is zero, else zero.
+        # The product of the others: by division where all of them are nonzero, else zero.
         zero = lax.eq(x, lax.full_like(x, 0))
         nonzero = lax.select(zero, lax.full_like(x, 1), x)
         zeros = take(total("Sum", zero.astype(np.int32), ids), ids, 0)

@@ -1,9 +1,8 @@
-"""Slices: `Slice`, `StridedSlice`, those of XLA, and what writes to one.
+"""Slices: `Slice`, `StridedSlice`, those of XLA, and updates of a slice.
 
-Places that depend on data are clamped into the array, as XLA does. A slice between two such places
-has one length, and the axes where there are some are cut out first: what is left is a slice at
-fixed places. Where its length depends on data too, `tf.values.bounded_slice` takes the rows of the
-first axis.
+Bounds that depend on data are clamped into the array, as XLA does. A slice between two such bounds
+has a static length: its axes are cut out first, and a static slice remains. Where the length
+depends on data too, `tf.values.bounded_slice` takes the rows of the first axis.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def index_of(ctx: Context, node: Node, bounds: list[Value], rank: int) -> list[P
         for k in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
     has = {k: [bool(m >> i & 1) for i in range(count)] for k, m in mask.items()}
-    # What follows the ellipsis is not new where it is the ellipsis itself.
+    # An axis marked both as the ellipsis and as new is the ellipsis.
     used = sum(not e and not n for e, n in zip(has["ellipsis"], has["new_axis"], strict=True))
     index: list[Part] = []
     for i in range(count):
@@ -207,7 +206,7 @@ def _entry(vector: Value, i: int) -> Value:
         number = ints(vector)[i]
         return number.value if isinstance(number, DynamicSize) else number
     place = lax.index_in_dim(vector, i, keepdims=False)
-    # The others of the vector may depend on data.
+    # Other entries of the vector may depend on data.
     number = known(place)
     return place if number is None else int(number)
 
@@ -310,7 +309,7 @@ def _put(x: Array, index: list[Part], value: Value, fresh: bool = False) -> Arra
         return lax.pad(value, lax.full((), 0, value.dtype), padding)
     if all(step == 1 for step in r.steps):
         return lax.dynamic_update_slice(x, value, r.starts)
-    # With a stride there are gaps, in which x stays.
+    # A stride leaves gaps, in which x is unchanged.
     inside = lax.pad(lax.full(value.shape, True), lax.full((), False), padding)
     return lax.select(inside, lax.pad(value, lax.full((), 0, value.dtype), padding), x)
 

@@ -21,7 +21,7 @@ def _broadcasting(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 def _expint(x: Array) -> Array:
     """TensorFlow has no values for negative numbers, and minus infinity at zero."""
-    # `scipy.expi` of negative numbers is a loop, which never ends for some mixtures of extremes.
+    # `scipy.expi` of negative numbers is a loop, which does not end for some mixtures of extremes.
     value = scipy.expi(jnp.where(x > 0, x, 1))
     return jnp.where(x > 0, value, jnp.where(x == 0, -jnp.inf, jnp.nan))
 
@@ -75,7 +75,7 @@ def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
         whole = (x == jnp.inf) & (a < jnp.inf)
         value = jnp.where(large & (x >= 0), normal, fn(few, jnp.where(whole, 1, x)))
         value = jnp.where(whole, (1 + sign) // 2, value)
-        # TensorFlow has no distribution there, and yet nothing below zero.
+        # TensorFlow gives NaN there, but 0 for the lower function at x = 0.
         return jnp.where(outside & ((x != 0) | (sign < 0)), jnp.nan, value)
 
     return _in_float32(incomplete)

@@ -1,4 +1,4 @@
-"""What convolutions and pools share: data formats, strides, padding."""
+"""Data formats, strides and padding, which convolutions and pools share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refuse(node: Node, reason: str, remedy: str = "") -> UnsupportedOpError:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the batch, channel and spatial axes are.
+    """The positions of the batch, channel and spatial axes.
 
     **Arguments:**
 
