@@ -10,7 +10,7 @@ import invert
 from invert import Config, UnsupportedOpError
 
 PLAIN = Config(patterns=False, verify=False)
-IDS = np.int32([0, 1, 1])
+IDS = np.array([0, 1, 1], np.int32)
 
 
 def pooled_gradient(x):
