@@ -443,6 +443,18 @@ def test_lookups_by_wide_indices_differentiate_in_a_session_of_32_bits():
     np.testing.assert_allclose(found, tf.convert_to_tensor(tape.gradient(y, given)), rtol=1e-6)
 
 
+def test_indices_out_of_range_give_zeros_where_the_op_ignores_them():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    @tf.function(autograph=False)
+    def lookup(x, indices):
+        return tf.raw_ops.GatherNd(params=x, indices=indices, bad_indices_policy="IGNORE")
+
+    for indices in (i32(1, 2, 2, 0, -1, 0).reshape(3, 2), i32(1, 2, -1).reshape(3, 1)):
+        module = invert.convert(lookup, x, indices, config=PLAIN)
+        np.testing.assert_array_equal(module(x, indices), lookup(x, indices))
+
+
 @pytest.mark.parametrize(("part", "op"), INDEX.params())
 def test_index(part, op):
     INDEX.check(part, op)

@@ -1,7 +1,6 @@
 """Rules for TensorFlow ops, one table row or short function each."""
 
 from invert.primitives.tf import audio as audio
-from invert.primitives.tf import blocks as blocks
 from invert.primitives.tf import box_sampling as box_sampling
 from invert.primitives.tf import box_suppression as box_suppression
 from invert.primitives.tf import calls as calls

@@ -7,7 +7,6 @@ tries until a crop fits. The op with a seed draws the kernel's numbers, the othe
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +15,9 @@ from jax import lax
 
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, rule
 from invert.tf.numerics.philox import Stream, unit
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array
 
 _F32, _I32, _U32, _U64 = (np.dtype(t) for t in (np.float32, np.int32, np.uint32, np.uint64))
 
@@ -29,24 +27,24 @@ class _Words:
     """The words of a stream one after the other; `at` is the number of the next."""
 
     stream: Stream
-    at: Any
+    at: Array
 
-    def word(self) -> tuple[Any, _Words]:
+    def word(self) -> tuple[Array, _Words]:
         block = self.stream.words((self.at // np.uint64(4))[None])[0]
         return block[self.at % np.uint64(4)], dataclasses.replace(self, at=self.at + np.uint64(1))
 
-    def fraction(self) -> tuple[Any, _Words]:
+    def fraction(self) -> tuple[Array, _Words]:
         """A number in [0, 1)."""
         word, rest = self.word()
         return unit(word, _F32), rest
 
-    def below(self, count: Any) -> tuple[Any, _Words]:
+    def below(self, count: Array) -> tuple[Array, _Words]:
         """A whole number below `count`, without the words that would make some of them likelier."""
         count = jnp.maximum(count, 1).astype(_U32)
         few = (np.uint32(0xFFFFFFFF) % count) + np.uint32(1)
         few = jnp.where(few == count, np.uint32(0), few)  # a power of two takes every word
 
-        def again(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        def again(state: tuple[Array, Array]) -> tuple[Array, Array]:
             word, rest = dataclasses.replace(self, at=state[1]).word()
             return word, rest.at
 
@@ -54,25 +52,25 @@ class _Words:
         word, at = lax.while_loop(lambda s: s[0] < few, again, (first, rest.at))
         return (word % count).astype(_I32), dataclasses.replace(self, at=at)
 
-    def below_if(self, wanted: Any, count: Any) -> tuple[Any, _Words]:
+    def below_if(self, wanted: Array, count: Array) -> tuple[Array, _Words]:
         """`below` where `wanted`, else 0 of no word."""
-        found, rest = self.below(count)
+        number, rest = self.below(count)
         at = jnp.where(wanted, rest.at, self.at)
-        return jnp.where(wanted, found, 0), dataclasses.replace(self, at=at)
+        return jnp.where(wanted, number, 0), dataclasses.replace(self, at=at)
 
 
-def _rounded(x: Any) -> Any:
+def _rounded(x: Array) -> Array:
     return jnp.round(x).astype(_I32)
 
 
 def _crop(
-    words: _Words, size: tuple[Any, Any], areas: tuple[Any, Any], ratio: Any
-) -> tuple[Any, Any, _Words]:
+    words: _Words, size: tuple[Array, Array], areas: tuple[Array, Array], ratio: Array
+) -> tuple[Array, Array, _Words]:
     """A crop of an aspect ratio as first and last row and column, and whether there is one."""
     height, width = size
     least, most = (a * width.astype(_F32) * height.astype(_F32) for a in areas)
 
-    def wide(rows: Any) -> Any:
+    def wide(rows: Array) -> Array:
         return _rounded(rows.astype(_F32) * ratio)
 
     rows, tallest = _rounded(lax.sqrt(least / ratio)), _rounded(lax.sqrt(most / ratio))
@@ -84,10 +82,10 @@ def _crop(
     more, words = words.below_if(rows < tallest, tallest - rows + 1)
     rows = rows + more
 
-    def area(rows: Any) -> Any:
+    def area(rows: Array) -> Array:
         return (wide(rows) * rows).astype(_F32)
 
-    # What rounding made too small or too large is tried one row taller or shorter.
+    # Rounding may make a crop too small or too large: one row taller or shorter may fit.
     rows = rows + (area(rows) < least)
     rows = rows - (area(rows) > most)
     columns, covered = wide(rows), area(rows)
@@ -98,7 +96,7 @@ def _crop(
     return jnp.stack([y, x, y + rows, x + columns]), fits, words
 
 
-def _shows(crop: Any, boxes: Any, share: Any) -> Any:
+def _shows(crop: Array, boxes: Array, share: Array) -> Array:
     """Whether a crop has a pixel and shows the share of one of the boxes."""
     low, high = jnp.maximum(crop[:2], boxes[:, :2]), jnp.minimum(crop[2:], boxes[:, 2:])
     sides = jnp.maximum(high - low, 0)
@@ -107,51 +105,62 @@ def _shows(crop: Any, boxes: Any, share: Any) -> Any:
     return (_area(crop) >= 1) & jnp.any((own >= 1) & (covered >= share))
 
 
-def _area(box: Any) -> Any:
+def _area(box: Array) -> Array:
     return jnp.prod(box[..., 2:] - box[..., :2], -1).astype(_F32)
 
 
-@raises_tf(
+@rule(
     "SampleDistortedBoundingBox",
     "SampleDistortedBoundingBoxV2",
     "StatelessSampleDistortedBoundingBox",
+    ignores=("seed", "seed2"),
 )
-def _sample(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, given = jnp.asarray(array(values[0])), jnp.asarray(array(values[1]))
+def _sample(
+    image_size: Array,
+    bounding_boxes: Array,
+    least_covered: Array | None = None,
+    seeds: Array | None = None,
+    *,
+    min_object_covered: float = 0.1,
+    aspect_ratio_range: list[float],
+    area_range: list[float],
+    max_attempts: int,
+    use_image_if_no_bounding_boxes: bool,
+    ctx: Context,
+    node: Node,
+) -> list[Array]:
+    shape, corners = jnp.asarray(image_size), jnp.asarray(bounding_boxes)
     size = shape[0].astype(_I32), shape[1].astype(_I32)
     whole = jnp.stack([np.int32(0), np.int32(0), *size])
-    share = (
-        array(values[2]) if len(values) > 2 else np.float32(node.attr("min_object_covered", 0.1))
-    )
-    if given.size:
+    share = np.float32(min_object_covered) if least_covered is None else least_covered
+    if corners.size:
         sides = jnp.stack([*size, *size]).astype(_F32)
-        boxes = (lax.reshape(given, (given.size // 4, 4)) * sides).astype(_I32)
-    elif node.attr("use_image_if_no_bounding_boxes", False):
+        boxes = (lax.reshape(corners, (corners.size // 4, 4)) * sides).astype(_I32)
+    elif use_image_if_no_bounding_boxes:
         boxes = whole[None]
     else:
         raise refuse(node, "has no boxes", "Set use_image_if_no_bounding_boxes.")
-    areas = [np.float32(a) for a in node.attr("area_range", [0.05, 1.0])]
-    low, high = (np.float32(a) for a in node.attr("aspect_ratio_range", [0.75, 1.33]))
-    stream = _stream(ctx, values)
+    least, most = (np.float32(a) for a in area_range)
+    low, high = (np.float32(a) for a in aspect_ratio_range)
+    stream = _stream(ctx, seeds)
 
-    def attempt(state: Any) -> Any:
+    def attempt(state: tuple[Array, ...]) -> tuple[Array, ...]:
         count, at, _, _ = state
         u, words = _Words(stream, at).fraction()
-        crop, fits, words = _crop(words, size, (areas[0], areas[1]), u * (high - low) + low)
+        crop, fits, words = _crop(words, size, (least, most), u * (high - low) + low)
         return count + 1, words.at, fits & _shows(crop, boxes, share), crop
 
-    tries = node.attr("max_attempts", 100)
     start = np.int32(0), np.uint64(0), np.bool_(False), whole
-    _, _, found, crop = lax.while_loop(lambda s: (s[0] < tries) & ~s[2], attempt, start)
-    crop = jnp.where(found, crop, whole)
+    _, _, succeeded, crop = lax.while_loop(lambda s: (s[0] < max_attempts) & ~s[2], attempt, start)
+    crop = jnp.where(succeeded, crop, whole)
     begin = jnp.stack([crop[0], crop[1], np.int32(0)]).astype(shape.dtype)
     extent = jnp.stack([crop[2] - crop[0], crop[3] - crop[1], np.int32(-1)]).astype(shape.dtype)
     sides = jnp.stack([*size, *size]).astype(_F32)
     return [begin, extent, (crop.astype(_F32) / sides)[None, None]]
 
 
-def _stream(ctx: Context, values: list[Any]) -> Stream:
-    if len(values) > 3:
-        return Stream.from_seed(array(values[3]))
+def _stream(ctx: Context, seeds: Array | None) -> Stream:
+    if seeds is not None:
+        return Stream.from_seed(seeds)
     zero = jnp.zeros((), _U64)
     return Stream(jax.random.bits(ctx.key(), (), _U64), zero, zero)

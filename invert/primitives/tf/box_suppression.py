@@ -7,7 +7,7 @@ it, `max_output_size` times, selects the same ones in the same order.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,11 @@ from invert.primitives.tf import dynamic_size as dynamic
 from invert.primitives.tf.dynamic_size import marks_rows
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Int, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, static
 
 
-def _overlaps(boxes: Any, box: Any) -> Any:
+def _overlaps(boxes: Array, box: Array) -> Array:
     """Intersection over union of each of `boxes` with `box`; corners come in either order."""
     low, high = (f(boxes[:, :2], boxes[:, 2:]) for f in (jnp.minimum, jnp.maximum))
     box_low, box_high = (f(box[:2], box[2:]) for f in (jnp.minimum, jnp.maximum))
@@ -35,13 +34,18 @@ def _overlaps(boxes: Any, box: Any) -> Any:
 
 
 def suppress(
-    overlaps: Any, scores: Any, size: Any, limit: Any, threshold: Any, sigma: Any = None
-) -> tuple[Any, Any, Any]:
+    overlaps: Callable[[Array], Array],
+    scores: Array,
+    size: int,
+    limit: Array,
+    threshold: Array,
+    sigma: Array | None = None,
+) -> tuple[Array, Array, Array]:
     """Selects up to `size` candidates.
 
     **Arguments:**
 
-    - `overlaps`: gives how much each candidate overlaps the one with an index.
+    - `overlaps`: takes the index of a candidate, gives how much each one overlaps it.
     - `scores`: one for each candidate.
     - `limit`: candidates that overlap a selected one by more than this are out.
     - `threshold`: so are those whose score is not more than this.
@@ -54,33 +58,28 @@ def suppress(
         return *nothing, jnp.zeros((), jnp.int32)
     low = jnp.asarray(-np.inf, scores.dtype)
 
-    def step(scores: Any, _: None) -> tuple[Any, tuple[Any, Any, Any]]:
+    def step(scores: Array, _: None) -> tuple[Array, tuple[Array, Array, Array]]:
         best = lax.argmax(scores, 0, jnp.int32)
         score = scores[best]
-        found = score > low
+        selected = score > low
         overlap = overlaps(best)
         kept = scores
-        out = found & (overlap > limit)
+        out = selected & (overlap > limit)
         if sigma is not None:
             soft = sigma > 0
             factor = jnp.exp(-0.5 / jnp.where(soft, sigma, 1) * lax.square(overlap))
-            lowered = jnp.where(soft & found & (scores > low), scores * factor, scores)
+            lowered = jnp.where(soft & selected & (scores > low), scores * factor, scores)
             kept = jnp.where(lowered > threshold, lowered, low)
             out = out & ~soft
         kept = jnp.where(out, low, kept).at[best].set(low)
-        return kept, (jnp.where(found, best, 0), jnp.where(found, score, 0), found)
+        return kept, (jnp.where(selected, best, 0), jnp.where(selected, score, 0), selected)
 
     candidates = jnp.where(scores > threshold, scores, low)
-    _, (indices, best, found) = lax.scan(step, candidates, None, length=size)
-    return indices, best, jnp.sum(found, dtype=jnp.int32)
+    _, (indices, best, selected) = lax.scan(step, candidates, None, length=size)
+    return indices, best, jnp.sum(selected, dtype=jnp.int32)
 
 
-def _size(node: Node, values: list[Any]) -> int:
-    (size,) = ints(static(node, values, 2))
-    return max(size, 0)
-
-
-@raises_tf(
+@rule(
     "NonMaxSuppression",
     "NonMaxSuppressionV2",
     "NonMaxSuppressionV3",
@@ -89,23 +88,35 @@ def _size(node: Node, values: list[Any]) -> int:
     "NonMaxSuppressionWithOverlaps",
     pads_rows=marks_rows,
 )
-def _non_max_suppression(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+def _non_max_suppression(
+    boxes: Array,
+    scores: Array,
+    max_output_size: Int,
+    limit: Array | None = None,
+    threshold: Array | None = None,
+    sigma: Array | None = None,
+    *,
+    iou_threshold: float = 0.5,
+    pad_to_max_output_size: bool = False,
+    ctx: Context,
+    node: Node,
+) -> list[Array]:
     # Constants are indexed by traced numbers below.
-    given, scores = (jnp.asarray(array(v)) for v in values[:2])
-    size = _size(node, values)
-    options = [array(v).astype(scores.dtype) for v in values[3:]]
-    limit = options[0] if options else jnp.asarray(node.attr("iou_threshold", 0.5), scores.dtype)
-    threshold = options[1] if len(options) > 1 else jnp.asarray(-np.inf, scores.dtype)
-    sigma = options[2] if len(options) > 2 else None
+    boxes, scores = jnp.asarray(boxes), jnp.asarray(scores)
+    size = max(max_output_size, 0)
+    limit, threshold, sigma = (
+        None if v is None else v.astype(scores.dtype) for v in (limit, threshold, sigma)
+    )
+    limit = jnp.asarray(iou_threshold, scores.dtype) if limit is None else limit
+    threshold = jnp.asarray(-np.inf, scores.dtype) if threshold is None else threshold
 
-    def overlaps(best: Any) -> Any:
+    def overlaps(best: Array) -> Array:
         if node.op == "NonMaxSuppressionWithOverlaps":
-            return given[:, best]
-        return _overlaps(given, given[best])
+            return boxes[:, best]
+        return _overlaps(boxes, boxes[best])
 
     indices, best, count = suppress(overlaps, scores, size, limit, threshold, sigma)
-    padded = bool(node.attr("pad_to_max_output_size", False))
-    if not padded:
+    if not pad_to_max_output_size:
         indices = jnp.where(jnp.arange(size, dtype=jnp.int32) < count, indices, -1)
         indices = dynamic.counted(ctx, node, indices, count, "indices", marked=True)
         best = dynamic.counted(ctx, node, best, count, "scores", "0")
@@ -114,36 +125,43 @@ def _non_max_suppression(ctx: Context, node: Node, values: list[Any]) -> list[An
     return [indices, count] if node.op == "NonMaxSuppressionV4" else [indices]
 
 
-@raises_tf("CombinedNonMaxSuppression")
-def _combined(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    boxes, scores = array(values[0]), array(values[1])
-    per_class = _size(node, values)
-    (total,) = ints(static(node, values, 3))
-    limit, threshold = array(values[4]), array(values[5])
+@rule("CombinedNonMaxSuppression")
+def _combined(
+    boxes: Array,
+    scores: Array,
+    max_output_size_per_class: Int,
+    max_total_size: Int,
+    limit: Array,
+    threshold: Array,
+    *,
+    pad_per_class: bool,
+    clip_boxes: bool,
+    node: Node,
+) -> list[Array]:
     classes = scores.shape[2]
     if boxes.shape[2] == 1 and classes != 1:
         boxes = jnp.broadcast_to(boxes, (*boxes.shape[:2], classes, 4))
     if not isinstance(boxes.shape[1], int):
-        raise refuse(node, "selects from boxes whose number is not known")
-    per_class = min(per_class, boxes.shape[1])
-    size = min(total, per_class * classes) if node.attr("pad_per_class") else total
+        raise refuse(node, "selects from boxes whose number is symbolic")
+    per_class = min(max(max_output_size_per_class, 0), boxes.shape[1])
+    size = min(max_total_size, per_class * classes) if pad_per_class else max_total_size
 
-    def of_class(boxes: Any, scores: Any) -> tuple[Any, Any, Any]:
-        def overlaps(best: Any) -> Any:
+    def of_class(boxes: Array, scores: Array) -> tuple[Array, Array, Array]:
+        def overlaps(best: Array) -> Array:
             return _overlaps(boxes, boxes[best])
 
         indices, best, count = suppress(overlaps, scores, per_class, limit, threshold)
         return boxes[indices], best, jnp.arange(per_class, dtype=jnp.int32) < count
 
-    def of_image(boxes: Any, scores: Any) -> tuple[Any, Any, Any, Any]:
-        found, best, used = jax.vmap(of_class, in_axes=1)(boxes, scores)
+    def of_image(boxes: Array, scores: Array) -> tuple[Array, Array, Array, Array]:
+        selected, best, used = jax.vmap(of_class, in_axes=1)(boxes, scores)
         flat = jnp.where(used, best, -np.inf).reshape(-1)
         # The best of all classes; equal scores in the order of the classes.
         best, order = lax.top_k(flat, min(size, flat.shape[0]))
         kept = used.reshape(-1)[order]
         labels = (order // per_class).astype(scores.dtype)
-        rows = found.reshape(-1, 4)[order]
-        rows = jnp.clip(rows, 0, 1) if node.attr("clip_boxes", True) else rows
+        rows = selected.reshape(-1, 4)[order]
+        rows = jnp.clip(rows, 0, 1) if clip_boxes else rows
         missing = (0, size - order.shape[0])
         return (
             jnp.pad(jnp.where(kept[:, None], rows, 0), (missing, (0, 0))),

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 from invert.primitives.tf.window import (
@@ -25,10 +25,8 @@ from invert.primitives.tf.window import (
     refuse,
     spatial_padding,
 )
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, arrays, ints, static
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Conv:
     def dims(self) -> tuple[str, str, str]:
         return self.where.spec, self.where.kernel, self.where.spec
 
-    def __call__(self, x: Any, kernel: Any) -> Any:
+    def __call__(self, x: Array, kernel: Array) -> Array:
         groups = x.shape[self.where.channel] // kernel.shape[-2] if kernel.shape[-2] else 1
         return lax.conv_general_dilated(
             x,
@@ -56,7 +54,7 @@ class Conv:
             feature_group_count=groups,
         )
 
-    def input_gradient(self, shape: tuple[Any, ...], kernel: Any, g: Any) -> Any:
+    def input_gradient(self, shape: Ints, kernel: Array, g: Array) -> Array:
         """The gradient with respect to an input of this shape."""
         n, where = len(self.strides), self.where
         channels, per_group, out = shape[where.channel], *kernel.shape[-2:]
@@ -90,7 +88,7 @@ class Conv:
             feature_group_count=groups,
         )
 
-    def filter_gradient(self, x: Any, shape: tuple[Any, ...], g: Any) -> Any:
+    def filter_gradient(self, x: Array, shape: Ints, g: Array) -> Array:
         """The gradient with respect to a filter of this shape."""
         kernel = jax.ShapeDtypeStruct(shape, g.dtype)
         (gradient,) = jax.linear_transpose(lambda w: self(x, w), kernel)(g)
@@ -115,87 +113,69 @@ def conv_of(node: Node, rank: int) -> Conv:
     return Conv(where, tuple(strides), tuple(dilation), padding)
 
 
-@raises_tf("Conv2D", "Conv3D")
-def _conv(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, kernel = arrays(values)
-    return [conv_of(node, x.ndim)(x, kernel)]
+# The library that computes; the number of groups follows from the shapes.
+_IGNORED = ("use_cudnn_on_gpu", "groups")
 
 
-@raises_tf("Conv")
-def _general_conv(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, kernel = arrays(values)
-    batch_dims = node.attr("batch_dims", 1)
-    rank = kernel.ndim
+@rule("Conv2D", "Conv3D", ignores=_IGNORED)
+def _conv(x: Array, kernel: Array, *, node: Node) -> Array:
+    return conv_of(node, x.ndim)(x, kernel)
+
+
+@rule("Conv", ignores=_IGNORED)
+def _general_conv(x: Array, kernel: Array, *, batch_dims: int, node: Node) -> Array:
     batch = x.shape[:batch_dims]
     if batch_dims != 1:
         x = lax.reshape(x, (math.prod(batch), *x.shape[batch_dims:]))
-    y = conv_of(node, rank)(x, kernel)
-    return [y if batch_dims == 1 else lax.reshape(y, (*batch, *y.shape[1:]))]
+    y = conv_of(node, kernel.ndim)(x, kernel)
+    return y if batch_dims == 1 else lax.reshape(y, (*batch, *y.shape[1:]))
 
 
-@raises_tf("DepthwiseConv2dNative")
-def _depthwise(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, kernel = arrays(values)
-    return [conv_of(node, x.ndim)(x, grouped(kernel))]
+@rule("DepthwiseConv2dNative")
+def _depthwise(x: Array, kernel: Array, *, node: Node) -> Array:
+    return conv_of(node, x.ndim)(x, grouped(kernel))
 
 
-def grouped(kernel: Any) -> Any:
+def grouped(kernel: Array) -> Array:
     """A depthwise filter as that of a convolution with one group for each channel."""
     height, width, channels, multiplier = kernel.shape
     return lax.reshape(kernel, (height, width, 1, channels * multiplier))
 
 
-def _shape_of(node: Node, values: list[Any], index: int) -> tuple[Any, ...]:
-    """The shape that an input gives: as a vector of sizes, or its own."""
-    if node.op in _TAKES_VALUE:
-        return tuple(values[index].shape)
-    return ints(static(node, values, index))
-
-
-_TAKES_VALUE = frozenset(
-    (
-        "Conv2DBackpropInputV2",
-        "Conv2DBackpropFilterV2",
-        "Conv3DBackpropInput",
-        "Conv3DBackpropFilter",
-    )
-)
-
-
-@raises_tf(
+@rule(
     "Conv2DBackpropInput",
-    "Conv2DBackpropInputV2",
-    "Conv3DBackpropInput",
     "Conv3DBackpropInputV2",
     "DepthwiseConv2dNativeBackpropInput",
+    ignores=_IGNORED,
 )
-def _conv_input(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    kernel, g = array(values[1]), array(values[2])
-    conv = conv_of(node, g.ndim)
-    shape = _shape_of(node, values, 0)
+def _conv_input(input_sizes: Ints, kernel: Array, g: Array, *, node: Node) -> Array:
+    conv, shape = conv_of(node, g.ndim), input_sizes
     depthwise = node.op.startswith("Depthwise")
     if len(shape) == g.ndim - 2:  # the sizes of the spatial axes alone
         channels = kernel.shape[2] if depthwise else kernel.shape[-2]
         rest = iter(shape)
         first = {"N": g.shape[0], "C": channels}
         shape = tuple(first[c] if c in first else next(rest) for c in conv.where.spec)
-    return [conv.input_gradient(shape, grouped(kernel) if depthwise else kernel, g)]
+    return conv.input_gradient(shape, grouped(kernel) if depthwise else kernel, g)
 
 
-@raises_tf(
-    "Conv2DBackpropFilter",
-    "Conv2DBackpropFilterV2",
-    "Conv3DBackpropFilter",
-    "Conv3DBackpropFilterV2",
-)
-def _conv_filter(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, g = array(values[0]), array(values[2])
-    return [conv_of(node, x.ndim).filter_gradient(x, _shape_of(node, values, 1), g)]
+@rule("Conv2DBackpropInputV2", "Conv3DBackpropInput", ignores=_IGNORED)
+def _conv_input_of(x: Value, kernel: Array, g: Array, *, node: Node) -> Array:
+    return _conv_input(np.shape(x), kernel, g, node=node)
 
 
-@raises_tf("DepthwiseConv2dNativeBackpropFilter")
-def _depthwise_filter(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, g = array(values[0]), array(values[2])
-    shape = height, width, channels, multiplier = ints(static(node, values, 1))
+@rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", ignores=_IGNORED)
+def _conv_filter(x: Array, filter_sizes: Ints, g: Array, *, node: Node) -> Array:
+    return conv_of(node, x.ndim).filter_gradient(x, filter_sizes, g)
+
+
+@rule("Conv2DBackpropFilterV2", "Conv3DBackpropFilter", ignores=_IGNORED)
+def _conv_filter_of(x: Array, kernel: Value, g: Array, *, node: Node) -> Array:
+    return _conv_filter(x, np.shape(kernel), g, node=node)
+
+
+@rule("DepthwiseConv2dNativeBackpropFilter")
+def _depthwise_filter(x: Array, filter_sizes: Ints, g: Array, *, node: Node) -> Array:
+    height, width, channels, multiplier = filter_sizes
     flat = (height, width, 1, channels * multiplier)
-    return [lax.reshape(conv_of(node, x.ndim).filter_gradient(x, flat, g), shape)]
+    return lax.reshape(conv_of(node, x.ndim).filter_gradient(x, flat, g), filter_sizes)

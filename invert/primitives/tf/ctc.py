@@ -6,41 +6,43 @@ tensorflow/core/util/ctc/ctc_loss_calculator.h, TensorFlow 2.21.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import array
+from invert.tf.interpreter.registry import Array, rule
 
 
-@raises_tf("CTCLoss", "CTCLossV2")
-def _ctc_loss(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    logits, indices, labels, lengths = (array(v) for v in values)
+@rule("CTCLoss", "CTCLossV2")
+def _ctc_loss(
+    logits: Array,
+    indices: Array,
+    labels: Array,
+    lengths: Array,
+    *,
+    op: str,
+    preprocess_collapse_repeated: bool,
+    ctc_merge_repeated: bool,
+    ignore_longer_outputs_than_inputs: bool,
+) -> list[Array]:
     # The first version has its blank behind the labels, cuDNN's before them.
-    blank = 0 if node.op == "CTCLossV2" else logits.shape[2] - 1
+    blank = 0 if op == "CTCLossV2" else logits.shape[2] - 1
     batch, most = logits.shape[1], min(labels.shape[0], logits.shape[0])
     dense = jnp.full((batch, most), blank, labels.dtype)
     dense = dense.at[indices[:, 0], indices[:, 1]].set(labels, mode="drop")
     counts = jnp.zeros((batch,), jnp.int32).at[indices[:, 0]].add(1)
-    if node.attr("preprocess_collapse_repeated", False):
+    if preprocess_collapse_repeated:
         dense, counts = _collapse(dense, counts, blank)
-    merge = bool(node.attr("ctc_merge_repeated", True))
-    skip = bool(node.attr("ignore_longer_outputs_than_inputs", False))
 
-    def losses(logits: Any) -> Any:
-        loss = _negative_log_likelihood(logits, dense, counts, lengths, blank, merge)
-        return jnp.where(counts > lengths, 0, loss) if skip else loss
+    def losses(logits: Array) -> Array:
+        loss = _negative_log_likelihood(logits, dense, counts, lengths, blank, ctc_merge_repeated)
+        return jnp.where(counts > lengths, 0, loss) if ignore_longer_outputs_than_inputs else loss
 
     loss, pullback = jax.vjp(losses, logits)
     return [loss, *pullback(jnp.ones_like(loss))]
 
 
-def _collapse(labels: Any, counts: Any, blank: int) -> tuple[Any, Any]:
+def _collapse(labels: Array, counts: Array, blank: int) -> tuple[Array, Array]:
     """Labels without those that repeat the one before."""
     places = jnp.arange(labels.shape[1], dtype=jnp.int32)
     used = places < counts[:, None]
@@ -54,8 +56,8 @@ def _collapse(labels: Any, counts: Any, blank: int) -> tuple[Any, Any]:
 
 
 def _negative_log_likelihood(
-    logits: Any, labels: Any, counts: Any, lengths: Any, blank: int, merge: bool
-) -> Any:
+    logits: Array, labels: Array, counts: Array, lengths: Array, blank: int, merge: bool
+) -> Array:
     """One loss for each entry of the batch; infinite where the labels do not fit.
 
     The states are the labels with a blank before, between and after them.
@@ -70,10 +72,10 @@ def _negative_log_likelihood(
     # Stands for minus infinity, whose differences have no derivative.
     low = jnp.asarray(-1e30, log_p.dtype)
 
-    def shifted(alpha: Any, by: int) -> Any:
+    def shifted(alpha: Array, by: int) -> Array:
         return jnp.pad(alpha, ((0, 0), (by, 0)), constant_values=low)[:, :-by]
 
-    def step(alpha: Any, item: tuple[Any, Any]) -> tuple[Any, None]:
+    def step(alpha: Array, item: tuple[Array, Array]) -> tuple[Array, None]:
         at, log_p = item
         new = jnp.logaddexp(jnp.where(stays, alpha, low), shifted(alpha, 1))
         if most:

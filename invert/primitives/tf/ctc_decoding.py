@@ -6,8 +6,6 @@ TensorFlow 2.21. Their results are sparse matrices, here with a place for each s
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +14,13 @@ from jax import lax
 from invert.primitives.tf.dynamic_size import padded
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Int, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array
 
 _INT64 = np.dtype(np.int64)
 
 
-def _packed(labels: Any, kept: Any) -> tuple[Any, Any]:
+def _packed(labels: Array, kept: Array) -> tuple[Array, Array]:
     """The kept labels of each row at its front, with -1 behind; and how many there are."""
     rows = jnp.arange(labels.shape[0], dtype=jnp.int32)[:, None]
     target = jnp.where(kept, jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1, labels.shape[1])
@@ -31,14 +28,14 @@ def _packed(labels: Any, kept: Any) -> tuple[Any, Any]:
     return packed, jnp.sum(kept, axis=1, dtype=jnp.int32)
 
 
-def _sparse(labels: Any, counts: Any) -> tuple[Any, Any, Any]:
+def _sparse(labels: Array, counts: Array) -> tuple[Array, Array, Array]:
     """Indices, values and shape of labels that are packed."""
     batch, most = labels.shape
     where = jnp.arange(most, dtype=_INT64) < counts[:, None]
     rows = lax.broadcasted_iota(_INT64, (batch, most), 0)
     places = lax.broadcasted_iota(_INT64, (batch, most), 1)
     indices = jnp.where(where[..., None], jnp.stack([rows, places], -1), -1)
-    # Those that there are come first, row by row, as in TensorFlow.
+    # Valid entries come first, row by row, as in TensorFlow.
     order = jnp.argsort(~where.reshape(-1), stable=True)
     longest = jnp.max(counts, initial=0).astype(_INT64)
     shape = jnp.stack([jnp.asarray(batch, _INT64), longest])
@@ -46,48 +43,66 @@ def _sparse(labels: Any, counts: Any) -> tuple[Any, Any, Any]:
     return indices.reshape(-1, 2)[order], values, shape
 
 
-def _note(ctx: Context, node: Node, x: Any) -> None:
+def _note_padding(ctx: Context, node: Node, x: Array) -> None:
     if not all(isinstance(d, int) for d in x.shape):
-        raise refuse(node, "decodes a batch of open size", "Convert it at concrete sizes.")
+        raise refuse(node, "decodes a batch of symbolic size", "Convert it at concrete sizes.")
     padded(ctx, node, x.shape[0] * x.shape[1], "indices of labels")
 
 
-@raises_tf("CTCGreedyDecoder")
-def _greedy(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    logits, lengths = array(values[0]), array(values[1])
-    _note(ctx, node, logits)
-    blank = node.attr("blank_index", -1) % logits.shape[2]
+@rule("CTCGreedyDecoder")
+def _greedy(
+    logits: Array,
+    lengths: Array,
+    *,
+    merge_repeated: bool,
+    blank_index: int,
+    ctx: Context,
+    node: Node,
+) -> list[Array]:
+    _note_padding(ctx, node, logits)
+    blank = blank_index % logits.shape[2]
     used = jnp.arange(logits.shape[0], dtype=lengths.dtype) < lengths[:, None]
     best = lax.argmax(logits, 2, np.int32).T
     score = -jnp.sum(jnp.where(used, jnp.max(logits, 2).T, 0), 1, keepdims=True)
     kept = used & (best != blank)
-    if node.attr("merge_repeated", False):
-        repeated = jnp.pad(best[:, 1:] == best[:, :-1], ((0, 0), (1, 0)))
-        kept = kept & ~repeated
+    if merge_repeated:
+        kept = kept & ~_repeats(best)
     return [*_sparse(*_packed(best, kept)), score]
 
 
-@raises_tf("CTCBeamSearchDecoder")
-def _beam_search(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    logits, lengths = array(values[0]), array(values[1])
-    _note(ctx, node, logits)
-    width, paths = node.attr("beam_width"), node.attr("top_paths")
-    if paths > width:
-        raise refuse(node, "asks for more paths than its beam is wide")
-    decode = jax.vmap(lambda x, n: _search(x, n, width), (1, 0))
+def _repeats(labels: Array) -> Array:
+    """Whether each label equals the one before it."""
+    return jnp.pad(labels[:, 1:] == labels[:, :-1], ((0, 0), (1, 0)))
+
+
+@rule("CTCBeamSearchDecoder")
+def _beam_search(
+    logits: Array,
+    lengths: Array,
+    *,
+    beam_width: int,
+    top_paths: int,
+    merge_repeated: bool,
+    ctx: Context,
+    node: Node,
+) -> list[Array]:
+    _note_padding(ctx, node, logits)
+    if top_paths > beam_width:
+        raise refuse(node, "has more paths than its beam is wide")
+    decode = jax.vmap(lambda x, n: _search(x, n, beam_width), (1, 0))
     labels, counts, score = decode(logits, lengths)
-    found = []
-    for path in range(paths):
+    results = []
+    for path in range(top_paths):
         line, count = labels[:, path], counts[:, path]
         used = jnp.arange(line.shape[1], dtype=jnp.int32) < count[:, None]
-        if node.attr("merge_repeated", True):
-            used = used & ~jnp.pad(line[:, 1:] == line[:, :-1], ((0, 0), (1, 0)))
-        found.append(_sparse(*_packed(line, used)))
-    indices, labels_, shapes = zip(*found, strict=True)
-    return [*indices, *labels_, *shapes, score[:, :paths]]
+        if merge_repeated:
+            used = used & ~_repeats(line)
+        results.append(_sparse(*_packed(line, used)))
+    indices, values, shapes = zip(*results, strict=True)
+    return [*indices, *values, *shapes, score[:, :top_paths]]
 
 
-def _search(logits: Any, length: Any, width: int) -> tuple[Any, Any, Any]:
+def _search(logits: Array, length: Int, width: int) -> tuple[Array, Array, Array]:
     """The prefixes in the beam, best first: labels, their number, log probability.
 
     A prefix is known by a number of its own, -1 where the beam has a free place.
@@ -103,13 +118,13 @@ def _search(logits: Any, length: Any, width: int) -> tuple[Any, Any, Any]:
         jnp.full((width,), low),  # ends in its last label
     )
 
-    def step(state: tuple[Any, ...], item: tuple[Any, Any]) -> tuple[tuple[Any, ...], None]:
+    def step(state: tuple[Array, ...], item: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
         labels, counts, blank, label = state
         at, x = item
         total = jnp.logaddexp(blank, label)
         last = jnp.take_along_axis(labels, jnp.maximum(counts - 1, 0)[:, None], 1)[:, 0]
         last = jnp.where(counts > 0, last, -1)
-        # What each prefix becomes: it goes on by itself, and its parent may reach it.
+        # Each prefix continues by itself, and its parent may reach it.
         own = jnp.where(counts > 0, x[last], low)
         cut = jnp.where(places_of(counts - 1), labels, -1)
         parent = (counts[:, None] - 1 == counts) & jnp.all(cut[:, None] == labels, -1)
@@ -142,7 +157,7 @@ def _search(logits: Any, length: Any, width: int) -> tuple[Any, Any, Any]:
         )
         return jax.tree.map(lambda a, b: jnp.where(at < length, a, b), after, state), None
 
-    def places_of(counts: Any) -> Any:
+    def places_of(counts: Array) -> Array:
         return jnp.arange(steps, dtype=jnp.int32) < counts[:, None]
 
     (labels, counts, blank, label), _ = lax.scan(

@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, broadcast_to, ints, static
+from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
+from invert.tf.values.constants import array, broadcast_to, ints
 
 
-@raises_tf("MatrixBandPart", "BatchMatrixBandPart")
-def _band_part(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    if all(isinstance(v, np.ndarray) for v in values[1:]):
-        (lower,), (upper,) = ints(values[1]), ints(values[2])
+@rule("MatrixBandPart", "BatchMatrixBandPart")
+def _band_part(x: Array, num_lower: Value, num_upper: Value) -> Array:
+    if isinstance(num_lower, np.ndarray) and isinstance(num_upper, np.ndarray):
+        (lower,), (upper,) = ints(num_lower), ints(num_upper)
         x = jnp.tril(x, upper) if upper >= 0 else x
-        return [jnp.triu(x, -lower) if lower >= 0 else x]
-    lower, upper = (array(v) for v in values[1:])
+        return jnp.triu(x, -lower) if lower >= 0 else x
+    lower, upper = array(num_lower), array(num_upper)
     below = jnp.arange(x.shape[-2])[:, None] - jnp.arange(x.shape[-1])
     keep = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
-    return [lax.select(broadcast_to(keep, x.shape), x, lax.full_like(x, 0))]
+    return lax.select(broadcast_to(keep, x.shape), x, lax.full_like(x, 0))
 
 
-@raises_tf("Diag")
-def _diag(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
+@rule("Diag")
+def _diag(x: Array) -> Array:
     square = jnp.diag(lax.reshape(x, (math.prod(x.shape),)))
-    return [lax.reshape(square, (*x.shape, *x.shape))]
+    return lax.reshape(square, (*x.shape, *x.shape))
 
 
-@raises_tf("DiagPart")
-def _diag_part(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
+@rule("DiagPart")
+def _diag_part(x: Array) -> Array:
     shape = x.shape[: x.ndim // 2]
     size = math.prod(shape)
-    return [lax.reshape(jnp.diagonal(lax.reshape(x, (size, size))), shape)]
+    return lax.reshape(jnp.diagonal(lax.reshape(x, (size, size))), shape)
 
 
 def _length(d: int, rows: int, columns: int) -> int:
@@ -54,23 +48,16 @@ def _offset(d: int, align: str, longest: int, length: int) -> int:
     return 0 if left else longest - length
 
 
-def _range(node: Node, values: list[Any], index: int) -> tuple[int, int]:
-    k = ints(static(node, values, index))
-    return k[0], k[-1]
+@rule("MatrixDiagPart", "BatchMatrixDiagPart")
+def _main_diag_part(x: Array) -> Array:
+    return jnp.diagonal(x, axis1=-2, axis2=-1)
 
 
-@raises_tf("MatrixDiagPart", "BatchMatrixDiagPart")
-def _first_diag_part(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jnp.diagonal(array(values[0]), axis1=-2, axis2=-1)]
-
-
-@raises_tf("MatrixDiagPartV2", "MatrixDiagPartV3")
-def _matrix_diag_part(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, padding = array(values[0]), array(values[2])
-    low, high = _range(node, values, 1)
+@rule("MatrixDiagPartV2", "MatrixDiagPartV3")
+def _matrix_diag_part(x: Array, k: Ints, padding: Array, *, align: str = "LEFT_LEFT") -> Array:
+    low, high = k[0], k[-1]
     if low == high:
-        return [jnp.diagonal(x, low, axis1=-2, axis2=-1)]
-    align = "LEFT_LEFT" if node.op.endswith("V2") else node.attr("align", "RIGHT_LEFT")
+        return jnp.diagonal(x, low, axis1=-2, axis2=-1)
     rows, columns = x.shape[-2:]
     longest = min(rows + min(high, 0), columns - max(low, 0))
     i, j = np.full((2, high - low + 1, longest), -1, np.int32)
@@ -81,23 +68,22 @@ def _matrix_diag_part(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
         j[band, start : start + n] = np.arange(n) + max(d, 0)
     picked = x[..., np.maximum(i, 0), np.maximum(j, 0)]
     if (i >= 0).all():
-        return [picked]
+        return picked
     inside = broadcast_to(i >= 0, picked.shape)
-    return [lax.select(inside, picked, broadcast_to(padding, picked.shape))]
+    return lax.select(inside, picked, broadcast_to(padding, picked.shape))
 
 
-@raises_tf("MatrixDiag", "BatchMatrixDiag")
-def _first_matrix_diag(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
+@rule("MatrixDiag", "BatchMatrixDiag")
+def _main_matrix_diag(x: Array) -> Array:
     shape = (*x.shape, x.shape[-1])
-    return [_place(x, lax.full(shape, 0, x.dtype), 0, 0, "LEFT_LEFT", band=False)]
+    return _set_band(x, lax.full(shape, 0, x.dtype), 0, 0, "LEFT_LEFT", band=False)
 
 
-@raises_tf("MatrixDiagV2", "MatrixDiagV3")
-def _matrix_diag(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, padding = array(values[0]), array(values[4])
-    low, high = _range(node, values, 1)
-    (rows,), (columns,) = (ints(static(node, values, i)) for i in (2, 3))
+@rule("MatrixDiagV2", "MatrixDiagV3")
+def _matrix_diag(
+    x: Array, k: Ints, rows: Int, columns: Int, padding: Array, *, align: str = "LEFT_LEFT"
+) -> Array:
+    low, high = k[0], k[-1]
     longest = x.shape[-1]
     least_rows, least_columns = longest - min(high, 0), longest + max(low, 0)
     if rows == -1 and columns == -1:
@@ -106,19 +92,17 @@ def _matrix_diag(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     columns = least_columns if columns == -1 else columns
     band = low < high
     shape = (*x.shape[: -2 if band else -1], rows, columns)
-    align = "LEFT_LEFT" if node.op.endswith("V2") else node.attr("align", "RIGHT_LEFT")
-    return [_place(x, broadcast_to(padding, shape), low, high, align, band=band)]
+    return _set_band(x, broadcast_to(padding, shape), low, high, align, band=band)
 
 
-@raises_tf("MatrixSetDiag", "BatchMatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
-def _set_diag(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, diagonal = array(values[0]), array(values[1])
-    low, high = _range(node, values, 2) if len(values) == 3 else (0, 0)
-    align = node.attr("align", "RIGHT_LEFT") if node.op.endswith("V3") else "LEFT_LEFT"
-    return [_place(diagonal, x, low, high, align, band=diagonal.ndim == x.ndim and low < high)]
+@rule("MatrixSetDiag", "BatchMatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
+def _set_diag(x: Array, diagonal: Array, k: Ints = (0,), *, align: str = "LEFT_LEFT") -> Array:
+    low, high = k[0], k[-1]
+    band = diagonal.ndim == x.ndim and low < high
+    return _set_band(diagonal, x, low, high, align, band=band)
 
 
-def _place(diagonal: Any, x: Any, low: int, high: int, align: str, *, band: bool) -> Any:
+def _set_band(diagonal: Array, x: Array, low: int, high: int, align: str, *, band: bool) -> Array:
     """`x` with the diagonals from `low` to `high` set; `band`: they are rows of `diagonal`."""
     rows, columns = x.shape[-2:]
     if low == high == 0 and not band:
@@ -139,6 +123,6 @@ def _place(diagonal: Any, x: Any, low: int, high: int, align: str, *, band: bool
         k: _offset(k, align, longest, _length(k, rows, columns)) for k in range(low, high + 1)
     }
     start = np.vectorize(lambda k: starts.get(k, 0), otypes=[int])(d)
-    at = np.where(inside, np.minimum(i, j) + start, 0)
-    entries = diagonal[..., np.where(inside, high - d, 0), at]
+    place = np.where(inside, np.minimum(i, j) + start, 0)
+    entries = diagonal[..., np.where(inside, high - d, 0), place]
     return lax.select(broadcast_to(inside, x.shape), entries, x)

@@ -1,4 +1,4 @@
-"""Elementwise ops: tables first.
+"""Elementwise ops, most of them in tables.
 
 Kernels: tensorflow/core/kernels/cwise_ops.h, gradients: tensorflow/python/ops/math_grad.py
 (TensorFlow 2.21). Where JAX's derivative of the plain spelling differs from TensorFlow's at ties or
@@ -16,9 +16,9 @@ zeros, the function is spelled so that autodiff gives TensorFlow's. Differences 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,7 @@ import numpy as np
 from jax import lax
 
 from invert.tf.interpreter import rows
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import Rule, raises_tf
-from invert.tf.ops.node import Node
+from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.values.constants import (
     array,
     broadcast,
@@ -42,54 +40,56 @@ from invert.tf.values.constants import (
     same_size,
 )
 
-Unary = Callable[[Any], Any]
-Binary = Callable[[Any, Any], Any]
+_BOOL = np.dtype(bool)  # what ops have that name no type
+
+Unary = Callable[[Array], Array]
+Binary = Callable[[Array, Array], Array]
 
 
-def is_complex(x: Any) -> bool:
+def is_complex(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.complexfloating)
 
 
-def is_inexact(x: Any) -> bool:
+def is_inexact(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def _unary(fn: Unary, fold: Unary | None = None) -> Rule:
-    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        if fold is not None and is_static(values[0]) and values[0].dtype != object:
-            return [fold_unary(fold, values[0])]
-        return [fn(array(values[0]))]
+def _unary(fn: Unary, fold: Unary | None) -> Callable[..., Value]:
+    def unary(x: Value) -> Value:
+        if fold is not None and is_static(x) and x.dtype != object:
+            return fold_unary(fold, x)
+        return fn(array(x))
 
-    return rule
+    return unary
 
 
-def _binary(fn: Binary, fold: Binary | None = None) -> Rule:
+def _binary(fn: Binary, fold: Binary | None) -> Callable[..., Value]:
     """`fold` computes with NumPy on static values; it must agree with `fn` on integers."""
 
-    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        if fold is not None and is_static(values[0]) and is_static(values[1]):
-            folded = fold_binary(fold, values[0], values[1], node.attr("T"))
+    def binary(x: Value, y: Value, *, T: np.dtype = _BOOL) -> Value:
+        if fold is not None and is_static(x) and is_static(y):
+            folded = fold_binary(fold, x, y, T)
             if folded is not None:
-                return [folded]
-        ready = promote if fn in _STRETCHING else broadcast
-        return [fn(*ready(values, node.attr("T")))]
+                return folded
+        ready = promote if fn in _BROADCASTING else broadcast
+        return fn(*ready([x, y], T))
 
-    return rule
+    return binary
 
 
-def _reciprocal(x: Any) -> Any:
+def _reciprocal(x: Array) -> Array:
     return lax.div(lax.full_like(x, 1), x)
 
 
-def _conj(x: Any) -> Any:
+def _conj(x: Array) -> Array:
     return lax.conj(x) if is_complex(x) else x
 
 
-def _round_even(x: Any) -> Any:
+def _round_even(x: Array) -> Array:
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN) if is_inexact(x) else x
 
 
-def _floor_div(x: Any, y: Any) -> Any:
+def _floor_div(x: Array, y: Array) -> Array:
     return lax.floor(lax.div(x, y)) if is_inexact(x) else jnp.floor_divide(x, y)
 
 
@@ -101,7 +101,7 @@ def _trunc_div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.abs(x) // np.abs(y) * np.sign(x) * np.sign(y)
 
 
-def _truncate_div(x: Any, y: Any) -> Any:
+def _truncate_div(x: Array, y: Array) -> Array:
     quotient = lax.div(x, y)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return quotient
@@ -110,57 +110,57 @@ def _truncate_div(x: Any, y: Any) -> Any:
     )
 
 
-def _abs(x: Any) -> Any:
+def _abs(x: Array) -> Array:
     # The derivative at 0 is 0, that of `lax.abs` is 1.
     return lax.mul(x, lax.sign(x)) if is_inexact(x) else lax.abs(x)
 
 
-def _maximum(x: Any, y: Any) -> Any:
+def _maximum(x: Array, y: Array) -> Array:
     # At a tie TensorFlow's gradient goes to x alone, that of `lax.max` is split in halves.
     largest = lax.max(x, y)
     return lax.select(lax.ge(x, y), x, largest) if is_inexact(x) else largest
 
 
-def _minimum(x: Any, y: Any) -> Any:
+def _minimum(x: Array, y: Array) -> Array:
     least = lax.min(x, y)
     return lax.select(lax.le(x, y), x, least) if is_inexact(x) else least
 
 
-def _squared_difference(x: Any, y: Any) -> Any:
+def _squared_difference(x: Array, y: Array) -> Array:
     d = lax.sub(x, y)
     return lax.mul(lax.conj(d), d) if is_complex(d) else lax.square(d)
 
 
-def _zero_where(zero: Any, fn: Binary, x: Any, y: Any) -> Any:
+def _zero_where(zero: Array, fn: Binary, x: Array, y: Array) -> Array:
     """`fn(x, y)` and 0 where `zero`, with the derivative 0 there: `fn` sees a 1 instead."""
     y = lax.select(zero, lax.full_like(y, 1), y)
     return lax.select(zero, lax.full_like(x, 0), fn(x, y))
 
 
-def _div_no_nan(x: Any, y: Any) -> Any:
+def _div_no_nan(x: Array, y: Array) -> Array:
     return _zero_where(_is_zero(y), lax.div, x, y)
 
 
-def _mul_no_nan(x: Any, y: Any) -> Any:
+def _mul_no_nan(x: Array, y: Array) -> Array:
     # Its derivative in y is x, also where y is 0.
     lost = lax.bitwise_and(_is_zero(y), lax.bitwise_not(jnp.isfinite(x)))
     return lax.mul(lax.select(lost, lax.full_like(x, 0), x), y)
 
 
 def _unless_zero(fn: Binary) -> Binary:
-    """`fn(x, y)`, and 0 where x is 0, whatever y is."""
+    """`fn(x, y)`, and 0 where x is 0, for every y."""
     return lambda x, y: _zero_where(_is_zero(x), fn, x, y)
 
 
-def _pow(x: Any, y: Any) -> Any:
+def _pow(x: Array, y: Array) -> Array:
     return lax.pow(x, y) if is_inexact(x) else jnp.power(x, y)
 
 
-def _isinf(x: Any) -> Any:
+def _isinf(x: Array) -> Array:
     return lax.eq(lax.abs(x), lax.full_like(x, np.inf))
 
 
-def _right_shift(x: Any, y: Any) -> Any:
+def _right_shift(x: Array, y: Array) -> Array:
     signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
     return (lax.shift_right_arithmetic if signed else lax.shift_right_logical)(x, y)
 
@@ -168,7 +168,7 @@ def _right_shift(x: Any, y: Any) -> Any:
 def _grad(fn: Binary, singular: Unary = lambda y: lax.bitwise_not(jnp.isfinite(y))) -> Binary:
     """A gradient by the result y of a function: 0 where the cotangent is, even if `singular`."""
 
-    def grad(y: Any, dy: Any) -> Any:
+    def grad(y: Array, dy: Array) -> Array:
         lost = lax.bitwise_and(_is_zero(dy), singular(y))
         return fn(_conj(lax.select(lost, lax.full_like(y, 1), y)), dy)
 
@@ -176,45 +176,47 @@ def _grad(fn: Binary, singular: Unary = lambda y: lax.bitwise_not(jnp.isfinite(y
 
 
 @jax.custom_jvp
-def _next_after(x: Any, y: Any) -> Any:
+def _next_after(x: Array, y: Array) -> Array:
     """Steps are as flat as x is, and y only says where to."""
     return lax.nextafter(x, y)
 
 
 @_next_after.defjvp
-def _next_after_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+def _next_after_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
     return _next_after(*primals), tangents[0]
 
 
 @jax.custom_jvp
-def _complex_acosh(x: Any) -> Any:
+def _complex_acosh(x: Array) -> Array:
     return lax.acosh(x)
 
 
 @_complex_acosh.defjvp
-def _complex_acosh_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+def _complex_acosh_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     # That of `lax.acosh` has the wrong sign left of the imaginary axis.
     y = _complex_acosh(*primals)
     return y, lax.div(tangents[0], lax.sinh(y))
 
 
-def _acosh(x: Any) -> Any:
+def _acosh(x: Array) -> Array:
     return _complex_acosh(x) if is_complex(x) else lax.acosh(x)
 
 
-def _is_zero(x: Any) -> Any:
+def _is_zero(x: Array) -> Array:
     return lax.eq(x, lax.full_like(x, 0))
 
 
-def _not_usable(y: Any) -> Any:
+def _not_usable(y: Array) -> Array:
     return lax.bitwise_or(_is_zero(y), lax.ne(y, y))
 
 
-def _half(x: Any, factor: float) -> Any:
+def _half(x: Array, factor: float) -> Array:
     return lax.mul(x, lax.full_like(x, factor))
 
 
-def _constant(x: Any, value: float) -> Any:
+def _constant(x: Array, value: float) -> Array:
     return lax.full_like(x, value)
 
 
@@ -266,8 +268,8 @@ UNARY: dict[str, tuple[Unary, Unary | None]] = {
     "ZerosLike": (lambda x: lax.full_like(x, 0), np.zeros_like),
 }
 
-# What stretches sizes of one itself, and takes scalars beside arrays.
-_STRETCHING = (
+# Functions that broadcast sizes of one themselves, and take scalars beside arrays.
+_BROADCASTING = (
     lax.add, lax.atan2, lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor, lax.div, lax.ge, lax.gt,
     lax.le, lax.lt, lax.mul, lax.rem, lax.sub,
     _squared_difference,
@@ -316,93 +318,83 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
     "TanhGrad": (lambda y, dy: lax.mul(dy, lax.sub(_constant(y, 1), lax.square(y))), None),
 }
 
-# Arithmetic of sizes, which stays known.
+# Arithmetic of sizes, which is folded.
 _SIZES = frozenset(("Add", "AddV2", "FloorDiv", "Mul", "Sub"))
 # The larger of a size and a number is a size; see `primitives.tf.bounded`.
 _OWN_ROWS = frozenset(("Maximum", "Minimum", "ToBool"))
 
 for _op, (_fn, _fold) in UNARY.items():
-    raises_tf(_op, rows=None if _op in _OWN_ROWS else rows.elementwise)(_unary(_fn, _fold))
+    rule(_op, rows=None if _op in _OWN_ROWS else rows.elementwise)(_unary(_fn, _fold))
 for _op, (_fn, _fold) in BINARY.items():
     _rows = None if _op in _OWN_ROWS else rows.elementwise
-    raises_tf(_op, rows=_rows, folds_sizes=_op in _SIZES)(_binary(_fn, _fold))
+    rule(_op, rows=_rows, folds_sizes=_op in _SIZES)(_binary(_fn, _fold))
 
 
-@raises_tf("Pow", rows=rows.elementwise)
-def _power(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    y = values[1]
-    if isinstance(y, np.ndarray) and y.size == 1 and node.attr("T").kind == "f":
+@rule("Pow", rows=rows.elementwise)
+def _power(x: Value, y: Value, *, T: np.dtype) -> Array:
+    if isinstance(y, np.ndarray) and y.size == 1 and T.kind == "f":
         # What TensorFlow's own graph optimizer does to these (`ConvertPowStage`).
         n = float(y.reshape(()))
-        x = array(values[0])
         if n in (2.0, 3.0) and np.ndim(x) >= y.ndim:
-            return [lax.integer_pow(x, int(n))]
-    if node.attr("T").kind == "f" and not (_is_number(y) or _is_positive(values[0])):
-        x, y = broadcast(values)
+            return lax.integer_pow(array(x), int(n))
+    if T.kind == "f" and not (isinstance(y, np.ndarray) or _is_positive(x)):
+        x, y = broadcast([x, y])
         # TensorFlow takes 0 for the derivative in the exponent where the base is negative.
         flat = lax.bitwise_and(lax.lt(x, lax.full_like(x, 0)), lax.eq(y, lax.floor(y)))
-        return [lax.pow(x, lax.select(flat, lax.stop_gradient(y), y))]
-    return [_pow(*broadcast(values))]
+        return lax.pow(x, lax.select(flat, lax.stop_gradient(y), y))
+    return _pow(*broadcast([x, y]))
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, np.ndarray)
-
-
-def _is_positive(x: Any) -> bool:
+def _is_positive(x: Array) -> bool:
     """Whether all numbers are known to be above zero."""
     return isinstance(x, np.ndarray) and bool((x > 0).all())
 
 
-@raises_tf("Equal", "NotEqual", rows=rows.elementwise)
-def _equal(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    fn, fold = (lax.eq, same_size) if node.op == "Equal" else (lax.ne, operator.ne)
-    if is_static(values[0]) and is_static(values[1]):
-        folded = fold_binary(same_size, values[0], values[1], np.dtype(bool))
+@rule("Equal", "NotEqual", rows=rows.elementwise)
+def _equal(x: Value, y: Value, *, T: np.dtype, incompatible_shape_error: bool, op: str) -> Value:
+    if is_static(x) and is_static(y):
+        folded = fold_binary(same_size, x, y, np.dtype(bool))
         if folded is not None:
-            # NumPy makes a scalar of an array without dimensions, which is no static value.
-            return [folded if fold is same_size else np.asarray(np.logical_not(folded))]
-    shapes = [np.shape(v) for v in values]
-    if not node.attr("incompatible_shape_error", True) and not _compatible(*shapes):
-        return [np.asarray(node.op == "NotEqual")]
-    return [fn(*promote(values, node.attr("T")))]
+            # NumPy makes a scalar of an array without dimensions, which is not a static value.
+            return folded if op == "Equal" else np.asarray(np.logical_not(folded))
+    if not incompatible_shape_error and not _compatible(np.shape(x), np.shape(y)):
+        return np.asarray(op == "NotEqual")
+    return (lax.eq if op == "Equal" else lax.ne)(*promote([x, y], T))
 
 
-def _compatible(x: tuple[Any, ...], y: tuple[Any, ...]) -> bool:
+def _compatible(x: Ints, y: Ints) -> bool:
     pairs = zip(reversed(x), reversed(y), strict=False)
     return all(a == b or 1 in (a, b) for a, b in pairs)
 
 
-@raises_tf("ApproximateEqual")
-def _approximate_equal(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, y = (array(v) for v in values)
-    tolerance = lax.full_like(x, node.attr("tolerance", 1e-5), _real_dtype(x))
-    return [lax.lt(lax.abs(lax.sub(x, y)), tolerance)]
+@rule("ApproximateEqual")
+def _approximate_equal(x: Array, y: Array, *, tolerance: float) -> Array:
+    limit = lax.full_like(x, tolerance, _real_dtype(x))
+    return lax.lt(lax.abs(lax.sub(x, y)), limit)
 
 
-def _real_dtype(x: Any) -> Any:
+def _real_dtype(x: Array) -> np.dtype:
     return lax.abs(jnp.zeros((), x.dtype)).dtype if is_complex(x) else x.dtype
 
 
-@raises_tf("Cast", rows=rows.elementwise, folds_sizes=True)
-def _cast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    source, dtype = node.attr("SrcT"), node.attr("DstT")
-    if is_static(values[0]) and dtype.kind in "iufb":
-        if values[0].dtype != object:
+@rule("Cast", rows=rows.elementwise, folds_sizes=True)
+def _cast(x: Value, *, SrcT: np.dtype, DstT: np.dtype, Truncate: bool) -> Value:
+    if is_static(x) and DstT.kind in "iufb":
+        if x.dtype != object:
             with np.errstate(all="ignore"):
-                return [values[0].astype(dtype)]
-        if dtype.kind in "iu":
-            return [values[0]]
-    x = array(values[0], source)
-    if node.attr("Truncate", False) and source.kind == "f":
-        x = _truncate_mantissa(x, dtype)
-    if is_complex(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+                return x.astype(DstT)
+        if DstT.kind in "iu":
+            return x
+    x = array(x, SrcT)
+    if Truncate and SrcT.kind == "f":
+        x = _truncate_mantissa(x, DstT)
+    if is_complex(x) and not jnp.issubdtype(DstT, jnp.complexfloating):
         # TensorFlow keeps the real part, as tensorflow/core/kernels/cast_op.h does.
         x = lax.real(x)
-    return [lax.convert_element_type(x, jax.dtypes.canonicalize_dtype(dtype))]
+    return lax.convert_element_type(x, jax.dtypes.canonicalize_dtype(DstT))
 
 
-def _truncate_mantissa(x: Any, dtype: np.dtype) -> Any:
+def _truncate_mantissa(x: Array, dtype: np.dtype) -> Array:
     """`x` without the bits that `dtype` has no place for, so that converting never rounds up."""
     surplus = jnp.finfo(x.dtype).nmant - (
         jnp.finfo(dtype).nmant if jnp.issubdtype(dtype, jnp.floating) else 0
@@ -416,12 +408,12 @@ def _truncate_mantissa(x: Any, dtype: np.dtype) -> Any:
     return lax.bitcast_convert_type(kept, x.dtype)
 
 
-@raises_tf("Bitcast")
-def _bitcast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, dtype = array(values[0]), jax.dtypes.canonicalize_dtype(node.attr("type"))
+@rule("Bitcast")
+def _bitcast(x: Array, *, type: np.dtype) -> Array:
+    dtype = jax.dtypes.canonicalize_dtype(type)
     if not (is_complex(x) or jnp.issubdtype(dtype, jnp.complexfloating)):
-        return [x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)]
-    # `lax` knows no bits of complex numbers: through the bytes of their parts.
+        return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
+    # `lax` cannot bitcast complex numbers: through the bytes of their parts.
     old, new = x.dtype.itemsize, dtype.itemsize
     shape = (*x.shape, old // new) if old > new else x.shape[: x.ndim - (old < new)]
     if is_complex(x):
@@ -429,46 +421,42 @@ def _bitcast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     data = lax.bitcast_convert_type(x, np.uint8)
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         data = lax.reshape(data, (*shape, new) if new > 1 else shape)
-        return [lax.bitcast_convert_type(data, dtype)]
+        return lax.bitcast_convert_type(data, dtype)
     parts = lax.bitcast_convert_type(
         lax.reshape(data, (*shape, 2, new // 2)), np.dtype(f"float{new * 4}")
     )
-    return [lax.complex(parts[..., 0], parts[..., 1])]
+    return lax.complex(parts[..., 0], parts[..., 1])
 
 
-@raises_tf("Select")
-@raises_tf("SelectV2", rows=rows.elementwise)
-def _select(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    known = all(is_static(v) for v in values) and values[0].dtype != object
-    if known and (node.op == "SelectV2" or values[0].shape == values[1].shape):
-        return [np.asarray(np.where(*values))]
-    which, x, y = array(values[0]), *(array(v, node.attr("T")) for v in values[1:])
-    if node.op == "Select" and 0 < which.ndim < x.ndim:
+@rule("Select")
+@rule("SelectV2", rows=rows.elementwise)
+def _select(condition: Value, x: Value, y: Value, *, T: np.dtype, op: str) -> Value:
+    known = all(is_static(v) for v in (condition, x, y)) and condition.dtype != object
+    if known and (op == "SelectV2" or condition.shape == x.shape):
+        return np.asarray(np.where(condition, x, y))
+    condition, x, y = array(condition), array(x, T), array(y, T)
+    if op == "Select" and 0 < condition.ndim < x.ndim:
         # The first version of the op picks whole rows.
-        which = lax.reshape(which, (*which.shape, *(1,) * (x.ndim - which.ndim)))
-    which, x, y = broadcast([which, x, y])
-    return [lax.select(which, x, y)]
+        ones = (1,) * (x.ndim - condition.ndim)
+        condition = lax.reshape(condition, (*condition.shape, *ones))
+    return lax.select(*broadcast([condition, x, y]))
 
 
-@raises_tf("AccumulateNV2")
-@raises_tf("AddN", rows=rows.elementwise)
-def _add_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    total = array(values[0])
-    for value in values[1:]:
-        total = lax.add(total, array(value))
-    return [total]
+@rule("AccumulateNV2", ignores=("shape",))
+@rule("AddN", rows=rows.elementwise)
+def _add_n(*inputs: Array) -> Array:
+    return functools.reduce(lax.add, inputs)
 
 
-@raises_tf("ClipByValue", rows=rows.elementwise)
-def _clip_by_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, low, high = (array(v) for v in values)
+@rule("ClipByValue", rows=rows.elementwise)
+def _clip_by_value(x: Array, low: Array, high: Array) -> Array:
     low, high = broadcast_to(low, x.shape), broadcast_to(high, x.shape)
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        return [lax.max(lax.min(x, high), low)]
+        return lax.max(lax.min(x, high), low)
     # Unlike that of `lax.clamp`, TensorFlow's gradient passes at the bounds themselves.
-    return [lax.select(lax.lt(x, low), low, lax.select(lax.gt(x, high), high, x))]
+    return lax.select(lax.lt(x, low), low, lax.select(lax.gt(x, high), high, x))
 
 
-@raises_tf("Cross")
-def _cross(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jnp.cross(*(array(v) for v in values))]
+@rule("Cross")
+def _cross(a: Array, b: Array) -> Array:
+    return jnp.cross(a, b)

@@ -6,22 +6,18 @@ Kernels: tensorflow/core/kernels/isotonic_regression_op.cc and clustering_ops.cc
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, static
+from invert.tf.interpreter.registry import Array, Int, rule
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
-def falling(x: Any) -> tuple[Any, Any]:
+def falling(x: Array) -> tuple[Array, Array]:
     """The numbers closest to a vector that do not increase, and the block of equals of each."""
     y, block = _pooled(lax.stop_gradient(x))
     # Each block is the mean of its numbers, which is what is differentiated.
@@ -31,7 +27,7 @@ def falling(x: Any) -> tuple[Any, Any]:
     return y + (mean - lax.stop_gradient(mean)), block
 
 
-def _pooled(x: Any) -> tuple[Any, Any]:
+def _pooled(x: Array) -> tuple[Array, Array]:
     """The numbers and blocks of `falling`.
 
     Pools adjacent violators (Best and Chakravarti, Mathematical Programming 47, 1990), with sums in
@@ -40,10 +36,10 @@ def _pooled(x: Any) -> tuple[Any, Any]:
     size = x.shape[0]
     steps = lax.iota(_INT32, size)
 
-    def rises(last: Any, means: Any) -> Any:
+    def rises(last: Array, means: Array) -> Array:
         return (last > 0) & (means[last] > means[last - 1])
 
-    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
         """Joins the last two blocks where they rise, else begins one with the next number."""
         used, last, sums, means, starts = state
         joins = rises(last, means)
@@ -64,10 +60,9 @@ def _pooled(x: Any) -> tuple[Any, Any]:
     return means[block], block
 
 
-@raises_tf("IsotonicRegression")
-def _isotonic(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    dtype = jax.dtypes.canonicalize_dtype(node.attr("output_dtype", np.dtype(np.float32)))
+@rule("IsotonicRegression")
+def _isotonic(x: Array, *, output_dtype: np.dtype) -> list[Array]:
+    dtype = jax.dtypes.canonicalize_dtype(output_dtype)
     if not math.prod(x.shape):
         return [lax.full(x.shape, 0, dtype), lax.full(x.shape, 0, _INT32)]
     if x.ndim == 1:
@@ -76,11 +71,9 @@ def _isotonic(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [lax.reshape(y, x.shape) for y in lax.map(falling, rows)]
 
 
-@raises_tf("NearestNeighbors")
-def _nearest(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    points, centers = array(values[0]), array(values[1])
-    (k,) = ints(static(node, values, 2))
+@rule("NearestNeighbors")
+def _nearest(points: Array, centers: Array, k: Int) -> tuple[Array, Array]:
     half = jnp.sum(lax.square(centers), 1) / 2 - jnp.matmul(points, centers.T)
     nearest, which = lax.top_k(-half, min(k, centers.shape[0]))
     distance = jnp.sum(lax.square(points), 1, keepdims=True) - 2 * nearest
-    return [which.astype(_INT64), distance]
+    return which.astype(_INT64), distance

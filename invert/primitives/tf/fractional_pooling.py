@@ -1,15 +1,14 @@
 """Pools over regions of random sizes that differ by one.
 
 Kernels: tensorflow/core/kernels/fractional_pool_common.cc, fractional_max_pool_op.cc and
-fractional_avg_pool_op.cc, TensorFlow 2.21. What has a seed and is deterministic has the regions of
-these kernels, which are constants; else they are drawn by the key of the call.
+fractional_avg_pool_op.cc, TensorFlow 2.21. A deterministic op with a seed has the regions of these
+kernels, which are constants; else they are drawn from the key of the call.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +19,9 @@ from invert.primitives.tf.pooling import lowest
 from invert.primitives.tf.stateless_random import shuffled
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.numerics.philox import Stream, unit
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, static
 
 _I64, _U64 = np.dtype(np.int64), np.dtype(np.uint64)
 
@@ -33,33 +31,44 @@ def _draws(node: Node) -> bool:
     return not (node.attr("deterministic", False) and seeded)
 
 
-@raises_tf("FractionalMaxPool", "FractionalAvgPool", draws=_draws)
-def _fractional_pool(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    if not all(isinstance(d, int) for d in x.shape[1:3]):
-        raise refuse(node, "divides an image of an open size", "Convert it at a fixed size.")
-    ratios = np.asarray(node.attr("pooling_ratio"), np.float32)
-    sizes = [int(np.float32(n) / r) for n, r in zip(x.shape[1:3], ratios[1:3], strict=True)]
+@rule("FractionalMaxPool", "FractionalAvgPool", draws=_draws)
+def _fractional_pool(
+    x: Array,
+    *,
+    pooling_ratio: list[float],
+    pseudo_random: bool,
+    overlapping: bool,
+    seed: int,
+    seed2: int,
+    ctx: Context,
+    node: Node,
+) -> list[Array]:
+    lengths = x.shape[1:3]
+    if not all(isinstance(d, int) for d in lengths):
+        raise refuse(node, "divides an image of symbolic size", "Convert it at a fixed size.")
+    ratios = np.asarray(pooling_ratio, np.float32)
+    counts = [int(np.float32(n) / r) for n, r in zip(lengths, ratios[1:3], strict=True)]
     if _draws(node):
         stream = Stream(jax.random.bits(ctx.key(), (), _U64), np.uint64(0), np.uint64(0))
-        starts = _regions(node, stream, x.shape[1:3], sizes)
+        starts = _regions(stream, lengths, counts, pseudo_random)
     else:
-        seeds = (np.asarray(node.attr(s, 0), _I64).view(_U64)[()] for s in ("seed", "seed2"))
-        key, high = seeds
+        key, high = (np.asarray(s, _I64).view(_U64)[()] for s in (seed, seed2))
         with jax.ensure_compile_time_eval():
             stream = Stream(jnp.asarray(key), jnp.asarray(np.uint64(0)), jnp.asarray(high))
-            starts = [np.asarray(s) for s in _regions(node, stream, x.shape[1:3], sizes)]
-    return [_POOLS[node.op](x, *starts, node.attr("overlapping", False)), *starts]
+            starts = [np.asarray(s) for s in _regions(stream, lengths, counts, pseudo_random)]
+    return [_POOLS[node.op](x, *starts, overlapping), *starts]
 
 
-def _regions(node: Node, stream: Stream, lengths: Any, counts: Any) -> list[Any]:
+def _regions(
+    stream: Stream, lengths: Sequence[int], counts: Sequence[int], pseudo_random: bool
+) -> list[Array]:
     """Where each region begins along both axes, and where the last one ends."""
-    found = []
+    starts = []
     for length, count in zip(lengths, counts, strict=True):
-        if node.attr("pseudo_random", False):
+        if pseudo_random:
             u = unit(stream.block_words(1)[:, :2], np.dtype(np.float64))[0, 0]
             stream = stream.skip(1)
-            found.append(_pseudo_random(u, length, count))
+            starts.append(_pseudo_random(u, length, count))
         else:
             sizes = np.full(count, length // count, _I64)
             sizes[: length % count] += 1
@@ -67,11 +76,11 @@ def _regions(node: Node, stream: Stream, lengths: Any, counts: Any) -> list[Any]
             words = stream.block_words(blocks).reshape(-1)
             stream = stream.skip(blocks)
             mixed = shuffled(words, jnp.asarray(sizes))
-            found.append(jnp.concatenate([jnp.zeros(1, _I64), jnp.cumsum(mixed)]))
-    return found
+            starts.append(jnp.concatenate([jnp.zeros(1, _I64), jnp.cumsum(mixed)]))
+    return starts
 
 
-def _pseudo_random(u: Any, length: int, count: int) -> Any:
+def _pseudo_random(u: Array, length: int, count: int) -> Array:
     """`ceil(ratio * (i + u))`, for a `u` with which no region is too long."""
     ratio, least = length / count, length // count
     most = min((least + 2) / ratio - 1, (length + 1 - least) / ratio - (count - 1))
@@ -79,7 +88,7 @@ def _pseudo_random(u: Any, length: int, count: int) -> Any:
     return jnp.concatenate([jnp.zeros(1, _I64), inner - 1, jnp.full(1, length, _I64)])
 
 
-def _cells(x: Any, rows: Any, columns: Any, overlapping: bool) -> tuple[Any, Any]:
+def _cells(x: Array, rows: Array, columns: Array, overlapping: bool) -> tuple[Array, Array]:
     """The elements of each region along an axis of their own, and which of them are in it."""
     place, inside = zip(
         *(_span(s, n, overlapping) for s, n in ((rows, x.shape[1]), (columns, x.shape[2]))),
@@ -92,7 +101,7 @@ def _cells(x: Any, rows: Any, columns: Any, overlapping: bool) -> tuple[Any, Any
     return cells, lax.reshape(mask, (*mask.shape[:2], each))
 
 
-def _span(starts: Any, length: int, overlapping: bool) -> tuple[Any, Any]:
+def _span(starts: Array, length: int, overlapping: bool) -> tuple[Array, Array]:
     """The places of each region, and whether they are in it: none is longer than the row."""
     count = starts.shape[0] - 1
     longest = length // count + 1 + overlapping
@@ -101,31 +110,31 @@ def _span(starts: Any, length: int, overlapping: bool) -> tuple[Any, Any]:
     return jnp.minimum(place, length - 1), place < end
 
 
-def _first(x: Any, rows: Any, columns: Any, overlapping: bool) -> tuple[Any, Any]:
+def _first(x: Array, rows: Array, columns: Array, overlapping: bool) -> tuple[Array, Array]:
     """The elements of each region, and which of them is the first that is the largest."""
     cells, mask = _cells(x, rows, columns, overlapping)
     cells = jnp.where(mask[..., None], cells, lowest(x.dtype))
     return cells, lax.argmax(cells, 3, np.int32)[:, :, :, None]
 
 
-def _max(x: Any, rows: Any, columns: Any, overlapping: bool) -> Any:
+def _max(x: Array, rows: Array, columns: Array, overlapping: bool) -> Array:
     return jnp.take_along_axis(*_first(x, rows, columns, overlapping), axis=3)[:, :, :, 0]
 
 
-def _mean(x: Any, rows: Any, columns: Any, overlapping: bool) -> Any:
+def _mean(x: Array, rows: Array, columns: Array, overlapping: bool) -> Array:
     cells, mask = _cells(x, rows, columns, overlapping)
     total = jnp.sum(jnp.where(mask[..., None], cells, 0), axis=3, dtype=x.dtype)
     count = jnp.sum(mask, axis=2, dtype=x.dtype)
     return lax.div(total, jnp.broadcast_to(count[..., None], total.shape))
 
 
-_POOLS: dict[str, Callable[..., Any]] = {"FractionalMaxPool": _max, "FractionalAvgPool": _mean}
+_POOLS: dict[str, Callable[..., Array]] = {"FractionalMaxPool": _max, "FractionalAvgPool": _mean}
 
 
-@raises_tf("FractionalMaxPoolGrad")
-def _max_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, g, rows, columns = (array(values[i]) for i in (0, 2, 3, 4))
-    overlapping = node.attr("overlapping", False)
+@rule("FractionalMaxPoolGrad")
+def _max_grad(
+    x: Array, _y: Value, g: Array, rows: Array, columns: Array, *, overlapping: bool
+) -> Array:
     batch, height, width, channels = x.shape
     _, first = _first(x, rows, columns, overlapping)
     image = lax.reshape(lax.iota(np.int32, height * width), (1, height, width, 1))
@@ -133,14 +142,12 @@ def _max_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     place = jnp.take_along_axis(places, first, axis=3)[:, :, :, 0]
     entry, channel = (lax.broadcasted_iota(np.int32, g.shape, i) for i in (0, 3))
     flat = jnp.zeros((batch, height * width, channels), g.dtype).at[entry, place, channel].add(g)
-    return [lax.reshape(flat, x.shape)]
+    return lax.reshape(flat, x.shape)
 
 
-@raises_tf("FractionalAvgPoolGrad")
-def _mean_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, (g, rows, columns) = ints(static(node, values, 0)), (array(v) for v in values[1:])
+@rule("FractionalAvgPoolGrad")
+def _mean_grad(shape: Ints, g: Array, rows: Array, columns: Array, *, overlapping: bool) -> Array:
     # In double precision, as the kernel does.
     x, wide = jax.ShapeDtypeStruct(shape, np.float64), g.astype(np.float64)
-    overlapping = node.attr("overlapping", False)
     spread = jax.linear_transpose(lambda x: _mean(x, rows, columns, overlapping), x)
-    return [spread(wide)[0].astype(g.dtype)]
+    return spread(wide)[0].astype(g.dtype)

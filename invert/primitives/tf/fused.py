@@ -7,8 +7,7 @@ matmul_op_fused.cc, TensorFlow 2.21.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +18,11 @@ from invert.primitives.tf.matmul import product
 from invert.primitives.tf.nn import bias_add, leaky_relu, relu6
 from invert.primitives.tf.normalization import batch_norm, normalize
 from invert.primitives.tf.resize import resize_bilinear
-from invert.primitives.tf.window import layout, refuse
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.primitives.tf.window import Layout, layout, refuse
+from invert.tf.interpreter.registry import Array, Ints, Static, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, arrays, ints, static
 
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "Elu": jax.nn.elu,
     "GeluApproximate": jax.nn.gelu,
     "GeluExact": functools.partial(jax.nn.gelu, approximate=False),
@@ -37,58 +34,106 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@raises_tf("_FusedConv2D", "_FusedConv3D", "_FusedDepthwiseConv2dNative")
-def _fused_conv(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, kernel, *args = arrays(values)
+@rule(
+    "_FusedConv2D",
+    "_FusedConv3D",
+    "_FusedDepthwiseConv2dNative",
+    ignores=("num_args", "use_cudnn_on_gpu"),
+)
+def _fused_conv(
+    x: Array,
+    kernel: Array,
+    *args: Array,
+    fused_ops: list[str],
+    epsilon: float,
+    leakyrelu_alpha: float,
+    node: Node,
+) -> Array:
     kernel = grouped(kernel) if "Depthwise" in node.op else kernel
-    return [_epilogue(node, conv_of(node, x.ndim)(x, kernel), args, layout(node, x.ndim).channel)]
+    y, where = conv_of(node, x.ndim)(x, kernel), layout(node, x.ndim)
+    return _epilogue(node, y, args, where, fused_ops, epsilon, leakyrelu_alpha)
 
 
-@raises_tf("FusedPadConv2D", "FusedResizeAndPadConv2D")
-def _padded_conv(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, *given, kernel = values
-    x, kernel = arrays([x, kernel])
-    if node.op == "FusedResizeAndPadConv2D":
-        size = ints(static(node, given, 0))
-        x = resize_bilinear(x, size, align=bool(node.attr("resize_align_corners", False)))
-    pads = static(node, given, len(given) - 1).tolist()
-    padded = jnp.pad(x, pads, mode=node.attr("mode").lower())
-    return [conv_of(node, padded.ndim)(padded, kernel)]
+@rule("FusedPadConv2D")
+def _padded_conv(x: Array, paddings: Static, kernel: Array, *, mode: str, node: Node) -> Array:
+    padded = jnp.pad(x, paddings.tolist(), mode=mode.lower())
+    return conv_of(node, padded.ndim)(padded, kernel)
 
 
-@raises_tf("_FusedMatMul")
-def _fused_matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, y, *args = arrays(values)
-    return [_epilogue(node, product(node, x, y), args, 1)]
+@rule("FusedResizeAndPadConv2D")
+def _resized_conv(
+    x: Array,
+    size: Ints,
+    paddings: Static,
+    kernel: Array,
+    *,
+    resize_align_corners: bool,
+    mode: str,
+    node: Node,
+) -> Array:
+    x = resize_bilinear(x, size, align=resize_align_corners)
+    return _padded_conv(x, paddings, kernel, mode=mode, node=node)
 
 
-def _epilogue(node: Node, y: Any, args: list[Any], channel: int) -> Any:
+@rule("_FusedMatMul")
+def _fused_matmul(
+    a: Array,
+    b: Array,
+    *args: Array,
+    fused_ops: list[str],
+    epsilon: float,
+    leakyrelu_alpha: float,
+    node: Node,
+) -> Array:
+    y = product(node, a, b)
+    return _epilogue(node, y, args, Layout("NC"), fused_ops, epsilon, leakyrelu_alpha)
+
+
+def _epilogue(
+    node: Node,
+    y: Array,
+    args: Sequence[Array],
+    where: Layout,
+    fused_ops: Sequence[str],
+    epsilon: float,
+    slope: float,
+) -> Array:
+    """Applies the fused ops to `y`, with their further operands `args`."""
     rest = list(args)
-    for op in node.attr("fused_ops", []):
+    for op in fused_ops:
         if op == "BiasAdd":
-            y = bias_add(y, rest.pop(0), channel)
+            y = bias_add(y, rest.pop(0), where.channel)
         elif op == "Add":
             y = y + rest.pop(0)
         elif op == "FusedBatchNorm":
             scale, offset, mean, variance = (rest.pop(0) for _ in range(4))
-            where, epsilon = layout(node, y.ndim), node.attr("epsilon", 1e-4)
             y = normalize(y, mean, variance, scale, offset, where, epsilon)
         elif op == "LeakyRelu":
-            y = leaky_relu(y, node.attr("leakyrelu_alpha", 0.2))
-        elif op in ACTIVATIONS:
-            y = ACTIVATIONS[op](y)
+            y = leaky_relu(y, slope)
         else:
-            raise refuse(node, f"is fused with {op}, which is not known here")
+            y = _activated(node, op, y)
     return y
 
 
-@raises_tf("_FusedBatchNormEx")
-def _fused_batch_norm(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    y, *statistics = batch_norm(node, values)
-    for side in values[5:]:
-        y = y + array(side)
-    activation = node.attr("activation_mode", "Identity")
+def _activated(node: Node, activation: str, y: Array) -> Array:
     if activation not in ACTIVATIONS:
-        raise refuse(node, f"is fused with {activation}, which is not known here")
+        raise refuse(node, f"is fused with {activation}, for which there is no rule")
+    return ACTIVATIONS[activation](y)
+
+
+@rule("_FusedBatchNormEx")
+def _fused_batch_norm(
+    x: Array,
+    scale: Array,
+    offset: Array,
+    mean: Array,
+    variance: Array,
+    *side_input: Array,
+    activation_mode: str,
+    node: Node,
+) -> list[Array]:
+    y, *statistics = batch_norm(node, x, scale, offset, mean, variance)
+    for side in side_input:
+        y = y + side
     empty = jnp.zeros((0,), statistics[0].dtype)
-    return [ACTIVATIONS[activation](y), *statistics, empty]
+    return [_activated(node, activation_mode, y), *statistics, empty]

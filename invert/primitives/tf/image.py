@@ -6,7 +6,6 @@ Kernels: tensorflow/core/kernels/image/, TensorFlow 2.21.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,25 +13,14 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.window import is_half, refuse
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Int, Ints, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, static
 
 # -- colours
 
 
-@raises_tf("RGBToHSV")
-def _rgb_to_hsv(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [rgb_to_hsv(array(values[0]))]
-
-
-@raises_tf("HSVToRGB")
-def _hsv_to_rgb(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [hsv_to_rgb(array(values[0]))]
-
-
-def rgb_to_hsv(rgb: Any) -> Any:
+@rule("RGBToHSV")
+def rgb_to_hsv(rgb: Array) -> Array:
     red, green, blue = (rgb[..., i] for i in range(3))
     # Of equal colours one has the derivative: the first for the largest, the last for the smallest.
     value = jnp.where((red >= green) & (red >= blue), red, jnp.where(green >= blue, green, blue))
@@ -52,7 +40,8 @@ def rgb_to_hsv(rgb: Any) -> Any:
     return jnp.stack([hue, saturation, value], axis=-1)
 
 
-def hsv_to_rgb(hsv: Any) -> Any:
+@rule("HSVToRGB")
+def hsv_to_rgb(hsv: Array) -> Array:
     hue, saturation, value = (hsv[..., i : i + 1] for i in range(3))
     sixths = hue * 6
     red = jnp.clip(lax.abs(sixths - 3) - 1, 0, 1)
@@ -61,92 +50,95 @@ def hsv_to_rgb(hsv: Any) -> Any:
     return (1 - saturation + saturation * jnp.concatenate([red, green, blue], axis=-1)) * value
 
 
-@raises_tf("AdjustContrastv2")
-def _adjust_contrast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, factor = array(values[0]), array(values[1])
+@rule("AdjustContrastv2")
+def _adjust_contrast(x: Array, factor: Array) -> Array:
     wide = x.astype(jnp.float32) if is_half(x.dtype) else x
     mean = jnp.mean(wide, axis=(-3, -2), keepdims=True)
-    return [((wide - mean) * factor + mean).astype(x.dtype)]
+    return ((wide - mean) * factor + mean).astype(x.dtype)
 
 
-@raises_tf("AdjustSaturation")
-def _adjust_saturation(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, factor = array(values[0]), array(values[1])
+@rule("AdjustSaturation")
+def _adjust_saturation(x: Array, scale: Array) -> Array:
     hue, saturation, value = jnp.moveaxis(rgb_to_hsv(x.astype(jnp.float32)), -1, 0)
-    hsv = jnp.stack([hue, jnp.clip(saturation * factor, 0, 1), value], axis=-1)
-    return [hsv_to_rgb(hsv).astype(x.dtype)]
+    hsv = jnp.stack([hue, jnp.clip(saturation * scale, 0, 1), value], axis=-1)
+    return hsv_to_rgb(hsv).astype(x.dtype)
 
 
-@raises_tf("AdjustHue")
-def _adjust_hue(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, delta = array(values[0]), array(values[1])
+@rule("AdjustHue")
+def _adjust_hue(x: Array, delta: Array) -> Array:
     hue, saturation, value = jnp.moveaxis(rgb_to_hsv(x.astype(jnp.float32)), -1, 0)
     turned = hue + delta
     hsv = jnp.stack([turned - lax.floor(turned), saturation, value], axis=-1)
-    return [hsv_to_rgb(hsv).astype(x.dtype)]
+    return hsv_to_rgb(hsv).astype(x.dtype)
 
 
 # -- crops
 
 
-@raises_tf("CropAndResize")
-def _crop_and_resize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    image, boxes, which = (array(v) for v in values[:3])
-    places = _crop_places(boxes, image.shape, ints(static(node, values, 3)))
-    crop = _nearest_crop if node.attr("method", "bilinear") == "nearest" else _crop
-    fill = node.attr("extrapolation_value", 0.0)
-    return [crop(image.astype(jnp.float32), places, which, fill)]
+@rule("CropAndResize")
+def _crop_and_resize(
+    image: Array,
+    boxes: Array,
+    box_ind: Array,
+    crop_size: Ints,
+    *,
+    method: str,
+    extrapolation_value: float,
+) -> Array:
+    places = _crop_places(boxes, image.shape, crop_size)
+    crop = _nearest_crop if method == "nearest" else _crop
+    return crop(image.astype(jnp.float32), places, box_ind, extrapolation_value)
 
 
-@raises_tf("CropAndResizeGradImage")
-def _crop_grad_image(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    g, boxes, which = (array(v) for v in values[:3])
-    image = jax.ShapeDtypeStruct(ints(static(node, values, 3)), g.dtype)
+@rule("CropAndResizeGradImage")
+def _crop_grad_image(
+    g: Array, boxes: Array, box_ind: Array, image_size: Ints, *, T: np.dtype, method: str
+) -> Array:
+    image = jax.ShapeDtypeStruct(image_size, g.dtype)
     places = _crop_places(boxes, image.shape, g.shape[1:3])
-    nearest = node.attr("method", "bilinear") == "nearest"
-    spread = jax.linear_transpose(lambda x: _crop(x, places, which, nearest=nearest), image)
-    dtype = jax.dtypes.canonicalize_dtype(node.attr("T", np.dtype(np.float32)))
-    return [spread(g)[0].astype(dtype)]
+    nearest = method == "nearest"
+    spread = jax.linear_transpose(lambda x: _crop(x, places, box_ind, nearest=nearest), image)
+    return spread(g)[0].astype(jax.dtypes.canonicalize_dtype(T))
 
 
-@raises_tf("CropAndResizeGradBoxes")
-def _crop_grad_boxes(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    g, image, boxes, which = (array(v) for v in values)
+# The derivative in the boxes is that of the bilinear method, which is the only one the op has.
+@rule("CropAndResizeGradBoxes", ignores=("method",))
+def _crop_grad_boxes(g: Array, image: Array, boxes: Array, box_ind: Array) -> list[Array]:
     image = image.astype(jnp.float32)
 
-    def crop(boxes: Any) -> Any:
-        return _crop(image, _crop_places(boxes, image.shape, g.shape[1:3]), which)
+    def crop(boxes: Array) -> Array:
+        return _crop(image, _crop_places(boxes, image.shape, g.shape[1:3]), box_ind)
 
     return list(jax.vjp(crop, boxes)[1](g))
 
 
-Places = tuple[Any, Any]
+Places = tuple[Array, Array]
 
 
-def _nearest_crop(image: Any, places: Places, which: Any, fill: float) -> Any:
+def _nearest_crop(image: Array, places: Places, which: Array, fill: float) -> Array:
     """`_crop` at the nearest pixels. The derivative in places is that of the bilinear method."""
 
-    def crop_nearest(image: Any, places: Places, which: Any) -> Any:
+    def crop_nearest(image: Array, places: Places, which: Array) -> Array:
         return _crop(image, places, which, fill, nearest=True)
 
-    def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    def jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
         image, places, which = primals
         along_image = _crop(tangents[0], places, which, nearest=True)
         _, along_places = jax.jvp(lambda p: _crop(image, p, which), (places,), (tangents[1],))
-        return rule(*primals), along_image + along_places
+        return sampled(*primals), along_image + along_places
 
-    rule = jax.custom_jvp(crop_nearest)
-    rule.defjvp(jvp)
-    return rule(image, places, which)
+    sampled = jax.custom_jvp(crop_nearest)
+    sampled.defjvp(jvp)
+    return sampled(image, places, which)
 
 
 def _crop(
-    image: Any, places: Places, which: Any, fill: float = 0.0, *, nearest: bool = False
-) -> Any:
+    image: Array, places: Places, which: Array, fill: float = 0.0, *, nearest: bool = False
+) -> Array:
     """The images `which` at rows and columns, one of each for each crop."""
     y, x = places[0][:, :, None], places[1][:, None, :]
 
-    def pixels(row: Any, column: Any) -> Any:
+    def pixels(row: Array, column: Array) -> Array:
         index = which[:, None, None], row.astype(jnp.int32), column.astype(jnp.int32)
         return image.at[index].get(mode="clip")
 
@@ -167,7 +159,7 @@ def _crop(
     return jnp.where(inside[..., None], crop, jnp.asarray(fill, crop.dtype))
 
 
-def _crop_places(boxes: Any, shape: Sequence[Any], size: Sequence[Any]) -> Places:
+def _crop_places(boxes: Array, shape: Sequence[Int], size: Sequence[Int]) -> Places:
     """Rows and columns of the image at which each crop is sampled."""
     return (
         _sampled(boxes[:, 0], boxes[:, 2], shape[1], size[0]),
@@ -175,7 +167,7 @@ def _crop_places(boxes: Any, shape: Sequence[Any], size: Sequence[Any]) -> Place
     )
 
 
-def _sampled(start: Any, end: Any, size: Any, out: Any) -> Any:
+def _sampled(start: Array, end: Array, size: Int, out: Int) -> Array:
     """Places between two ends, which are in units of the length of the image.
 
     In double precision, with each step rounded to single as in the kernel: XLA would add to a
@@ -191,31 +183,41 @@ def _sampled(start: Any, end: Any, size: Any, out: Any) -> Any:
     return places.astype(start.dtype)
 
 
-def _single(x: Any) -> Any:
+def _single(x: Array) -> Array:
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=23)
 
 
-@raises_tf("ExtractGlimpse", "ExtractGlimpseV2")
-def _extract_glimpse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, offsets = array(values[0]), array(values[2])
-    size = ints(static(node, values, 1))
-    if node.attr("uniform_noise", True) or node.attr("noise", "uniform") != "zero":
+@rule("ExtractGlimpse", "ExtractGlimpseV2")
+def _extract_glimpse(
+    x: Array,
+    size: Ints,
+    offsets: Array,
+    *,
+    centered: bool,
+    normalized: bool,
+    uniform_noise: bool,
+    noise: str,
+    node: Node,
+) -> Array:
+    if uniform_noise or noise != "zero":
         reason = "fills what lies outside of the image with noise"
         raise refuse(node, reason, 'Use noise="zero" and uniform_noise=False.')
+    first = node.op == "ExtractGlimpse"
     rows, columns = (
-        _glimpse_places(node, offsets[:, i], x.shape[1 + i], size[i]) for i in range(2)
+        _glimpse_places(offsets[:, i], x.shape[1 + i], size[i], centered, normalized, first)
+        for i in range(2)
     )
     rows, columns = rows[:, :, None], columns[:, None, :]
     batch = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None, None]
     inside = (rows >= 0) & (rows < x.shape[1]) & (columns >= 0) & (columns < x.shape[2])
     glimpse = x.at[batch, rows, columns].get(mode="clip")
-    return [jnp.where(inside[..., None], glimpse, 0)]
+    return jnp.where(inside[..., None], glimpse, 0)
 
 
-def _glimpse_places(node: Node, offset: Any, size: Any, out: Any) -> Any:
-    """Rows or columns of a glimpse, by the conventions of either version of the op."""
-    normalized, centered = node.attr("normalized", True), node.attr("centered", True)
-    first = node.op == "ExtractGlimpse"
+def _glimpse_places(
+    offset: Array, size: Int, out: Int, centered: bool, normalized: bool, first: bool
+) -> Array:
+    """Rows or columns of a glimpse, by the conventions of the `first` version of the op or not."""
     start = offset * size if normalized else offset
     if centered:
         # The second version halves, and takes the middle of the window, in fewer cases.
@@ -229,26 +231,32 @@ def _glimpse_places(node: Node, offset: Any, size: Any, out: Any) -> Any:
 # -- projections
 
 
-@raises_tf("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
-def _projective_transform(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    image, transforms = array(values[0]), array(values[1])
-    height, width = ints(static(node, values, 2))
-    fill = array(values[3]) if len(values) > 3 else np.float32(0)
+@rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def _projective_transform(
+    image: Array,
+    transforms: Array,
+    output_shape: Ints,
+    fill_value: Array | None = None,
+    *,
+    interpolation: str,
+    fill_mode: str,
+) -> Array:
+    height, width = output_shape
+    fill = np.float32(0) if fill_value is None else fill_value
     t = transforms[:, :, None, None]
     y = jnp.arange(height, dtype=jnp.float32)[:, None]
     x = jnp.arange(width, dtype=jnp.float32)[None, :]
     scale = t[:, 6] * x + t[:, 7] * y + 1
-    mode = node.attr("fill_mode", "CONSTANT")
     places = [
-        _mapped(mode, (t[:, i] * x + t[:, i + 1] * y + t[:, i + 2]) / scale, size)
+        _mapped(fill_mode, (t[:, i] * x + t[:, i + 1] * y + t[:, i + 2]) / scale, size)
         for i, size in ((3, image.shape[1]), (0, image.shape[2]))
     ]
-    result = _read(image, places, fill, node.attr("interpolation"))
+    result = _read(image, places, fill, interpolation)
     result = jnp.where((scale == 0)[..., None], fill, result)
-    return [result.astype(image.dtype)]
+    return result.astype(image.dtype)
 
 
-def _mapped(mode: str, place: Any, size: Any) -> Any:
+def _mapped(mode: str, place: Array, size: Int) -> Array:
     """Where a place outside of the image is taken from."""
     if mode == "CONSTANT":
         return place
@@ -267,13 +275,13 @@ def _mapped(mode: str, place: Any, size: Any) -> Any:
     return jnp.clip(moved, 0, size - 1)
 
 
-def _read(image: Any, places: Sequence[Any], fill: Any, interpolation: str) -> Any:
+def _read(image: Array, places: Sequence[Array], fill: Array, interpolation: str) -> Array:
     y, x = places
     shape = (image.shape[0], *y.shape[1:])
     y, x = jnp.broadcast_to(y, shape), jnp.broadcast_to(x, shape)
     batch = jnp.arange(image.shape[0], dtype=jnp.int32)[:, None, None]
 
-    def pixels(row: Any, column: Any) -> Any:
+    def pixels(row: Array, column: Array) -> Array:
         inside = (row >= 0) & (row < image.shape[1]) & (column >= 0) & (column < image.shape[2])
         index = batch, row.astype(jnp.int32), column.astype(jnp.int32)
         values = image.at[index].get(mode="clip")
@@ -310,11 +318,9 @@ _COLOURS = np.asarray(
 )
 
 
-@raises_tf("DrawBoundingBoxes", "DrawBoundingBoxesV2")
-def _draw_bounding_boxes(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    image, boxes = array(values[0]), array(values[1])
+@rule("DrawBoundingBoxes", "DrawBoundingBoxesV2")
+def _draw_bounding_boxes(image: Array, boxes: Array, colours: Array = ()) -> Array:
     height, width, depth = image.shape[1:]
-    colours = array(values[2]) if len(values) > 2 else ()
     if len(colours) == 0:
         colours = np.ones_like(_COLOURS) if depth == 1 else _COLOURS
     scale = np.asarray([height - 1, width - 1] * 2, np.float32)
@@ -327,4 +333,4 @@ def _draw_bounding_boxes(ctx: Context, node: Node, values: list[Any]) -> list[An
         border = (rows == top) | (rows == bottom) | (columns == left) | (columns == right)
         colour = jnp.asarray(colours[i % len(colours)][:depth], image.dtype)
         image = jnp.where((inside & border)[..., None], colour, image)
-    return [image]
+    return image

@@ -1,9 +1,8 @@
-"""Ops of earlier releases that graphs still hold, in terms of newer ones; and small ones."""
+"""Ops of earlier releases, and ops that pass their operand on."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,81 +10,116 @@ import numpy as np
 from jax import lax
 
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, is_static, static
+from invert.tf.interpreter.registry import Array, Ints, Value, rule, rules
+from invert.tf.values.constants import array, is_static
+
+# Where debuggers find the tensor.
+_DEBUGGING = (
+    "circular_buffer_size debug_ops_spec debug_urls device_name gated_grpc io_index io_of_node "
+    "is_input op_name output_slot tensor_debug_mode tensor_name tfdbg_context_id tfdbg_run_id"
+).split()
 
 
-@raises_tf("GuaranteeConst", "DebugIdentity", "DebugIdentityV2", "DebugIdentityV3", "Copy",
-           "CopyHost", "DebugGradientIdentity", "CheckPinned", "DeepCopy")  # fmt: skip
-def _same(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [values[0]]
+@rule(
+    "GuaranteeConst",
+    "DebugIdentity",
+    "DebugIdentityV2",
+    "DebugIdentityV3",
+    "Copy",
+    "CopyHost",
+    "DebugGradientIdentity",
+    "CheckPinned",
+    "DeepCopy",
+    ignores=_DEBUGGING,
+)
+def _identity(x: Value) -> Value:
+    return x
 
 
-@raises_tf("TopK")
-def _top_k(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    found, where = lax.top_k(array(values[0]), node.attr("k"))
-    return [found, where]
+@rule("TopK", ignores=("sorted",))
+def _top_k(x: Array, *, k: int) -> tuple[Array, Array]:
+    return lax.top_k(x, k)
 
 
-@raises_tf("ParallelConcat")
-def _parallel_concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [lax.concatenate([array(v) for v in values], 0)]
+# The shape is that of the result.
+@rule("ParallelConcat", ignores=("shape",))
+def _parallel_concat(*parts: Array) -> Array:
+    return lax.concatenate(parts, 0)
 
 
-@raises_tf("TileGrad")
-def _tile_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, multiples = array(values[0]), ints(static(node, values, 1))
-    shape = [d for n, m in zip(x.shape, multiples, strict=True) for d in (m, n // m)]
-    return [jnp.sum(lax.reshape(x, shape), axis=tuple(range(0, 2 * x.ndim, 2)), dtype=x.dtype)]
+@rule("TileGrad")
+def _tile_grad(g: Array, multiples: Ints) -> Array:
+    shape = [d for n, m in zip(g.shape, multiples, strict=True) for d in (m, n // m)]
+    return jnp.sum(lax.reshape(g, shape), axis=tuple(range(0, 2 * g.ndim, 2)), dtype=g.dtype)
 
 
-@raises_tf("InplaceAdd", "InplaceSub", "InplaceUpdate")
-def _inplace(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, i, v = (array(a) for a in values)
-    at = jnp.asarray(x).at[i % x.shape[0]]
-    return [getattr(at, {"InplaceAdd": "add", "InplaceSub": "subtract"}.get(node.op, "set"))(v)]
+def _row(x: Array, i: Array) -> Array:
+    return jnp.asarray(x).at[i % x.shape[0]]
 
 
-@raises_tf("UnravelIndex")
-def _unravel_index(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    sizes = ints(static(node, values, 1))
-    if is_static(values[0]):
-        return [np.stack(np.unravel_index(values[0], sizes)).astype(values[0].dtype)]
-    return [jnp.stack(jnp.unravel_index(array(values[0]), sizes))]
+rules(
+    {
+        "InplaceAdd": lambda x, i, v: _row(x, i).add(v),
+        "InplaceSub": lambda x, i, v: _row(x, i).subtract(v),
+        "InplaceUpdate": lambda x, i, v: _row(x, i).set(v),
+    }
+)
 
 
-@raises_tf("AdjustContrast")
-def _adjust_contrast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, factor, low, high = (array(v).astype(np.float32) for v in values)
+@rule("UnravelIndex")
+def _unravel_index(indices: Value, dims: Ints) -> Value:
+    if is_static(indices):
+        return np.stack(np.unravel_index(indices, dims)).astype(indices.dtype)
+    return jnp.stack(jnp.unravel_index(array(indices), dims))
+
+
+@rule("AdjustContrast")
+def _adjust_contrast(images: Array, factor: Array, low: Array, high: Array) -> Array:
+    x, factor, low, high = (v.astype(np.float32) for v in (images, factor, low, high))
     mean = jnp.mean(x, axis=(-3, -2), keepdims=True)
-    return [jnp.clip((x - mean) * factor + mean, low, high)]
+    return jnp.clip((x - mean) * factor + mean, low, high)
 
 
-def _normalized(node: Node, x: Any, mean: Any, variance: Any, beta: Any, gamma: Any) -> Any:
-    scale = lax.rsqrt(variance + np.asarray(node.attr("variance_epsilon"), x.dtype))
-    if node.attr("scale_after_normalization"):
+@rule("BatchNormWithGlobalNormalization")
+def _batch_norm(
+    x: Array,
+    mean: Array,
+    variance: Array,
+    beta: Array,
+    gamma: Array,
+    *,
+    variance_epsilon: float,
+    scale_after_normalization: bool,
+) -> Array:
+    scale = lax.rsqrt(variance + np.asarray(variance_epsilon, x.dtype))
+    if scale_after_normalization:
         scale = scale * gamma
     return (x - mean) * scale + beta
 
 
-@raises_tf("BatchNormWithGlobalNormalization")
-def _batch_norm(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_normalized(node, *(array(v) for v in values))]
+@rule("BatchNormWithGlobalNormalizationGrad")
+def _batch_norm_grad(
+    x: Array,
+    mean: Array,
+    variance: Array,
+    gamma: Array,
+    dy: Array,
+    *,
+    variance_epsilon: float,
+    scale_after_normalization: bool,
+) -> list[Array]:
+    normalize = functools.partial(
+        _batch_norm,
+        variance_epsilon=variance_epsilon,
+        scale_after_normalization=scale_after_normalization,
+    )
+    _, pullback = jax.vjp(normalize, x, mean, variance, lax.full_like(gamma, 0), gamma)
+    return list(pullback(dy))
 
 
-@raises_tf("BatchNormWithGlobalNormalizationGrad")
-def _batch_norm_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, mean, variance, gamma, dy = (array(v) for v in values)
-    beta = lax.full_like(gamma, 0)
-    _, pull = jax.vjp(functools.partial(_normalized, node), x, mean, variance, beta, gamma)
-    return list(pull(dy))
-
-
-@raises_tf("RandomCrop")
-def _random_crop(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    height, width = ints(static(node, values, 1))
-    most = np.array([x.shape[0] - height, x.shape[1] - width])
-    y, z = jax.random.randint(ctx.key(), (2,), 0, most + 1)
-    return [lax.dynamic_slice(x, (y, z, np.zeros((), y.dtype)), (height, width, x.shape[2]))]
+@rule("RandomCrop", ignores=("seed", "seed2"))
+def _random_crop(image: Array, size: Ints, *, ctx: Context) -> Array:
+    height, width = size
+    most = np.array([image.shape[0] - height, image.shape[1] - width])
+    y, x = jax.random.randint(ctx.key(), (2,), 0, most + 1)
+    return lax.dynamic_slice(image, (y, x, np.zeros((), y.dtype)), (height, width, image.shape[2]))

@@ -6,7 +6,8 @@ is NaN or infinite.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,33 +16,34 @@ from jax import lax
 
 from invert.primitives.tf.matmul import adjoint, transpose
 from invert.primitives.tf.window import is_half
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import Rule, raises_tf
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, broadcast_to
+from invert.tf.interpreter.registry import Array, rule
+from invert.tf.values.constants import broadcast_to
 
 
-def _in_single(rule: Rule) -> Rule:
+def _in_single(fn: Callable[..., Array]) -> Callable[..., Array]:
     """Matrices in half precision are decomposed in single precision, as XLA does for TensorFlow."""
 
-    def wide(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        dtype = values[0].dtype
-        if not is_half(dtype):
-            return list(rule(ctx, node, values))
-        single = [array(v).astype(np.float32) if v.dtype == dtype else v for v in values]
-        return [y.astype(dtype) if y.dtype == np.float32 else y for y in rule(ctx, node, single)]
+    @functools.wraps(fn)
+    def wide(x: Array, *others: Array, **attributes: object) -> list[Array]:
+        if not is_half(x.dtype):
+            results = fn(x, *others, **attributes)
+            return list(results) if isinstance(results, (list, tuple)) else [results]
+        operands = [v.astype(np.float32) if v.dtype == x.dtype else v for v in (x, *others)]
+        results = fn(*operands, **attributes)
+        results = results if isinstance(results, (list, tuple)) else [results]
+        return [y.astype(x.dtype) if y.dtype == np.float32 else y for y in results]
 
     return wide
 
 
 @jax.custom_jvp
-def cholesky(x: Any) -> Any:
+def cholesky(x: Array) -> Array:
     """Reads the lower triangle; its derivative is that of the symmetric matrix, in both."""
     return lax.linalg.cholesky(x, symmetrize_input=False)
 
 
 @cholesky.defjvp
-def _cholesky_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+def _cholesky_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
     whole = jnp.tril(x) + adjoint(jnp.tril(x, -1))
     half = np.asarray(0.5, x.dtype)
@@ -52,200 +54,161 @@ def _cholesky_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
     )
 
 
-@raises_tf("Cholesky", "BatchCholesky")
-@_in_single
-def _cholesky(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [cholesky(array(values[0]))]
+rule("Cholesky", "BatchCholesky")(_in_single(lambda x: cholesky(x)))
 
 
-@raises_tf("CholeskyGrad", "BatchCholeskyGrad")
-def _cholesky_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    l, grad = (array(v) for v in values)  # noqa: E741
+@rule("CholeskyGrad", "BatchCholeskyGrad")
+def _cholesky_grad(l: Array, grad: Array) -> Array:  # noqa: E741
     middle = jnp.tril(jnp.matmul(transpose(l), jnp.tril(grad)))
     diagonal = lax.eq(*(lax.broadcasted_iota(np.int32, l.shape, l.ndim - d) for d in (2, 1)))
     middle = lax.select(diagonal, middle * np.asarray(0.5, l.dtype), middle)
     left = lax.linalg.triangular_solve(l, middle, left_side=True, lower=True, transpose_a=True)
     out = lax.linalg.triangular_solve(l, left, left_side=False, lower=True)
-    return [(out + transpose(out)) * np.asarray(0.5, l.dtype)]
+    return (out + transpose(out)) * np.asarray(0.5, l.dtype)
 
 
-@raises_tf("Qr")
+@rule("Qr")
 @_in_single
-def _qr(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    full = node.attr("full_matrices", False)
-    return list(lax.linalg.qr(array(values[0]), full_matrices=full))
+def _qr(x: Array, *, full_matrices: bool) -> tuple[Array, Array]:
+    return lax.linalg.qr(x, full_matrices=full_matrices)
 
 
-@raises_tf("Svd", "BatchSvd")
+@rule("Svd", "BatchSvd")
 @_in_single
-def _svd(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    full = node.attr("full_matrices", False)
-    if not node.attr("compute_uv", True):
+def _svd(x: Array, *, compute_uv: bool, full_matrices: bool) -> list[Array]:
+    if not compute_uv:
         s = jnp.linalg.svd(x, compute_uv=False)
         empty = lax.full((0,), 0, x.dtype)
         return [lax.convert_element_type(s, x.dtype), empty, empty]
-    u, s, vh = lax.linalg.svd(x, full_matrices=full)
+    u, s, vh = lax.linalg.svd(x, full_matrices=full_matrices)
     return [lax.convert_element_type(s, x.dtype), u, adjoint(vh)]
 
 
-@raises_tf("SelfAdjointEigV2", "BatchSelfAdjointEigV2")
+@rule("SelfAdjointEigV2", "BatchSelfAdjointEigV2")
 @_in_single
-def _eigh(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = _hermitian(array(values[0]))
-    if not node.attr("compute_v", True):
-        return [_eigenvalues(x), lax.full((0,), 0, x.dtype)]
+def _eigh(x: Array, *, compute_v: bool) -> list[Array]:
+    # TensorFlow reads the lower triangle alone, and so its gradient is one of the lower triangle.
+    x = lax.add(jnp.tril(x), adjoint(jnp.tril(x, -1)))
     v, w = lax.linalg.eigh(x, lower=True, symmetrize_input=False)
-    return [lax.convert_element_type(w, x.dtype), v]
+    return [
+        lax.convert_element_type(w, x.dtype),
+        v if compute_v else lax.full((0,), 0, x.dtype),
+    ]
 
 
-def _hermitian(x: Any) -> Any:
-    """The Hermitian matrix with the lower triangle of `x`.
-
-    TensorFlow reads nothing else of it, and so its gradient is one of the lower triangle.
-    """
-    return lax.add(jnp.tril(x), adjoint(jnp.tril(x, -1)))
-
-
-def _eigenvalues(x: Any) -> Any:
-    _, w = lax.linalg.eigh(x, lower=True, symmetrize_input=False)
-    return lax.convert_element_type(w, x.dtype)
-
-
-@raises_tf("SelfAdjointEig", "BatchSelfAdjointEig")
+@rule("SelfAdjointEig", "BatchSelfAdjointEig")
 @_in_single
-def _first_eigh(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
+def _first_eigh(x: Array) -> Array:
     v, w = lax.linalg.eigh(x, lower=True, symmetrize_input=False)
     row = lax.expand_dims(lax.convert_element_type(w, x.dtype), (x.ndim - 2,))
-    return [lax.concatenate([row, v], x.ndim - 2)]
+    return lax.concatenate([row, v], x.ndim - 2)
 
 
-@raises_tf("Eig")
+@rule("Eig")
 @_in_single
-def _eig(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, dtype = array(values[0]), jax.dtypes.canonicalize_dtype(node.attr("Tout"))
-    if not node.attr("compute_v", True):
+def _eig(x: Array, *, compute_v: bool, Tout: np.dtype) -> list[Array]:
+    dtype = jax.dtypes.canonicalize_dtype(Tout)
+    if not compute_v:
         (w,) = lax.linalg.eig(x, compute_left_eigenvectors=False, compute_right_eigenvectors=False)
         return [lax.convert_element_type(w, dtype), lax.full((0,), 0, dtype)]
     w, v = lax.linalg.eig(x, compute_left_eigenvectors=False)
     return [lax.convert_element_type(w, dtype), lax.convert_element_type(v, dtype)]
 
 
-@raises_tf("Lu")
+@rule("Lu")
 @_in_single
-def _lu(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    lu, _, permutation = lax.linalg.lu(array(values[0]))
-    dtype = node.attr("output_idx_type", np.dtype(np.int32))
-    return [lu, lax.convert_element_type(permutation, dtype)]
+def _lu(x: Array, *, output_idx_type: np.dtype) -> list[Array]:
+    lu, _, permutation = lax.linalg.lu(x)
+    return [lu, lax.convert_element_type(permutation, output_idx_type)]
 
 
-@raises_tf("MatrixInverse", "BatchMatrixInverse")
+@rule("MatrixInverse", "BatchMatrixInverse")
 @_in_single
-def _inverse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    return [jnp.linalg.inv(adjoint(x) if node.attr("adjoint", False) else x)]
+def _inverse(x: Array, *, adjoint: bool) -> Array:
+    return jnp.linalg.inv(_adjoint_if(adjoint, x))
 
 
-@raises_tf("MatrixDeterminant", "BatchMatrixDeterminant")
+def _adjoint_if(wanted: bool, x: Array) -> Array:
+    return adjoint(x) if wanted else x
+
+
+rule("MatrixDeterminant", "BatchMatrixDeterminant")(_in_single(lambda x: jnp.linalg.det(x)))
+
+
+@rule("LogMatrixDeterminant")
 @_in_single
-def _determinant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jnp.linalg.det(array(values[0]))]
-
-
-@raises_tf("LogMatrixDeterminant")
-@_in_single
-def _log_determinant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
+def _log_determinant(x: Array) -> list[Array]:
     sign, log = jnp.linalg.slogdet(x)
     return [sign, lax.convert_element_type(log, x.dtype)]
 
 
-@raises_tf("MatrixSolve", "BatchMatrixSolve")
+@rule("MatrixSolve", "BatchMatrixSolve")
 @_in_single
-def _solve(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    a, b = (array(v) for v in values)
-    return [jnp.linalg.solve(adjoint(a) if node.attr("adjoint", False) else a, b)]
+def _solve(a: Array, b: Array, *, adjoint: bool) -> Array:
+    return jnp.linalg.solve(_adjoint_if(adjoint, a), b)
 
 
-def _same_batch(a: Any, b: Any) -> tuple[Any, Any]:
+def _same_batch(a: Array, b: Array) -> tuple[Array, Array]:
     batch = lax.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return broadcast_to(a, (*batch, *a.shape[-2:])), broadcast_to(b, (*batch, *b.shape[-2:]))
 
 
-def _triangular(a: Any, b: Any, node: Node) -> Any:
+@rule("MatrixTriangularSolve", "BatchMatrixTriangularSolve")
+def _triangular_solve(a: Array, b: Array, *, lower: bool, adjoint: bool) -> Array:
     a, b = _same_batch(a, b)
-    adjoint = node.attr("adjoint", False)
     return lax.linalg.triangular_solve(
         a,
         b,
         left_side=True,
-        lower=node.attr("lower", True),
+        lower=lower,
         transpose_a=adjoint,
         conjugate_a=adjoint and jnp.issubdtype(a.dtype, jnp.complexfloating),
     )
 
 
-@raises_tf("MatrixTriangularSolve", "BatchMatrixTriangularSolve")
-def _triangular_solve(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_triangular(array(values[0]), array(values[1]), node)]
-
-
-@raises_tf("BandedTriangularSolve")
-def _banded_solve(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    bands, b = (array(v) for v in values)
+@rule("BandedTriangularSolve")
+def _banded_solve(bands: Array, b: Array, *, lower: bool, adjoint: bool) -> Array:
     count, size = bands.shape[-2:]
     i, j = np.indices((size, size))
     # Row d holds diagonal d: by column, starting at the end that lies in the matrix.
-    lower = node.attr("lower", True)
     d = i - j if lower else count - 1 - (j - i)
     offset = i - j if lower else j - i
     inside = (offset >= 0) & (offset < count)
     dense = bands[..., np.where(inside, d, 0), i]
     dense = lax.select(broadcast_to(inside, dense.shape), dense, lax.full_like(dense, 0))
-    return [_triangular(dense, b, node)]
+    return _triangular_solve(dense, b, lower=lower, adjoint=adjoint)
 
 
-@raises_tf("MatrixSolveLs", "BatchMatrixSolveLs")
+@rule("MatrixSolveLs", "BatchMatrixSolveLs")
 @_in_single
-def _solve_ls(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    a, b, weight = (array(v) for v in values)
-    if not node.attr("fast", True):
-        # The solution of least norm; the weight is not used.
-        return [jnp.matmul(jnp.linalg.pinv(a), b)]
+def _solve_ls(a: Array, b: Array, l2_regularizer: Array, *, fast: bool) -> Array:
+    if not fast:
+        # The solution of least norm; the regularizer is not used.
+        return jnp.matmul(jnp.linalg.pinv(a), b)
     rows, columns = a.shape[-2:]
-    eye = jnp.eye(min(rows, columns), dtype=a.dtype) * lax.convert_element_type(weight, a.dtype)
+    weight = lax.convert_element_type(l2_regularizer, a.dtype)
+    eye = jnp.eye(min(rows, columns), dtype=a.dtype) * weight
     h = adjoint(a)
     if rows >= columns:
-        return [jnp.linalg.solve(jnp.matmul(h, a) + eye, jnp.matmul(h, b))]
-    return [jnp.matmul(h, jnp.linalg.solve(jnp.matmul(a, h) + eye, b))]
+        return jnp.linalg.solve(jnp.matmul(h, a) + eye, jnp.matmul(h, b))
+    return jnp.matmul(h, jnp.linalg.solve(jnp.matmul(a, h) + eye, b))
 
 
-@raises_tf("MatrixExponential")
-def _exponential(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jax.scipy.linalg.expm(array(values[0]))]
+rule("MatrixExponential")(lambda x: jax.scipy.linalg.expm(x))
 
 
-@raises_tf("MatrixLogarithm")
-@_in_single
-def _logarithm(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_by_eigenvalues(lax.log, array(values[0]))]
-
-
-@raises_tf("MatrixSquareRoot")
-@_in_single
-def _square_root(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [square_root(array(values[0]))]
+rule("MatrixLogarithm")(_in_single(lambda x: _by_eigenvalues(lax.log, x)))
+rule("MatrixSquareRoot")(_in_single(lambda x: square_root(x)))
 
 
 @jax.custom_jvp
-def square_root(x: Any) -> Any:
+def square_root(x: Array) -> Array:
     """The principal square root of a matrix, of shape `[..., n, n]`."""
     return _by_eigenvalues(lax.sqrt, x)
 
 
 @square_root.defjvp
-def _square_root_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+def _square_root_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     # Y Y = X makes Y dY + dY Y = dX: a linear equation for the rows of dY, one below the other
     # (`_MatrixSquareRootGrad` of tensorflow/python/ops/linalg_grad.py, TensorFlow 2.21).
     (x,), (dx,) = primals, tangents
@@ -258,7 +221,7 @@ def _square_root_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, An
     return y, lax.reshape(dy, x.shape)
 
 
-def _by_eigenvalues(fn: Any, x: Any) -> Any:
+def _by_eigenvalues(fn: Callable[[Array], Array], x: Array) -> Array:
     """`fn` of a matrix that has a basis of eigenvectors."""
     w, v = lax.linalg.eig(x, compute_left_eigenvectors=False)
     scaled = v * lax.expand_dims(fn(w), (w.ndim - 1,))
@@ -268,14 +231,14 @@ def _by_eigenvalues(fn: Any, x: Any) -> Any:
     return lax.convert_element_type(out, x.dtype)
 
 
-@raises_tf("TridiagonalSolve")
-def _tridiagonal_solve(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    diagonals, b = (array(v) for v in values)
+# The solver decides whether it exchanges rows.
+@rule("TridiagonalSolve", ignores=("partial_pivoting",))
+def _tridiagonal_solve(diagonals: Array, b: Array) -> Array:
     above, main, below = (diagonals[..., i, :] for i in range(3))
-    # What lies outside of the matrix is not read.
+    # Entries outside of the matrix are not read.
     size = main.shape[-1]
     place = lax.broadcasted_iota(np.int32, main.shape, main.ndim - 1)
     first, last = place == 0, place == size - 1
     zero = lax.full_like(main, 0)
     above, below = lax.select(last, zero, above), lax.select(first, zero, below)
-    return [lax.linalg.tridiagonal_solve(below, main, above, b)]
+    return lax.linalg.tridiagonal_solve(below, main, above, b)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, arrays, broadcast_to
+from invert.tf.values.constants import broadcast_to
 
 
-@raises_tf("MatMul")
-def _matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [product(node, array(values[0]), array(values[1]))]
+# Whether an operand is a gradient is a hint for kernels.
+@rule("MatMul", ignores=("grad_a", "grad_b"))
+def _matmul(a: Array, b: Array, *, node: Node) -> Array:
+    return product(node, a, b)
 
 
-def product(node: Node, x: Any, y: Any) -> Any:
+def product(node: Node, x: Array, y: Array) -> Array:
     """The matrix product with the `transpose_a` and `transpose_b` of a node."""
     contract = (0 if node.attr("transpose_a") else 1, 1 if node.attr("transpose_b") else 0)
     numbers = (((contract[0],), (contract[1],)), ((), ()))
@@ -28,49 +26,46 @@ def product(node: Node, x: Any, y: Any) -> Any:
     return lax.dot_general(x, y, numbers, preferred_element_type=x.dtype)
 
 
-@raises_tf("SparseMatMul")
-def _sparse_matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    # Sparse is how many zeros the operands are said to have; the result is float32.
-    x, y = (lax.convert_element_type(array(v), np.float32) for v in values)
-    return [product(node, x, y)]
+# Sparse operands are dense ones with many zeros; the result is float32.
+@rule("SparseMatMul", ignores=("a_is_sparse", "b_is_sparse"))
+def _sparse_matmul(a: Array, b: Array, *, node: Node) -> Array:
+    x, y = (lax.convert_element_type(v, np.float32) for v in (a, b))
+    return product(node, x, y)
 
 
-@raises_tf("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def _batch_matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, y = (
-        adjoint(array(v)) if node.attr(a) else array(v)
-        for v, a in zip(values, ("adj_x", "adj_y"), strict=True)
-    )
-    dtype = node.attr("Tout")
-    preferred = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
-    return [jnp.matmul(x, y, preferred_element_type=preferred)]
+@rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", ignores=("grad_x", "grad_y"))
+def _batch_matmul(
+    x: Array, y: Array, *, adj_x: bool, adj_y: bool, Tout: np.dtype | None = None
+) -> Array:
+    x, y = adjoint(x) if adj_x else x, adjoint(y) if adj_y else y
+    preferred = None if Tout is None else jax.dtypes.canonicalize_dtype(Tout)
+    return jnp.matmul(x, y, preferred_element_type=preferred)
 
 
-def transpose(x: Any) -> Any:
+def transpose(x: Array) -> Array:
     """The last two axes exchanged."""
     return lax.transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-def adjoint(x: Any) -> Any:
+def adjoint(x: Array) -> Array:
     """The conjugate transpose of the last two axes."""
     swapped = transpose(x)
     return lax.conj(swapped) if jnp.issubdtype(x.dtype, jnp.complexfloating) else swapped
 
 
-@raises_tf("Einsum")
-def _einsum(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    operands = arrays(values)
-    equation = node.attr("equation").replace(" ", "")
+@rule("Einsum")
+def _einsum(*operands: Array, equation: str) -> Array:
+    equation = equation.replace(" ", "")
     inputs, _, output = equation.partition("->")
     repeated = [c for c in dict.fromkeys(output) if c != "." and output.count(c) > 1]
     if not repeated:
-        return [jnp.einsum(equation, *operands)]
+        return jnp.einsum(equation, *operands)
     # A label that occurs again in the output is a diagonal, which `jnp.einsum` does not write.
     once = "".join(dict.fromkeys(output.replace("...", "."))).replace(".", "...")
-    return [_spread(jnp.einsum(f"{inputs}->{once}", *operands), once, output)]
+    return _spread(jnp.einsum(f"{inputs}->{once}", *operands), once, output)
 
 
-def _spread(x: Any, labels: str, output: str) -> Any:
+def _spread(x: Array, labels: str, output: str) -> Array:
     """`x`, whose axes are `labels`, with the axes of `output`, in which some labels repeat."""
     ellipsis = x.ndim - len(labels.replace("...", ""))
 
@@ -85,19 +80,18 @@ def _spread(x: Any, labels: str, output: str) -> Any:
     x = lax.transpose(x, order)
     firsts = [target.index(c) for c in dict.fromkeys(target)]
     full = lax.broadcast_in_dim(x, shape, firsts)
-    for at, label in enumerate(target):
-        if target.index(label) != at:
-            i, j = (lax.broadcasted_iota(np.int32, shape, d) for d in (target.index(label), at))
+    for axis, label in enumerate(target):
+        if target.index(label) != axis:
+            i, j = (lax.broadcasted_iota(np.int32, shape, d) for d in (target.index(label), axis))
             full = lax.select(lax.eq(i, j), full, lax.full_like(full, 0))
     return full
 
 
-@raises_tf("TridiagonalMatMul")
-def _tridiagonal_matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    above, main, below, x = (array(v) for v in values)
+@rule("TridiagonalMatMul")
+def _tridiagonal_matmul(above: Array, main: Array, below: Array, x: Array) -> Array:
     zero = lax.full((), 0, x.dtype)
     rows = [(0, 0, 0)] * (x.ndim - 2)
     later = lax.pad(x, zero, [*rows, (-1, 1, 0), (0, 0, 0)])
     earlier = lax.pad(x, zero, [*rows, (1, -1, 0), (0, 0, 0)])
     above, main, below = (broadcast_to(transpose(v), x.shape) for v in (above, main, below))
-    return [above * later + main * x + below * earlier]
+    return above * later + main * x + below * earlier

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,31 +10,32 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.window import Layout, layout
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, arrays
 
 
-@raises_tf("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-def _fused_batch_norm(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    results = batch_norm(node, values)
+@rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def _fused_batch_norm(
+    x: Array, scale: Array, offset: Array, mean: Array, variance: Array, *, node: Node
+) -> list[Array]:
+    results = batch_norm(node, x, scale, offset, mean, variance)
     # The last reserved space is for cuDNN; elsewhere it is empty.
-    empty = jnp.zeros((0,), array(values[1]).dtype)
+    empty = jnp.zeros((0,), scale.dtype)
     return [*results, empty] if node.op == "FusedBatchNormV3" else results
 
 
-def batch_norm(node: Node, values: list[Any]) -> list[Any]:
+def batch_norm(
+    node: Node, x: Array, scale: Array, offset: Array, mean: Array, variance: Array
+) -> list[Array]:
     """The result, mean and variance for later use, and mean and variance for the gradient.
 
     As in TensorFlow, only the result has a derivative in training; the statistics are not part of
     it (tensorflow/python/ops/nn_fused_batch_norm_grad.py, TensorFlow 2.21).
     """
-    x, scale, offset, mean, variance = arrays(values[:5])
-    where, epsilon = layout(node, x.ndim), node.attr("epsilon", 1e-4)
+    where, epsilon = layout(node, x.ndim), node.attr("epsilon")
     # Half precision is for the values alone: statistics and scales are in single precision.
     wide = x.astype(scale.dtype)
-    if not node.attr("is_training", True):
+    if not node.attr("is_training"):
         y = normalize(wide, mean, variance, scale, offset, where, epsilon)
         return [y.astype(x.dtype), mean, variance, mean, variance]
     axes = [i for i in range(x.ndim) if i != where.channel]
@@ -53,7 +53,7 @@ def batch_norm(node: Node, values: list[Any]) -> list[Any]:
     return [y.astype(x.dtype), *running, *saved]
 
 
-def _unbiased(sizes: list[Any]) -> Any:
+def _unbiased(sizes: list[Array]) -> Array:
     """The factor that makes the variance of a sample one of the population: n / (n - 1)."""
     count = math.prod(sizes)
     if isinstance(count, int):
@@ -63,8 +63,14 @@ def _unbiased(sizes: list[Any]) -> Any:
 
 
 def normalize(
-    x: Any, mean: Any, variance: Any, scale: Any, offset: Any, where: Layout, epsilon: float
-) -> Any:
+    x: Array,
+    mean: Array,
+    variance: Array,
+    scale: Array,
+    offset: Array,
+    where: Layout,
+    epsilon: float,
+) -> Array:
     mean, factor, offset = (
         where.along_channels(v, x.ndim)
         for v in (mean, scale * lax.rsqrt(variance + epsilon), offset)
@@ -72,10 +78,19 @@ def normalize(
     return (x - mean) * factor + offset
 
 
-@raises_tf("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
-def _fused_batch_norm_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    g, x, scale, mean, variance = arrays(values[:5])
-    where, epsilon = layout(node, x.ndim), node.attr("epsilon", 1e-4)
+@rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def _fused_batch_norm_grad(
+    g: Array,
+    x: Array,
+    scale: Array,
+    mean: Array,
+    variance: Array,
+    *_reserved: Value,
+    epsilon: float,
+    is_training: bool,
+    node: Node,
+) -> list[Array]:
+    where = layout(node, x.ndim)
     axes = [i for i in range(x.ndim) if i != where.channel]
     wide_g, wide_x = g.astype(scale.dtype), x.astype(scale.dtype)
     inverse = where.along_channels(lax.rsqrt(variance + epsilon), x.ndim)
@@ -85,7 +100,7 @@ def _fused_batch_norm_grad(ctx: Context, node: Node, values: list[Any]) -> list[
         jnp.sum(wide_g, axes),
     )
     x_gradient = wide_g
-    if node.attr("is_training", True):
+    if is_training:
         # The mean and the variance depend on x too.
         along = centered * inverse * jnp.mean(wide_g * centered * inverse, axes, keepdims=True)
         x_gradient = wide_g - jnp.mean(wide_g, axes, keepdims=True) - along
@@ -94,30 +109,25 @@ def _fused_batch_norm_grad(ctx: Context, node: Node, values: list[Any]) -> list[
     return [x_gradient.astype(x.dtype), scale_gradient, offset_gradient, empty, empty]
 
 
-def _local_response_norm(node: Node, x: Any) -> Any:
-    radius = node.attr("depth_radius", 5)
-    bias, alpha, beta = (
-        node.attr(name, default) for name, default in (("bias", 1.0), ("alpha", 1.0), ("beta", 0.5))
-    )
+@rule("LRN")
+def _lrn(x: Array, *, depth_radius: int, bias: float, alpha: float, beta: float) -> Array:
     squares = lax.square(x.astype(jnp.float32))
     sums = lax.reduce_window(
         squares,
         np.zeros((), np.float32),
         lax.add,
-        (1,) * (x.ndim - 1) + (2 * radius + 1,),
+        (1,) * (x.ndim - 1) + (2 * depth_radius + 1,),
         (1,) * x.ndim,
-        [(0, 0)] * (x.ndim - 1) + [(radius, radius)],
+        [(0, 0)] * (x.ndim - 1) + [(depth_radius, depth_radius)],
     )
     return (x.astype(jnp.float32) * (bias + alpha * sums) ** -beta).astype(x.dtype)
 
 
-@raises_tf("LRN")
-def _lrn(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_local_response_norm(node, array(values[0]))]
-
-
-@raises_tf("LRNGrad")
-def _lrn_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    g, x = array(values[0]), array(values[1])
-    _, pullback = jax.vjp(lambda x: _local_response_norm(node, x), x)
+@rule("LRNGrad")
+def _lrn_grad(
+    g: Array, x: Array, _y: Value, *, depth_radius: int, bias: float, alpha: float, beta: float
+) -> list[Array]:
+    _, pullback = jax.vjp(
+        lambda x: _lrn(x, depth_radius=depth_radius, bias=bias, alpha=alpha, beta=beta), x
+    )
     return list(pullback(g))

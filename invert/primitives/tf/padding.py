@@ -1,103 +1,176 @@
-"""Ops that pad, reverse, roll and count elements, and those of shapes alone."""
+"""Ops that pad, reverse and roll axes, move blocks of space between them, or compute shapes."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.primitives.tf.gather import take
+from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, broadcast_to, ints, is_static, pack_dims, static
+from invert.tf.values.constants import array, broadcast_to, ints, is_static, pack_dims
 
 _INT32 = np.dtype(np.int32)
 
 
-def _padding(node: Node, values: list[Any]) -> list[tuple[Any, Any]]:
-    flat = ints(static(node, values, 1))
+@rule("Pad", "PadV2")
+def _pad(x: Value, paddings: Ints, fill: Array | None = None) -> Value:
+    if is_static(x) and fill is None and x.dtype != object:
+        return np.pad(x, _pairs(paddings))
+    x = array(x)
+    if fill is None:
+        fill = lax.full((), 0, x.dtype)
+    return lax.pad(x, fill, [(low, high, 0) for low, high in _pairs(paddings)])
+
+
+def _pairs(flat: Ints) -> list[tuple[Int, Int]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-@raises_tf("Pad", "PadV2")
-def _pad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    padding = _padding(node, values)
-    if is_static(values[0]) and node.op == "Pad" and values[0].dtype != object:
-        return [np.pad(values[0], padding)]
-    x = array(values[0])
-    fill = array(values[2]) if node.op == "PadV2" else lax.full((), 0, x.dtype)
-    return [lax.pad(x, fill, [(low, high, 0) for low, high in padding])]
+@rule("MirrorPad")
+def _mirror_pad(x: Array, paddings: Ints, *, mode: str) -> Array:
+    return jnp.pad(x, _pairs(paddings), mode={"REFLECT": "reflect", "SYMMETRIC": "symmetric"}[mode])
 
 
-@raises_tf("MirrorPad")
-def _mirror_pad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    mode = {"REFLECT": "reflect", "SYMMETRIC": "symmetric"}[node.attr("mode")]
-    return [jnp.pad(array(values[0]), _padding(node, values), mode=mode)]
-
-
-@raises_tf("MirrorPadGrad")
-def _mirror_pad_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    y = array(values[0])
-    add = lax.bitwise_or if y.dtype == bool else lax.add
-    skip = 1 if node.attr("mode") == "REFLECT" else 0
-    for axis, (low, high) in enumerate(_padding(node, values)):
-        n = y.shape[axis] - low - high
-        center = lax.slice_in_dim(y, low, low + n, axis=axis)
+@rule("MirrorPadGrad")
+def _mirror_pad_grad(g: Array, paddings: Ints, *, mode: str) -> Array:
+    add = lax.bitwise_or if g.dtype == bool else lax.add
+    skip = 1 if mode == "REFLECT" else 0
+    for axis, (low, high) in enumerate(_pairs(paddings)):
+        n = g.shape[axis] - low - high
+        center = lax.slice_in_dim(g, low, low + n, axis=axis)
         for part, start in (
-            (lax.slice_in_dim(y, 0, low, axis=axis), skip),
-            (lax.slice_in_dim(y, low + n, None, axis=axis), n - skip - high),
+            (lax.slice_in_dim(g, 0, low, axis=axis), skip),
+            (lax.slice_in_dim(g, low + n, None, axis=axis), n - skip - high),
         ):
             size = part.shape[axis]
             if size:
-                ends = [(0, 0, 0)] * y.ndim
+                ends = [(0, 0, 0)] * g.ndim
                 ends[axis] = (start, n - start - size, 0)
-                zero = lax.full((), 0, y.dtype)
+                zero = lax.full((), 0, g.dtype)
                 center = add(center, lax.pad(lax.rev(part, (axis,)), zero, ends))
-        y = center
-    return [y]
+        g = center
+    return g
 
 
-@raises_tf("Reverse", "ReverseV2")
-def _reverse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    given = static(node, values, 1)
-    rank = np.ndim(values[0])
-    axes = np.flatnonzero(given) if node.op == "Reverse" else [a % rank for a in ints(given)]
-    if is_static(values[0]):
-        return [np.flip(values[0], tuple(axes))]
-    x = array(values[0])
-    return [lax.rev(x, tuple(int(a) for a in axes)) if len(axes) else x]
+@rule("SpaceToBatch")
+def _space_to_batch(x: Array, paddings: Ints, *, block_size: int) -> Array:
+    return _space_to_batch_nd(x, (block_size, block_size), paddings)
 
 
-@raises_tf("ReverseSequence")
-def _reverse_sequence(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, lengths = (array(v) for v in values)
-    axis, batch = node.attr("seq_dim"), node.attr("batch_dim", 0)
+@rule("SpaceToBatchND")
+def _space_to_batch_nd(x: Array, block_shape: Ints, paddings: Ints) -> Array:
+    n = len(block_shape)
+    x = jnp.pad(x, [(0, 0), *_pairs(paddings), *[(0, 0)] * (x.ndim - n - 1)])
+    batch, space, rest = x.shape[0], x.shape[1 : n + 1], x.shape[n + 1 :]
+    split = [(size // b, b) for size, b in zip(space, block_shape, strict=True)]
+    x = lax.reshape(x, (batch, *(d for pair in split for d in pair), *rest))
+    order = (*range(2, 2 * n + 1, 2), 0, *range(1, 2 * n, 2), *range(2 * n + 1, x.ndim))
+    x = lax.transpose(x, order)
+    return lax.reshape(x, (batch * math.prod(block_shape), *(q for q, _ in split), *rest))
+
+
+@rule("BatchToSpace")
+def _batch_to_space(x: Array, crops: Ints, *, block_size: int) -> Array:
+    return _batch_to_space_nd(x, (block_size, block_size), crops)
+
+
+@rule("BatchToSpaceND")
+def _batch_to_space_nd(x: Array, block_shape: Ints, crops: Ints) -> Array:
+    n = len(block_shape)
+    batch, space, rest = x.shape[0] // math.prod(block_shape), x.shape[1 : n + 1], x.shape[n + 1 :]
+    x = lax.reshape(x, (*block_shape, batch, *space, *rest))
+    order = [n]
+    for i in range(n):
+        order += [n + 1 + i, i]
+    x = lax.transpose(x, (*order, *range(2 * n + 1, x.ndim)))
+    sizes = [size * b for size, b in zip(space, block_shape, strict=True)]
+    x = lax.reshape(x, (batch, *sizes, *rest))
+    starts = [0, *(low for low, _ in _pairs(crops)), *[0] * len(rest)]
+    ends = [0, *(high for _, high in _pairs(crops)), *[0] * len(rest)]
+    return lax.slice(x, starts, [d - e for d, e in zip(x.shape, ends, strict=True)])
+
+
+@rule("SpaceToDepth", "DepthToSpace")
+def _depth(x: Array, *, block_size: int, data_format: str, node: Node) -> Array:
+    if data_format not in ("NHWC", "NCHW"):
+        reason = f"has the data format {data_format}, which exists for packed integers on GPUs only"
+        raise refuse(node, reason)
+    if data_format == "NCHW":
+        x = lax.transpose(x, (0, 2, 3, 1))
+    (n, h, w, c), b = x.shape, block_size
+    if node.op == "SpaceToDepth":
+        x = lax.reshape(x, (n, h // b, b, w // b, b, c))
+        x = lax.reshape(lax.transpose(x, (0, 1, 3, 2, 4, 5)), (n, h // b, w // b, b * b * c))
+    else:
+        x = lax.reshape(x, (n, h, w, b, b, c // (b * b)))
+        x = lax.reshape(lax.transpose(x, (0, 1, 3, 2, 4, 5)), (n, h * b, w * b, c // (b * b)))
+    return lax.transpose(x, (0, 3, 1, 2)) if data_format == "NCHW" else x
+
+
+@rule("ExtractImagePatches", "ExtractVolumePatches")
+def _patches(
+    x: Array, *, ksizes: list[int], strides: list[int], rates: list[int] | None = None, padding: str
+) -> Array:
+    n = x.ndim - 2
+    windows = list(zip(*(v[1:-1] for v in (ksizes, strides, rates or [1] * x.ndim)), strict=True))
+    pads = [(0, 0)] * x.ndim
+    counts = []
+    for axis, (k, s, r) in enumerate(windows, 1):
+        span, size = (k - 1) * r + 1, x.shape[axis]
+        count = (size - span + s) // s
+        if padding == "SAME":
+            count = (size + s - 1) // s
+            extra = max((count - 1) * s + span - size, 0)
+            pads[axis] = (extra // 2, extra - extra // 2)
+        counts.append(max(count, 0))
+    x = jnp.pad(x, pads)
+    for i, ((k, s, r), count) in enumerate(zip(windows, counts, strict=True)):
+        # Each axis becomes two: the patch, and the place in it.
+        place = np.arange(count)[:, None] * s + np.arange(k) * r
+        x = take(x, place.astype(np.int32), 1 + 2 * i)
+    x = lax.transpose(x, (0, *range(1, 2 * n, 2), *range(2, 2 * n + 1, 2), 2 * n + 1))
+    return lax.reshape(x, (x.shape[0], *counts, math.prod(ksizes[1:-1]) * x.shape[-1]))
+
+
+@rule("Reverse")
+def _reverse_marked(x: Value, dims: Static) -> Value:
+    return _reverse(x, tuple(np.flatnonzero(dims).tolist()))
+
+
+@rule("ReverseV2")
+def _reverse(x: Value, axis: Ints) -> Value:
+    axes = tuple(a % np.ndim(x) for a in axis)
+    if is_static(x):
+        return np.flip(x, axes)
+    return lax.rev(array(x), axes) if axes else array(x)
+
+
+@rule("ReverseSequence")
+def _reverse_sequence(x: Array, lengths: Array, *, seq_dim: int, batch_dim: int) -> Array:
     # Axes of size one are taken whole, which gathers rows and not single numbers.
-    shape = tuple(d if i in (axis, batch) else 1 for i, d in enumerate(x.shape))
-    place = lax.broadcasted_iota(lengths.dtype, shape, axis)
-    lengths = lax.broadcast_in_dim(lengths, shape, (batch,))
+    shape = tuple(d if i in (seq_dim, batch_dim) else 1 for i, d in enumerate(x.shape))
+    place = lax.broadcasted_iota(lengths.dtype, shape, seq_dim)
+    lengths = lax.broadcast_in_dim(lengths, shape, (batch_dim,))
     one = lax.full_like(place, 1)
     mirrored = lax.sub(lax.sub(lengths, place), one)
     source = lax.select(lax.lt(place, lengths), mirrored, place)
-    return [jnp.take_along_axis(x, source, axis)]
+    return jnp.take_along_axis(x, source, seq_dim)
 
 
-@raises_tf("Roll")
-def _roll(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shift, axes = values[1], ints(static(node, values, 2))
-    if isinstance(shift, np.ndarray):
-        return [jnp.roll(array(values[0]), ints(shift), axes)]
-    return [jnp.roll(array(values[0]), lax.reshape(shift, (len(axes),)), axes)]
+@rule("Roll")
+def _roll(x: Array, shift: Value, axis: Ints) -> Array:
+    known = isinstance(shift, np.ndarray)
+    return jnp.roll(x, ints(shift) if known else lax.reshape(shift, (len(axis),)), axis)
 
 
-@raises_tf("OneHot")
-def _one_hot(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    indices, on, off = array(values[0]), array(values[2]), array(values[3])
-    (depth,) = ints(static(node, values, 1))
-    axis = node.attr("axis", -1)
+@rule("OneHot")
+def _one_hot(indices: Array, depth: Int, on: Array, off: Array, *, axis: int) -> Array:
     axis = indices.ndim if axis == -1 else axis
     if indices.dtype.itemsize < 4:
         indices = lax.convert_element_type(indices, np.int32)  # holds every class
@@ -107,39 +180,36 @@ def _one_hot(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
         lax.broadcast_in_dim(indices, shape, kept),
         lax.broadcasted_iota(indices.dtype, shape, axis),
     )
-    return [lax.select(hot, broadcast_to(on, shape), broadcast_to(off, shape))]
+    return lax.select(hot, broadcast_to(on, shape), broadcast_to(off, shape))
 
 
-@raises_tf("InvertPermutation")
-def _invert_permutation(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if is_static(values[0]):
-        return [np.argsort(values[0]).astype(values[0].dtype)]
-    x = array(values[0])
-    return [lax.convert_element_type(jnp.argsort(x), x.dtype)]
+@rule("InvertPermutation")
+def _invert_permutation(x: Value) -> Value:
+    if is_static(x):
+        return np.argsort(x).astype(x.dtype)
+    return lax.convert_element_type(jnp.argsort(array(x)), array(x).dtype)
 
 
-@raises_tf("BroadcastArgs")
-def _broadcast_args(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shapes = [ints(static(node, values, i)) for i in range(2)]
-    return [pack_dims(lax.broadcast_shapes(*shapes), node.attr("T", _INT32))]
+@rule("BroadcastArgs")
+def _broadcast_args(s0: Ints, s1: Ints, *, T: np.dtype) -> np.ndarray:
+    return pack_dims(lax.broadcast_shapes(s0, s1), T)
 
 
-@raises_tf("BroadcastGradientArgs")
-def _broadcast_gradient_args(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shapes = [ints(static(node, values, i)) for i in range(2)]
-    rank = max(len(s) for s in shapes)
-    padded = [(None,) * (rank - len(s)) + s for s in shapes]
+@rule("BroadcastGradientArgs")
+def _broadcast_gradient_args(s0: Ints, s1: Ints, *, T: np.dtype) -> list[np.ndarray]:
+    if s0 == s1:
+        return [np.asarray([], T)] * 2
+    rank = max(len(s0), len(s1))
+    padded = [(None,) * (rank - len(s)) + s for s in (s0, s1)]
     # An axis that is 1 in both is summed over on both sides (tensorflow/core/util/bcast.h).
-    stretched = [
-        [i for i, n in enumerate(own) if n is None or (isinstance(n, int) and n == 1)]
+    return [
+        np.asarray(
+            [i for i, n in enumerate(own) if n is None or (isinstance(n, int) and n == 1)], T
+        )
         for own in padded
     ]
-    if shapes[0] == shapes[1]:
-        stretched = [[], []]
-    return [np.asarray(axes, node.attr("T", _INT32)) for axes in stretched]
 
 
-@raises_tf("Empty")
-def _empty(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    dtype = jax.dtypes.canonicalize_dtype(node.attr("dtype"))
-    return [lax.full(ints(static(node, values, 0)), 0, dtype)]
+@rule("Empty", ignores=("init",))
+def _empty(shape: Ints, *, dtype: np.dtype) -> Array:
+    return lax.full(shape, 0, jax.dtypes.canonicalize_dtype(dtype))

@@ -11,8 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +19,8 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.window import explicit, is_half, layout, padding_of, per_axis
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, arrays, ints, static
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,19 +29,19 @@ class Window:
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    pads: tuple[tuple[Any, Any], ...]
+    pads: tuple[tuple[Int, Int], ...]
 
-    def reduce(self, x: Any, initial: Any, combine: Any) -> Any:
+    def reduce(self, x: Array, initial: Array, combine: Callable[..., Array]) -> Array:
         return lax.reduce_window(x, initial, combine, self.sizes, self.strides, self.pads)
 
-    def max(self, x: Any) -> Any:
+    def max(self, x: Array) -> Array:
         return self.reduce(x, lowest(x.dtype), lax.max)
 
-    def mean(self, x: Any) -> Any:
+    def mean(self, x: Array) -> Array:
         """The mean over what of each window lies inside of `x`."""
         wide = x.astype(jnp.float32) if is_half(x.dtype) else x
         zero = np.zeros((), wide.dtype)
-        count: Any = math.prod(self.sizes)
+        count: Int = math.prod(self.sizes)
         if any(not isinstance(d, int) or d for pair in self.pads for d in pair):
             # One entry of an axis is enough where the window has no extent.
             flat = [k == s == 1 for k, s in zip(self.sizes, self.strides, strict=True)]
@@ -52,7 +49,7 @@ class Window:
             count = self.reduce(jnp.ones(shape, wide.dtype), zero, lax.add)
         return (self.reduce(wide, zero, lax.add) / count).astype(x.dtype)
 
-    def scatter(self, g: Any, x: Any) -> Any:
+    def scatter(self, g: Array, x: Array) -> Array:
         """Adds each element of `g` where its window of `x` has the maximum."""
         wide = (g.astype(jnp.float32), x.astype(jnp.float32)) if is_half(x.dtype) else (g, x)
         y = lax.select_and_scatter_add_p.bind(
@@ -64,10 +61,10 @@ class Window:
         )
         return y.astype(x.dtype)
 
-    def argmax(self, x: Any, labels: Any) -> Any:
+    def argmax(self, x: Array, labels: Array) -> Array:
         """The entry of `labels` where each window of `x` has its first maximum."""
 
-        def first(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+        def first(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
             (x, i), (y, j) = a, b
             left = (x > y) | ((x == y) & (i < j))
             return lax.select(left, x, y), lax.select(left, i, j)
@@ -77,14 +74,16 @@ class Window:
         return self.reduce(operands, initial, first)[1]
 
 
-def lowest(dtype: Any) -> np.ndarray:
+def lowest(dtype: np.dtype) -> np.ndarray:
     """What a maximum over nothing is."""
     if jnp.issubdtype(dtype, jnp.integer):
         return np.asarray(jnp.iinfo(dtype).min, dtype)
     return np.asarray(-np.inf, dtype)
 
 
-def window_of(node: Node, shape: Sequence[Any], sizes: Any = None, strides: Any = None) -> Window:
+def window_of(
+    node: Node, shape: Sequence[Int], sizes: Ints | None = None, strides: Ints | None = None
+) -> Window:
     """The window that `node` describes; `sizes` and `strides` where they are inputs."""
     rank = len(shape)
     layout(node, rank)  # refuses formats in vectors of channels
@@ -94,109 +93,118 @@ def window_of(node: Node, shape: Sequence[Any], sizes: Any = None, strides: Any 
     return Window(sizes, strides, tuple(pads))
 
 
-@raises_tf("MaxPool", "MaxPool3D")
-def _max_pool(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    return [window_of(node, x.shape).max(x)]
+@rule("MaxPool", "MaxPool3D")
+def _max_pool(x: Array, *, node: Node) -> Array:
+    return window_of(node, x.shape).max(x)
 
 
-@raises_tf("MaxPoolV2")
-def _max_pool_v2(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    return [window_of(node, x.shape, *(ints(static(node, values, i)) for i in (1, 2))).max(x)]
+@rule("MaxPoolV2")
+def _max_pool_v2(x: Array, ksize: Ints, strides: Ints, *, node: Node) -> Array:
+    return window_of(node, x.shape, ksize, strides).max(x)
 
 
-@raises_tf("AvgPool", "AvgPool3D")
-def _avg_pool(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    return [window_of(node, x.shape).mean(x)]
+@rule("AvgPool", "AvgPool3D")
+def _avg_pool(x: Array, *, node: Node) -> Array:
+    return window_of(node, x.shape).mean(x)
 
 
-@raises_tf("AvgPoolGrad", "AvgPool3DGrad")
-def _avg_pool_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, g = ints(static(node, values, 0)), array(values[1])
-    x = jax.ShapeDtypeStruct(shape, g.dtype)
-    return list(jax.linear_transpose(window_of(node, shape).mean, x)(g))
+@rule("AvgPoolGrad", "AvgPool3DGrad")
+def _avg_pool_grad(orig_input_shape: Ints, g: Array, *, node: Node) -> list[Array]:
+    x = jax.ShapeDtypeStruct(orig_input_shape, g.dtype)
+    return list(jax.linear_transpose(window_of(node, orig_input_shape).mean, x)(g))
 
 
-@raises_tf("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad")
-def _max_pool_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, g = array(values[0]), array(values[2])
-    given = [ints(static(node, values, i)) for i in range(3, len(values))]
-    return [window_of(node, x.shape, *given).scatter(g, x)]
+@rule("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad")
+def _max_pool_grad(x: Array, _y: Value, g: Array, *sizes_and_strides: Ints, node: Node) -> Array:
+    return window_of(node, x.shape, *sizes_and_strides).scatter(g, x)
 
 
-@raises_tf("MaxPoolGradGrad", "MaxPoolGradGradV2", "MaxPool3DGradGrad")
-def _max_pool_grad_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, g = array(values[0]), array(values[2])
-    given = [ints(static(node, values, i)) for i in range(3, len(values))]
-    where = window_of(node, x.shape, *given).argmax(x, _positions(x.shape, np.dtype(np.int32)))
-    return [jnp.take(lax.reshape(g, (math.prod(g.shape),)), where, unique_indices=False)]
+@rule("MaxPoolGradGrad", "MaxPoolGradGradV2", "MaxPool3DGradGrad")
+def _max_pool_grad_grad(
+    x: Array, _y: Value, g: Array, *sizes_and_strides: Ints, node: Node
+) -> Array:
+    window = window_of(node, x.shape, *sizes_and_strides)
+    places = window.argmax(x, _positions(x.shape, np.dtype(np.int32)))
+    return jnp.take(lax.reshape(g, (math.prod(g.shape),)), places, unique_indices=False)
 
 
-def _positions(shape: Sequence[Any], dtype: np.dtype, batch: bool = True) -> Any:
+def _positions(shape: Sequence[Array], dtype: np.dtype, batch: bool = True) -> Array:
     """The place of each element in the order of memory, of all or of one batch entry."""
-    total: Any = 0
+    total: Array = 0
     for axis in range(0 if batch else 1, len(shape)):
         place = lax.broadcasted_iota(dtype, shape, axis)
         total = total + place * math.prod(shape[axis + 1 :])
     return total
 
 
-@raises_tf("MaxPoolWithArgmax")
-def _max_pool_with_argmax(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    dtype = jax.dtypes.canonicalize_dtype(node.attr("Targmax", np.dtype(np.int64)))
+@rule("MaxPoolWithArgmax")
+def _max_pool_with_argmax(
+    x: Array, *, Targmax: np.dtype, include_batch_in_index: bool, node: Node
+) -> tuple[Array, Array]:
     window = window_of(node, x.shape)
-    places = _positions(x.shape, dtype, node.attr("include_batch_in_index", False))
-    return [window.max(x), window.argmax(x, places)]
+    dtype = jax.dtypes.canonicalize_dtype(Targmax)
+    places = _positions(x.shape, dtype, include_batch_in_index)
+    return window.max(x), window.argmax(x, places)
 
 
-@raises_tf("MaxPoolGradWithArgmax", "MaxPoolGradGradWithArgmax")
-def _argmax_gradients(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, g, places = (array(v) for v in values)
-    if not node.attr("include_batch_in_index", False):
-        batch = lax.broadcasted_iota(places.dtype, places.shape, 0)
-        places = places + batch * math.prod(x.shape[1:])
-    if node.op == "MaxPoolGradGradWithArgmax":
-        return [jnp.take(lax.reshape(g, (math.prod(g.shape),)), places)]
-    flat = jnp.zeros((math.prod(x.shape),), g.dtype).at[places].add(g)
-    return [lax.reshape(flat, x.shape)]
+# The windows follow from the places of the maxima.
+@rule(
+    "MaxPoolGradWithArgmax",
+    "MaxPoolGradGradWithArgmax",
+    ignores=("ksize", "strides", "padding"),
+)
+def _argmax_gradients(
+    x: Array, g: Array, argmax: Array, *, include_batch_in_index: bool, op: str
+) -> Array:
+    if not include_batch_in_index:
+        batch = lax.broadcasted_iota(argmax.dtype, argmax.shape, 0)
+        argmax = argmax + batch * math.prod(x.shape[1:])
+    if op == "MaxPoolGradGradWithArgmax":
+        return jnp.take(lax.reshape(g, (math.prod(g.shape),)), argmax)
+    flat = jnp.zeros((math.prod(x.shape),), g.dtype).at[argmax].add(g)
+    return lax.reshape(flat, x.shape)
 
 
-@raises_tf("Dilation2D")
-def _dilation(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_dilate(node, *arrays(values))]
-
-
-@raises_tf("Dilation2DBackpropInput", "Dilation2DBackpropFilter")
-def _dilation_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, kernel, g = arrays(values)
-    _, pullback = jax.vjp(functools.partial(_dilate, node), x, kernel)
-    return [pullback(g)[0 if node.op.endswith("Input") else 1]]
-
-
-def _dilate(node: Node, x: Any, kernel: Any) -> Any:
+@rule("Dilation2D")
+def _dilate(
+    x: Array, kernel: Array, *, strides: list[int], rates: list[int], padding: str
+) -> Array:
     """The maximum of `x + kernel` over windows; at ties the first element has the derivative."""
-    (_, *strides, _), (_, *rates, _) = node.attr("strides"), node.attr("rates")
-    pads = explicit(node.attr("padding"), x.shape[1:3], kernel.shape[:2], strides, rates)
+    steps, spacing = strides[1:-1], rates[1:-1]
+    pads = explicit(padding, x.shape[1:3], kernel.shape[:2], steps, spacing)
     low = lowest(x.dtype)
     terms = [
         jnp.where(inside, piece + kernel[place], low)
-        for place, inside, piece in _shifted(x, kernel.shape[:2], strides, rates, pads)
+        for place, inside, piece in _shifted(x, kernel.shape[:2], steps, spacing, pads)
     ]
     stacked = jnp.stack(terms)
     first = lax.argmax(stacked, 0, jnp.int32)
     return jnp.take_along_axis(stacked, first[None], axis=0)[0]
 
 
+@rule("Dilation2DBackpropInput", "Dilation2DBackpropFilter")
+def _dilation_gradient(
+    x: Array,
+    kernel: Array,
+    g: Array,
+    *,
+    strides: list[int],
+    rates: list[int],
+    padding: str,
+    op: str,
+) -> Array:
+    dilate = functools.partial(_dilate, strides=strides, rates=rates, padding=padding)
+    _, pullback = jax.vjp(dilate, x, kernel)
+    return pullback(g)[0 if op.endswith("Input") else 1]
+
+
 def _shifted(
-    x: Any,
+    x: Array,
     size: Sequence[int],
     strides: Sequence[int],
     rates: Sequence[int],
-    pads: Sequence[tuple[Any, Any]],
-) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
+    pads: Sequence[tuple[Int, Int]],
+) -> Iterator[tuple[tuple[int, ...], Array, Array]]:
     """For each place in a window: where it lies inside of the image, and the image there."""
     config = [(0, 0, 0), *((lo, hi, 0) for lo, hi in pads), (0, 0, 0)]
     padded = lax.pad(x, np.zeros((), x.dtype), config)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -19,23 +19,22 @@ from jax import lax
 
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, static
 
 _F32 = np.dtype(np.float32)
 
 
-def _library(*sizes: Any) -> Any:
+def _library(*sizes: Int) -> ModuleType:
     """NumPy where the sizes are known, so that places are constants; else `jax.numpy`."""
     return np if all(isinstance(d, int) for d in sizes) else jnp
 
 
-def _float(xp: Any, x: Any) -> Any:
+def _float(xp: ModuleType, x: Array) -> Array:
     return xp.asarray(x, _F32)
 
 
-def _places(size: Any, out: Any, align: bool, shift: float, back: float) -> Any:
+def _places(size: Int, out: Int, align: bool, shift: float, back: float) -> Array:
     """Where in the input each output pixel is: `(i + shift) * scale - back`."""
     xp = _library(size, out)
     scale = _float(xp, size) / _float(xp, out)
@@ -47,15 +46,15 @@ def _places(size: Any, out: Any, align: bool, shift: float, back: float) -> Any:
     return (xp.arange(out, dtype=_F32) + np.float32(shift)) * scale - np.float32(back)
 
 
-def _take(x: Any, index: Any, axis: int) -> Any:
+def _take(x: Array, index: Array, axis: int) -> Array:
     return jnp.take(x, index, axis=axis, mode="clip")
 
 
-def _along(weight: Any, axis: int, rank: int) -> Any:
+def _along(weight: Array, axis: int, rank: int) -> Array:
     return weight.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
-def _linear(x: Any, axis: int, out: Any, align: bool, half: bool) -> Any:
+def _linear(x: Array, axis: int, out: Int, align: bool, half: bool) -> Array:
     size, xp = x.shape[axis], _library(x.shape[axis], out)
     place = _places(size, out, align, 0.5 if half else 0.0, 0.5 if half else 0.0)
     below = xp.floor(place)
@@ -65,7 +64,7 @@ def _linear(x: Any, axis: int, out: Any, align: bool, half: bool) -> Any:
     return low + (high - low) * _along(place - below, axis, x.ndim)
 
 
-def _nearest(x: Any, axis: int, out: Any, align: bool, half: bool) -> Any:
+def _nearest(x: Array, axis: int, out: Int, align: bool, half: bool) -> Array:
     size, xp = x.shape[axis], _library(x.shape[axis], out)
     place = _places(size, out, align, 0.5 if half else 0.0, 0.0)
     # Halves are rounded up: places are positive.
@@ -77,7 +76,7 @@ def _nearest(x: Any, axis: int, out: Any, align: bool, half: bool) -> Any:
 _TABLE = 1024
 
 
-def _cubic(x: Any, axis: int, out: Any, align: bool, half: bool) -> Any:
+def _cubic(x: Array, axis: int, out: Int, align: bool, half: bool) -> Array:
     size, xp = x.shape[axis], _library(x.shape[axis], out)
     place = _places(size, out, align, 0.5 if half else 0.0, 0.5 if half else 0.0)
     below = xp.floor(place)
@@ -100,7 +99,7 @@ def _cubic(x: Any, axis: int, out: Any, align: bool, half: bool) -> Any:
     return functools.reduce(lax.add, terms)
 
 
-def _cubic_weight(d: Any, a: Any) -> Any:
+def _cubic_weight(d: Array, a: Array) -> Array:
     """The cubic convolution kernel of Keys at distance `d`, between zero and two."""
     xp = np if isinstance(d, np.ndarray) else jnp
     near = ((a + 2) * d - (a + 3)) * d * d + 1
@@ -108,12 +107,14 @@ def _cubic_weight(d: Any, a: Any) -> Any:
     return xp.where(d <= 1, near, far).astype(_F32)
 
 
-def resize_bilinear(x: Any, size: Sequence[Any], *, align: bool = False, half: bool = False) -> Any:
+def resize_bilinear(
+    x: Array, size: Sequence[Int], *, align: bool = False, half: bool = False
+) -> Array:
     """Both spatial axes of `x` at new sizes, with straight lines between the pixels."""
     return _linear(_linear(x, 2, size[1], align, half), 1, size[0], align, half)
 
 
-Resize = Callable[[Any, int, Any, bool, bool], Any]
+Resize = Callable[[Array, int, Int, bool, bool], Array]
 
 METHODS: dict[str, Resize] = {
     "Bicubic": _cubic,
@@ -122,49 +123,55 @@ METHODS: dict[str, Resize] = {
 }
 
 
-def _resize(node: Node, x: Any, size: Sequence[Any]) -> Any:
+def _resize(op: str, x: Array, size: Ints, align: bool, half: bool) -> Array:
     """Both spatial axes of `x` at new sizes: first along the rows, as TensorFlow does."""
-    name = node.op.removeprefix("Resize").removesuffix("Grad")
-    align, half = bool(node.attr("align_corners")), bool(node.attr("half_pixel_centers"))
-    along_rows = METHODS[name](x, 2, size[1], align, half)
-    return METHODS[name](along_rows, 1, size[0], align, half)
+    method = METHODS[op.removeprefix("Resize").removesuffix("Grad")]
+    return method(method(x, 2, size[1], align, half), 1, size[0], align, half)
 
 
-@raises_tf("ResizeBilinear", "ResizeBicubic", "ResizeNearestNeighbor")
-def _resize_op(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, size = array(values[0]), ints(static(node, values, 1))
-    # What interpolates computes and answers in single precision, whatever the type of the image.
-    exact = node.op == "ResizeNearestNeighbor"
-    return [_resize(node, x if exact else x.astype(_F32), size)]
+@rule("ResizeBilinear", "ResizeBicubic", "ResizeNearestNeighbor")
+def _resize_op(
+    images: Array, size: Ints, *, align_corners: bool, half_pixel_centers: bool, op: str
+) -> Array:
+    # Interpolation computes in single precision, and so is its result, for every image.
+    x = images if op == "ResizeNearestNeighbor" else images.astype(_F32)
+    return _resize(op, x, size, align_corners, half_pixel_centers)
 
 
-@raises_tf("ResizeBilinearGrad", "ResizeBicubicGrad")
-def _resize_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    g, image = array(values[0]), values[1]
+@rule("ResizeBilinearGrad", "ResizeBicubicGrad")
+def _resize_grad(
+    g: Array, image: Value, *, align_corners: bool, half_pixel_centers: bool, op: str
+) -> Array:
     x = jax.ShapeDtypeStruct(np.shape(image), g.dtype)
-    size = g.shape[1:3]
-    (result,) = jax.linear_transpose(lambda x: _resize(node, x, size), x)(g)
-    return [result.astype(image.dtype)]
+    (result,) = jax.linear_transpose(
+        lambda x: _resize(op, x, g.shape[1:3], align_corners, half_pixel_centers), x
+    )(g)
+    return result.astype(image.dtype)
 
 
-@raises_tf("ResizeNearestNeighborGrad")
-def _resize_nearest_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    g, size = array(values[0]), ints(static(node, values, 1))
-    x = jax.ShapeDtypeStruct((g.shape[0], *size, g.shape[3]), g.dtype)
+@rule("ResizeNearestNeighborGrad")
+def _resize_nearest_grad(
+    g: Array, size: Ints, *, align_corners: bool, half_pixel_centers: bool, node: Node
+) -> Array:
     if jnp.issubdtype(g.dtype, jnp.integer):
         raise refuse(node, f"takes the gradient of an image of {g.dtype.name}")
-    return list(jax.linear_transpose(lambda x: _resize(node, x, g.shape[1:3]), x)(g))
+    x = jax.ShapeDtypeStruct((g.shape[0], *size, g.shape[3]), g.dtype)
+    return _resize_grad(
+        g, x, align_corners=align_corners, half_pixel_centers=half_pixel_centers, op=node.op
+    )
 
 
-@raises_tf("ResizeArea")
-def _resize_area(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, size = array(values[0]), ints(static(node, values, 1))
-    align = bool(node.attr("align_corners"))
-    weights = [_area(node, d, out, align) for d, out in zip(x.shape[1:3], size, strict=True)]
-    return [_weigh(ctx, x.astype(_F32), *weights)]
+@rule("ResizeArea")
+def _resize_area(
+    images: Array, size: Ints, *, align_corners: bool, ctx: Context, node: Node
+) -> Array:
+    weights = [
+        _area(node, d, out, align_corners) for d, out in zip(images.shape[1:3], size, strict=True)
+    ]
+    return _weigh(ctx, images.astype(_F32), *weights)
 
 
-def _area(node: Node, size: Any, out: Any, align: bool) -> np.ndarray:
+def _area(node: Node, size: Int, out: Int, align: bool) -> np.ndarray:
     """How much of each output pixel each input pixel covers."""
     if not (isinstance(size, int) and isinstance(out, int)):
         raise refuse(node, "resizes an image whose size is not known", "Fix the size of the image.")
@@ -179,7 +186,7 @@ def _area(node: Node, size: Any, out: Any, align: bool) -> np.ndarray:
     return weights
 
 
-def _weigh(ctx: Context, x: Any, rows: Any, columns: Any) -> Any:
+def _weigh(ctx: Context, x: Array, rows: Array, columns: Array) -> Array:
     precision = ctx.config.resize_precision
     return jnp.einsum("nhwc,yh,xw->nyxc", x, rows, columns, precision=precision)
 
@@ -187,8 +194,8 @@ def _weigh(ctx: Context, x: Any, rows: Any, columns: Any) -> Any:
 # -- scale and translate
 
 
-def _lanczos(radius: float) -> tuple[float, Callable[[Any], Any]]:
-    def kernel(d: Any) -> Any:
+def _lanczos(radius: float) -> tuple[float, Callable[[Array], Array]]:
+    def kernel(d: Array) -> Array:
         # The limit at zero is one.
         near = d <= 1e-3
         x = np.pi * jnp.where(near, 1.0, d)
@@ -198,31 +205,31 @@ def _lanczos(radius: float) -> tuple[float, Callable[[Any], Any]]:
     return radius, kernel
 
 
-def _gaussian(d: Any) -> Any:
+def _gaussian(d: Array) -> Array:
     # A radius of three standard deviations.
     return jnp.where(d >= 1.5, 0.0, jnp.exp(-2.0 * d * d))
 
 
-def _box(d: Any) -> Any:
+def _box(d: Array) -> Array:
     return jnp.where(d < 0.5, 1.0, jnp.where(d == 0.5, 0.5, 0.0))
 
 
-def _triangle(d: Any) -> Any:
+def _triangle(d: Array) -> Array:
     return jnp.maximum(1.0 - d, 0.0)
 
 
-def _keys(d: Any) -> Any:
+def _keys(d: Array) -> Array:
     return jnp.where(d >= 2.0, 0.0, _cubic_weight(d, np.float32(-0.5)))
 
 
-def _mitchell(d: Any) -> Any:
+def _mitchell(d: Array) -> Array:
     far = (((-7 / 18) * d + 2) * d - 10 / 3) * d + 16 / 9
     near = ((7 / 6) * d - 2) * d * d + 8 / 9
     return jnp.where(d >= 2.0, 0.0, jnp.where(d >= 1.0, far, near))
 
 
 # kernel type: (radius, kernel as a function of the distance)
-KERNELS: dict[str, tuple[float, Callable[[Any], Any]]] = {
+KERNELS: dict[str, tuple[float, Callable[[Array], Array]]] = {
     "box": (0.5, _box),
     "gaussian": (1.5, _gaussian),
     "keyscubic": (2.0, _keys),
@@ -234,27 +241,42 @@ KERNELS: dict[str, tuple[float, Callable[[Any], Any]]] = {
 }
 
 
-@raises_tf("ScaleAndTranslate")
-def _scale_and_translate(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, size = array(values[0]), ints(static(node, values, 1))
-    weights = _kernel_weights(node, x.shape[1:3], size, array(values[2]), array(values[3]))
-    return [_weigh(ctx, x.astype(_F32), *weights)]
+@rule("ScaleAndTranslate")
+def _scale_and_translate(
+    images: Array,
+    size: Ints,
+    scale: Array,
+    translation: Array,
+    *,
+    kernel_type: str,
+    antialias: bool,
+    ctx: Context,
+) -> Array:
+    weights = _kernel_weights(kernel_type, antialias, images.shape[1:3], size, scale, translation)
+    return _weigh(ctx, images.astype(_F32), *weights)
 
 
-@raises_tf("ScaleAndTranslateGrad")
-def _scale_and_translate_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    g, shape = array(values[0]), np.shape(values[1])
+@rule("ScaleAndTranslateGrad")
+def _scale_and_translate_grad(
+    g: Array,
+    image: Value,
+    scale: Array,
+    translation: Array,
+    *,
+    kernel_type: str,
+    antialias: bool,
+    ctx: Context,
+) -> Array:
     rows, columns = _kernel_weights(
-        node, shape[1:3], g.shape[1:3], array(values[2]), array(values[3])
+        kernel_type, antialias, np.shape(image)[1:3], g.shape[1:3], scale, translation
     )
-    return [_weigh(ctx, g, rows.T, columns.T)]
+    return _weigh(ctx, g, rows.T, columns.T)
 
 
 def _kernel_weights(
-    node: Node, sizes: Sequence[Any], outs: Sequence[Any], scale: Any, translation: Any
-) -> list[Any]:
-    radius, kernel = KERNELS[node.attr("kernel_type", "lanczos3")]
-    antialias = bool(node.attr("antialias", True))
+    kernel_type: str, antialias: bool, sizes: Ints, outs: Ints, scale: Array, translation: Array
+) -> list[Array]:
+    radius, kernel = KERNELS[kernel_type]
     return [
         _sample(kernel, radius, size, out, scale[i], translation[i], antialias)
         for i, (size, out) in enumerate(zip(sizes, outs, strict=True))
@@ -262,21 +284,21 @@ def _kernel_weights(
 
 
 def _sample(
-    kernel: Callable[[Any], Any],
+    kernel: Callable[[Array], Array],
     radius: float,
-    size: Any,
-    out: Any,
-    scale: Any,
-    translation: Any,
+    size: Int,
+    out: Int,
+    scale: Array,
+    translation: Array,
     antialias: bool,
-) -> Any:
+) -> Array:
     """The weight of each input pixel in each output pixel; the sum of an output pixel is one."""
     inverse = 1 / scale
     spread = jnp.maximum(inverse, 1) if antialias else jnp.ones_like(inverse)
     place = (jnp.arange(out, dtype=_F32) + 0.5) * inverse - translation * inverse
     first = lax.ceil(place - radius * spread - 0.5)
     last = lax.floor(place + radius * spread - 0.5)
-    # What lies before the first pixel, or behind the last, does not count.
+    # Positions before the first pixel, or behind the last, do not count.
     pixel = jnp.arange(size, dtype=_F32)
     distance = lax.abs(pixel + 0.5 - place[:, None]) / spread
     used = (pixel >= first[:, None]) & (pixel <= last[:, None])

@@ -7,33 +7,32 @@ the number of segments from the last id, which has to be known, or from an argum
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
 from invert.primitives.tf.dynamic_size import padded
 from invert.primitives.tf.gather import take
 from invert.primitives.tf.scatter import scatter_nd
+from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Int, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, static
+from invert.tf.values.constants import array
 
 
-def _lowest(dtype: Any) -> Any:
+def _lowest(dtype: np.dtype) -> Array:
     return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).min
 
 
-def _highest(dtype: Any) -> Any:
+def _highest(dtype: np.dtype) -> Array:
     return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).max
 
 
 # kind: (scatter, value of an empty segment)
-KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+KINDS: dict[str, tuple[Callable[..., Array], Callable[[Array], Array]]] = {
     "Max": (lax.scatter_max, _lowest),
     "Min": (lax.scatter_min, _highest),
     "Prod": (lax.scatter_mul, lambda dtype: 1),
@@ -41,25 +40,25 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 }
 
 
-def _scatter(kind: str, data: Any, ids: Any, count: Any, *, is_sorted: bool = False) -> Any:
+def _scatter(kind: str, data: Array, ids: Array, count: Int, *, is_sorted: bool = False) -> Array:
     fn, empty = KINDS[kind]
     shape = (count, *data.shape[ids.ndim :])
     start = lax.full(shape, empty(data.dtype), data.dtype)
     return scatter_nd(fn, start, lax.expand_dims(ids, (ids.ndim,)), data, is_sorted=is_sorted)
 
 
-def _segment_prod(data: Any, ids: Any, count: Any, is_sorted: bool) -> Any:
+def _segment_prod(data: Array, ids: Array, count: Int, is_sorted: bool) -> Array:
     """Products by segment. JAX has no derivative of a scattered product; this is TensorFlow's."""
 
-    def total(kind: str, x: Any, ids: Any) -> Any:
+    def total(kind: str, x: Array, ids: Array) -> Array:
         return _scatter(kind, x, ids, count, is_sorted=is_sorted)
 
-    def segment_prod(x: Any, ids: Any) -> Any:
+    def segment_prod(x: Array, ids: Array) -> Array:
         return total("Prod", x, ids)
 
-    def jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    def jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
         (x, ids), (t, _) = primals, tangents
-        # The product of the others: by division where none of them is zero, else zero.
+        # The product of the others: by division where all of them are nonzero, else zero.
         zero = lax.eq(x, lax.full_like(x, 0))
         nonzero = lax.select(zero, lax.full_like(x, 1), x)
         zeros = take(total("Sum", zero.astype(np.int32), ids), ids, 0)
@@ -73,52 +72,47 @@ def _segment_prod(data: Any, ids: Any, count: Any, is_sorted: bool) -> Any:
     return product(data, ids)
 
 
-def _segments(kind: str, data: Any, ids: Any, count: Any, *, is_sorted: bool = False) -> Any:
+def _segments(kind: str, data: Array, ids: Array, count: Int, *, is_sorted: bool = False) -> Array:
     if kind == "Prod" and jnp.issubdtype(data.dtype, jnp.inexact):
         return _segment_prod(data, ids, count, is_sorted)
     return _scatter(kind, data, ids, count, is_sorted=is_sorted)
 
 
-@raises_tf(*(f"UnsortedSegment{kind}" for kind in KINDS))
-def _unsorted(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    data, ids = array(values[0]), array(values[1])
-    (count,) = ints(static(node, values, 2))
-    return [_segments(node.op.removeprefix("UnsortedSegment"), data, ids, count)]
+@rule(*(f"UnsortedSegment{kind}" for kind in KINDS))
+def _unsorted(data: Array, segment_ids: Array, num_segments: Int, *, op: str) -> Array:
+    return _segments(op.removeprefix("UnsortedSegment"), data, segment_ids, num_segments)
 
 
-@raises_tf(*(f"Segment{kind}V2" for kind in KINDS))
-def _sorted_with_count(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    data, ids = array(values[0]), array(values[1])
-    (count,) = ints(static(node, values, 2))
-    kind = node.op.removeprefix("Segment").removesuffix("V2")
-    return [_segments(kind, data, ids, count, is_sorted=True)]
+@rule(*(f"Segment{kind}V2" for kind in KINDS))
+def _sorted_with_count(data: Array, segment_ids: Array, num_segments: Int, *, op: str) -> Array:
+    kind = op.removeprefix("Segment").removesuffix("V2")
+    return _segments(kind, data, segment_ids, num_segments, is_sorted=True)
 
 
-def _count(node: Node, ids: Any) -> tuple[int, np.ndarray]:
-    """The number of segments, and how many rows each has."""
+def _sizes_of_known(node: Node, ids: Value) -> np.ndarray:
+    """The number of rows of each segment."""
     if not isinstance(ids, np.ndarray):
         reason = "the number of its segments depends on data"
         remedy = "Use tf.math.unsorted_segment_sum or its like, which take it as an argument."
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
-    count = int(ids[-1]) + 1 if ids.size else 0
-    return count, np.bincount(ids, minlength=count)
+        raise refuse(node, reason, remedy)
+    return np.bincount(ids)
 
 
-@raises_tf(*(f"Segment{kind}" for kind in (*KINDS, "Mean")))
-def _sorted(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@rule(*(f"Segment{kind}" for kind in (*KINDS, "Mean")))
+def _sorted(data: Array, segment_ids: Value, *, node: Node) -> Array:
     kind = node.op.removeprefix("Segment")
-    data, ids = array(values[0]), array(values[1])
-    count, sizes = _count(node, values[1])
+    sizes = _sizes_of_known(node, segment_ids)
+    ids, count = array(segment_ids), len(sizes)
     if kind == "Mean":
-        return [_scaled("Mean", _segments("Sum", data, ids, count, is_sorted=True), sizes)]
-    out = _segments(kind, data, ids, count, is_sorted=True)
+        return _scaled("Mean", _segments("Sum", data, ids, count, is_sorted=True), sizes)
+    y = _segments(kind, data, ids, count, is_sorted=True)
     if kind in ("Max", "Min") and not sizes.all():  # a segment without rows is 0
-        empty = lax.broadcast_in_dim(sizes == 0, out.shape, (0,))
-        out = lax.select(empty, lax.full_like(out, 0), out)
-    return [out]
+        empty = lax.broadcast_in_dim(sizes == 0, y.shape, (0,))
+        y = lax.select(empty, lax.full_like(y, 0), y)
+    return y
 
 
-def _scaled(kind: str, total: Any, sizes: Any) -> Any:
+def _scaled(kind: str, total: Array, sizes: Int) -> Array:
     """Sums by segment divided as `Mean` and `SqrtN` do; `sizes`: rows of each segment."""
     if kind == "Sum":
         return total
@@ -128,44 +122,62 @@ def _scaled(kind: str, total: Any, sizes: Any) -> Any:
     return lax.div(total, lax.broadcast_in_dim(sizes, total.shape, (0,)))
 
 
-@raises_tf(
-    *(f"SparseSegment{k}{w}" for k in ("Sum", "Mean", "SqrtN") for w in ("", "WithNumSegments"))
-)
-def _sparse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    data, which, ids = (array(v) for v in values[:3])
+# In the newer versions of these ops the gradient with respect to `data` may be sparse.
+_GRADIENT = ("sparse_gradient",)
+
+
+@rule(*(f"SparseSegment{kind}" for kind in ("Sum", "Mean", "SqrtN")), ignores=_GRADIENT)
+def _sparse(data: Array, indices: Array, segment_ids: Value, *, node: Node) -> Array:
     kind = node.op.removeprefix("SparseSegment")
-    if kind.endswith("WithNumSegments"):
-        kind = kind.removesuffix("WithNumSegments")
-        (count,) = ints(static(node, values, 3))
-    else:
-        count, _ = _count(node, values[2])
-    total = _segments("Sum", take(data, which, 0), ids, count, is_sorted=True)
-    return [_scaled(kind, total, _sizes(ids, count))]
+    count = len(_sizes_of_known(node, segment_ids))
+    return _sparse_segments(kind, data, indices, array(segment_ids), count)
 
 
-def _sizes(ids: Any, count: Any) -> Any:
+@rule(
+    *(f"SparseSegment{kind}WithNumSegments" for kind in ("Sum", "Mean", "SqrtN")),
+    ignores=_GRADIENT,
+)
+def _sparse_with_count(
+    data: Array, indices: Array, segment_ids: Array, num_segments: Int, *, op: str
+) -> Array:
+    kind = op.removeprefix("SparseSegment").removesuffix("WithNumSegments")
+    return _sparse_segments(kind, data, indices, segment_ids, num_segments)
+
+
+def _sparse_segments(kind: str, data: Array, indices: Array, ids: Array, count: Int) -> Array:
+    total = _segments("Sum", take(data, indices, 0), ids, count, is_sorted=True)
+    return _scaled(kind, total, _sizes(ids, count))
+
+
+def _sizes(ids: Array, count: Int) -> Array:
     return _segments("Sum", lax.full(ids.shape, 1, np.dtype(np.int32)), ids, count, is_sorted=True)
 
 
-@raises_tf(*(f"SparseSegment{kind}Grad" for kind in ("Sum", "Mean", "SqrtN")))
-def _sparse_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    grad, which, ids = (array(v) for v in values[:3])
-    (rows,) = ints(static(node, values, 3))
-    kind = node.op.removeprefix("SparseSegment").removesuffix("Grad")
-    grad = _scaled(kind, grad, _sizes(ids, grad.shape[0]))
-    return [_segments("Sum", take(grad, ids, 0), which, rows)]
+@rule(*(f"SparseSegment{kind}Grad" for kind in ("Sum", "Mean", "SqrtN")))
+def _sparse_grad(
+    grad: Array, indices: Array, segment_ids: Array, output_dim0: Int, *, op: str
+) -> Array:
+    kind = op.removeprefix("SparseSegment").removesuffix("Grad")
+    grad = _scaled(kind, grad, _sizes(segment_ids, grad.shape[0]))
+    return _segments("Sum", take(grad, segment_ids, 0), indices, output_dim0)
 
 
-@raises_tf(*(f"SparseSegment{kind}GradV2" for kind in ("Sum", "Mean", "SqrtN")))
-def _sparse_grad_of_rows(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    grad, ids = array(values[0]), array(values[2])
+@rule(*(f"SparseSegment{kind}GradV2" for kind in ("Sum", "Mean", "SqrtN")))
+def _sparse_grad_of_rows(
+    grad: Array,
+    indices: Value,
+    segment_ids: Array,
+    dense_output_dim0: Value,
+    *,
+    ctx: Context,
+    node: Node,
+) -> tuple[Array, Array]:
     kind = node.op.removeprefix("SparseSegment").removesuffix("GradV2")
-    taken = take(_scaled(kind, grad, _sizes(ids, grad.shape[0])), ids, 0)
-    which = values[1]
-    if isinstance(which, np.ndarray):
-        rows, place = np.unique(which, return_inverse=True)
+    scaled = _scaled(kind, grad, _sizes(segment_ids, grad.shape[0]))
+    if isinstance(indices, np.ndarray):
+        rows, place = np.unique(indices, return_inverse=True)
     else:
-        which = array(which)
-        padded(ctx, node, which.shape[0], "rows")
-        rows, place = jnp.unique(which, size=which.shape[0], fill_value=-1, return_inverse=True)
-    return [_segments("Sum", taken, array(place), len(rows)), rows]
+        size = indices.shape[0]
+        padded(ctx, node, size, "rows")
+        rows, place = jnp.unique(indices, size=size, fill_value=-1, return_inverse=True)
+    return _segments("Sum", take(scaled, segment_ids, 0), array(place), len(rows)), rows

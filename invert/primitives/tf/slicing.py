@@ -1,9 +1,8 @@
-"""Slices: `Slice`, `StridedSlice`, those of XLA, and what writes to one.
+"""Slices: `Slice`, `StridedSlice`, those of XLA, and updates of a slice.
 
-Places that depend on data are clamped into the array, as XLA does. A slice between two such places
-has one length, and the axes where there are some are cut out first: what is left is a slice at
-fixed places. Where its length depends on data too, `tf.values.bounded_slice` takes the rows of the
-first axis.
+Bounds that depend on data are clamped into the array, as XLA does. A slice between two such bounds
+has a static length: its axes are cut out first, and a static slice remains. Where the length
+depends on data too, `tf.values.bounded_slice` takes the rows of the first axis.
 """
 
 from __future__ import annotations
@@ -17,15 +16,18 @@ from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray, DynamicSize, refused_rows, resized
 from invert.tf.values.bounded_slice import Stretch, put_rows, rows_of, slice_origin
 from invert.tf.values.constants import array, as_sizes, broadcast_to, ints, is_static, static
 from invert.tf.values.linear import distance, known
 
+# A part of an index: a slice, a number, `None`, a `_Window` or a `Stretch`.
+Part = Any
 
-def _stretch_of(ctx: Context, node: Node, index: list[Any]) -> Stretch | None:
+
+def _stretch_of(ctx: Context, node: Node, index: list[Part]) -> Stretch | None:
     """The slice of the first axis of an index where its length depends on data.
 
     **Raises:** `UnsupportedOpError` where that of another axis does.
@@ -38,27 +40,27 @@ def _stretch_of(ctx: Context, node: Node, index: list[Any]) -> Stretch | None:
     return index[0]
 
 
-@raises_tf("Slice")
-def _slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape = np.shape(values[0])
-    size = known(values[2])
-    size = ints(static(node, values, 2) if size is None else size)
-    if isinstance(values[1], np.ndarray):
-        begin = ints(values[1])
-        limit = [d if n == -1 else b + n for b, n, d in zip(begin, size, shape, strict=True)]
-        if is_static(values[0]):
-            where = tuple(slice(b, e) for b, e in zip(begin, limit, strict=True))
-            return [values[0][where]]
-        return [lax.slice(array(values[0]), begin, limit)]
-    if -1 in size:
-        return [_rest(ctx, node, array(values[0]), values[1], size)]
-    starts = [lax.index_in_dim(values[1], i, keepdims=False) for i in range(len(size))]
-    return [lax.dynamic_slice(array(values[0]), starts, size)]
+@rule("Slice")
+def _slice(x: Value, begin: Value, size: Value, *, ctx: Context, node: Node) -> Value:
+    sizes = known(size)
+    sizes = ints(static(node, [x, begin, size], 2) if sizes is None else sizes)
+    if isinstance(begin, np.ndarray):
+        starts = ints(begin)
+        limit = [
+            d if n == -1 else b + n for b, n, d in zip(starts, sizes, np.shape(x), strict=True)
+        ]
+        if is_static(x):
+            return x[tuple(slice(b, e) for b, e in zip(starts, limit, strict=True))]
+        return lax.slice(array(x), starts, limit)
+    if -1 in sizes:
+        return _rest(ctx, node, array(x), begin, sizes)
+    starts = [lax.index_in_dim(begin, i, keepdims=False) for i in range(len(sizes))]
+    return lax.dynamic_slice(array(x), starts, sizes)
 
 
-def _rest(ctx: Context, node: Node, x: Any, begin: Any, size: tuple[Any, ...]) -> Any:
+def _rest(ctx: Context, node: Node, x: Array, begin: Value, size: Ints) -> Value:
     """A slice with the rest of some axes."""
-    index: list[Any] = []
+    index: list[Part] = []
     for i, n in enumerate(size):
         start = _entry(begin, i)
         if not _is_data(start):
@@ -71,51 +73,53 @@ def _rest(ctx: Context, node: Node, x: Any, begin: Any, size: tuple[Any, ...]) -
     return take(x, index) if stretch is None else take_rows(node, x, stretch, index)
 
 
-def take_rows(node: Node, x: Any, stretch: Stretch, index: list[Any]) -> BoundedArray:
+def take_rows(node: Node, x: Value, stretch: Stretch, index: list[Part]) -> BoundedArray:
     """`x[index]` where the slice of the first axis is `stretch`; x: an array or rows."""
     rows = rows_of(x, stretch, slice_origin(node))
     return rows.with_data(take(rows.data, [slice(None), *index[1:]]))
 
 
-@raises_tf("StridedSlice", folds_sizes=True)
-def _strided_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    index = index_of(ctx, node, values[1:4], np.ndim(values[0]))
-    if is_static(values[0]) and not any(map(_depends, index)):
-        return [as_sizes(values[0][(*index, ...)], node.attr("T"))]
+@rule("StridedSlice", folds_sizes=True)
+def _strided_slice(
+    x: Value, begin: Value, end: Value, strides: Value, *, T: np.dtype, ctx: Context, node: Node
+) -> Value:
+    index = index_of(ctx, node, [begin, end, strides], np.ndim(x))
+    if is_static(x) and not any(map(_depends, index)):
+        return as_sizes(x[(*index, ...)], T)
     stretch = _stretch_of(ctx, node, index)
     if stretch is not None:
-        return [take_rows(node, array(values[0]), stretch, index)]
-    return [take(array(values[0]), index)]
+        return take_rows(node, array(x), stretch, index)
+    return take(array(x), index)
 
 
-@raises_tf("StridedSliceGrad")
-def _strided_slice_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape = ints(static(node, values, 0))
-    index = index_of(ctx, node, values[1:4], len(shape))
-    dy = values[4] if isinstance(values[4], BoundedArray) else array(values[4])
+@rule("StridedSliceGrad")
+def _strided_slice_grad(
+    shape: Ints, begin: Value, end: Value, strides: Value, dy: Value, *, ctx: Context, node: Node
+) -> Array:
+    index = index_of(ctx, node, [begin, end, strides], len(shape))
+    dy = dy if isinstance(dy, BoundedArray) else array(dy)
     dtype = dy.data.dtype if isinstance(dy, BoundedArray) else dy.dtype
-    return [put(ctx, node, lax.full(shape, 0, dtype), index, dy, fresh=True)]
+    return put(ctx, node, lax.full(shape, 0, dtype), index, dy, fresh=True)
 
 
-@raises_tf("TensorStridedSliceUpdate")
-def _strided_slice_update(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    return [put(ctx, node, x, index_of(ctx, node, values[1:4], x.ndim), values[4])]
+@rule("TensorStridedSliceUpdate")
+def _strided_slice_update(
+    x: Array, begin: Value, end: Value, strides: Value, value: Value, *, ctx: Context, node: Node
+) -> Array:
+    return put(ctx, node, x, index_of(ctx, node, [begin, end, strides], x.ndim), value)
 
 
-@raises_tf("XlaDynamicSlice")
-def _dynamic_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    sizes = ints(static(node, values, 2))
-    return [lax.dynamic_slice_p.bind(array(values[0]), *_places(values[1]), slice_sizes=sizes)]
+@rule("XlaDynamicSlice")
+def _dynamic_slice(x: Array, start_indices: Value, sizes: Ints) -> Array:
+    return lax.dynamic_slice_p.bind(x, *_places(start_indices), slice_sizes=sizes)
 
 
-@raises_tf("XlaDynamicUpdateSlice")
-def _dynamic_update_slice(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, update = map(array, values[:2])
-    return [lax.dynamic_update_slice_p.bind(x, update, *_places(values[2]))]
+@rule("XlaDynamicUpdateSlice")
+def _dynamic_update_slice(x: Array, update: Array, indices: Value) -> Array:
+    return lax.dynamic_update_slice_p.bind(x, update, *_places(indices))
 
 
-def _places(vector: Any) -> list[Any]:
+def _places(vector: Value) -> list[Array]:
     """The numbers of a vector. XLA moves places into the array, negative ones too, and so does the
     primitive; `lax.dynamic_slice` would count these from the end."""
     if isinstance(vector, np.ndarray):
@@ -131,17 +135,17 @@ class _Window:
     `index`: what of these is taken, as NumPy takes it.
     """
 
-    start: Any
+    start: Value
     count: int
     index: slice | int
 
 
-def _depends(part: Any) -> bool:
+def _depends(part: Part) -> bool:
     """Whether a part of an index depends on data."""
     return isinstance(part, _Window | Stretch)
 
 
-def index_of(ctx: Context, node: Node, bounds: list[Any], rank: int) -> list[Any]:
+def index_of(ctx: Context, node: Node, bounds: list[Value], rank: int) -> list[Part]:
     """The index as NumPy takes it, with the ellipsis spelled out: slices, ints and `None`.
 
     What lies at a place that depends on data is a `_Window`, or a `Stretch` where its length does.
@@ -154,9 +158,9 @@ def index_of(ctx: Context, node: Node, bounds: list[Any], rank: int) -> list[Any
         for k in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
     has = {k: [bool(m >> i & 1) for i in range(count)] for k, m in mask.items()}
-    # What follows the ellipsis is not new where it is the ellipsis itself.
+    # An axis marked both as the ellipsis and as new is the ellipsis.
     used = sum(not e and not n for e, n in zip(has["ellipsis"], has["new_axis"], strict=True))
-    index: list[Any] = []
+    index: list[Part] = []
     for i in range(count):
         if has["ellipsis"][i]:
             index += [slice(None)] * (rank - used)
@@ -175,11 +179,11 @@ def index_of(ctx: Context, node: Node, bounds: list[Any], rank: int) -> list[Any
     return index + [slice(None)] * (rank - sum(j is not None for j in index))
 
 
-def _is_data(place: Any) -> bool:
+def _is_data(place: Value) -> bool:
     return hasattr(place, "aval")
 
 
-def _window(ctx: Context, node: Node, start: Any, stop: Any, step: int) -> _Window | Stretch:
+def _window(ctx: Context, node: Node, start: Value, stop: Value, step: int) -> _Window | Stretch:
     """The slice between two places that depend on data."""
     length = None if start is None or stop is None else distance(start, stop)
     if length is None:
@@ -197,12 +201,12 @@ def _window(ctx: Context, node: Node, start: Any, stop: Any, step: int) -> _Wind
     return _Window(start, span, slice(None, None, abs(step)))
 
 
-def _entry(vector: Any, i: int) -> Any:
+def _entry(vector: Value, i: int) -> Value:
     if isinstance(vector, np.ndarray):
         number = ints(vector)[i]
         return number.value if isinstance(number, DynamicSize) else number
     place = lax.index_in_dim(vector, i, keepdims=False)
-    # The others of the vector may depend on data.
+    # Other entries of the vector may depend on data.
     number = known(place)
     return place if number is None else int(number)
 
@@ -211,15 +215,15 @@ def _entry(vector: Any, i: int) -> Any:
 class _Region:
     """What an index picks, axis by axis, in ascending order."""
 
-    starts: list[Any]
-    stops: list[Any]
+    starts: list[Int]
+    stops: list[Int]
     steps: list[int]
     flips: list[int]
-    lengths: list[Any]  # of each axis of the operand
-    shape: list[Any]  # of the result
+    lengths: list[Int]  # of each axis of the operand
+    shape: list[Int]  # of the result
 
 
-def _region(index: list[Any], sizes: tuple[Any, ...]) -> _Region:
+def _region(index: list[Part], sizes: Ints) -> _Region:
     r = _Region([], [], [], [], [], [])
     for part in index:
         if part is None:
@@ -243,7 +247,7 @@ def _region(index: list[Any], sizes: tuple[Any, ...]) -> _Region:
     return r
 
 
-def take(x: Any, index: list[Any]) -> Any:
+def take(x: Array, index: list[Part]) -> Array:
     """`x[index]` in `lax` ops: one slice, a reversal of some axes, then a change of rank."""
     windows, index = _windows(index)
     for axis, window in windows.items():
@@ -261,7 +265,9 @@ def take(x: Any, index: list[Any]) -> Any:
     return lax.expand_dims(y, added) if added else y
 
 
-def put(ctx: Context, node: Node, x: Any, index: list[Any], value: Any, fresh: bool = False) -> Any:
+def put(
+    ctx: Context, node: Node, x: Array, index: list[Part], value: Value, fresh: bool = False
+) -> Array:
     """`x` with `value`, an array or rows, at `index`; `fresh`: x is zero."""
     stretch = _stretch_of(ctx, node, index)
     if stretch is None:
@@ -271,14 +277,14 @@ def put(ctx: Context, node: Node, x: Any, index: list[Any], value: Any, fresh: b
     return put_stretch(node, x, stretch, index, value)
 
 
-def put_stretch(node: Node, x: Any, stretch: Stretch, index: list[Any], value: Any) -> Any:
+def put_stretch(node: Node, x: Value, stretch: Stretch, index: list[Part], value: Value) -> Array:
     """`x` with `value` where the slice of the first axis is `stretch`; both: an array or rows."""
     old = rows_of(x, stretch, slice_origin(node)).data
     new = resized(value.data, old.shape[0]) if isinstance(value, BoundedArray) else array(value)
     return put_rows(x, stretch, _put(old, [slice(None), *index[1:]], new))
 
 
-def _put(x: Any, index: list[Any], value: Any, fresh: bool = False) -> Any:
+def _put(x: Array, index: list[Part], value: Value, fresh: bool = False) -> Array:
     """`x` with `value` at `index`; `fresh`: x is zero, so that padding does."""
     windows, index = _windows(index)
     if windows:
@@ -303,19 +309,19 @@ def _put(x: Any, index: list[Any], value: Any, fresh: bool = False) -> Any:
         return lax.pad(value, lax.full((), 0, value.dtype), padding)
     if all(step == 1 for step in r.steps):
         return lax.dynamic_update_slice(x, value, r.starts)
-    # With a stride there are gaps, in which x stays.
+    # A stride leaves gaps, in which x is unchanged.
     inside = lax.pad(lax.full(value.shape, True), lax.full((), False), padding)
     return lax.select(inside, lax.pad(value, lax.full((), 0, value.dtype), padding), x)
 
 
-def _windows(index: list[Any]) -> tuple[dict[int, _Window], list[Any]]:
+def _windows(index: list[Part]) -> tuple[dict[int, _Window], list[Part]]:
     """The windows by their axes, and the index into what they leave."""
     parts = [part for part in index if part is not None]
     windows = {axis: part for axis, part in enumerate(parts) if isinstance(part, _Window)}
     return windows, [part.index if isinstance(part, _Window) else part for part in index]
 
 
-def _bounds(part: slice, size: Any) -> tuple[Any, Any, int, Any]:
+def _bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
     """Start, stop (in ascending order), signed step and length of what a slice picks."""
     if isinstance(size, int):
         picked = range(*part.indices(size))

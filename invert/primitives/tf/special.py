@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import Rule, add_table
+from invert.tf.interpreter.registry import Array, Int, rules
 from invert.tf.numerics import bessel
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, broadcast
+from invert.tf.values.constants import broadcast
 
 scipy = jax.scipy.special
 
 
-def _rule(fn: Callable[..., Any]) -> Rule:
-    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        operands = broadcast(values) if len(values) > 1 else [array(values[0])]
-        return [fn(*operands)]
-
-    return rule
+def _broadcasting(fn: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda *operands: fn(*broadcast(operands))
 
 
-def _expint(x: Any) -> Any:
+def _expint(x: Array) -> Array:
     """TensorFlow has no values for negative numbers, and minus infinity at zero."""
-    # `scipy.expi` of negative numbers is a loop, which never ends for some mixtures of extremes.
+    # `scipy.expi` of negative numbers is a loop, which does not end for some mixtures of extremes.
     value = scipy.expi(jnp.where(x > 0, x, 1))
     return jnp.where(x > 0, value, jnp.where(x == 0, -jnp.inf, jnp.nan))
 
 
-def _in_float32(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _in_float32(fn: Callable[..., Array]) -> Callable[..., Array]:
     """For functions that `jax.scipy` has in single and double precision alone."""
 
-    def wide(*operands: Any) -> Any:
+    def wide(*operands: Array) -> Array:
         dtype = operands[0].dtype
         if dtype.itemsize > 2:
             return fn(*operands)
@@ -46,25 +39,25 @@ def _in_float32(fn: Callable[..., Any]) -> Callable[..., Any]:
     return wide
 
 
-def _growing(scaled: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _growing(scaled: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """exp(|x|) times `scaled`, with the derivative of |x| at 0 that is the right one here: 0."""
     return lambda x: lax.exp(x * lax.sign(x)) * scaled(x)
 
 
 @jax.custom_jvp
-def spence(x: Any) -> Any:
+def spence(x: Array) -> Array:
     """The dilogarithm of 1 - x; autodiff of `jax.scipy.special.spence` has gaps."""
     return scipy.spence(x)
 
 
 @spence.defjvp
-def _spence_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+def _spence_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
     other = jnp.where(x == 1, 2, x)
     return spence(x), dx * jnp.where(x == 1, -1, lax.log(other) / (1 - other))
 
 
-def _incomplete(fn: Callable[..., Any], sign: int) -> Callable[..., Any]:
+def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
     """An incomplete gamma function, of which `lax` adds up terms that a large `a` keeps equal.
 
     There it is the integral of the normal distribution of mean and variance `a`, to more digits
@@ -72,7 +65,7 @@ def _incomplete(fn: Callable[..., Any], sign: int) -> Callable[..., Any]:
     below x, -1 above.
     """
 
-    def incomplete(a: Any, x: Any) -> Any:
+    def incomplete(a: Array, x: Array) -> Array:
         most = 1e12 if a.dtype == jnp.float64 else 1 / float(jnp.finfo(jnp.float32).eps)
         large = a > most
         outside = ~(a > 0)
@@ -82,36 +75,36 @@ def _incomplete(fn: Callable[..., Any], sign: int) -> Callable[..., Any]:
         whole = (x == jnp.inf) & (a < jnp.inf)
         value = jnp.where(large & (x >= 0), normal, fn(few, jnp.where(whole, 1, x)))
         value = jnp.where(whole, (1 + sign) // 2, value)
-        # TensorFlow has no distribution there, and yet nothing below zero.
+        # TensorFlow gives NaN there, but 0 for the lower function at x = 0.
         return jnp.where(outside & ((x != 0) | (sign < 0)), jnp.nan, value)
 
     return _in_float32(incomplete)
 
 
-def _betainc(a: Any, b: Any, x: Any) -> Any:
+def _betainc(a: Array, b: Array, x: Array) -> Array:
     """As Eigen has it: NaN unless a and b are positive, else 0 and 1 at these x."""
     value = lax.betainc(a, b, x)
     value = jnp.where(jnp.isnan(value) & ((x == 0) | (x == 1)), x, value)
     return jnp.where((a <= 0) | (b <= 0), jnp.nan, value)
 
 
-def _fresnel(part: int, wave: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _fresnel(part: int, wave: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """A Fresnel integral; its derivative is the wave itself, to full precision."""
 
-    def fresnel(x: Any) -> Any:
+    def fresnel(x: Array) -> Array:
         return scipy.fresnel(x)[part]
 
-    def jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    def jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (x,), (dx,) = primals, tangents
-        return rule(x), dx * wave(lax.square(x) * (jnp.pi / 2))
+        return integral(x), dx * wave(lax.square(x) * (jnp.pi / 2))
 
-    rule = jax.custom_jvp(fresnel)
-    rule.defjvp(jvp)
-    return rule
+    integral = jax.custom_jvp(fresnel)
+    integral.defjvp(jvp)
+    return integral
 
 
 @jax.custom_jvp
-def zeta(x: Any, q: Any) -> Any:
+def zeta(x: Array, q: Array) -> Array:
     """Hurwitz's zeta function. TensorFlow has its derivative in q alone, and takes 0 in x."""
     # `lax.zeta` has no number where q or x is infinite or x is large, where one term is left of the
     # sum, and poles left of 1, where Eigen's has none.
@@ -128,19 +121,19 @@ def zeta(x: Any, q: Any) -> Any:
 _ONE_TERM = 4096.0
 
 
-def _polygamma(n: Any, x: Any) -> Any:
+def _polygamma(n: Int, x: Array) -> Array:
     order = lax.bitwise_and(lax.gt(n, lax.full_like(n, 0)), lax.eq(n, lax.floor(n)))
     vanishes = lax.bitwise_and(lax.eq(x, lax.full_like(x, jnp.inf)), order)
     return lax.select(vanishes, lax.full_like(x, 0), lax.polygamma(n, x))
 
 
 @zeta.defjvp
-def _zeta_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+def _zeta_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     x, q = primals
     return zeta(x, q), -x * zeta(x + 1, q) * tangents[1]
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Array]] = {
     "BesselI0": _growing(lax.bessel_i0e),
     "BesselI0e": lax.bessel_i0e,
     "BesselI1": _growing(lax.bessel_i1e),
@@ -166,4 +159,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 FUNCTIONS |= {op: _in_float32(fn) for op, fn in bessel.FUNCTIONS.items()}
 
-add_table({op: _rule(fn) for op, fn in FUNCTIONS.items()})
+rules({op: _broadcasting(fn) for op, fn in FUNCTIONS.items()})

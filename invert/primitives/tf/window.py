@@ -1,15 +1,15 @@
-"""What convolutions and pools share: data formats, strides, padding."""
+"""Data formats, strides and padding, which convolutions and pools share."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.tf.interpreter.registry import Array, Int, Ints
 from invert.tf.ops.node import Node
 
 Padding = str | list[tuple[int, int]]
@@ -22,7 +22,7 @@ def refuse(node: Node, reason: str, remedy: str = "") -> UnsupportedOpError:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the batch, channel and spatial axes are.
+    """The positions of the batch, channel and spatial axes.
 
     **Arguments:**
 
@@ -44,11 +44,11 @@ class Layout:
         """The axes of a filter, which are the same in every data format."""
         return "".join(self.spec[i] for i in self.spatial) + "IO"
 
-    def of_spatial(self, items: Sequence[Any]) -> tuple[Any, ...]:
+    def of_spatial(self, items: Sequence[Int]) -> Ints:
         """The entries of the spatial axes, of a sequence over all axes."""
         return tuple(items[i] for i in self.spatial)
 
-    def along_channels(self, x: Any, rank: int) -> Any:
+    def along_channels(self, x: Array, rank: int) -> Array:
         """A vector with one entry for each channel, ready to broadcast."""
         return lax.reshape(x, [x.shape[0] if i == self.channel else 1 for i in range(rank)])
 
@@ -89,11 +89,11 @@ def spatial_padding(padding: Padding, where: Layout) -> Padding:
 
 def explicit(
     padding: Padding,
-    sizes: Sequence[Any],
-    window: Sequence[Any],
+    sizes: Sequence[Int],
+    window: Sequence[Int],
     strides: Sequence[int],
     dilation: Sequence[int],
-) -> list[tuple[Any, Any]]:
+) -> list[tuple[Int, Int]]:
     """`padding` as pairs, for axes of these sizes."""
     if not isinstance(padding, str):
         return padding
@@ -106,6 +106,6 @@ def per_axis(node: Node, name: str, rank: int) -> list[int]:
     return node.attr(name) or [1] * rank
 
 
-def is_half(dtype: Any) -> bool:
+def is_half(dtype: np.dtype) -> bool:
     """Whether sums of this type are taken in single precision."""
     return np.dtype(dtype).itemsize == 2 and np.dtype(dtype).kind not in "iu"
