@@ -107,7 +107,7 @@ def _non_max_suppression(ctx: Context, node: Node, values: list[Any]) -> list[An
     padded = bool(node.attr("pad_to_max_output_size", False))
     if not padded:
         indices = jnp.where(jnp.arange(size, dtype=jnp.int32) < count, indices, -1)
-        indices = dynamic.counted(ctx, node, indices, count, "indices", marked=True)
+        indices = dynamic.counted(ctx, node, indices, count, "indices", pads_minus_one=True)
         best = dynamic.counted(ctx, node, best, count, "scores", "0")
     if node.op == "NonMaxSuppressionV5":
         return [indices, best, count]

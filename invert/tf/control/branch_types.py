@@ -228,7 +228,7 @@ def key_of(form: Form) -> Hashable:
     if isinstance(form, ArrayForm):
         return "array", _type_key(form.type)
     if isinstance(form, BoundedForm):
-        return "rows", _type_key(form.type), form.of.origin, form.of.marked
+        return "rows", _type_key(form.type), form.of.origin, form.of.pads_minus_one
     if isinstance(form, UnionForm):
         return "choices", tuple((key, key_of(f)) for key, f in form.forms.items())
     leaves, tree = jax.tree_util.tree_flatten(form.element)
@@ -292,9 +292,9 @@ def _join_rows(one: Any, two: Any, growing: bool) -> BoundedForm:
     if not (same and all(room)) or (growing and room[0] < room[1]):
         raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
     of = [f.of for f in (one, two) if isinstance(f, BoundedForm)]
-    marked = all(r.marked for r in of)
+    pads_minus_one = all(r.pads_minus_one for r in of)
     kind = jax.ShapeDtypeStruct((*max(room), *types[0].shape[1:]), types[0].dtype)
-    return BoundedForm(kind, BoundedArray(None, None, of[0].origin, marked))
+    return BoundedForm(kind, BoundedArray(None, None, of[0].origin, pads_minus_one))
 
 
 def _join_lists(one: ListForm, two: ListForm, growing: bool) -> ListForm:
@@ -375,10 +375,10 @@ def bring(value: Any, form: Form) -> Any:
 
 
 def _bring_rows(value: Any, form: BoundedForm) -> BoundedArray:
-    origin, marked = form.of.origin, form.of.marked
+    origin, pads_minus_one = form.of.origin, form.of.pads_minus_one
     if isinstance(value, Undefined):
         return BoundedArray(jnp.zeros(form.type.shape, form.type.dtype), np.int32(0), origin)
     data = value.data if isinstance(value, BoundedArray) else array(value, form.type.dtype)
-    count = value.count if isinstance(value, BoundedArray) else np.int32(data.shape[0])
-    fitting = resized(strong(data), form.type.shape[0], -1 if marked else 0)
-    return BoundedArray(fitting, strong(count), origin, marked)
+    count = value.length if isinstance(value, BoundedArray) else np.int32(data.shape[0])
+    fitting = resized(strong(data), form.type.shape[0], -1 if pads_minus_one else 0)
+    return BoundedArray(fitting, strong(count), origin, pads_minus_one)

@@ -115,6 +115,7 @@ def run_eagerly(ctx: Context, node: Node, values: Sequence[Any]) -> list[np.ndar
     if (size := sum(v.nbytes for v in values)) > MOST_BYTES:
         reason = f"has constants of {size} bytes as inputs, too many to compute at conversion"
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+    node.read.update(node.attrs)  # TensorFlow reads all of them
     try:
         return run(*serialized(ctx, node), input_types(node), values)
     except (ValueError, TypeError, NotImplementedError, KernelError, tf.errors.OpError) as error:

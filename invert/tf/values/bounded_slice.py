@@ -66,7 +66,7 @@ def _clamped(place: Any, size: Any, low: Any, high: Any, default: Any) -> Any:
 
 def rows_of(x: Any, stretch: Stretch, origin: Problem) -> BoundedArray:
     """The rows of x, an array or rows already, that a slice of the first axis takes."""
-    data, size = (x.data, x.count) if isinstance(x, BoundedArray) else (x, x.shape[0])
+    data, size = (x.data, x.length) if isinstance(x, BoundedArray) else (x, x.shape[0])
     places, count = stretch.places(size, data.shape[0])
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
         return BoundedArray(data, count, origin)
@@ -82,7 +82,7 @@ def put_rows(x: Any, stretch: Stretch, values: Any) -> Any:
 
     - `values`: as many rows as there may be.
     """
-    data, size = (x.data, x.count) if isinstance(x, BoundedArray) else (x, x.shape[0])
+    data, size = (x.data, x.length) if isinstance(x, BoundedArray) else (x, x.shape[0])
     places, count = stretch.places(size, data.shape[0])
     there = lax.iota(np.int32, places.shape[0]) < count
     # A place behind the array leaves it as it is.

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert.tf.values.constants import array, is_size, is_static
+from invert.tf.values.constants import array, ints, is_size, is_static
 
 Element = Any  # a pytree of jax.ShapeDtypeStruct
 
@@ -462,3 +462,19 @@ def stacked(lst: TensorList, element: Element | None = None) -> Any:
     if lst.capacity == lst.size:
         return lst.buffer
     return jax.tree_util.tree_map(lambda b: lax.slice_in_dim(b, 0, lst.size), lst.buffer)
+
+
+def gathered(lst: TensorList, indices: Any, element: Element | None = None) -> Any:
+    """The elements at `indices` along a new leading axis."""
+    if isinstance(indices, np.ndarray):
+        places = ints(indices)
+        if isinstance(lst.size, int) and list(places) == list(range(lst.size)):
+            return stacked(lst, element)
+        return jnp.stack([get_item(lst, np.asarray(i, np.int32), element) for i in places])
+    return jnp.take(with_buffer(lst, element=element).buffer, indices, axis=0, mode="clip")
+
+
+def joined(rows: Any) -> tuple[Any, np.ndarray]:
+    """Stacked elements along their first axis instead of a new one, and the length of each."""
+    lengths = np.full(rows.shape[0], rows.shape[1], np.int64)
+    return lax.reshape(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:])), lengths
