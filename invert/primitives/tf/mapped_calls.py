@@ -47,13 +47,7 @@ def _map_defun(
 
 @rule("For")
 def _for(
-    start: Value,
-    limit: Value,
-    delta: Value,
-    *carry: Array,
-    ctx: Context,
-    node: Node,
-    body: str,
+    start: Value, limit: Value, delta: Value, *carry: Array, ctx: Context, node: Node, body: str
 ) -> list[Array]:
     """A function of a counter and of the results of the step before."""
     call = _without_effects(ctx, node, body)

@@ -14,13 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert.primitives.tf.matmul import product
-from invert.primitives.tf.quantized import (
-    centred,
-    convolution,
-    levels,
-    range_of_products,
-    scalars,
-)
+from invert.primitives.tf.quantized import centred, convolution, levels, range_of_products, scalars
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.registry import Array, rule
 from invert.tf.ops.node import Node
@@ -137,15 +131,10 @@ def _conv(
     *(
         f"QuantizedMatMul{rest}"
         for rest in (*_WITH_BIAS, "WithBiasAndDequantize", "WithBiasAndRequantize")
-    ),
+    )
 )
 def _matmul(
-    x: Array,
-    kernel: Array,
-    *rest: Array,
-    node: Node,
-    Toutput: np.dtype,
-    input_quant_mode: str,
+    x: Array, kernel: Array, *rest: Array, node: Node, Toutput: np.dtype, input_quant_mode: str
 ) -> list[Array]:
     operands = _Operands.of(node.op, x, kernel, rest)
     sums = product(node, x.astype(_INT32), kernel.astype(_INT32))

@@ -130,10 +130,7 @@ def _avg_pool(x: Array, *bounds: Array, node: Node) -> list[Array]:
 
 @rule("QuantizedBatchNormWithGlobalNormalization")
 def _batch_norm(
-    *operands: Array,
-    Tinput: np.dtype,
-    variance_epsilon: float,
-    scale_after_normalization: bool,
+    *operands: Array, Tinput: np.dtype, variance_epsilon: float, scale_after_normalization: bool
 ) -> list[Array]:
     # In fixed point, with ten fractional bits.
     low, high = np.float32(-(1 << 20)), np.float32(1 << 20)

@@ -152,12 +152,7 @@ def _to_variant(*operands: Value, node: Node, batched_input: bool) -> Value:
 
 @rule("RaggedTensorFromVariant", ignores=("input_ragged_rank",))
 def _from_variant(
-    encoded: Value,
-    *,
-    node: Node,
-    output_ragged_rank: int,
-    Tvalues: np.dtype,
-    Tsplits: np.dtype,
+    encoded: Value, *, node: Node, output_ragged_rank: int, Tvalues: np.dtype, Tsplits: np.dtype
 ) -> list[Value]:
     """The ragged tensor of a variant, or the one whose rows are the variants of a vector."""
     if isinstance(encoded, Encoded):

@@ -106,14 +106,7 @@ def _gather_nd(resource: Value, indices: Array, *, ctx: Context) -> Array:
 
 @rule("ResourceStridedSliceAssign", "StridedSliceAssign")
 def _strided_slice_assign(
-    ref: Value,
-    begin: Value,
-    end: Value,
-    strides: Value,
-    value: Value,
-    *,
-    ctx: Context,
-    node: Node,
+    ref: Value, begin: Value, end: Value, strides: Value, value: Value, *, ctx: Context, node: Node
 ) -> Value:
     old = jnp.asarray(current(ctx, ref))
     index = index_of(ctx, node, [begin, end, strides], old.ndim)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.ir.types import Value
 from invert.tf.ops.node import Node
 
 
@@ -33,12 +33,12 @@ class DynamicSize:
     - `origin`: the problem to report where an op needs the number; it names the op that made it.
     """
 
-    value: Any
-    most: Any
+    value: Value
+    most: Value
     origin: Problem
-    least: Any = 0
+    least: Value = 0
 
-    def _with(self, other: Any, fn: Any) -> Any:
+    def _with(self, other: Value, fn: Value) -> Value:
         if isinstance(other, DynamicSize):
             value = fn(self.value, other.value)
             return DynamicSize(
@@ -52,27 +52,27 @@ class DynamicSize:
         ends = fn(self.most, int(other)), fn(self.least, int(other))
         return DynamicSize(value, max(ends), self.origin, min(ends))
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Value) -> Value:
         return self._with(other, lambda a, b: a + b)
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Value) -> Value:
         return self._with(other, lambda a, b: a * b)
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: Value) -> Value:
         if isinstance(other, DynamicSize):
             ends = self.most - other.least, self.least - other.most
             return DynamicSize(self.value - other.value, ends[0], self.origin, ends[1])
         return self._with(other, lambda a, b: a - b)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: Value) -> Value:
         return self._with(other, lambda a, b: b - a)
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: Value) -> Value:
         if isinstance(other, DynamicSize):
             return NotImplemented
         return self._with(other, lambda a, b: a // b)
 
-    def at_least(self, number: int) -> Any:
+    def at_least(self, number: int) -> Value:
         """The larger of it and a number."""
         if self.least >= number:
             return self
@@ -81,7 +81,7 @@ class DynamicSize:
         value = lax.max(self.value, np.int32(number))
         return DynamicSize(value, self.most, self.origin, number)
 
-    def at_most(self, number: int) -> Any:
+    def at_most(self, number: int) -> Value:
         """The smaller of it and a number."""
         if self.most <= number:
             return self
@@ -92,7 +92,7 @@ class DynamicSize:
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def __jax_array__(self) -> Any:
+    def __jax_array__(self) -> Value:
         return self.value
 
     def __eq__(self, other: object) -> bool:
@@ -114,7 +114,7 @@ class BoundedArray:
     - `pads_minus_one`: whether the padding rows hold -1, an index that selects nothing.
     """
 
-    def __init__(self, data: Any, length: Any, origin: Problem, pads_minus_one: bool = False):
+    def __init__(self, data: Value, length: Value, origin: Problem, pads_minus_one: bool = False):
         self.data, self.length = data, length
         self.origin, self.pads_minus_one = origin, pads_minus_one
 
@@ -122,28 +122,28 @@ class BoundedArray:
     def size(self) -> DynamicSize:
         return DynamicSize(self.length, self.data.shape[0], self.origin)
 
-    def with_data(self, data: Any, pads_minus_one: bool = False) -> BoundedArray:
+    def with_data(self, data: Value, pads_minus_one: bool = False) -> BoundedArray:
         return BoundedArray(data, self.length, self.origin, pads_minus_one)
 
-    def valid_mask(self, rank: int = 1) -> Any:
+    def valid_mask(self, rank: int = 1) -> Value:
         """Which rows are valid, with trailing axes of size one up to `rank`."""
         steps = lax.iota(np.int32, self.data.shape[0])
         return lax.expand_dims(lax.lt(steps, self.length), range(1, rank))
 
-    def filled(self, value: Any) -> Any:
+    def filled(self, value: Value) -> Value:
         """The array with `value` in the padding rows."""
         neutral = lax.full_like(self.data, value)
         return jnp.where(self.valid_mask(self.data.ndim), self.data, neutral)
 
-    def indices(self) -> Any:
+    def indices(self) -> Value:
         """The array as indices, with -1 in the padding rows."""
         return self.data if self.pads_minus_one else self.filled(-1)
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Problem, bool]]:
+    def tree_flatten(self) -> tuple[tuple[Value, Value], tuple[Problem, bool]]:
         return (self.data, self.length), (self.origin, self.pads_minus_one)
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple[Problem, bool], children: Sequence[Any]) -> BoundedArray:
+    def tree_unflatten(cls, aux: tuple[Problem, bool], children: Sequence[Value]) -> BoundedArray:
         data, length = children
         return cls(data, length, *aux)
 
@@ -156,7 +156,7 @@ def refused_rows(origin: Problem, op: str = "", location: str = "") -> Unsupport
     )
 
 
-def refused(node: Node, values: Sequence[Any]) -> UnsupportedOpError:
+def refused(node: Node, values: Sequence[Value]) -> UnsupportedOpError:
     """The error of an op that does not support operands whose sizes depend on data."""
     for value in values:
         if isinstance(value, BoundedArray):
@@ -165,14 +165,14 @@ def refused(node: Node, values: Sequence[Any]) -> UnsupportedOpError:
     return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
 
 
-def holds_dynamic_size(value: Any) -> bool:
+def holds_dynamic_size(value: Value) -> bool:
     """Whether a static value holds a `DynamicSize`."""
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return False
     return any(isinstance(d, DynamicSize) for d in value.ravel())
 
 
-def resized(x: Any, size: int, fill: int = 0) -> Any:
+def resized(x: Value, size: int, fill: int = 0) -> Value:
     """The first `size` rows of x, padded with rows of `fill` where it has fewer."""
     have = x.shape[0]
     if have == size:
@@ -183,7 +183,7 @@ def resized(x: Any, size: int, fill: int = 0) -> Any:
     return lax.pad(x, np.asarray(fill, x.dtype), behind)
 
 
-def stretched(rows: BoundedArray, size: int, length: Any = None) -> Any:
+def stretched(rows: BoundedArray, size: int, length: Value = None) -> Value:
     """Rows at `size` for an elementwise op; a single valid row is broadcast.
 
     **Arguments:**
@@ -200,7 +200,7 @@ def stretched(rows: BoundedArray, size: int, length: Any = None) -> Any:
     return lax.select_n(single, same_size, first)
 
 
-def common_length(rows: Sequence[BoundedArray]) -> tuple[Any, int]:
+def common_length(rows: Sequence[BoundedArray]) -> tuple[Value, int]:
     """The length and the capacity of the result of an elementwise op on all of them."""
     first, *others = rows
     if all(r.length is first.length for r in others):
