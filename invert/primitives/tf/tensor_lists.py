@@ -255,16 +255,17 @@ def _push_back_batch(handles: Value, tensor: Array, *, node: Node) -> Value:
 
 
 # Ops on values of any type that take lists too. `Graph.entry` looks these up for the type variant.
+# Handles are scalars or a vector, which have one axis to stack along.
 
 
-@rule("Pack:variant")
+@rule("Pack:variant", ignores=("axis",))
 def _pack(*values: Value, node: Node) -> Batch:
     if any(isinstance(v, Batch) for v in values):
         raise refuse(node, "stacks tensors of lists, of which only single lists are supported")
     return Batch(values, (len(values),))
 
 
-@rule("Unpack:variant")
+@rule("Unpack:variant", ignores=("axis",))
 def _unpack(value: Value) -> Sequence[Value]:
     return _batch(value).items
 

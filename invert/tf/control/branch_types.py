@@ -1,4 +1,4 @@
-"""Bodies of control flow: traced once each, with what they return and what they write.
+"""Traces branches and loop bodies once each, with their results and the state they write.
 
 A branch or body is traced into a jaxpr of its own first. That shows which state it writes and
 which of its results are static, before `lax.cond` or `lax.while_loop` want results of one type.
@@ -77,7 +77,7 @@ class Optional:
 
 @jax.tree_util.register_pytree_node_class
 class _Known:
-    """What is known while raising, as a pytree without leaves."""
+    """A static value as a pytree without leaves."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -91,12 +91,12 @@ class _Known:
 
 
 def is_known(value: Any) -> bool:
-    """Whether a value takes no part in tracing: a static array, a handle, or nothing."""
+    """Whether a value is static: an array, a handle, or nothing."""
     return value is None or isinstance(value, np.ndarray | Resource | bool | int | float)
 
 
 def flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """The JAX values in `values`, and the function that puts others in their places."""
+    """The JAX values in `values`, and the function that rebuilds them from others."""
     # A size that the program finds is traced, and may not leave the trace among what is known.
     values = [array(v) if holds_dynamic_size(v) else v for v in values]
     wrapped = [_Known(v) if is_known(v) else v for v in values]
@@ -116,7 +116,7 @@ def type_of(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def strong(x: Any) -> Any:
-    """`x` with a type of its own, where it took that of a Python number."""
+    """`x` without weak type."""
     x = jnp.asarray(x)
     return lax.convert_element_type(x, x.dtype) if x.weak_type else x
 
@@ -158,7 +158,7 @@ class TracedBranch:
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """A value that is the same on every way: static, a handle, or a pytree of a given type."""
+    """A value that is the same in every branch: static, a handle, or a pytree of a given type."""
 
     value: Any
 
@@ -172,7 +172,7 @@ class ArrayForm:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedForm:
-    """An array whose number of rows depends on data; `of` has its type, with room for all."""
+    """A bounded array; `type` is that of its data."""
 
     type: jax.ShapeDtypeStruct
     of: BoundedArray
@@ -222,7 +222,7 @@ def form_of(value: Any) -> Form:
 
 
 def key_of(form: Form) -> Hashable:
-    """What two forms have in common that no loop tells apart, whatever trace they belong to."""
+    """A key that is equal for forms that no loop distinguishes, whatever their trace."""
     if isinstance(form, Static):
         return "fixed", _value_key(form.value)
     if isinstance(form, ArrayForm):
@@ -255,7 +255,7 @@ def _value_key(value: Any) -> Hashable:
 
 
 def join(one: Form, two: Form, *, growing: bool = False) -> Form:
-    """The form that values of both forms can be brought to.
+    """The form to which `bring` converts values of both forms.
 
     `growing`: the second is the first after a step of a loop, in which lists may grow.
 

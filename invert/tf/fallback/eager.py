@@ -134,7 +134,7 @@ _MOST_KNOWN = 1024
 
 
 def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem | None:
-    """What TensorFlow says against a node at the shapes of its inputs; `None`: nothing."""
+    """The problem that TensorFlow has with a node at the shapes of its inputs; `None`: none."""
     if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
         return None
     inputs: list[tuple[Any, Any]] = []
@@ -152,7 +152,7 @@ def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem |
 
 
 def reason_of(error: Exception) -> str:
-    """The line of a message of TensorFlow that says what is wrong."""
+    """The line of a message of TensorFlow that names the problem."""
     text = getattr(error, "message", None) or str(error)
     text = text.removeprefix("Failed getting HLO text: '")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
