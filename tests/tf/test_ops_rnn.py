@@ -250,6 +250,18 @@ def test_dropout_of_cudnn_is_refused():
         converted(fn, args)(*args, KEY)
 
 
+def test_dropout_of_cudnn_has_no_effect_in_inference():
+    def run(**attributes):
+        def fn(x, h, params):
+            return RAW.CudnnRNN(input=x, input_h=h, input_c=h, params=params, **attributes)
+
+        return converted(fn, args)(*args, KEY)
+
+    args = [normal(STEPS, BATCH, 1), normal(1, BATCH, 1), normal(16)]
+    for g, w in zip(run(dropout=0.5, seed=3, is_training=False), run(), strict=True):
+        np.testing.assert_array_equal(g, w)
+
+
 # -- CTC
 
 

@@ -230,3 +230,16 @@ def test_library():
         return tape.gradient(y, [av, bv])
 
     check(slope, A[1], B[1])
+
+
+def test_known_operands_are_folded_with_the_attributes_of_the_op():
+    def fn(x):
+        joined = R.SparseConcat(
+            indices=[A[0], B[0]],
+            values=[A[1], B[1]],
+            shapes=[np.array(SHAPE), np.array(SHAPE)],
+            concat_dim=1,
+        )
+        return x * joined[1], joined[0], joined[2]
+
+    check(fn, np.float32(2))

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from invert.primitives.tf.slicing import index_of, put_stretch, take, take_rows
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import RowRule, Rule
+from invert.tf.interpreter.registry import Rule, Value, row_rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray, DynamicSize, refused
 from invert.tf.values.bounded_slice import Stretch
 from invert.tf.values.constants import array, ints, static
 from invert.tf.values.linear import known
 
-_WHOLE = [slice(start, None, step) for start in (None, 0) for step in (None, 1)]
+_ALL_ROWS = [slice(start, None, step) for start in (None, 0) for step in (None, 1)]
 
 
-def _strided_slice(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@row_rule("StridedSlice")
+def _strided_slice(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     x = values[0]
     if not isinstance(x, BoundedArray) or any(isinstance(v, BoundedArray) for v in values[1:]):
         raise refused(node, values)
     index = index_of(ctx, node, values[1:4], x.data.ndim)
     first = index[0]
     if isinstance(first, int | np.integer):
-        place = np.int32(first) if first >= 0 else x.count + np.int32(first)
+        place = np.int32(first) if first >= 0 else x.length + np.int32(first)
         return [take(lax.dynamic_slice_in_dim(x.data, place, 1), [0, *index[1:]])]
-    if isinstance(first, slice) and first in _WHOLE:
+    if isinstance(first, slice) and first in _ALL_ROWS:
         return [x.with_data(take(x.data, [slice(None), *index[1:]]))]
     return [take_rows(node, x, _stretch(node, values, index), index)]
 
 
-def _stretch(node: Node, values: list[Any], index: list[Any]) -> Stretch:
-    """The slice of the first axis, of which the ends are counted from those that are there."""
+def _stretch(node: Node, values: list[Value], index: list[Value]) -> Stretch:
+    """The slice of the first axis; negative ends count from the last valid row."""
     first = index[0]
     if isinstance(first, slice):
         first = Stretch(first.start, first.stop, first.step or 1)
@@ -44,28 +43,31 @@ def _stretch(node: Node, values: list[Any], index: list[Any]) -> Stretch:
     return first
 
 
-def _into_slice(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@row_rule("ResourceStridedSliceAssign", "StridedSliceAssign", "TensorStridedSliceUpdate")
+def _update_slice(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     if any(isinstance(v, BoundedArray) for v in values[:4]):
         raise refused(node, values)
     return list(rule(ctx, node, values))
 
 
-def _slice_grad(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@row_rule("StridedSliceGrad", takes_sizes=True)
+def _slice_grad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     shape, dy = ints(static(node, values, 0)), values[4]
     if not isinstance(shape[0], DynamicSize):
-        return _into_slice(rule, ctx, node, values)
+        return _update_slice(rule, ctx, node, values)
     index = index_of(ctx, node, values[1:4], len(shape))
     if isinstance(index[0], int):
         index[0] = slice(index[0], index[0] + 1 or None)
         dy = lax.expand_dims(array(dy), (0,))
     dtype = dy.data.dtype if isinstance(dy, BoundedArray) else array(dy).dtype
-    none = lax.full((shape[0].most, *shape[1:]), 0, dtype)
-    zero = BoundedArray(none, shape[0].value, shape[0].origin)
-    return [put_stretch(node, zero, _stretch(node, values, index), index, dy)]
+    zeros = lax.full((shape[0].most, *shape[1:]), 0, dtype)
+    x = BoundedArray(zeros, shape[0].value, shape[0].origin)
+    return [put_stretch(node, x, _stretch(node, values, index), index, dy)]
 
 
-def _pad(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    """Elements in front of the rows and behind them, which may fill up to a fixed number."""
+@row_rule("Pad", "PadV2")
+def _pad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
+    """Adds elements before and after the valid rows, which may fill up to a fixed number."""
     x, fill = values[0], array(values[2]) if node.op == "PadV2" else np.int32(0)
     if not isinstance(x, BoundedArray):
         raise refused(node, values)
@@ -74,20 +76,9 @@ def _pad(rule: Rule, ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     if any(isinstance(n, DynamicSize) for pair in ((low,), *others) for n in pair):
         raise refused(node, values)
     fill = lax.convert_element_type(fill, x.data.dtype)
-    data = jnp.where(x.there(x.data.ndim), x.data, fill)
+    data = jnp.where(x.valid_mask(x.data.ndim), x.data, fill)
     size = x.size + low + high
     total = known(size.value)
-    behind = (size.most if total is None else int(total)) - low - x.data.shape[0]
-    y = lax.pad(data, fill, [(low, behind, 0), *((a, b, 0) for a, b in others)])
+    after = (size.most if total is None else int(total)) - low - x.data.shape[0]
+    y = lax.pad(data, fill, [(low, after, 0), *((a, b, 0) for a, b in others)])
     return [BoundedArray(y, size.value, size.origin) if total is None else y]
-
-
-SLICES: dict[str, RowRule] = {
-    "Pad": _pad,
-    "PadV2": _pad,
-    "ResourceStridedSliceAssign": _into_slice,
-    "StridedSlice": _strided_slice,
-    "StridedSliceAssign": _into_slice,
-    "StridedSliceGrad": _slice_grad,
-    "TensorStridedSliceUpdate": _into_slice,
-}

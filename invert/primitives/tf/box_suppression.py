@@ -118,7 +118,7 @@ def _non_max_suppression(
     indices, best, count = suppress(overlaps, scores, size, limit, threshold, sigma)
     if not pad_to_max_output_size:
         indices = jnp.where(jnp.arange(size, dtype=jnp.int32) < count, indices, -1)
-        indices = dynamic.counted(ctx, node, indices, count, "indices", marked=True)
+        indices = dynamic.counted(ctx, node, indices, count, "indices", pads_minus_one=True)
         best = dynamic.counted(ctx, node, best, count, "scores", "0")
     if node.op == "NonMaxSuppressionV5":
         return [indices, best, count]

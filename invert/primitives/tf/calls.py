@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -15,7 +14,7 @@ from invert._errors import Problem
 from invert.ir.gradient_marker import mark
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import array, arrays
 
@@ -26,20 +25,20 @@ _MAX_VERSION = 10
 _MIN_VERSION = 5
 
 
-@raises_tf("RefIdentity", effect="passes")
-@raises_tf("PlaceholderWithDefault")
-@raises_tf("Identity", "Snapshot", rows=rows.unchanged, folds_sizes=True)
-def _identity(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [values[0]]
+@rule("RefIdentity", effect="passes")
+@rule("PlaceholderWithDefault", ignores=("shape",))
+@rule("Identity", "Snapshot", rows=rows.unchanged, folds_sizes=True)
+def _identity(x: Value) -> Value:
+    return x
 
 
-@raises_tf("IdentityN")
-def _identity_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@rule("IdentityN")
+def _identity_n(*values: Value, ctx: Context, node: Node) -> Sequence[Value]:
     # tf.custom_gradient wraps its results and its arguments in one IdentityN whose
     # `_gradient_op_type` names the author's rule. The values pass through unchanged.
     gradient = ctx.graph.gradient(node)
     if gradient is None:
-        return list(values)
+        return values
     count = len(values) - sum(not isinstance(c, np.ndarray) for c in gradient.captures)
     # Gradient functions read the variables they capture; they never change them.
     own, captured = values[:count], iter(arrays([ctx.read(v) for v in values[count:]]))
@@ -50,32 +49,31 @@ def _identity_n(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [*mark(gradient.marked, results, inputs, captures), *own[gradient.results :]]
 
 
-@raises_tf("NoOp", effect="none")
-def _no_op(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return []
+@rule("NoOp", effect="none")
+def _no_op() -> None:
+    return None
 
 
-@raises_tf("StopGradient", rows=rows.unchanged)
-def _stop_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [lax.stop_gradient(array(values[0]))]
+@rule("StopGradient", rows=rows.unchanged)
+def _stop_gradient(x: Array) -> Array:
+    return lax.stop_gradient(x)
 
 
-@raises_tf("PreventGradient", rows=rows.unchanged)
-def _prevent_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    warn = ctx.config.prevent_gradient == "warn"
-    x = array(values[0])
+@rule("PreventGradient", rows=rows.unchanged)
+def _prevent_gradient(x: Array, *, ctx: Context, node: Node, message: str) -> Array:
     if not jax.dtypes.issubdtype(x.dtype, np.inexact):
-        return [x]  # it has no derivative
-    return [_no_gradient(node.location, node.attr("message", ""), warn)(x)]
+        return x  # it has no derivative
+    warn = ctx.config.prevent_gradient == "warn"
+    return _no_gradient(node.location, message, warn)(x)
 
 
-def _no_gradient(location: str, message: str, warn: bool) -> Callable[[Any], Any]:
+def _no_gradient(location: str, message: str, warn: bool) -> Callable[[Array], Array]:
     """An identity whose derivative is a `LookupError`, as it is in TensorFlow, or a warning."""
 
-    def prevent_gradient(x: Any) -> Any:
+    def prevent_gradient(x: Array) -> Array:
         return x
 
-    def jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    def jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (x,), (t,) = primals, tangents
         if isinstance(t, SymbolicZero):
             return x, t
@@ -116,6 +114,12 @@ def _check_module(ctx: Context, node: Node) -> Iterable[Problem]:
     yield from ctx.graph.program(node).problems
 
 
-@raises_tf("XlaCallModule", check=_check_module, effect="none")
-def _xla_call_module(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return list(ctx.graph.program(node)(*(array(v) for v in values)))
+@rule(
+    "XlaCallModule",
+    check=_check_module,
+    effect="none",
+    # The first are read with the module; `Sout` holds shapes of results.
+    ignores=("module", "platforms", "version", "Sout", "disabled_checks", "use_shardy_partitioner"),
+)
+def _xla_call_module(*args: Array, ctx: Context, node: Node) -> Sequence[Array]:
+    return list(ctx.graph.program(node)(*args))

@@ -1,4 +1,4 @@
-"""Samplers of candidate classes, and what a sampled softmax needs besides.
+"""Samplers of candidate classes, and the accidental hits of a sampled softmax.
 
 Kernels: tensorflow/core/kernels/range_sampler.cc and candidate_sampler_ops.cc, TensorFlow 2.21. The
 numbers come from the key of the call; expected counts are those of the classes that were drawn.
@@ -6,8 +6,7 @@ numbers come from the key of the call; expected counts are those of the classes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -17,42 +16,30 @@ from jax import lax
 from invert._errors import Problem
 from invert.primitives.tf.dynamic_size import padded
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array
 
 _INT64 = np.dtype(np.int64)
+# The key of the call takes the place of the seeds; the number of true classes is a size.
+_IGNORED = ("seed", "seed2", "num_true")
+
+# The candidates, and the expected counts of the true classes and of the candidates.
+Sample = tuple[Array, Array, Array]
 
 
-def _log_uniform(node: Node) -> np.ndarray:
-    k = np.arange(node.attr("range_max"), dtype=np.float64)
-    return np.log1p(1 / (k + 1)) / np.log1p(node.attr("range_max"))
+@rule("LogUniformCandidateSampler", ignores=_IGNORED)
+def _log_uniform(
+    true: Array, *, ctx: Context, num_sampled: int, unique: bool, range_max: int
+) -> Sample:
+    k = np.arange(range_max, dtype=np.float64)
+    return _sample(ctx, np.log1p(1 / (k + 1)) / np.log1p(range_max), true, num_sampled, unique)
 
 
-def _uniform(node: Node) -> np.ndarray:
-    return np.full(node.attr("range_max"), 1 / node.attr("range_max"))
-
-
-def _fixed_unigram(node: Node) -> np.ndarray:
-    shards, shard = node.attr("num_shards", 1), node.attr("shard", 0)
-    reserved = node.attr("num_reserved_ids", 0)
-    known = [0.0] * len([i for i in range(reserved) if i % shards == shard])
-    # The number of the first class that is not reserved is the number of those reserved here.
-    weights = [
-        float(np.float32(w) ** np.float32(node.attr("distortion", 1.0)))
-        for i, w in enumerate(node.attr("unigrams", []), len(known))
-        if i % shards == shard
-    ]
-    total = np.asarray(known + weights)
-    return total / total.sum()
-
-
-# How likely each class is to be drawn.
-PROBABILITIES: dict[str, Callable[[Node], np.ndarray]] = {
-    "FixedUnigramCandidateSampler": _fixed_unigram,
-    "LogUniformCandidateSampler": _log_uniform,
-    "UniformCandidateSampler": _uniform,
-}
+@rule("UniformCandidateSampler", ignores=_IGNORED)
+def _uniform(
+    true: Array, *, ctx: Context, num_sampled: int, unique: bool, range_max: int
+) -> Sample:
+    return _sample(ctx, np.full(range_max, 1 / range_max), true, num_sampled, unique)
 
 
 def _check(ctx: Context, node: Node) -> Iterator[Problem]:
@@ -65,31 +52,54 @@ def _check(ctx: Context, node: Node) -> Iterator[Problem]:
         )
 
 
-@raises_tf(*PROBABILITIES, check=_check)
-def _sample(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    true, count = array(values[0]), node.attr("num_sampled")
-    p = jnp.asarray(PROBABILITIES[node.op](node), np.float32)
+@rule("FixedUnigramCandidateSampler", check=_check, ignores=(*_IGNORED, "range_max"))
+def _fixed_unigram(
+    true: Array,
+    *,
+    ctx: Context,
+    num_sampled: int,
+    unique: bool,
+    distortion: float,
+    num_reserved_ids: int,
+    num_shards: int,
+    shard: int,
+    unigrams: list[float],
+) -> Sample:
+    reserved = [0.0] * len([i for i in range(num_reserved_ids) if i % num_shards == shard])
+    # The number of the first class that is not reserved is the number of those reserved here.
+    weights = [
+        float(np.float32(w) ** np.float32(distortion))
+        for i, w in enumerate(unigrams, len(reserved))
+        if i % num_shards == shard
+    ]
+    total = np.asarray(reserved + weights)
+    return _sample(ctx, total / total.sum(), true, num_sampled, unique)
+
+
+def _sample(
+    ctx: Context, probabilities: np.ndarray, true: Array, count: int, unique: bool
+) -> Sample:
+    p = jnp.asarray(probabilities, np.float32)
     key, tries_key = jax.random.split(ctx.key())
-    if not node.attr("unique"):
+    if not unique:
         drawn = jax.random.choice(key, p.size, (count,), p=p)
         expected = p * count
     else:
         # The classes with the largest sums of log probability and Gumbel noise are those that
-        # drawing until there are enough different ones gives, in that order.
+        # drawing until there are enough distinct ones gives, in that order.
         _, drawn = lax.top_k(jnp.log(p) + jax.random.gumbel(key, p.shape, p.dtype), count)
         # Each took as many tries as it takes to draw none of those before it.
         missed = jnp.cumsum(p[drawn]) - p[drawn]
         tries = jnp.sum(jax.random.geometric(tries_key, jnp.clip(1 - missed, 1e-7, 1)))
         several = -jnp.expm1(tries * jnp.log1p(-p))
         expected = jnp.where(tries == count, p * count, several)
-    return [drawn.astype(_INT64), expected[true], expected[drawn]]
+    return drawn.astype(_INT64), expected[true], expected[drawn]
 
 
-@raises_tf("AllCandidateSampler")
-def _all(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    count = node.attr("num_sampled")
-    ones = jnp.ones(np.shape(values[0]), np.float32), jnp.ones((count,), np.float32)
-    return [np.arange(count, dtype=np.int64), *ones]
+@rule("AllCandidateSampler", ignores=(*_IGNORED, "unique"))
+def _all(true: Value, *, num_sampled: int) -> Sample:
+    expected = jnp.ones(np.shape(true), np.float32), jnp.ones((num_sampled,), np.float32)
+    return np.arange(num_sampled, dtype=np.int64), *expected
 
 
 _LEARNS = "learns its distribution from the classes of the calls before, which no model holds"
@@ -100,16 +110,13 @@ def _check_learned(ctx: Context, node: Node) -> Iterator[Problem]:
     yield Problem(f"tf.{node.op}", _LEARNS, node.location, remedy)
 
 
-@raises_tf(
-    "LearnedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", check=_check_learned
-)
-def _learned(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@rule("LearnedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", check=_check_learned)
+def _learned(true: Value) -> None:
     raise AssertionError("its check reports it before")
 
 
-@raises_tf("ComputeAccidentalHits")
-def _hits(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    true, sampled = array(values[0]), array(values[1])
+@rule("ComputeAccidentalHits", ignores=_IGNORED)
+def _hits(true: Array, sampled: Array, *, ctx: Context, node: Node) -> tuple[Array, Array, Array]:
     count = true.shape[0] * true.shape[1]
     padded(ctx, node, count, "hits")
     same = lax.reshape(true, (count, 1)) == sampled
@@ -118,8 +125,8 @@ def _hits(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     hit = jnp.any(same, 1)
     rows = lax.broadcasted_iota(np.int32, true.shape, 0).reshape(-1)
     weight = np.finfo(np.float32).min
-    return [
+    return (
         jnp.where(hit, rows, -1),
         jnp.where(hit, last, -1),
         jnp.where(hit, weight, 0).astype(np.float32),
-    ]
+    )

@@ -1,17 +1,16 @@
-"""Branches and calls, and the ops that choose between values."""
+"""Branches and calls, optional values, and checks."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
+from invert.primitives.tf.window import refuse
 from invert.tf.control.branch_types import (
     Form,
     Optional,
@@ -28,21 +27,23 @@ from invert.tf.control.while_loop import while_loop
 from invert.tf.gradients.override import gradient_function, with_function_gradient
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.ops.state import Resource
 from invert.tf.values.constants import array, arrays
 from invert.tf.values.tensor_list import TensorList
 
+Thunk = Callable[[], list[Array]]
 
-def branches(
+
+def _branches(
     ctx: Context,
     node: Node,
     functions: Sequence[str],
-    values: Sequence[Any],
-    choose: Callable[[Sequence[Callable[[], Any]]], Any],
-) -> list[Any]:
-    """Runs one of several functions on the same values.
+    operands: Sequence[Value],
+    choose: Callable[[Sequence[Thunk]], list[Array]],
+) -> list[Value]:
+    """Runs one of several functions on the same operands.
 
     **Arguments:**
 
@@ -51,174 +52,178 @@ def branches(
     **Raises:** `UnsupportedOpError` where the branches give results of different types.
     """
     written: dict[Resource, None] = {}
-    staged: list[tuple[TracedBranch, list[Resource]]] = []
+    traced: list[tuple[TracedBranch, list[Resource]]] = []
     for number, function in enumerate(functions):
         changed: list[Resource] = []
 
         def run(
             function: str = function, changed: list[Resource] = changed, number: int = number
-        ) -> list[Any]:
+        ) -> list[Value]:
             child = ctx.on(dict(ctx.state), number)
-            results = child.call(function, values)
+            results = child.call(function, operands)
             if gradient_arrays(ctx, child):
                 child = ctx.on(dict(ctx.state), number)
-                results = child.call(function, values)
+                results = child.call(function, operands)
             changed += [r for r, old in ctx.state.items() if child.state.get(r) is not old]
             return [*results, *(child.state[r] for r in changed)]
 
         body = TracedBranch(run)
-        staged.append((body, changed))
+        traced.append((body, changed))
         written.update(dict.fromkeys(changed))
-    count = len(staged[0][0].results) - len(staged[0][1])
+    count = len(traced[0][0].results) - len(traced[0][1])
 
-    def completed(results: Sequence[Any], changed: Sequence[Resource]) -> list[Any]:
-        """Results, then the value of everything that one of the branches writes."""
+    def with_state(results: Sequence[Value], changed: Sequence[Resource]) -> list[Value]:
+        """Results, then the values of the resources that one of the branches writes."""
         new = dict(zip(changed, results[count:], strict=True))
         return [*results[:count], *(new.get(r, ctx.state[r]) for r in written)]
 
-    types = [completed(body.results, changed) for body, changed in staged]
+    types = [with_state(body.results, changed) for body, changed in traced]
     forms = [_common(node, i, same) for i, same in enumerate(zip(*types, strict=True))]
-    rebuild: list[Callable[[Sequence[Any]], list[Any]]] = []
+    rebuild: list[Callable[[Sequence[Array]], list[Value]]] = []
 
-    def leaves_of(body: TracedBranch, changed: list[Resource]) -> Callable[[], list[Any]]:
-        def run() -> list[Any]:
-            results = completed(body(), changed)
+    def leaves_of(body: TracedBranch, changed: list[Resource]) -> Thunk:
+        def run() -> list[Array]:
+            results = with_state(body(), changed)
             leaves, put = flatten([bring(x, f) for x, f in zip(results, forms, strict=True)])
             rebuild.append(put)
             return leaves
 
         return run
 
-    leaves = choose([leaves_of(body, changed) for body, changed in staged])
-    results = [_grown(r, ways) for r, *ways in zip(rebuild[-1](leaves), *types, strict=True)]
+    leaves = choose([leaves_of(body, changed) for body, changed in traced])
+    results = [_grown(r, same) for r, *same in zip(rebuild[-1](leaves), *types, strict=True)]
     ctx.state.update(zip(written, results[count:], strict=True))
     return results[:count]
 
 
-def _grown(result: Any, ways: Sequence[Any]) -> Any:
-    """A list that gets as many elements as on the way that adds most."""
+def _grown(result: Value, of_branches: Sequence[Value]) -> Value:
+    """A list with the growth of the branch that adds the most elements."""
     if not isinstance(result, TensorList) or not result.is_unallocated:
         return result
-    growth = max(w.growth for w in ways if isinstance(w, TensorList))
+    growth = max(v.growth for v in of_branches if isinstance(v, TensorList))
     return dataclasses.replace(result, growth=growth)
 
 
-def _common(node: Node, index: int, values: Sequence[Any]) -> Form:
+def _common(node: Node, index: int, values: Sequence[Value]) -> Form:
     form = form_of(values[0])
     for value in values[1:]:
         try:
             form = join(form, form_of(value))
         except ShapeVariesError as error:
-            reason = f"result {index} {error}"
             remedy = "Arrays of a JAX program have one shape; let the branches agree on it."
-            problem = Problem(f"tf.{node.op}", reason, node.location, remedy)
-            raise UnsupportedOpError([problem]) from error
+            raise refuse(node, f"result {index} {error}", remedy) from error
     return form
 
 
-def truth(value: Any) -> Any:
+def truth(value: Value) -> Array:
     """The condition of an `If`: static, or a scalar of type bool.
 
     Numbers count as true unless they are zero, other arrays unless they are empty
     (tensorflow/core/kernels/functional_ops.cc, `ToBool`, TensorFlow 2.21).
     """
-    if np.ndim(value) or not isinstance(value, np.ndarray):
-        if np.ndim(value):
-            return np.asarray(0 not in np.shape(value))
-        return value if value.dtype == np.bool_ else lax.ne(value, np.zeros((), value.dtype))
-    return np.asarray(bool(value))
+    if np.ndim(value):
+        return np.asarray(0 not in np.shape(value))
+    if isinstance(value, np.ndarray):
+        return np.asarray(bool(value))
+    return value if value.dtype == np.bool_ else lax.ne(value, np.zeros((), value.dtype))
 
 
-@raises_tf("If", "StatelessIf", "XlaIf", chooses=True)
-def _if(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    then, otherwise = node.attr("then_branch"), node.attr("else_branch")
-    predicate = truth(values[0])
+@rule("If", "StatelessIf", "XlaIf", chooses=True, ignores=("output_shapes",))
+def _if(
+    cond: Value, *operands: Value, ctx: Context, node: Node, then_branch: str, else_branch: str
+) -> list[Value]:
+    predicate = truth(cond)
     if isinstance(predicate, np.ndarray):
-        return ctx.call(then if predicate else otherwise, values[1:])
-    return branches(ctx, node, (then, otherwise), values[1:], lambda fns: lax.cond(predicate, *fns))
+        return ctx.call(then_branch if predicate else else_branch, operands)
+    functions = then_branch, else_branch
+    return _branches(ctx, node, functions, operands, lambda fns: lax.cond(predicate, *fns))
 
 
-@raises_tf("Case", "StatelessCase", chooses=True)
-def _case(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    functions = node.attr("branches")
-    index, last = values[0], len(functions) - 1
+@rule("Case", "StatelessCase", chooses=True, ignores=("output_shapes",))
+def _case(
+    index: Value, *operands: Value, ctx: Context, node: Node, branches: list[str]
+) -> list[Value]:
+    last = len(branches) - 1
     if isinstance(index, np.ndarray):
         k = int(index)
-        return ctx.call(functions[k if 0 <= k < last else last], values[1:])
+        return ctx.call(branches[k if 0 <= k < last else last], operands)
     # An index out of range means the last branch.
     outside = lax.lt(index, np.zeros((), index.dtype))
     index = lax.select(outside, jnp.full((), last, index.dtype), index)
-    return branches(ctx, node, functions, values[1:], lambda fns: lax.switch(index, fns))
+    return _branches(ctx, node, branches, operands, lambda fns: lax.switch(index, fns))
 
 
-@raises_tf("While", "StatelessWhile", "XlaWhile")
-def _while(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return while_loop(ctx, node, node.attr("cond"), node.attr("body"), values)
+@rule("While", "StatelessWhile", "XlaWhile", ignores=("output_shapes", "parallel_iterations"))
+def _while(*values: Value, ctx: Context, node: Node, cond: str, body: str) -> list[Value]:
+    return while_loop(ctx, node, cond, body, list(values))
 
 
-@raises_tf("PartitionedCall", "StatefulPartitionedCall")
-def _partitioned_call(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    results = ctx.call(node.attr("f"), values)
-    name = gradient_function(ctx, node.attr("f"))
+@rule(
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    ignores=("config", "config_proto", "executor_type"),
+)
+def _partitioned_call(*operands: Value, ctx: Context, node: Node, f: str) -> list[Value]:
+    values = list(operands)
+    results = ctx.call(f, values)
+    name = gradient_function(ctx, f)
     return results if name is None else with_function_gradient(ctx, node, name, values, results)
 
 
-@raises_tf("FakeParam")
-def _fake_param(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [Undefined()]
+@rule("FakeParam", ignores=("shape",))
+@rule("OptionalNone")
+def _undefined() -> Undefined:
+    return Undefined()
 
 
-@raises_tf("OptionalNone")
-def _optional_none(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [Undefined()]
+@rule("OptionalFromValue")
+def _optional_from_value(value: Value, *, ctx: Context) -> Optional:
+    return Optional.of(value, ctx.branch)
 
 
-@raises_tf("OptionalFromValue")
-def _optional_from_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if len(values) != 1:
-        reason = "holds more than one value"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-    return [Optional.of(values[0], ctx.branch)]
-
-
-@raises_tf("OptionalGetValue")
-def _optional_get_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    """The value that the branch which was taken gave; its gradient asks for no other."""
-    shape, dtype = node.attr("output_shapes")[0], node.attr("output_types")[0]
-    choices = values[0].choices if isinstance(values[0], Optional) else {}
-    fitting = {
+@rule("OptionalGetValue")
+def _optional_get_value(
+    optional: Value,
+    *,
+    ctx: Context,
+    node: Node,
+    output_types: list[np.dtype],
+    output_shapes: list[tuple[int | None, ...] | None],
+) -> Value:
+    """The value of the branch that was taken; its gradient asks for no other."""
+    shape, dtype = output_shapes[0], output_types[0]
+    choices = optional.choices if isinstance(optional, Optional) else {}
+    matches = {
         key: value
         for key, value in choices.items()
-        if (key[0] != "array" if dtype.kind == "O" else _fits(key, shape, dtype))
+        if (key[0] != "array" if dtype.kind == "O" else _matches(key, shape, dtype))
     }
-    if len(fitting) > 1:  # the gradient of a branch has the number of the branch
-        fitting = {key: value for key, value in fitting.items() if key[-1] == ctx.branch}
-    if len(fitting) == 1:
-        return list(fitting.values())
-    if fitting or dtype.kind == "O" or shape is None or None in shape:
-        reason = "takes a value that is of several types" if fitting else "takes an absent value"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-    return [jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))]
+    if len(matches) > 1:  # the gradient of a branch has the number of the branch
+        matches = {key: value for key, value in matches.items() if key[-1] == ctx.branch}
+    if len(matches) == 1:
+        return list(matches.values())
+    if matches:
+        raise refuse(node, "takes a value that has several types")
+    if dtype.kind == "O" or shape is None or None in shape:
+        raise refuse(node, "takes an absent value of unknown type")
+    return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
-def _fits(key: Any, shape: tuple[int | None, ...] | None, dtype: np.dtype) -> bool:
-    kind, *found = key
-    return (
-        kind == "array"
-        and found[1] == str(jax.dtypes.canonicalize_dtype(dtype))
-        and (
-            shape is None
-            or (
-                len(shape) == len(found[0])
-                and all(d is None or d == n for d, n in zip(shape, found[0], strict=True))
-            )
-        )
+def _matches(key: Value, shape: tuple[int | None, ...] | None, dtype: np.dtype) -> bool:
+    """Whether a choice, given by its kind, shape, dtype and branch, is of a type."""
+    kind, *rest = key
+    if kind != "array" or rest[1] != str(jax.dtypes.canonicalize_dtype(dtype)):
+        return False
+    if shape is None:
+        return True
+    return len(shape) == len(rest[0]) and all(
+        d is None or d == n for d, n in zip(shape, rest[0], strict=True)
     )
 
 
-@raises_tf("OptionalHasValue")
-def _optional_has_value(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [np.asarray(isinstance(values[0], Optional))]
+@rule("OptionalHasValue")
+def _optional_has_value(optional: Value) -> np.ndarray:
+    return np.asarray(isinstance(optional, Optional))
 
 
 def check_resource(node: Node) -> Resource:
@@ -226,8 +231,8 @@ def check_resource(node: Node) -> Resource:
     return Resource("check", node.location)
 
 
-def _fail(ctx: Context, node: Node, failed: Any) -> None:
-    """Notes a failed check. What becomes of it is settled at the end of the whole program."""
+def _fail(ctx: Context, node: Node, failed: Array) -> None:
+    """Records whether a check failed. The end of the program decides what becomes of it."""
     resource = check_resource(node)
     if resource in ctx.state:
         before = ctx.state[resource]
@@ -235,50 +240,49 @@ def _fail(ctx: Context, node: Node, failed: Any) -> None:
         ctx.write(resource, failed if first else lax.bitwise_or(before, failed))
 
 
-@raises_tf("Assert")
-def _assert(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    holds = truth(values[0])
+@rule("Assert", ignores=("summarize",))
+def _assert(condition: Value, *data: Value, ctx: Context, node: Node) -> None:
+    holds = truth(condition)
     _fail(ctx, node, np.asarray(not holds) if isinstance(holds, np.ndarray) else ~holds)
-    return []
 
 
-@raises_tf("CheckNumerics", "CheckNumericsV2", rows=rows.unchanged)
-def _check_numerics(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    _fail(ctx, node, ~jnp.all(jnp.isfinite(array(values[0]))))
-    return [values[0]]
+@rule("CheckNumerics", "CheckNumericsV2", rows=rows.unchanged, ignores=("message",))
+def _check_numerics(x: Value, *, ctx: Context, node: Node) -> Value:
+    _fail(ctx, node, ~jnp.all(jnp.isfinite(array(x))))
+    return x
 
 
-@raises_tf("Print")
-def _print(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [values[0]]
+@rule("Print", ignores=("message", "first_n", "summarize"))
+def _print(x: Value, *data: Value) -> Value:
+    return x
 
 
-@raises_tf("SymbolicGradient")
-def _symbolic_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    """The gradient of a function, of its arguments and the gradients of its results."""
-    count = len(node.attr("Tout"))
-    if (name := gradient_function(ctx, node.attr("f"))) is not None:
-        return ctx.call(name, values)
-    inputs, cotangents = values[:count], arrays(values[count:])
-    moving = [i for i, v in enumerate(inputs) if _is_moving(v)]
+@rule("SymbolicGradient")
+def _symbolic_gradient(
+    *operands: Value, ctx: Context, node: Node, f: str, Tout: list[np.dtype]
+) -> list[Array]:
+    """The gradient of a function, from its arguments and the cotangents of its results."""
+    if (name := gradient_function(ctx, f)) is not None:
+        return ctx.call(name, operands)
+    primals, cotangents = operands[: len(Tout)], arrays(operands[len(Tout) :])
+    active = [i for i, v in enumerate(primals) if _is_differentiable(v)]
 
-    def results(moved: Sequence[Any]) -> list[Any]:
+    def results(values: Sequence[Array]) -> list[Array]:
         child = ctx.on(dict(ctx.state))
-        given = dict(zip(moving, moved, strict=True))
-        found = child.call(node.attr("f"), [given.get(i, v) for i, v in enumerate(inputs)])
-        changed = [r for r in child.state if r.kind == "variable" and r in ctx.state]
-        if any(child.state[r] is not ctx.state[r] for r in changed):
-            reason = "differentiates a function that assigns variables"
-            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-        return [array(v) for v in found if _is_moving(v)]
+        by_place = dict(zip(active, values, strict=True))
+        outputs = child.call(f, [by_place.get(i, v) for i, v in enumerate(primals)])
+        variables = [r for r in child.state if r.kind == "variable" and r in ctx.state]
+        if any(child.state[r] is not ctx.state[r] for r in variables):
+            raise refuse(node, "differentiates a function that assigns variables")
+        return [array(v) for v in outputs if _is_differentiable(v)]
 
-    _, pull = jax.vjp(results, [jnp.asarray(array(inputs[i])) for i in moving])
-    (found,) = pull([g for g in cotangents if _is_moving(g)])
-    gradients = dict(zip(moving, found, strict=True))
+    _, pullback = jax.vjp(results, [jnp.asarray(array(primals[i])) for i in active])
+    (slopes,) = pullback([g for g in cotangents if _is_differentiable(g)])
+    gradients = dict(zip(active, slopes, strict=True))
     return [
-        gradients[i] if i in gradients else jnp.zeros_like(array(v)) for i, v in enumerate(inputs)
+        gradients[i] if i in gradients else jnp.zeros_like(array(v)) for i, v in enumerate(primals)
     ]
 
 
-def _is_moving(value: Any) -> bool:
+def _is_differentiable(value: Value) -> bool:
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)

@@ -1,8 +1,8 @@
 """cuDNN's recurrent networks, whose weights come in one vector.
 
 The order of the weights is that of `cudnnGetRNNWeightParams`: for each layer and direction the
-matrices of the input, then those of the state, gate by gate; behind all of them the biases in the
-same order. Results and lengths are those of tensorflow/core/kernels/cudnn_rnn_ops.cc, TensorFlow
+matrices of the input, then those of the state, gate by gate; then the biases in the same
+order. Results and lengths are those of tensorflow/core/kernels/cudnn_rnn_ops.cc, TensorFlow
 2.21.
 """
 
@@ -11,29 +11,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from invert.primitives.tf.window import refuse
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array
 
-Cell = Callable[[Any, Any, tuple[Any, ...]], tuple[Any, ...]]
+State = tuple[Array, ...]
+Cell = Callable[[Array, Array, State], State]
 
 
-def _lstm(inputs: Any, state: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+def _lstm(inputs: Array, state: Array, carry: State) -> State:
     i, f, g, o = jnp.split(inputs + state, 4, axis=-1)
     cell = lax.logistic(f) * carry[1] + lax.logistic(i) * jnp.tanh(g)
     return lax.logistic(o) * jnp.tanh(cell), cell
 
 
-def _gru(inputs: Any, state: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+def _gru(inputs: Array, state: Array, carry: State) -> State:
     (reset_x, update_x, new_x), (reset_h, update_h, new_h) = (
         jnp.split(v, 3, axis=-1) for v in (inputs, state)
     )
@@ -54,17 +52,19 @@ CELLS: dict[str, tuple[int, Cell]] = {
 class Weights:
     """Matrices and biases of one layer in one direction."""
 
-    inputs: Any
-    state: Any
-    input_bias: Any
-    state_bias: Any
+    inputs: Array
+    state: Array
+    input_bias: Array
+    state_bias: Array
 
 
-def _unpack(params: Any, layers: int, directions: int, gates: int, units: int, size: int) -> Any:
-    """The vector `params` as a list of `Weights`, layer by layer."""
+def _unpack(
+    params: Array, layers: int, directions: int, gates: int, units: int, size: int
+) -> list[Weights]:
+    """Splits the vector `params` into the weights of each layer and direction."""
     taken = 0
 
-    def take(*shape: int) -> Any:
+    def take(*shape: int) -> Array:
         nonlocal taken
         piece = lax.slice(params, [taken], [taken + math.prod(shape)])
         taken += math.prod(shape)
@@ -81,28 +81,32 @@ def _unpack(params: Any, layers: int, directions: int, gates: int, units: int, s
     return [Weights(*m, *b) for m, b in zip(matrices, biases, strict=True)]
 
 
-@raises_tf("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3")
-def _cudnn_rnn(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, h, c, params = (array(v) for v in values[:4])
-    lengths = array(values[4]) if node.op.endswith("V3") else None
+# Of dropout, which is refused in training.
+_IGNORED = ("seed", "seed2", "is_training")
+
+
+@rule("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", ignores=_IGNORED)
+def _cudnn_rnn(
+    x: Array, h: Array, c: Array, params: Array, lengths: Array = None, *, node: Node
+) -> list[Array]:
     # What cuDNN keeps for the gradient op; there is nothing to keep here.
     kept = [jnp.zeros((0,), x.dtype), jnp.zeros((0,), jnp.int8)]
     results = _network(node, lengths, x, h, c, params)
     return [*results, *kept[: 1 if node.op == "CudnnRNN" else 2]]
 
 
-@raises_tf("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3")
-def _cudnn_rnn_backprop(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    operands = [array(v) for v in values[:4]]
-    lengths = array(values[4]) if node.op.endswith("V3") else None
-    # Behind the lengths come the results of the network, then their gradients.
+@rule("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", ignores=_IGNORED)
+def _cudnn_rnn_backprop(*operands: Array, node: Node) -> Sequence[Array]:
+    lengths = operands[4] if node.op.endswith("V3") else None
+    # After the lengths come the results of the network, then their cotangents.
     start = 8 if lengths is not None else 7
-    slopes = tuple(array(v) for v in values[start : start + 3])
-    _, pullback = jax.vjp(functools.partial(_network, node, lengths), *operands)
-    return list(pullback(slopes))
+    _, pullback = jax.vjp(functools.partial(_network, node, lengths), *operands[:4])
+    return pullback(operands[start : start + 3])
 
 
-def _network(node: Node, lengths: Any, x: Any, h: Any, c: Any, params: Any) -> tuple[Any, ...]:
+def _network(
+    node: Node, lengths: Array, x: Array, h: Array, c: Array, params: Array
+) -> tuple[Array, Array, Array]:
     """The outputs of the last layer, and the final states of all layers."""
     mode = node.attr("rnn_mode", "lstm")
     if node.attr("dropout", 0.0) and node.attr("is_training", True):
@@ -116,7 +120,7 @@ def _network(node: Node, lengths: Any, x: Any, h: Any, c: Any, params: Any) -> t
     gates, cell = CELLS[mode]
     layers = h.shape[0] // directions
     unpacked = _unpack(params, layers, directions, gates, h.shape[2], x.shape[2])
-    finals: list[tuple[Any, ...]] = []
+    finals: list[State] = []
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
@@ -134,18 +138,18 @@ def _network(node: Node, lengths: Any, x: Any, h: Any, c: Any, params: Any) -> t
 
 
 def _layer(
-    cell: Cell, w: Weights, x: Any, start: tuple[Any, ...], lengths: Any, reverse: bool
-) -> tuple[Any, Any]:
-    """The final state and all outputs; rows that have ended keep their state and give zeros."""
+    cell: Cell, w: Weights, x: Array, start: State, lengths: Array, reverse: bool
+) -> tuple[State, Array]:
+    """The final state and all outputs; past its length a sequence keeps its state, gives zeros."""
 
-    def step(carry: tuple[Any, ...], item: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step(carry: State, item: tuple[Array, Array]) -> tuple[State, Array]:
         at, inputs = item
         new = cell(inputs, carry[0] @ w.state.T + w.state_bias, carry)
         if lengths is None:
             return new, new[0]
-        going = (at < lengths)[:, None]
-        kept = tuple(jnp.where(going, a, b) for a, b in zip(new, carry, strict=True))
-        return kept, jnp.where(going, new[0], 0)
+        active = (at < lengths)[:, None]
+        kept = tuple(jnp.where(active, a, b) for a, b in zip(new, carry, strict=True))
+        return kept, jnp.where(active, new[0], 0)
 
     inputs = x @ w.inputs.T + w.input_bias
     return lax.scan(step, start, (jnp.arange(x.shape[0], dtype=jnp.int32), inputs), reverse=reverse)

@@ -1,157 +1,139 @@
-"""Ops that speak with other devices, where there is one alone, and that tell XLA how arrays lie.
+"""Ops that communicate with other devices, and ops that tell XLA how arrays are laid out.
 
-Converted functions run on one device: a group of one has nothing to add up or to gather.
+Converted functions run on one device: a collective over a group of one is the identity.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
+from invert._errors import UnsupportedOpError
 from invert._private.tensorflow import tf_proto
 from invert.primitives.tf.variables import assign, current
+from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import Rule, add_table, raises_tf
+from invert.tf.interpreter.registry import Array, Static, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, static
 
 _REMEDY = "Convert the function that runs on one device."
 
 
 def _several(node: Node) -> UnsupportedOpError:
-    reason = "communicates with other devices"
-    return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, _REMEDY)])
+    return refuse(node, "communicates with other devices", _REMEDY)
 
 
-def _alone(size: int | str) -> Rule:
-    """An op on a group of devices.
-
-    **Arguments:**
-
-    - `size`: the input or the attribute that says how large the group is. An input may be a table
-        with a row for each group.
-    """
-
-    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        if isinstance(size, str):
-            count = node.attr(size)
-        else:
-            groups = static(node, values, size)
-            count = groups.shape[1] if groups.ndim else int(groups)
-        if count != 1:
-            raise _several(node)
-        return [values[0]]
-
-    return rule
-
-
-add_table(
-    {
-        **dict.fromkeys(("XlaAllReduce", "XlaReduceScatter"), _alone(1)),
-        **dict.fromkeys(
-            ("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveReduceScatterV2",
-             "CollectiveAllToAllV2", "CollectiveBcastSendV2"),
-            _alone(1),
-        ),
-        **dict.fromkeys(
-            ("CollectiveReduce", "CollectiveGather", "CollectiveBcastSend"), _alone("group_size")
-        ),
-    }
+# How several devices would combine their values, and how they find each other.
+_COMBINES = (
+    "merge_op", "final_op", "reduce_op", "mode", "group_key", "instance_key", "shape",
+    "subdiv_offsets", "wait_for", "communication_hint", "timeout_seconds", "is_stateless",
+    "max_subdivs_per_device",
 )  # fmt: skip
 
 
-@raises_tf("CollectiveAssignGroupV2")
-def _assign_group(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    groups, device, base = (static(node, values, i) for i in range(3))
-    (where,) = np.nonzero((groups == device).any(1))
-    if len(where) != 1:
+@rule(
+    "XlaAllReduce",
+    "XlaReduceScatter",
+    *(f"Collective{kind}V2" for kind in
+      ("Reduce", "Gather", "ReduceScatter", "AllToAll", "BcastSend")),
+    ignores=_COMBINES,
+)  # fmt: skip
+def _collective(x: Value, groups: Static, *others: Value, node: Node) -> Value:
+    """The size of the group, or a table with a row for each group, is an operand."""
+    if (groups.shape[1] if groups.ndim else int(groups)) != 1:
+        raise _several(node)
+    return x
+
+
+@rule("CollectiveReduce", "CollectiveGather", "CollectiveBcastSend", ignores=_COMBINES)
+def _collective_v1(x: Value, *, node: Node, group_size: int) -> Value:
+    if group_size != 1:
+        raise _several(node)
+    return x
+
+
+@rule("CollectiveAssignGroupV2")
+def _assign_group(
+    groups: Static, device: Static, base: Static, *, ctx: Context, node: Node
+) -> tuple[np.ndarray, np.ndarray]:
+    (rows,) = np.nonzero((groups == device).any(1))
+    if len(rows) != 1:
         raise _several(node)
     # As collective_ops.cc numbers them; XLA has no use for the number of a group.
-    key = 0 if ctx.compiled else int(base) + int(where[0])
-    return [np.asarray(groups.shape[1], np.int32), np.asarray(key, np.int32)]
+    key = 0 if ctx.compiled else int(base) + int(rows[0])
+    return np.asarray(groups.shape[1], np.int32), np.asarray(key, np.int32)
 
 
-@raises_tf("XlaReplicaId")
-def _replica(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@rule("XlaReplicaId")
+def _replica(*, ctx: Context, node: Node) -> np.ndarray:
     ctx.graph.note(f"tf.{node.op} ({node.location}) is zero: the program runs on one device")
-    return [np.zeros((), np.int32)]
+    return np.zeros((), np.int32)
 
 
-@raises_tf("ControlTrigger")
-def _trigger(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return []
+@rule("ControlTrigger")
+def _trigger() -> None:
+    return None
 
 
-@raises_tf("XlaSetBound")
-def _bound(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [values[0]]
+@rule("XlaSetBound", "XlaRemoveDynamicDimensionSize")
+def _unchanged(x: Value, bound: Value) -> Value:
+    return x
 
 
-@raises_tf("XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape")
-def _shard(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, sharding = array(values[0]), tf_proto("compiler.xla.xla_data_pb2", "OpSharding")
+@rule(
+    "XlaSpmdFullToShardShape",
+    "XlaSpmdShardToFullShape",
+    ignores=("manual_sharding", "full_shape", "dim", "unspecified_dims"),
+)
+def _shard(x: Array, *, node: Node) -> Array:
+    sharding = tf_proto("compiler.xla.xla_data_pb2", "OpSharding")
     # Not `node.attr`: it decodes strings as text, and these are bytes.
     sharding.MergeFromString(node.attrs["manual_sharding"].s)
     if math.prod(sharding.tile_assignment_dimensions[: x.ndim]) != 1:
-        reason = "divides an array among several devices"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, _REMEDY)])
-    return [x]
+        raise refuse(node, "divides an array among several devices", _REMEDY)
+    return x
 
 
-def _pads(node: Node, rank: int) -> list[int]:
-    return list(node.attr("paddings") or (0,) * rank)
-
-
-def _split(node: Node, x: Any) -> list[Any]:
-    """Equal blocks of an array that is padded with zeros behind, in the order of rows."""
-    counts = node.attr("num_splits")
-    padded = lax.pad(x, np.zeros((), x.dtype), [(0, pad, 0) for pad in _pads(node, x.ndim)])
-    blocks = [padded]
-    for axis, count in enumerate(counts):
+@rule("XlaSplitND")
+def _split(x: Array, *, num_splits: list[int], paddings: list[int]) -> list[Array]:
+    """Equal blocks of an array that is padded with zeros at the end, in row-major order."""
+    pads = paddings or (0,) * x.ndim
+    blocks = [lax.pad(x, np.zeros((), x.dtype), [(0, pad, 0) for pad in pads])]
+    for axis, count in enumerate(num_splits):
         blocks = [part for block in blocks for part in jnp.split(block, count, axis)]
     return blocks
 
 
-def _concatenated(node: Node, blocks: Sequence[Any]) -> Any:
-    """The array of which `_split` makes blocks."""
-    counts, parts = node.attr("num_concats"), [array(b) for b in blocks]
-    for axis in reversed(range(len(counts))):
-        step = counts[axis]
+@rule("ReadVariableXlaSplitND")
+def _read_split(
+    resource: Value, *, ctx: Context, num_splits: list[int], paddings: list[int]
+) -> list[Array]:
+    return _split(current(ctx, resource), num_splits=num_splits, paddings=paddings)
+
+
+@rule("XlaConcatND")
+def _concat(*blocks: Array, num_concats: list[int], paddings: list[int]) -> Array:
+    """The array of which `_split` makes `blocks`."""
+    parts: Sequence[Array] = blocks
+    for axis in reversed(range(len(num_concats))):
+        step = num_concats[axis]
         parts = [lax.concatenate(parts[i : i + step], axis) for i in range(0, len(parts), step)]
-    (whole,) = parts
-    pads = _pads(node, whole.ndim)
-    return lax.slice(
-        whole, (0,) * whole.ndim, [n - p for n, p in zip(whole.shape, pads, strict=True)]
-    )
+    (x,) = parts
+    pads = paddings or (0,) * x.ndim
+    return lax.slice(x, (0,) * x.ndim, [n - p for n, p in zip(x.shape, pads, strict=True)])
 
 
-@raises_tf("XlaSplitND")
-def _split_nd(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return _split(node, array(values[0]))
-
-
-@raises_tf("ReadVariableXlaSplitND")
-def _read_split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return _split(node, current(ctx, values[0]))
-
-
-@raises_tf("XlaConcatND")
-def _concat_nd(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_concatenated(node, values)]
-
-
-@raises_tf("AssignVariableXlaConcatND")
-def _assign_concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    assign(ctx, node, values[0], _concatenated(node, values[1:]))
-    return []
-
-
-@raises_tf("XlaRemoveDynamicDimensionSize")
-def _fixed_size(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [values[0]]
+@rule("AssignVariableXlaConcatND")
+def _assign_concat(
+    resource: Value,
+    *blocks: Array,
+    ctx: Context,
+    node: Node,
+    num_concats: list[int],
+    paddings: list[int],
+) -> None:
+    assign(ctx, node, resource, _concat(*blocks, num_concats=num_concats, paddings=paddings))

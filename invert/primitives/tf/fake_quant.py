@@ -7,34 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, broadcast_to, ints, static
+from invert.tf.interpreter.registry import Array, Int, rule
+from invert.tf.values.constants import broadcast_to
 
 Levels = tuple[int, int]
 
 
-def _levels(node: Node) -> Levels:
-    return (1 if node.attr("narrow_range", False) else 0), (1 << node.attr("num_bits", 8)) - 1
-
-
-def _quotient(x: Any, y: Any) -> Any:
+def _quotient(x: Array, y: Array) -> Array:
     """`x / y`, rounded once: XLA divides by a constant by way of its inverse."""
     return lax.convert_element_type(x.astype(np.float64) / y, np.float32)
 
 
-def _nudged(low: Any, high: Any, levels: Levels) -> tuple[Any, Any, Any, Any]:
-    """Step, its inverse, and the bounds, moved so that zero is a level.
+def _nudged(low: Array, high: Array, levels: Levels) -> tuple[Array, Array, Array, Array]:
+    """The step, its inverse, and the bounds, moved so that zero is a level.
 
-    The zero of a symmetric range lies halfway between two levels, so that each rounding counts.
+    The zero of a symmetric range lies halfway between two levels, so that each rounding matters.
     """
     first, last = (np.float32(level) for level in levels)
     scale, inverse = _quotient(high - low, last - first), _quotient(last - first, high - low)
@@ -44,22 +37,24 @@ def _nudged(low: Any, high: Any, levels: Levels) -> tuple[Any, Any, Any, Any]:
     return scale, inverse, (first - zero) * scale, (last - zero) * scale
 
 
-def fake_quant(x: Any, low: Any, high: Any, levels: Levels, *, divides: bool = False) -> Any:
+def fake_quant(
+    x: Array, low: Array, high: Array, levels: Levels, *, divides: bool = False
+) -> Array:
     """`x` at the nearest level. Inside the bounds the derivative is that of the identity.
 
     **Arguments:**
 
-    - `divides`: whether levels are found by a division by the step, or by a product.
+    - `divides`: whether to divide by the step instead of multiplying by its inverse.
     """
 
-    def fake_quant(x: Any, low: Any, high: Any, nudged: tuple[Any, ...]) -> Any:
+    def fake_quant(x: Array, low: Array, high: Array, nudged: tuple[Array, ...]) -> Array:
         scale, inverse, first, last = nudged
         # XLA would divide by a step that it knows by way of its inverse.
         factor = lax.optimization_barrier(scale) if divides else inverse
         by = lax.div if divides else lax.mul
         most = np.float32(levels[1] - levels[0])
 
-        def level(y: Any) -> Any:
+        def level(y: Array) -> Array:
             return by(y, broadcast_to(jnp.asarray(factor), y.shape))
 
         zero = jnp.floor(level(jnp.asarray(-first)) + np.float32(0.5))
@@ -68,7 +63,7 @@ def fake_quant(x: Any, low: Any, high: Any, levels: Levels, *, divides: bool = F
         steps = jnp.floor(place - zero + np.float32(0.5))
         return jnp.where((low == 0) & (high == 0), 0, steps * scale)
 
-    def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    def jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
         x, low, high, (_, _, first, last) = primals
         dx, dlow, dhigh, _ = tangents
         empty = (low == 0) & (high == 0)
@@ -81,55 +76,51 @@ def fake_quant(x: Any, low: Any, high: Any, levels: Levels, *, divides: bool = F
     return rule(x, low, high, _nudged(low, high, levels))
 
 
-def _fake_quant_of(node: Node, x: Any, values: list[Any]) -> tuple[Callable[..., Any], Any, Any]:
-    """The function of `x` and a range that a node computes, and its range."""
-    if "Args" in node.op:
-        bounds = [np.asarray(node.attr(*a), x.dtype) for a in (("min", -6.0), ("max", 6.0))]
-    else:
-        bounds = [array(v) for v in values]
-    # The kernel for one range that is an input divides, the other two do not.
-    divides = "Vars" in node.op and "PerChannel" not in node.op
-    return partial(fake_quant, levels=_levels(node), divides=divides), bounds[0], bounds[1]
+# The kernel for one range that is an operand divides, the other two do not.
+_DIVIDING = ("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsGradient")
 
 
-@raises_tf(
-    "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel"
-)
-def _fake_quant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x = array(values[0])
-    quantize, low, high = _fake_quant_of(node, x, values[1:])
-    return [quantize(x, low, high)]
+@rule("FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxArgsGradient")
+def _fake_quant_args(
+    *operands: Array, op: str, num_bits: int, narrow_range: bool, min: float, max: float
+) -> Array:
+    bounds = (np.asarray(v, operands[-1].dtype) for v in (min, max))
+    results = _fake_quant(*operands, *bounds, op=op, num_bits=num_bits, narrow_range=narrow_range)
+    return results[0] if op.endswith("Gradient") else results
 
 
-@raises_tf(
-    "FakeQuantWithMinMaxArgsGradient",
+@rule(
+    "FakeQuantWithMinMaxVars",
     "FakeQuantWithMinMaxVarsGradient",
+    "FakeQuantWithMinMaxVarsPerChannel",
     "FakeQuantWithMinMaxVarsPerChannelGradient",
 )
-def _fake_quant_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    dy, x = array(values[0]), array(values[1])
-    quantize, low, high = _fake_quant_of(node, x, values[2:])
-    _, pull = jax.vjp(quantize, x, low, high)
-    found = pull(dy)
-    return list(found[:1] if "Args" in node.op else found)
+def _fake_quant(*operands: Array, op: str, num_bits: int, narrow_range: bool) -> Array:
+    """Takes the array and its bounds; a gradient op takes the cotangent before them."""
+    levels = int(narrow_range), (1 << num_bits) - 1
+    quantize = partial(fake_quant, levels=levels, divides=op in _DIVIDING)
+    if not op.endswith("Gradient"):
+        return quantize(*operands)
+    dy, *primals = operands
+    return jax.vjp(quantize, *primals)[1](dy)
 
 
-def _straight_through(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _straight_through(fn: Callable[..., Array]) -> Callable[..., Array]:
     """`fn(x, low, high)` with the derivative of the identity in x alone."""
     rule = jax.custom_jvp(fn)
 
-    def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    def jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
         return rule(*primals), tangents[0]
 
     rule.defjvp(jvp)
     return rule
 
 
-def _clipped(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _clipped(fn: Callable[..., Array]) -> Callable[..., Array]:
     """`fn(x, low, high)` with the derivative of the identity in x between low and high."""
     rule = jax.custom_jvp(fn)
 
-    def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    def jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
         x, low, high = primals
         return rule(*primals), jnp.where((x < low) | (x > high), 0, tangents[0])
 
@@ -137,31 +128,43 @@ def _clipped(fn: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-@raises_tf(
+def _along(v: Array, x: Array, axis: int) -> Array:
+    """A bound for each slice along `axis`, or for all of x, at the shape of x."""
+    return broadcast_to(v, x.shape) if axis == -1 else lax.broadcast_in_dim(v, x.shape, (axis,))
+
+
+@rule(
     "QuantizeAndDequantize",
     "QuantizeAndDequantizeV2",
     "QuantizeAndDequantizeV3",
     "QuantizeAndDequantizeV4",
 )
-def _quantize_and_dequantize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if node.op == "QuantizeAndDequantize":
-        values = [*values, *(np.float32(node.attr(f"input_{end}", 0.0)) for end in ("min", "max"))]
-    x, low, high = (array(v) for v in values[:3])
+def _quantize_and_dequantize(
+    x: Array,
+    low: Array = None,
+    high: Array = None,
+    bits: Int = None,
+    *,
+    op: str,
+    signed_input: bool,
+    range_given: bool,
+    num_bits: Int = None,  # V3 has an operand instead
+    narrow_range: bool = False,
+    axis: int = -1,
+    round_mode: str = "HALF_TO_EVEN",
+    input_min: float = 0.0,
+    input_max: float = 0.0,
+) -> Array:
+    if low is None:
+        low, high = np.float32(input_min), np.float32(input_max)
+    num_bits = bits if num_bits is None else num_bits
     low, high = low.astype(x.dtype), high.astype(x.dtype)
-    third = node.op.endswith("V3")
-    bits = ints(static(node, values, 3))[0] if third else node.attr("num_bits", 8)
-    signed = node.attr("signed_input", True)
-    last = (1 << (bits - 1)) - 1 if signed else (1 << bits) - 1
-    first = (-last if node.attr("narrow_range", False) else -last - 1) if signed else 0
-    given, axis = node.attr("range_given", third), node.attr("axis", -1)
-    half_up = node.attr("round_mode", "HALF_TO_EVEN") == "HALF_UP"
+    last = (1 << (num_bits - 1)) - 1 if signed_input else (1 << num_bits) - 1
+    first = (-last if narrow_range else -last - 1) if signed_input else 0
 
-    def along(v: Any, x: Any) -> Any:
-        return broadcast_to(v, x.shape) if axis == -1 else lax.broadcast_in_dim(v, x.shape, (axis,))
-
-    def quantize_and_dequantize(x: Any, low: Any, high: Any) -> Any:
-        if not given:
-            axes = tuple(i for i in range(x.ndim) if axis in (-1,) or i != axis)
+    def quantize_and_dequantize(x: Array, low: Array, high: Array) -> Array:
+        if not range_given:
+            axes = tuple(i for i in range(x.ndim) if axis == -1 or i != axis)
             low, high = jnp.min(x, axes), jnp.max(x, axes)
         # The larger step of the two sides; a side that cannot bound it is left out.
         most = jnp.finfo(x.dtype).max
@@ -171,29 +174,23 @@ def _quantize_and_dequantize(ctx: Context, node: Node, values: list[Any]) -> lis
         scale = jnp.where(by_low, from_low, from_high)
         step = jnp.where(by_low, low / first if first else most, high / last)
         low, high = jnp.where(by_low, low, first * step), jnp.where(by_low, last * step, high)
-        scaled = jnp.clip(x, along(low, x), along(high, x)) if given else x
-        scaled = scaled * along(scale, x)
-        level = jnp.floor(scaled + 0.5) if half_up else jnp.round(scaled)
-        return level * along(step, x)
+        scaled = jnp.clip(x, _along(low, x, axis), _along(high, x, axis)) if range_given else x
+        scaled = scaled * _along(scale, x, axis)
+        level = jnp.floor(scaled + 0.5) if round_mode == "HALF_UP" else jnp.round(scaled)
+        return level * _along(step, x, axis)
 
-    derived = (_clipped if node.op.endswith("V4") else _straight_through)(quantize_and_dequantize)
-    if node.op.endswith("V4"):
-        return [derived(x, along(low, x), along(high, x)) if given else derived(x, low, high)]
-    return [derived(x, low, high)]
+    if not op.endswith("V4"):
+        return _straight_through(quantize_and_dequantize)(x, low, high)
+    if range_given:
+        low, high = _along(low, x, axis), _along(high, x, axis)
+    return _clipped(quantize_and_dequantize)(x, low, high)
 
 
-@raises_tf("QuantizeAndDequantizeV4Grad")
-def _quantize_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    dy, x, low, high = (array(v) for v in values)
-    axis = node.attr("axis", -1)
-    lower, upper = (
-        broadcast_to(v, x.shape) if axis == -1 else lax.broadcast_in_dim(v, x.shape, (axis,))
-        for v in (low, high)
-    )
-    outside = (x < lower) | (x > upper)
+@rule("QuantizeAndDequantizeV4Grad")
+def _quantize_grad(
+    dy: Array, x: Array, low: Array, high: Array, *, axis: int
+) -> tuple[Array, Array, Array]:
+    outside = (x < _along(low, x, axis)) | (x > _along(high, x, axis))
     # TensorFlow gives no derivative in the bounds.
-    return [
-        jnp.where(outside, np.zeros((), dy.dtype), dy),
-        lax.full_like(low, 0),
-        lax.full_like(high, 0),
-    ]
+    dx = jnp.where(outside, np.zeros((), dy.dtype), dy)
+    return dx, lax.full_like(low, 0), lax.full_like(high, 0)

@@ -1,70 +1,85 @@
-"""Ops that call a function in other ways than once: on every row, a number of times, in batches."""
+"""Ops that call a function on every row, a number of times, in batches or on another device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
+from invert.primitives.tf.window import refuse
 from invert.tf.control.branch_types import strong
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import add_table, raises_tf
+from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import array, ints
 
 
-def _without_effects(ctx: Context, node: Node, function: str) -> Callable[..., list[Any]]:
-    """The library function `function` of arrays.
+def _without_effects(
+    ctx: Context, node: Node, function: str
+) -> Callable[[Sequence[Value]], list[Array]]:
+    """The library function `function` as a function of arrays.
 
     **Raises:** `UnsupportedOpError` where it changes variables, or draws from the key of the call.
     """
 
-    def call(values: Sequence[Any]) -> list[Any]:
+    def call(values: Sequence[Value]) -> list[Array]:
         child = ctx.on(dict(ctx.state))
         results = child.call(function, values)
         if any(child.state.get(r) is not old for r, old in ctx.state.items()):
-            reason = f"calls the function {function!r}, which changes variables"
-            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+            raise refuse(node, f"calls the function {function!r}, which changes variables")
         return [strong(array(v)) for v in results]
 
     return call
 
 
-@raises_tf("MapDefun")
-def _map_defun(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    """A function of the rows of the first inputs, and of the others as they are."""
-    count = len(node.attr("Targuments"))
-    rows, captured = [array(v) for v in values[:count]], values[count:]
-    call = _without_effects(ctx, node, node.attr("f"))
+@rule("MapDefun", ignores=("output_shapes", "max_intra_op_parallelism"))
+def _map_defun(
+    *operands: Value, ctx: Context, node: Node, f: str, Targuments: list[np.dtype]
+) -> list[Array]:
+    """A function of the rows of the first operands, and of the others as they are."""
+    count = len(Targuments)
+    rows, captured = [array(v) for v in operands[:count]], operands[count:]
+    call = _without_effects(ctx, node, f)
     return jax.vmap(lambda *row: call([*row, *captured]))(*rows)
 
 
-@raises_tf("For")
-def _for(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    """A function of a counter and of what the step before gave."""
-    call = _without_effects(ctx, node, node.attr("body"))
-    carry = [strong(array(v)) for v in values[3:]]
-    if all(isinstance(v, np.ndarray) for v in values[:3]):
-        start, limit, delta = (ints(v)[0] for v in values[:3])
-        count: Any = len(range(start, limit, delta))
+@rule("For")
+def _for(
+    start: Value, limit: Value, delta: Value, *carry: Array, ctx: Context, node: Node, body: str
+) -> list[Array]:
+    """A function of a counter and of the results of the step before."""
+    call = _without_effects(ctx, node, body)
+    bounds = start, limit, delta
+    if all(isinstance(v, np.ndarray) for v in bounds):
+        start, limit, delta = (ints(v)[0] for v in bounds)
+        trip_count: Array = len(range(start, limit, delta))
     else:
-        start, limit, delta = (array(v) for v in values[:3])
-        count = lax.max(-((start - limit) // delta), np.int32(0))
+        start, limit, delta = (array(v) for v in bounds)
+        trip_count = lax.max(-((start - limit) // delta), np.int32(0))
 
-    def step(i: Any, carry: Sequence[Any]) -> list[Any]:
+    def step(i: Array, carry: Sequence[Array]) -> list[Array]:
         return call([start + i * delta, *carry])
 
-    return lax.fori_loop(0, count, step, carry)
+    return lax.fori_loop(0, trip_count, step, [strong(v) for v in carry])
 
 
-# One call serves a whole batch, of whatever examples it is made up, on whatever device.
-add_table(
-    {
-        "BatchFunction": lambda ctx, node, values: ctx.call(node.attr("f"), values),
-        "RemoteCall": lambda ctx, node, values: ctx.call(node.attr("f"), values[1:]),
-    }
-)
+# How a server collects the examples of a batch.
+_BATCHING = (
+    "num_batch_threads", "max_batch_size", "batch_timeout_micros", "max_enqueued_batches",
+    "allowed_batch_sizes", "container", "shared_name", "batching_queue",
+    "low_priority_max_batch_size", "low_priority_batch_timeout_micros",
+    "low_priority_allowed_batch_sizes", "low_priority_max_enqueued_batches",
+    "mixed_priority_policy", "batch_padding_policy", "enable_large_batch_splitting",
+)  # fmt: skip
+
+
+@rule("BatchFunction", ignores=_BATCHING)
+def _batch_function(*operands: Value, ctx: Context, f: str) -> list[Value]:
+    return ctx.call(f, operands)
+
+
+@rule("RemoteCall")
+def _remote_call(target: Value, *args: Value, ctx: Context, f: str) -> list[Value]:
+    return ctx.call(f, args)

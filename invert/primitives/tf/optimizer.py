@@ -1,7 +1,7 @@
-"""Optimizer ops, which update a variable and its slots in place: a table first.
+"""Optimizer ops, which update a variable and its slots in place.
 
-Each row gives rise to four ops: for resources and for the reference variables of TensorFlow 1, and
-for gradients of the whole variable and of some of its rows.
+Each row of the table registers up to four ops: for resources and for the reference variables of
+TensorFlow 1, and for gradients of the whole variable and of some of its rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,7 @@ from jax import lax
 
 from invert.primitives.tf.variables import assign, current
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import REGISTRY, Entry
+from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.numerics import optimizers as steps
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import array
@@ -29,8 +28,8 @@ class Optimizer:
 
     **Arguments:**
 
-    - `slots`: how many inputs are variables; they come first.
-    - `inputs`: names of the other inputs of the dense op, in order.
+    - `slots`: the number of operands that are variables; they come first.
+    - `inputs`: names of the other operands of the dense op, in order.
     - `step`: the update, see `tf.numerics.optimizers`.
     - `flag`: name of an attribute of the op that the update takes, with its default.
     - `sparse`: whether there is an op for gradients of rows.
@@ -38,7 +37,7 @@ class Optimizer:
 
     slots: int
     inputs: str
-    step: Callable[..., tuple[Any, ...]]
+    step: Callable[..., tuple[Array, ...]]
     flag: tuple[str, bool] | None = None
     sparse: bool = False
 
@@ -74,34 +73,37 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
-def _apply(
-    optimizer: Optimizer, sparse: bool, ctx: Context, node: Node, values: list[Any]
-) -> list[Any]:
-    handles = values[: optimizer.slots]
+def _applying(optimizer: Optimizer, sparse: bool) -> Callable[..., Value]:
     names = optimizer.inputs.replace("grad", "grad indices") if sparse else optimizer.inputs
-    given = dict(zip(names.split(), map(array, values[optimizer.slots :]), strict=True))
-    grad, indices = given.pop("grad"), given.pop("indices", None)
-    if optimizer.flag is not None:
-        name, default = optimizer.flag
-        given[name] = bool(node.attr(name, default))
-    slots = tuple(current(ctx, h) for h in handles)
-    step = functools.partial(optimizer.step, **given)
-    new = step(slots, grad) if indices is None else _by_rows(step, slots, grad, indices)
-    for handle, value in zip(handles, new, strict=True):
-        assign(ctx, node, handle, value)
-    # The ops on references return the reference to the variable.
-    return [] if node.op.startswith("Resource") else [handles[0]]
+
+    def rule(*operands: Value, ctx: Context, node: Node) -> Value:
+        handles, inputs = operands[: optimizer.slots], operands[optimizer.slots :]
+        given = dict(zip(names.split(), map(array, inputs), strict=True))
+        grad, indices = given.pop("grad"), given.pop("indices", None)
+        if optimizer.flag is not None:
+            name, default = optimizer.flag
+            given[name] = bool(node.attr(name, default))
+        slots = tuple(current(ctx, h) for h in handles)
+        step = functools.partial(optimizer.step, **given)
+        new = step(slots, grad) if indices is None else _by_rows(step, slots, grad, indices)
+        for handle, value in zip(handles, new, strict=True):
+            assign(ctx, node, handle, value)
+        # The ops on references return the reference to the variable.
+        return None if node.op.startswith("Resource") else handles[0]
+
+    return rule
 
 
 def _by_rows(
-    step: Callable[..., tuple[Any, ...]], slots: tuple[Any, ...], grad: Any, indices: Any
-) -> tuple[Any, ...]:
-    """Updates of rows. One that occurs twice is updated twice, as the CPU does one after the other.
+    step: Callable[..., tuple[Array, ...]], slots: tuple[Array, ...], grad: Array, indices: Array
+) -> tuple[Array, ...]:
+    """Updates of rows. A row that occurs twice is updated twice in turn, as on the CPU.
 
-    The first updates of all rows are made at once, then the second ones: as a rule there are none.
+    The first updates of all rows are applied at once, then the second ones, of which there are
+    usually none.
     """
 
-    def once(chosen: Any, slots: tuple[Any, ...]) -> tuple[Any, ...]:
+    def once(chosen: Array, slots: tuple[Array, ...]) -> tuple[Array, ...]:
         old = tuple(s.at[indices].get(mode="clip", wrap_negative_indices=False) for s in slots)
         target = jnp.where(chosen, indices, np.asarray(slots[0].shape[0], indices.dtype))
         pairs = zip(slots, step(old, grad), strict=True)
@@ -117,8 +119,8 @@ def _by_rows(
     return lax.fori_loop(0, rounds, lambda i, slots: once(turn == i, slots), slots)
 
 
-def _turns(indices: Any) -> Any:
-    """How often each index occurs before."""
+def _turns(indices: Array) -> Array:
+    """For each index the number of equal ones before it."""
     order = jnp.argsort(indices, stable=True)
     ordered = indices[order]
     new = jnp.concatenate([jnp.ones_like(order[:1], bool), ordered[1:] != ordered[:-1]])
@@ -127,10 +129,11 @@ def _turns(indices: Any) -> Any:
     return jnp.zeros_like(places).at[order].set(places - start, unique_indices=True)
 
 
+# Newer than references.
+_RESOURCE_ONLY = ("AdamWithAmsgrad", "KerasMomentum")
+
 for _name, _optimizer in OPTIMIZERS.items():
     for _sparse in (False, True) if _optimizer.sparse else (False,):
-        _entry = Entry(functools.partial(_apply, _optimizer, _sparse))
         _op = f"SparseApply{_name}" if _sparse else f"Apply{_name}"
-        REGISTRY.add(f"Resource{_op}", _entry)
-        if _name not in ("AdamWithAmsgrad", "KerasMomentum"):  # newer than references
-            REGISTRY.add(_op, _entry)
+        _ops = [f"Resource{_op}", _op][: 1 if _name in _RESOURCE_ONLY else 2]
+        rule(*_ops, ignores=("use_locking",))(_applying(_optimizer, _sparse))

@@ -1,12 +1,12 @@
-"""Tensors of quantized types, which are whole numbers here: qint8 is int8, quint8 is uint8.
+"""Tensors of quantized types, which are integers here: qint8 is int8, quint8 is uint8.
 
-A range of real numbers goes along with each. Kernels: tensorflow/core/kernels/quantize_op.cc,
+Each comes with a range of real numbers. Kernels: tensorflow/core/kernels/quantize_op.cc,
 dequantize_op.cc, quantization_utils.h and quantized_*.cc, TensorFlow 2.21.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,223 +14,228 @@ from jax import lax
 
 from invert.primitives.tf.matmul import product
 from invert.primitives.tf.window import refuse
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Ints, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, static
 
 _FLT_MAX = np.finfo(np.float32).max
 _INT32 = np.dtype(np.int32)
 
 
 def levels(dtype: np.dtype) -> tuple[int, int]:
+    """The least and the largest level of a type."""
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
-def _along(v: Any, x: Any, axis: int) -> Any:
+def _along(v: Array, x: Array, axis: int) -> Array:
     """A range for each slice along `axis`, ready to broadcast."""
     if axis == -1:
         return jnp.reshape(v, ())
     return lax.broadcast_in_dim(v, (*(1,) * axis, v.shape[0], *(1,) * (x.ndim - axis - 1)), (axis,))
 
 
-def round_away(x: Any) -> Any:
+def round_away(x: Array) -> Array:
+    """Rounds to the nearest integer, half away from zero."""
     return lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO)
 
 
-def _clipped(x: Any, dtype: np.dtype) -> Any:
+def _clipped(x: Array, dtype: np.dtype) -> Array:
     low, high = levels(dtype)
-    # The largest 32-bit number that single precision holds is less than the largest there is.
+    # The largest 32-bit integer that single precision holds is less than the largest there is.
     high = min(high, 2147483520)
     return jnp.clip(x, np.float32(low), np.float32(high)).astype(dtype)
 
 
-@raises_tf("QuantizeV2")
-def _quantize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, low, high = (array(v) for v in values)
-    dtype, axis = node.attr("T"), node.attr("axis", -1)
-    least = node.attr("ensure_minimum_range", 0.01)
+@rule("QuantizeV2")
+def _quantize(
+    x: Array,
+    low: Array,
+    high: Array,
+    *,
+    T: np.dtype,
+    mode: str,
+    round_mode: str,
+    narrow_range: bool,
+    axis: int,
+    ensure_minimum_range: float,
+) -> tuple[Array, Array, Array]:
     size = jnp.maximum(1, jnp.maximum(jnp.abs(low), jnp.abs(high)))
     low, given = jnp.minimum(low, 0), high
     # A range that is too narrow is widened.
-    high = jnp.maximum(0, jnp.maximum(given, low + size * np.float32(least)))
-    first, last = levels(dtype)
-    mode = node.attr("mode", "MIN_COMBINED")
+    high = jnp.maximum(0, jnp.maximum(given, low + size * np.float32(ensure_minimum_range)))
+    first, last = levels(T)
     if mode == "SCALED":
-        first += bool(node.attr("narrow_range", False))
+        first += narrow_range
         by_low = jnp.where(first * low > 0, first / low, _FLT_MAX)
         by_high = jnp.where(last * high > 0, last / high, _FLT_MAX)
         scale = jnp.minimum(by_low, by_high)
         low, high = first / scale, last / scale
         clipped = jnp.clip(x, _along(low, x, axis), _along(high, x, axis)) * _along(scale, x, axis)
-        even = node.attr("round_mode", "") == "HALF_TO_EVEN"
-        found = (jnp.round(clipped) if even else round_away(clipped)).astype(dtype)
-    elif mode == "MIN_COMBINED":
+        rounded = jnp.round if round_mode == "HALF_TO_EVEN" else round_away
+        return rounded(clipped).astype(T), low, high
+    if mode == "MIN_COMBINED":
         scale = np.float32(last - first) / (high - low)
         above = jnp.clip(x, _along(low, x, axis), _along(high, x, axis)) - _along(low, x, axis)
         above = above * _along(scale, x, axis)
         if first:
-            found = round_away(above - np.float32((last - first + 1) / 2)).astype(dtype)
+            above = round_away(above - np.float32((last - first + 1) / 2))
         else:
-            found = lax.floor(above + np.float32(0.5)).astype(dtype)
-    else:
-        low_, high_ = _along(low, x, axis), _along(high, x, axis)
-        scale = jnp.where(high_ == low_, 0, np.float32(last - first) / (high_ - low_))
-        found = _clipped(round_away(x * scale) - (round_away(low_ * scale) - first), dtype)
-    return [found, low, high]
+            above = lax.floor(above + np.float32(0.5))
+        return above.astype(T), low, high
+    start, end = _along(low, x, axis), _along(high, x, axis)
+    scale = jnp.where(end == start, 0, np.float32(last - first) / (end - start))
+    return _clipped(round_away(x * scale) - (round_away(start * scale) - first), T), low, high
 
 
-@raises_tf("Dequantize")
-def _dequantize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, low, high = array(values[0]), array(values[1]), array(values[2])
-    dtype, axis = node.attr("T"), node.attr("axis", -1)
-    first, last = levels(dtype)
+@rule("Dequantize")
+def _dequantize(
+    x: Array,
+    low: Array,
+    high: Array,
+    *,
+    T: np.dtype,
+    mode: str,
+    narrow_range: bool,
+    axis: int,
+    dtype: np.dtype,
+) -> Array:
+    first, last = levels(T)
     low, high = _along(low, x, axis), _along(high, x, axis)
-    mode = node.attr("mode", "MIN_COMBINED")
     reals = lax.convert_element_type(x, np.float32)
     if mode == "MIN_COMBINED":
         half = np.float32((last - first + 1) / 2 if first else 0)
-        found = (reals + half) * ((high - low) / np.float32(last - first)) + low
+        reals = (reals + half) * ((high - low) / np.float32(last - first)) + low
     elif mode == "SCALED":
-        narrow = first + bool(node.attr("narrow_range", False))
-        scale = high / last if first == 0 else jnp.maximum(low / narrow, high / last)
-        found = reals * scale
+        scale = high / last
+        if first:
+            scale = jnp.maximum(low / (first + narrow_range), scale)
+        reals = reals * scale
     else:
         scale = (high - low) / np.float32(last - first)
         start = jnp.where(high == low, low, round_away(low / scale) * scale)
-        found = (start - first * scale) + reals * scale
-    return [lax.convert_element_type(found, node.attr("dtype", np.dtype(np.float32)))]
+        reals = (start - first * scale) + reals * scale
+    return lax.convert_element_type(reals, dtype)
 
 
-def _step(low: Any, high: Any, dtype: np.dtype) -> Any:
+def _step(dtype: np.dtype, low: Array, high: Array) -> Array:
     first, last = levels(dtype)
     # Rounded once: XLA divides by a constant by way of its inverse.
     return ((high - low).astype(np.float64) / (last - first)).astype(np.float32)
 
 
-def zero_of(low: Any, high: Any, dtype: np.dtype) -> Any:
-    """The level that stands for zero, as a 32-bit number."""
+def _scale(low: Array, high: Array, dtype: np.dtype) -> tuple[Array, float]:
+    """The range widened by the share of one level, in double precision, and how many there are."""
+    steps = float(1 << (8 * np.dtype(dtype).itemsize))
+    return (high - low).astype(np.float64) * (steps / (steps - 1.0)), steps
+
+
+def centred(x: Array, dtype: np.dtype, low: Array, high: Array) -> Array:
+    """Levels less the level of zero, as 32-bit integers."""
     first, _ = levels(dtype)
-    steps = 1 << (8 * dtype.itemsize)
-    span = (high - low).astype(np.float64) * (steps / (steps - 1.0))
-    return (first - round_away(low.astype(np.float64) * (steps / span))).astype(np.int32)
+    span, steps = _scale(low, high, dtype)
+    zero = (first - round_away(low.astype(np.float64) * (steps / span))).astype(np.int32)
+    return x.astype(np.int32) - zero
 
 
-def range_of_products(node: Node, names: tuple[str, str], ranges: list[Any]) -> list[Any]:
-    a, b, c, d = ranges
-    step = _step(a, b, node.attr(names[0])) * _step(c, d, node.attr(names[1]))
-    first, last = levels(np.dtype(np.int32))
+def range_of_products(ranges: Sequence[Array], dtypes: tuple[np.dtype, np.dtype]) -> list[Array]:
+    """The range of 32-bit products of levels, given the ranges of both operands in a row."""
+    step = _step(dtypes[0], *ranges[:2]) * _step(dtypes[1], *ranges[2:])
+    first, last = levels(_INT32)
     return [step * np.float32(first), step * np.float32(last)]
 
 
-@raises_tf("QuantizedMatMul")
-def _matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    names, ranges = ("T1", "T2"), [jnp.reshape(array(v), ()) for v in values[2:]]
-    a, b = (
-        array(v).astype(np.int32) - zero_of(ranges[2 * i], ranges[2 * i + 1], node.attr(names[i]))
-        for i, v in enumerate(values[:2])
-    )
-    return [product(node, a, b), *range_of_products(node, names, ranges)]
+def scalars(values: Sequence[Array]) -> list[Array]:
+    return [jnp.reshape(v, ()) for v in values]
 
 
-def convolution(node: Node, x: Any, kernel: Any, groups: int = 1) -> Any:
-    """A convolution of whole numbers, features last."""
-    pads = node.attr("padding_list") or ()
-    padding = node.attr("padding")
-    if pads:
-        pairs = list(zip(pads[::2], pads[1::2], strict=True))
-        padding = pairs[1:3] if len(pairs) == 4 else pairs
+@rule("QuantizedMatMul")
+def _matmul(
+    a: Array, b: Array, *ranges: Array, node: Node, T1: np.dtype, T2: np.dtype
+) -> list[Array]:
+    ranges = tuple(scalars(ranges))
+    a, b = centred(a, T1, *ranges[:2]), centred(b, T2, *ranges[2:])
+    return [product(node, a, b), *range_of_products(ranges, (T1, T2))]
+
+
+def convolution(
+    x: Array,
+    kernel: Array,
+    strides: Sequence[int],
+    padding: str,
+    padding_list: Sequence[int] = (),
+    dilations: Sequence[int] = (1, 1, 1, 1),
+    groups: int = 1,
+) -> Array:
+    """A convolution of integers, features last; attributes as in TensorFlow."""
+    pairs = list(zip(padding_list[::2], padding_list[1::2], strict=True))
     return lax.conv_general_dilated(
         x,
         kernel,
-        node.attr("strides")[1:3],
-        padding,
-        rhs_dilation=(node.attr("dilations") or (1, 1, 1, 1))[1:3],
+        strides[1:3],
+        (pairs[1:3] if len(pairs) == 4 else pairs) or padding,
+        rhs_dilation=dilations[1:3],
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=groups,
         preferred_element_type=_INT32,
     )
 
 
-def convolution_of_levels(node: Node, values: list[Any]) -> list[Any]:
-    """A convolution of two tensors with a level for zero each."""
-    names, ranges = ("Tinput", "Tfilter"), [jnp.reshape(array(v), ()) for v in values[2:]]
-    if any(d != 1 for d in node.attr("dilations") or ()):
-        raise refuse(node, "has dilations, for which TensorFlow has no kernel either")
-    x, kernel = (
-        array(v).astype(np.int32) - zero_of(ranges[2 * i], ranges[2 * i + 1], node.attr(names[i]))
-        for i, v in enumerate(values[:2])
-    )
-    return [convolution(node, x, kernel), *range_of_products(node, names, ranges)]
+@rule("QuantizedReshape")
+def _reshape(x: Array, shape: Ints, low: Array, high: Array) -> tuple[Array, Array, Array]:
+    return jnp.reshape(x, shape), low, high
 
 
-@raises_tf("QuantizedReshape")
-def _reshape(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jnp.reshape(array(values[0]), ints(static(node, values, 1))), *map(array, values[2:])]
+@rule("QuantizedRelu", "QuantizedRelu6")
+def _relu(
+    x: Array, low: Array, high: Array, *, op: str, Tinput: np.dtype
+) -> tuple[Array, Array, Array]:
+    y = jnp.maximum(x, level_of(np.float32(0), low, high, Tinput))
+    if op == "QuantizedRelu6":
+        y = jnp.minimum(y, level_of(np.float32(6), low, high, Tinput))
+    return y, low, high
 
 
-@raises_tf("QuantizedRelu", "QuantizedRelu6")
-def _relu(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, low, high = array(values[0]), array(values[1]), array(values[2])
-    dtype = node.attr("Tinput")
-    bounds = [level_of(np.float32(v), low, high, dtype) for v in (0, 6)]
-    found = jnp.maximum(x, bounds[0])
-    if node.op == "QuantizedRelu6":
-        found = jnp.minimum(found, bounds[1])
-    return [found, low, high]
-
-
-def unclamped(v: Any, low: Any, high: Any, dtype: np.dtype) -> Any:
-    """The level nearest to a real number, in double precision, of however many bits."""
+def unclamped(v: Array, low: Array, high: Array, dtype: np.dtype) -> Array:
+    """The level nearest to a real number, in double precision, which may be out of range."""
     first, _ = levels(dtype)
-    steps = float(1 << (8 * np.dtype(dtype).itemsize))
-    span = (high - low).astype(np.float64) * (steps / (steps - 1.0))
+    span, steps = _scale(low, high, dtype)
     scale = steps / span
     return round_away(v * scale) - round_away(low.astype(np.float64) * scale) + first
 
 
-def level_of(v: Any, low: Any, high: Any, dtype: np.dtype) -> Any:
+def level_of(v: Array, low: Array, high: Array, dtype: np.dtype) -> Array:
     """The level nearest to a real number."""
     first, last = levels(dtype)
-    found = unclamped(v, low, high, dtype)
-    return jnp.where(high == low, first, jnp.clip(found, first, last)).astype(dtype)
+    level = jnp.clip(unclamped(v, low, high, dtype), first, last)
+    return jnp.where(high == low, first, level).astype(dtype)
 
 
-@raises_tf("RequantizationRange")
-def _requantization_range(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, low, high = array(values[0]), array(values[1]), array(values[2])
-    return list(_used_range(x, low, high))
-
-
-def _used_range(x: Any, low: Any, high: Any) -> tuple[Any, Any]:
+@rule("RequantizationRange")
+def _used_range(x: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """The real numbers of the least and the largest level, with zero between them."""
     bounds = [real_of(f(x), low, high) for f in (jnp.min, jnp.max)]
     return jnp.minimum(bounds[0], 0), bounds[1]
 
 
-def real_of(x: Any, low: Any, high: Any, dtype: np.dtype = _INT32) -> Any:
+def real_of(x: Array, low: Array, high: Array, dtype: np.dtype = _INT32) -> Array:
     """The real number of a level."""
     first, _ = levels(dtype)
-    steps = float(1 << (8 * np.dtype(dtype).itemsize))
-    span = (high - low).astype(np.float64) * (steps / (steps - 1.0))
+    span, steps = _scale(low, high, dtype)
     scale = span / steps
     narrow = scale.astype(np.float32)
     start = round_away((low / narrow).astype(np.float64)) * narrow
-    found = (start + (x.astype(np.float64) - float(first)) * scale).astype(np.float32)
-    return jnp.where(low == high, low, found)
+    real = (start + (x.astype(np.float64) - float(first)) * scale).astype(np.float32)
+    return jnp.where(low == high, low, real)
 
 
-@raises_tf("Requantize", "QuantizeDownAndShrinkRange")
-def _requantize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, low, high = array(values[0]), array(values[1]), array(values[2])
-    if node.attr("out_type") != np.uint8:
+@rule("Requantize", "QuantizeDownAndShrinkRange")
+def _requantize(
+    x: Array, low: Array, high: Array, *requested: Array, node: Node, out_type: np.dtype
+) -> tuple[Array, Array, Array]:
+    if out_type != np.uint8:
         raise refuse(node, "has no kernel for other types than quint8 in TensorFlow")
-    if node.op == "Requantize":
-        new_low, new_high = array(values[3]), array(values[4])
-    else:
-        new_low, new_high = _used_range(x, low, high)
-    # In fixed point with 16 bits behind the point, as the kernel does.
+    new_low, new_high = requested or _used_range(x, low, high)
+    # In fixed point with 16 fractional bits, as the kernel does.
     one = np.float64(1 << 16)
     wide = [v.astype(np.float64) for v in (low, high, new_low, new_high)]
     span = (high - low).astype(np.float32)
@@ -241,4 +246,4 @@ def _requantize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     offset = (middle * inverse * np.float32(one)).astype(np.int64)
     new_offset = (one * (wide[2] * 255.0) / new_span.astype(np.float64)).astype(np.int64)
     fixed = ((x.astype(np.int64) * scale) >> 32) + offset - new_offset + (1 << 15)
-    return [jnp.clip(fixed >> 16, 0, 255).astype(np.uint8), new_low, new_high]
+    return jnp.clip(fixed >> 16, 0, 255).astype(np.uint8), new_low, new_high

@@ -1,7 +1,7 @@
 """Convolutions and products of quantized tensors with a bias, a summand, Relu and a new range.
 
-The name of an op says which of them it has. As oneDNN, which runs them in TensorFlow: sums of whole
-numbers are brought to single precision, and rounded at the end. Scales as in
+The name of an op says which of them it has. As oneDNN, which runs them in TensorFlow: sums of
+integers are converted to single precision, and rounded at the end. Scales as in
 tensorflow/core/kernels/mkl/mkl_conv_ops.cc and mkl_qmatmul_op.cc (TensorFlow 2.21, oneDNN 3).
 """
 
@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from invert.primitives.tf.matmul import product
-from invert.primitives.tf.quantized import convolution, convolution_of_levels, levels
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.primitives.tf.quantized import centred, convolution, levels, range_of_products, scalars
+from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.registry import Array, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array
 
 _INT32, _F32, _F64 = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.float64)
+
+Bounds = Sequence[Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Operands:
-    """The inputs of an op, by what its name says it has.
+    """The operands of an op, by what its name says it has.
 
     **Arguments:**
 
@@ -34,114 +34,56 @@ class _Operands:
     - `of_x`, `of_kernel`, `of_result`, `of_summand`: the bounds of their ranges.
     """
 
-    x: Any
-    kernel: Any
-    bias: Any
-    of_x: Sequence[Any]
-    of_kernel: Sequence[Any]
-    of_result: Sequence[Any]
-    summand: Any
-    of_summand: Sequence[Any]
+    x: Array
+    kernel: Array
+    bias: Array
+    of_x: Bounds
+    of_kernel: Bounds
+    of_result: Bounds
+    summand: Array
+    of_summand: Bounds
 
     @classmethod
-    def of(cls, node: Node, values: list[Any]) -> _Operands:
-        rest = [array(v) for v in values]
+    def of(cls, op: str, x: Array, kernel: Array, values: Sequence[Array]) -> _Operands:
+        rest = list(values)
 
-        def take(count: int) -> list[Any]:
+        def take(count: int) -> list[Array]:
             taken, rest[:] = rest[:count], rest[count:]
             return taken
 
-        x, kernel = take(2)
-        bias = take(1)[0] if "WithBias" in node.op else None
+        bias = take(1)[0] if "WithBias" in op else None
         of_x, of_kernel = take(2), take(2)
-        of_result = take(2) if node.op.endswith(("Requantize", "Dequantize")) else []
-        summand = take(1)[0] if "Sum" in node.op else None
+        of_result = take(2) if op.endswith(("Requantize", "Dequantize")) else []
+        summand = take(1)[0] if "Sum" in op else None
         return cls(x, kernel, bias, of_x, of_kernel, of_result, summand, take(2))
 
 
-def _largest(bounds: Sequence[Any]) -> Any:
+def _largest(bounds: Bounds) -> Array:
     return jnp.maximum(jnp.abs(bounds[0]), jnp.abs(bounds[1]))
 
 
-def _divided(x: Any, by: float) -> Any:
+def _divided(x: Array, by: float) -> Array:
     """A quotient that is rounded once: XLA divides by a constant by way of its inverse."""
     return (x.astype(_F64) / by).astype(_F32)
 
 
-def _scale(bounds: Sequence[Any], dtype: np.dtype) -> Any:
-    """What a level is worth, where zero is a level."""
+def _scale(bounds: Bounds, dtype: np.dtype) -> Array:
+    """The size of a step, where zero is a level."""
     return _divided(_largest(bounds), levels(dtype)[1])
 
 
-def _step(bounds: Sequence[Any], dtype: np.dtype) -> Any:
+def _step(bounds: Bounds, dtype: np.dtype) -> Array:
     first, last = levels(dtype)
     return _divided(bounds[1] - bounds[0], last - max(first, -last))
 
 
-def _range(node: Node, given: _Operands) -> list[Any]:
+def _range(operands: _Operands) -> list[Array]:
     """The bounds that the result states."""
-    if given.of_result:
-        return list(given.of_result)
-    step = _step(given.of_x, given.x.dtype) * _step(given.of_kernel, given.kernel.dtype)
+    if operands.of_result:
+        return list(operands.of_result)
+    step = _step(operands.of_x, operands.x.dtype) * _step(operands.of_kernel, operands.kernel.dtype)
     first, last = levels(_INT32)
     return [step * np.float32(first), step * np.float32(last)]
-
-
-def _sums(node: Node, given: _Operands) -> Any:
-    x, kernel = given.x.astype(_INT32), given.kernel.astype(_INT32)
-    if "MatMul" in node.op:
-        return product(node, x, kernel)
-    groups = 1
-    if "Depthwise" in node.op:
-        groups = kernel.shape[2]
-        kernel = jnp.reshape(kernel, (*kernel.shape[:2], 1, groups * kernel.shape[3]))
-    return convolution(node, x, kernel, groups)
-
-
-def _fused(node: Node, values: list[Any]) -> list[Any]:
-    given = _Operands.of(node, values)
-    of_x = _scale(given.of_x, given.x.dtype)
-    first_level = "MatMul" in node.op and node.attr("input_quant_mode", "MIN_FIRST") != "SCALED"
-    if first_level:
-        of_x = _step(given.of_x, given.x.dtype)
-    of_kernel = _scale(given.of_kernel, given.kernel.dtype)
-    reals = _sums(node, given).astype(_F32) * (of_x * of_kernel)
-    if given.bias is not None:
-        reals = reals + _bias(given, of_x * of_kernel, first_level)
-    if given.summand is not None:
-        reals = reals + _summand(given)
-    if "Relu" in node.op:
-        reals = jnp.maximum(reals, 0)
-    if node.op.endswith("Dequantize"):
-        return [reals]
-    dtype = node.attr("Toutput" if "MatMul" in node.op else "out_type", np.dtype(np.uint8))
-    if dtype == _INT32:
-        # Where there is a range for each feature, the largest counts.
-        least, most = jnp.min(given.of_kernel[0]), jnp.max(given.of_kernel[1])
-        worth = of_x * _scale((least, most), given.kernel.dtype)
-    else:
-        worth = _scale(given.of_result, dtype)
-    first, last = levels(dtype)
-    found = jnp.round(reals / worth)
-    found = jnp.clip(found, np.float32(first), min(np.float32(last), np.float32(2147483520)))
-    return [found.astype(dtype), *_range(node, given)]
-
-
-def _bias(given: _Operands, worth: Any, first_level: bool) -> Any:
-    if given.bias.dtype == _INT32:
-        return given.bias.astype(_F32) * worth
-    if not first_level:
-        return given.bias
-    # For the first level, which is not zero: as often as levels of the kernel add up to.
-    low, high = given.of_x
-    offset = np.float32(255) * low / (high - low)
-    return given.bias + jnp.sum(given.kernel.astype(_INT32), 0).astype(_F32) * offset
-
-
-def _summand(given: _Operands) -> Any:
-    if not given.of_summand:
-        return given.summand
-    return given.summand.astype(_F32) * _scale(given.of_summand, given.summand.dtype)
 
 
 _WITH_BIAS = ("WithBias", "WithBiasAndRelu", "WithBiasAndReluAndRequantize")
@@ -152,15 +94,90 @@ _AFTER_CONV = (
 )  # fmt: skip
 
 
-@raises_tf(
+@rule(
     *(f"QuantizedConv2D{rest}" for rest in ("", *_AFTER_CONV)),
     *(f"QuantizedDepthwiseConv2D{rest}" for rest in ("", *_WITH_BIAS)),
+)
+def _conv(
+    x: Array,
+    kernel: Array,
+    *rest: Array,
+    node: Node,
+    Tinput: np.dtype,
+    Tfilter: np.dtype,
+    out_type: np.dtype,
+    strides: list[int],
+    padding: str,
+    dilations: list[int],
+    padding_list: Sequence[int] = (),
+) -> list[Array]:
+    if node.op == "QuantizedConv2D" and Tfilter == np.uint8:
+        if any(d != 1 for d in dilations):
+            raise refuse(node, "has dilations, for which TensorFlow has no kernel either")
+        bounds = scalars(rest)
+        levels_ = centred(x, Tinput, *bounds[:2]), centred(kernel, Tfilter, *bounds[2:])
+        sums = convolution(*levels_, strides, padding)
+        return [sums, *range_of_products(bounds, (Tinput, Tfilter))]
+    operands = _Operands.of(node.op, x, kernel, rest)
+    groups, weights = 1, kernel.astype(_INT32)
+    if "Depthwise" in node.op:
+        groups = kernel.shape[2]
+        weights = jnp.reshape(weights, (*kernel.shape[:2], 1, groups * kernel.shape[3]))
+    sums = convolution(x.astype(_INT32), weights, strides, padding, padding_list, dilations, groups)
+    return _after_sums(node.op, operands, sums, _scale(operands.of_x, x.dtype), out_type)
+
+
+@rule(
     *(
         f"QuantizedMatMul{rest}"
         for rest in (*_WITH_BIAS, "WithBiasAndDequantize", "WithBiasAndRequantize")
-    ),
+    )
 )
-def _rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if node.op == "QuantizedConv2D" and node.attr("Tfilter") == np.uint8:
-        return convolution_of_levels(node, values)
-    return _fused(node, values)
+def _matmul(
+    x: Array, kernel: Array, *rest: Array, node: Node, Toutput: np.dtype, input_quant_mode: str
+) -> list[Array]:
+    operands = _Operands.of(node.op, x, kernel, rest)
+    sums = product(node, x.astype(_INT32), kernel.astype(_INT32))
+    if input_quant_mode == "SCALED":
+        return _after_sums(node.op, operands, sums, _scale(operands.of_x, x.dtype), Toutput)
+    if operands.bias.dtype != _INT32:
+        # The level of zero of x contributes the sums of the levels of the kernel.
+        low, high = operands.of_x
+        offset = np.float32(255) * low / (high - low)
+        bias = operands.bias + jnp.sum(kernel.astype(_INT32), 0).astype(_F32) * offset
+        operands = dataclasses.replace(operands, bias=bias)
+    return _after_sums(node.op, operands, sums, _step(operands.of_x, x.dtype), Toutput)
+
+
+def _after_sums(
+    op: str, operands: _Operands, sums: Array, of_x: Array, dtype: np.dtype
+) -> list[Array]:
+    """What an op does with the sums of products; `of_x`: the size of a step of x."""
+    of_kernel = _scale(operands.of_kernel, operands.kernel.dtype)
+    reals = sums.astype(_F32) * (of_x * of_kernel)
+    if operands.bias is not None:
+        whole = operands.bias.dtype == _INT32
+        bias = operands.bias.astype(_F32) * (of_x * of_kernel) if whole else operands.bias
+        reals = reals + bias
+    if operands.summand is not None:
+        reals = reals + _summand(operands)
+    if "Relu" in op:
+        reals = jnp.maximum(reals, 0)
+    if op.endswith("Dequantize"):
+        return [reals]
+    if dtype == _INT32:
+        # Where there is a range for each feature, the largest counts.
+        bounds = jnp.min(operands.of_kernel[0]), jnp.max(operands.of_kernel[1])
+        step = of_x * _scale(bounds, operands.kernel.dtype)
+    else:
+        step = _scale(operands.of_result, dtype)
+    first, last = levels(dtype)
+    rounded = jnp.round(reals / step)
+    rounded = jnp.clip(rounded, np.float32(first), min(np.float32(last), np.float32(2147483520)))
+    return [rounded.astype(dtype), *_range(operands)]
+
+
+def _summand(operands: _Operands) -> Array:
+    if not operands.of_summand:
+        return operands.summand
+    return operands.summand.astype(_F32) * _scale(operands.of_summand, operands.summand.dtype)

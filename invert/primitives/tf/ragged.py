@@ -1,4 +1,4 @@
-"""Ragged tensors: values one after another, and where the rows of them begin and end.
+"""Ragged tensors: values one after another, and where their rows begin and end.
 
 (tensorflow/core/kernels/ragged_tensor_to_tensor_op.cc, ragged_gather_op.cc and
 ragged_tensor_to_sparse_kernel.cc, TensorFlow 2.21.)
@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
 from invert.primitives.tf.gather import take
 from invert.primitives.tf.scatter import scatter_nd
 from invert.primitives.tf.tensor_lists import Batch
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.registry import Array, Ints, Static, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import array, broadcast_to, ints, static
@@ -28,8 +27,8 @@ from invert.tf.values.ragged import Apart, Composite, Encoded
 _INT64 = np.dtype(np.int64)
 
 
-def _splits(node: Node, parts: Sequence[Any], kinds: Sequence[str]) -> list[Any]:
-    """Partitions of rows, from the outermost on, all as the places where rows begin and end."""
+def _splits(node: Node, parts: Sequence[Value], kinds: Sequence[str]) -> list[Array]:
+    """Row partitions, outermost first, all as the offsets at which rows begin and end."""
     if kinds[0] == "FIRST_DIM_SIZE":
         (rows,) = ints(static(node, parts, 0))
         parts, kinds = parts[1:], kinds[1:]
@@ -45,8 +44,8 @@ def _splits(node: Node, parts: Sequence[Any], kinds: Sequence[str]) -> list[Any]
     return splits
 
 
-def _places(splits: Sequence[Any], count: int) -> Any:
-    """Where each of `count` values is: its row of the outermost partition and its columns."""
+def _places(splits: Sequence[Array], count: int) -> Array:
+    """The indices of `count` values: the row of the outermost partition, then the columns."""
     known = all(isinstance(s, np.ndarray) for s in splits)
     lib: Any = np if known else jnp
     at, columns = lib.arange(count), []
@@ -57,140 +56,133 @@ def _places(splits: Sequence[Any], count: int) -> Any:
     return lib.stack([at, *reversed(columns)], -1)
 
 
-def _widths(node: Node, splits: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
-    """Sizes of the axes that `splits` make: those wanted, else the longest row."""
-    sizes = []
-    for split, size in zip(splits, wanted, strict=True):
-        if not isinstance(size, int) or size >= 0:
-            sizes.append(size)
-        elif isinstance(split, np.ndarray):
-            sizes.append(int(np.max(np.diff(split), initial=0)))
-        else:
-            reason = "the length of its longest row depends on data"
-            remedy = "Give the size, as in `ragged.to_tensor(shape=[None, 8])`."
-            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
-    return sizes
-
-
-@raises_tf("RaggedTensorToTensor")
-def _to_tensor(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, default = array(values[1]), array(values[2])
-    splits = _splits(node, values[3:], node.attr("row_partition_types"))
-    inner = tuple(x.shape[1:])
-    wanted = list(ints(static(node, values, 0)))
-    if np.ndim(values[0]) == 0:  # of unknown rank
-        wanted = [-1] * (1 + len(splits) + len(inner))
-    rows = splits[0].shape[0] - 1 if wanted[0] == -1 else wanted[0]
-    shape = (rows, *_widths(node, splits, wanted[1 : 1 + len(splits)]), *inner)
-    # What lies outside of the shape is left out.
-    places = array(_places(splits, x.shape[0]))
-    return [scatter_nd(lax.scatter, broadcast_to(default, shape), places, x)]
-
-
-@raises_tf("RaggedTensorToSparse")
-def _to_sparse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    *splits, x = values
-    places = _places(splits, np.shape(x)[0])
-    longest = [_longest(split) for split in splits]
-    sizes = [splits[0].shape[0] - 1, *longest, *np.shape(x)[1:]]
-    if np.ndim(x) > 1:
-        reason = "its values have axes of their own"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-    if all(isinstance(n, int) for n in sizes):
-        return [places.astype(_INT64), x, np.asarray(sizes, _INT64)]
-    return [places.astype(_INT64), x, jnp.stack([jnp.asarray(n, _INT64) for n in sizes])]
-
-
-def _longest(split: Any) -> Any:
+def _longest(split: Array) -> Array:
     if isinstance(split, np.ndarray):
         return int(np.max(np.diff(split), initial=0))
     return jnp.max(jnp.diff(split), initial=0)
 
 
-@raises_tf("RaggedGather")
-def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    rank = node.attr("PARAMS_RAGGED_RANK")
-    splits = [static(node, values, i) for i in range(rank)]
-    x, indices = array(values[rank]), static(node, values, rank + 1)
-    rows, found = indices.ravel(), []
+def _width(node: Node, split: Array, size: Value) -> Value:
+    """The size of the axis of a partition: that of the shape, or else its longest row."""
+    if not isinstance(size, int) or size >= 0:
+        return size
+    if isinstance(split, np.ndarray):
+        return _longest(split)
+    remedy = "Give the size, as in `ragged.to_tensor(shape=[None, 8])`."
+    raise refuse(node, "the length of its longest row depends on data", remedy)
+
+
+@rule("RaggedTensorToTensor")
+def _to_tensor(
+    shape: Static,
+    values: Array,
+    default: Array,
+    *partitions: Value,
+    node: Node,
+    row_partition_types: list[str],
+) -> Array:
+    splits = _splits(node, partitions, row_partition_types)
+    inner = tuple(values.shape[1:])
+    # A scalar stands for an unknown rank.
+    sizes = ints(shape) if shape.ndim else [-1] * (1 + len(splits) + len(inner))
+    rows = splits[0].shape[0] - 1 if sizes[0] == -1 else sizes[0]
+    widths = [_width(node, *pair) for pair in zip(splits, sizes[1 : 1 + len(splits)], strict=True)]
+    # What lies outside of the shape is left out.
+    places = array(_places(splits, values.shape[0]))
+    return scatter_nd(lax.scatter, broadcast_to(default, (rows, *widths, *inner)), places, values)
+
+
+@rule("RaggedTensorToSparse")
+def _to_sparse(*operands: Value, node: Node) -> list[Array]:
+    *splits, x = operands
+    if np.ndim(x) > 1:
+        raise refuse(node, "its values have axes of their own")
+    places = _places(splits, np.shape(x)[0])
+    sizes = [splits[0].shape[0] - 1, *(_longest(split) for split in splits)]
+    if all(isinstance(n, int) for n in sizes):
+        return [places.astype(_INT64), x, np.asarray(sizes, _INT64)]
+    return [places.astype(_INT64), x, jnp.stack([jnp.asarray(n, _INT64) for n in sizes])]
+
+
+@rule("RaggedGather")
+def _gather(*operands: Value, node: Node, PARAMS_RAGGED_RANK: int) -> list[Array]:
+    rank = PARAMS_RAGGED_RANK
+    splits = [static(node, operands, i) for i in range(rank)]
+    x, indices = array(operands[rank]), static(node, operands, rank + 1)
+    results = []
     for axis in range(1, indices.ndim):
         count, width = int(np.prod(indices.shape[:axis])), indices.shape[axis]
-        found.append(np.arange(count + 1) * width)
+        results.append(np.arange(count + 1) * width)
+    rows = indices.ravel()
     for split in splits:
         lengths = split[rows + 1] - split[rows]
-        found.append(np.concatenate([[0], np.cumsum(lengths)]))
+        results.append(np.concatenate([[0], np.cumsum(lengths)]))
         pieces = [np.arange(*ints(split[r : r + 2])) for r in rows]
         rows = np.concatenate(pieces) if pieces else rows[:0]
-    return [*(s.astype(splits[0].dtype) for s in found), take(x, array(rows), 0)]
+    return [*(s.astype(splits[0].dtype) for s in results), take(x, array(rows), 0)]
 
 
 # -- ragged tensors as single values, which loops take apart and put together
 
 
-def _refused(node: Node, reason: str) -> UnsupportedOpError:
-    return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+@rule("CompositeTensorVariantFromComponents", ignores=("metadata",))
+def _composite(*components: Value) -> Composite:
+    return Composite(components)
 
 
-@raises_tf("CompositeTensorVariantFromComponents")
-def _composite(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [Composite(values)]
+@rule("CompositeTensorVariantToComponents", ignores=("metadata",))
+def _components(encoded: Value, *, node: Node) -> Sequence[Value]:
+    if not isinstance(encoded, Composite):
+        raise refuse(node, "takes a value that is not a composite tensor")
+    return encoded.components
 
 
-@raises_tf("CompositeTensorVariantToComponents")
-def _components(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if not isinstance(values[0], Composite):
-        raise _refused(node, "takes what is not made of several tensors")
-    return list(values[0].components)
-
-
-@raises_tf("RaggedTensorToVariant")
-def _to_variant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    *splits, x = values
-    if not node.attr("batched_input"):
-        return [Encoded(splits, x)]
+@rule("RaggedTensorToVariant")
+def _to_variant(*operands: Value, node: Node, batched_input: bool) -> Value:
+    *splits, x = operands
+    if not batched_input:
+        return Encoded(splits, x)
     if all(isinstance(s, np.ndarray) for s in splits):
         whole = Encoded(splits, x)
-        return [Batch(tuple(whole.row(i) for i in range(whole.rows)), (whole.rows,))]
+        return Batch(tuple(whole.row(i) for i in range(whole.rows)), (whole.rows,))
     if len(splits) > 1:
-        raise _refused(node, "takes several partitions apart that depend on data")
-    return [Apart([array(s) for s in splits], x)]
+        raise refuse(node, "takes apart several partitions that depend on data")
+    return Apart([array(s) for s in splits], x)
 
 
-@raises_tf("RaggedTensorFromVariant")
-def _from_variant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    (encoded,) = values
-    dtype = node.attr("Tsplits", _INT64)
+@rule("RaggedTensorFromVariant", ignores=("input_ragged_rank",))
+def _from_variant(
+    encoded: Value, *, node: Node, output_ragged_rank: int, Tvalues: np.dtype, Tsplits: np.dtype
+) -> list[Value]:
+    """The ragged tensor of a variant, or the one whose rows are the variants of a vector."""
     if isinstance(encoded, Encoded):
         return [*encoded.splits, encoded.values]
-    if not isinstance(encoded, Batch) or len(encoded.shape) != 1:
-        raise _refused(node, "takes what is no vector of ragged tensors")
-    return _joined(node, encoded.items, dtype)
-
-
-def _joined(node: Node, items: Sequence[Encoded], dtype: np.dtype) -> list[Any]:
-    """The ragged tensor that has ragged tensors for rows."""
-    depth = node.attr("output_ragged_rank") - 1
+    items = _vector(node, encoded)
+    depth = output_ragged_rank - 1
     if any(isinstance(e.values, BoundedArray) or len(e.splits) != depth for e in items):
-        raise _refused(node, "puts rows together whose lengths depend on data")
-    splits = [np.cumsum([0, *(e.rows for e in items)]).astype(dtype)]
+        raise refuse(node, "joins rows whose lengths depend on data")
+    splits = [np.cumsum([0, *(e.rows for e in items)]).astype(Tsplits)]
     for level in range(depth):
         ends = np.cumsum([0, *(e.splits[level][-1] for e in items)])
         parts = [e.splits[level][1:] + end for e, end in zip(items, ends, strict=False)]
-        splits.append(np.concatenate([[0], *parts]).astype(dtype))
-    parts = [array(e.values) for e in items]
-    if not parts:
-        return [*splits, np.zeros(0, node.attr("Tvalues"))]
-    return [*splits, lax.concatenate(parts, 0)]
+        splits.append(np.concatenate([[0], *parts]).astype(Tsplits))
+    if not items:
+        return [*splits, np.zeros(0, Tvalues)]
+    return [*splits, lax.concatenate([array(e.values) for e in items], 0)]
 
 
-@raises_tf("RaggedTensorToVariantGradient")
-def _variant_gradient(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    """The values that are in the rows, one after another."""
-    encoded, shape = values[0], ints(static(node, values, 2))
-    if not isinstance(encoded, Batch):
-        raise _refused(node, "takes what is no vector of ragged tensors")
-    parts = [array(e.values) for e in encoded.items]
-    dtype = jax.dtypes.canonicalize_dtype(node.attr("Tvalues"))
+def _vector(node: Node, encoded: Value) -> Sequence[Encoded]:
+    if not isinstance(encoded, Batch) or len(encoded.shape) != 1:
+        raise refuse(node, "takes a value that is not a vector of ragged tensors")
+    return encoded.items
+
+
+@rule("RaggedTensorToVariantGradient")
+def _variant_gradient(
+    encoded: Value, row_splits: Value, shape: Ints, *, node: Node, Tvalues: np.dtype
+) -> Array:
+    """The values of the rows, one after another."""
+    parts = [array(e.values) for e in _vector(node, encoded)]
     if not parts:
-        return [lax.full(shape, 0, dtype)]
-    return [lax.reshape(lax.concatenate(parts, 0), shape)]
+        return lax.full(shape, 0, jax.dtypes.canonicalize_dtype(Tvalues))
+    return lax.reshape(lax.concatenate(parts, 0), shape)

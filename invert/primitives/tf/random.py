@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,91 +11,82 @@ from jax import lax
 
 from invert.primitives.tf.stateless_random import truncated_from_uniform
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Int, Ints, rule, rules
 from invert.tf.numerics.rejection import gamma_slope
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import ints, static
 
-_INT64 = np.dtype(np.int64)
-
-
-@raises_tf("RandomUniform")
-def _uniform(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jax.random.uniform(ctx.key(), ints(static(node, values, 0)), node.attr("dtype"))]
+# The key of the call takes their place.
+_SEEDS = ("seed", "seed2")
 
 
-@raises_tf("RandomUniformInt")
-def _uniform_int(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, low, high = ints(static(node, values, 0)), values[1], values[2]
-    return [jax.random.randint(ctx.key(), shape, low, high, low.dtype)]
+def _drawn(sampler: Callable[..., Array]) -> Callable[..., Array]:
+    """The rule of an op of a shape; `sampler` takes a key, the shape and a type."""
+
+    def rule(shape: Ints, *, ctx: Context, dtype: np.dtype) -> Array:
+        return sampler(ctx.key(), shape, dtype)
+
+    return rule
 
 
-@raises_tf("RandomStandardNormal")
-def _normal(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jax.random.normal(ctx.key(), ints(static(node, values, 0)), node.attr("dtype"))]
+def _truncated_normal(key: Array, shape: Ints, dtype: np.dtype) -> Array:
+    return jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
 
 
-@raises_tf("TruncatedNormal")
-def _truncated_normal(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, dtype = ints(static(node, values, 0)), node.attr("dtype")
-    return [jax.random.truncated_normal(ctx.key(), -2.0, 2.0, shape, dtype)]
+rules(
+    {
+        "RandomUniform": _drawn(jax.random.uniform),
+        "RandomStandardNormal": _drawn(jax.random.normal),
+        "TruncatedNormal": _drawn(_truncated_normal),
+    },
+    ignores=_SEEDS,
+)
 
 
-@raises_tf("ParameterizedTruncatedNormal")
-def _parameterized_truncated_normal(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape = ints(static(node, values, 0))
+@rule("RandomUniformInt", ignores=_SEEDS)
+def _uniform_int(shape: Ints, low: Array, high: Array, *, ctx: Context) -> Array:
+    return jax.random.randint(ctx.key(), shape, low, high, low.dtype)
+
+
+@rule("ParameterizedTruncatedNormal", ignores=_SEEDS)
+def _parameterized_truncated_normal(shape: Ints, *parameters: Array, ctx: Context) -> Array:
     # A parameter is a scalar or has one value for each element of the first axis.
     mean, deviation, low, high = (
-        jnp.reshape(v, np.shape(v) + (1,) * (len(shape) - 1) * np.ndim(v)) for v in values[1:]
+        jnp.reshape(v, np.shape(v) + (1,) * (len(shape) - 1) * np.ndim(v)) for v in parameters
     )
     u = jax.random.uniform(ctx.key(), shape, mean.dtype)
     z = truncated_from_uniform(u, (low - mean) / deviation, (high - mean) / deviation)
-    return [mean + deviation * z]
+    return mean + deviation * z
 
 
-@raises_tf("RandomGamma")
-def _gamma(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, alpha = ints(static(node, values, 0)), jnp.asarray(values[1])
-    return [jax.random.gamma(ctx.key(), alpha, (*shape, *alpha.shape), alpha.dtype)]
+@rule("RandomGamma", ignores=_SEEDS)
+def _gamma(shape: Ints, alpha: Array, *, ctx: Context) -> Array:
+    return jax.random.gamma(ctx.key(), alpha, (*shape, *alpha.shape), alpha.dtype)
 
 
-@raises_tf("RandomGammaGrad")
-def _gamma_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [gamma_slope(*jnp.broadcast_arrays(values[0], values[1]))]
+@rule("RandomGammaGrad")
+def _gamma_grad(alpha: Array, sample: Array) -> Array:
+    return gamma_slope(*jnp.broadcast_arrays(alpha, sample))
 
 
-@raises_tf("RandomPoisson")
-def _poisson_v1(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_poisson(ctx, node, values, values[1].dtype)]
-
-
-@raises_tf("RandomPoissonV2")
-def _poisson_v2(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_poisson(ctx, node, values, node.attr("dtype", _INT64))]
-
-
-def _poisson(ctx: Context, node: Node, values: list[Any], dtype: np.dtype) -> Any:
-    shape, rate = ints(static(node, values, 0)), jnp.asarray(values[1])
-    rate = rate.astype(jnp.promote_types(rate.dtype, np.float32))
+@rule("RandomPoisson", "RandomPoissonV2", ignores=_SEEDS)
+def _poisson(shape: Ints, rate: Array, *, ctx: Context, dtype: np.dtype) -> Array:
+    rate = jnp.asarray(rate).astype(jnp.promote_types(rate.dtype, np.float32))
     return jax.random.poisson(ctx.key(), rate, (*shape, *rate.shape), np.int32).astype(dtype)
 
 
-@raises_tf("Multinomial")
-def _multinomial(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    logits, (count,) = jnp.asarray(values[0]), ints(static(node, values, 1))
+@rule("Multinomial", ignores=_SEEDS)
+def _multinomial(logits: Array, count: Int, *, ctx: Context, output_dtype: np.dtype) -> Array:
     # A class whose logit is not finite has no probability, as in multinomial_op.cc.
     logits = jnp.where(jnp.isfinite(logits), logits, -jnp.inf).astype(logits.dtype)
     drawn = jax.random.categorical(ctx.key(), logits, shape=(count, logits.shape[0]))
-    return [drawn.T.astype(node.attr("output_dtype", _INT64))]
+    return drawn.T.astype(output_dtype)
 
 
-@raises_tf("RandomShuffle")
-def _shuffle(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [jax.random.permutation(ctx.key(), jnp.asarray(values[0]))]
+@rule("RandomShuffle", ignores=_SEEDS)
+def _shuffle(x: Array, *, ctx: Context) -> Array:
+    return jax.random.permutation(ctx.key(), jnp.asarray(x))
 
 
-@raises_tf("NonDeterministicInts", draws=True)
-def _non_deterministic_ints(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, dtype = ints(static(node, values, 0)), node.attr("dtype", _INT64)
+@rule("NonDeterministicInts", draws=True)
+def _non_deterministic_ints(shape: Ints, *, ctx: Context, dtype: np.dtype) -> Array:
     unsigned = np.dtype(f"uint{8 * dtype.itemsize}")
-    return [lax.bitcast_convert_type(jax.random.bits(ctx.key(), shape, unsigned), dtype)]
+    return lax.bitcast_convert_type(jax.random.bits(ctx.key(), shape, unsigned), dtype)

@@ -6,32 +6,40 @@ Kernels: tensorflow/core/kernels/rnn/gru_ops.h and lstm_ops.h, TensorFlow 2.21.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, arrays
+from invert.tf.interpreter.registry import Array, rule
 
 # -- GRU
 
 
-@raises_tf("GRUBlockCell")
-def _gru(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, h, w_gates, w_candidate, b_gates, b_candidate = arrays(values)
+@rule("GRUBlockCell")
+def _gru(
+    x: Array, h: Array, w_gates: Array, w_candidate: Array, b_gates: Array, b_candidate: Array
+) -> tuple[Array, Array, Array, Array]:
     gates = lax.logistic(jnp.concatenate([x, h], axis=1) @ w_gates + b_gates)
     reset, update = jnp.split(gates, 2, axis=1)
     candidate = jnp.tanh(jnp.concatenate([x, h * reset], axis=1) @ w_candidate + b_candidate)
-    return [reset, update, candidate, update * h + (1 - update) * candidate]
+    return reset, update, candidate, update * h + (1 - update) * candidate
 
 
-@raises_tf("GRUBlockCellGrad")
-def _gru_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, h, w_gates, w_candidate, _, _, reset, update, candidate, g = arrays(values)
+@rule("GRUBlockCellGrad")
+def _gru_grad(
+    x: Array,
+    h: Array,
+    w_gates: Array,
+    w_candidate: Array,
+    b_gates: Array,
+    b_candidate: Array,
+    reset: Array,
+    update: Array,
+    candidate: Array,
+    g: Array,
+) -> tuple[Array, Array, Array, Array]:
     inputs = x.shape[1]
     d_candidate = g * (1 - update) * (1 - lax.square(candidate))
     d_joined = d_candidate @ w_candidate.T
@@ -42,7 +50,7 @@ def _gru_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     d_inputs = d_gates @ w_gates.T
     d_x = d_joined[:, :inputs] + d_inputs[:, :inputs]
     d_h = d_reset_h * reset + g * update + d_inputs[:, inputs:]
-    return [d_x, d_h, d_candidate, d_gates]
+    return d_x, d_h, d_candidate, d_gates
 
 
 # -- LSTM
@@ -54,8 +62,9 @@ class Lstm:
 
     **Arguments:**
 
-    - `order`: where the input, candidate, forget and output gates are among the columns.
-    - `forget_bias`, `clip`: added to the forget gate; limit of the cell, none where not positive.
+    - `order`: the order of the input, candidate, forget and output gates among the columns.
+    - `forget_bias`: added to the forget gate.
+    - `clip`: limit of the cell; not positive for none.
     - `peephole`: whether the gates see the cell.
     """
 
@@ -64,7 +73,7 @@ class Lstm:
     clip: float
     peephole: bool
 
-    def cell(self, gates: Any, cs_prev: Any, wci: Any, wcf: Any, wco: Any) -> list[Any]:
+    def cell(self, gates: Array, cs_prev: Array, wci: Array, wcf: Array, wco: Array) -> list[Array]:
         """The results `i, cs, f, o, ci, co, h` of one step, from the sums of the gates."""
         parts = dict(zip(self.order, jnp.split(gates, 4, axis=-1), strict=True))
         look = cs_prev if self.peephole else None
@@ -78,11 +87,13 @@ class Lstm:
         co = jnp.tanh(cs)
         return [i, cs, f, o, ci, co, o * co]
 
-    def steps(self, length: Any, x: Any, start: list[Any], weights: list[Any]) -> list[Any]:
+    def steps(
+        self, length: Array, x: Array, start: Sequence[Array], weights: Sequence[Array]
+    ) -> list[Array]:
         """The results of all steps along the first axis of `x`; zeros from `length` on."""
         w, *peepholes, b = weights
 
-        def step(carry: tuple[Any, Any], item: tuple[Any, Any]) -> tuple[Any, Any]:
+        def step(carry: tuple[Array, Array], item: tuple[Array, Array]) -> tuple[Array, Array]:
             (cs, h), (at, x_t) = carry, item
             results = self.cell(jnp.concatenate([x_t, h], axis=1) @ w + b, cs, *peepholes)
             inside = at < length
@@ -94,63 +105,77 @@ class Lstm:
 
 
 @jax.custom_jvp
-def _clip(x: Any, limit: float) -> Any:
-    """The cell kept within limits, which TensorFlow's gradient does not see."""
+def _clip(x: Array, limit: float) -> Array:
+    """The cell within limits, which TensorFlow's gradient ignores."""
     return jnp.clip(x, -limit, limit)
 
 
 @_clip.defjvp
-def _clip_jvp(primals: tuple[Any, float], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+def _clip_jvp(primals: tuple[Array, float], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     return _clip(*primals), tangents[0]
 
 
-def _lstm_of(node: Node) -> Lstm:
-    second = node.op in ("BlockLSTMV2", "BlockLSTMGradV2")
-    grad = "Grad" in node.op  # has neither bias nor limit: it does not repeat the forward pass
-    return Lstm(
-        order="ifco" if second else "icfo",
-        forget_bias=0.0 if second or grad else node.attr("forget_bias", 1.0),
-        clip=0.0 if grad else node.attr("cell_clip", 0.0 if second else 3.0),
-        peephole=bool(node.attr("use_peephole", False)),
-    )
+# The order of the gates, of the first version and of the second.
+_ORDERS = "icfo", "ifco"
 
 
-@raises_tf("LSTMBlockCell")
-def _lstm_cell(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, cs, h, w, wci, wcf, wco, b = arrays(values)
+@rule("LSTMBlockCell")
+def _lstm_cell(
+    x: Array,
+    cs: Array,
+    h: Array,
+    w: Array,
+    wci: Array,
+    wcf: Array,
+    wco: Array,
+    b: Array,
+    *,
+    forget_bias: float,
+    cell_clip: float,
+    use_peephole: bool,
+) -> list[Array]:
     gates = jnp.concatenate([x, h], axis=1) @ w + b
-    return _lstm_of(node).cell(gates, cs, wci, wcf, wco)
+    lstm = Lstm(_ORDERS[0], forget_bias, cell_clip, use_peephole)
+    return lstm.cell(gates, cs, wci, wcf, wco)
 
 
-@raises_tf("BlockLSTM", "BlockLSTMV2")
-def _block_lstm(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    length, x, cs, h, *weights = (array(v) for v in values)
-    return _lstm_of(node).steps(length, x, [cs, h], weights)
+@rule("BlockLSTM", "BlockLSTMV2")
+def _block_lstm(
+    length: Array,
+    x: Array,
+    cs: Array,
+    h: Array,
+    *weights: Array,
+    op: str,
+    cell_clip: float,
+    use_peephole: bool,
+    forget_bias: float = 0.0,
+) -> list[Array]:
+    lstm = Lstm(_ORDERS[op.endswith("V2")], forget_bias, cell_clip, use_peephole)
+    return lstm.steps(length, x, [cs, h], weights)
 
 
-@raises_tf("LSTMBlockCellGrad")
-def _lstm_cell_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    cs_prev, wci, wcf, wco = (array(values[i]) for i in (1, 4, 5, 6))
-    results, (cs_grad, h_grad) = arrays(values[8:14]), arrays(values[14:])
-    order = _lstm_of(node).order
-    return _step_gradient(order, results, cs_prev, [wci, wcf, wco], cs_grad, h_grad, node)
+@rule("LSTMBlockCellGrad")
+def _lstm_cell_grad(*operands: Array, use_peephole: bool) -> list[Array]:
+    _, cs_prev, _, _, *peepholes, _ = operands[:8]
+    results, (cs_grad, h_grad) = operands[8:14], operands[14:]
+    return _step_gradient(_ORDERS[0], use_peephole, results, cs_prev, peepholes, cs_grad, h_grad)
 
 
 def _step_gradient(
     order: str,
-    results: list[Any],
-    cs_prev: Any,
-    peepholes: list[Any],
-    cs_grad: Any,
-    h_grad: Any,
-    node: Node,
-) -> list[Any]:
+    peephole: bool,
+    results: Sequence[Array],
+    cs_prev: Array,
+    peepholes: Sequence[Array],
+    cs_grad: Array,
+    h_grad: Array,
+) -> list[Array]:
     """The gradients of the previous cell, of the sums of the gates and of the peepholes."""
     i, cs, f, o, ci, co = results
     wci, wcf, wco = peepholes
     d = {"o": h_grad * co * o * (1 - o)}
     d_cs = cs_grad + h_grad * o * (1 - lax.square(co))
-    peephole = node.attr("use_peephole", False)
     d_cs = d_cs + d["o"] * wco if peephole else d_cs
     d["c"] = d_cs * i * (1 - lax.square(ci))
     d["f"] = d_cs * cs_prev * f * (1 - f)
@@ -164,19 +189,18 @@ def _step_gradient(
     return [d_prev, jnp.concatenate([d[k] for k in order], axis=1), *d_peepholes]
 
 
-@raises_tf("BlockLSTMGrad", "BlockLSTMGradV2")
-def _block_lstm_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    length = array(values[0])
-    x, cs_first, h_first, w, wci, wcf, wco, _ = arrays(values[1:9])
-    i, cs, f, o, ci, co, h = arrays(values[9:16])
-    cs_grad, h_grad = arrays(values[16:])
-    order, inputs = _lstm_of(node).order, x.shape[2]
+@rule("BlockLSTMGrad", "BlockLSTMGradV2")
+def _block_lstm_grad(*operands: Array, op: str, use_peephole: bool) -> list[Array]:
+    length, x, cs_first, h_first, w, *peepholes, _ = operands[:9]
+    i, cs, f, o, ci, co, h = operands[9:16]
+    cs_grad, h_grad = operands[16:]
+    order, inputs = _ORDERS[op.endswith("V2")], x.shape[2]
 
-    def step(carry: tuple[Any, ...], item: Any) -> tuple[Any, Any]:
+    def step(carry: tuple[Array, ...], item: Array) -> tuple[Array, Array]:
         d_cs, d_h, d_w, d_b, *d_peepholes = carry
         at, x_t, results, cs_prev, h_prev, cs_g, h_g = item
         d_prev, d_gates, *more = _step_gradient(
-            order, results, cs_prev, [wci, wcf, wco], cs_g + d_cs, h_g + d_h, node
+            order, use_peephole, results, cs_prev, peepholes, cs_g + d_cs, h_g + d_h
         )
         inside = at < length
         d_gates = jnp.where(inside, d_gates, 0)
@@ -192,6 +216,6 @@ def _block_lstm_grad(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     before = [jnp.concatenate([a[None], b[:-1]]) for a, b in ((cs_first, cs), (h_first, h))]
     places = jnp.arange(x.shape[0], dtype=length.dtype)
     items = (places, x, [i, cs, f, o, ci, co], *before, cs_grad, h_grad)
-    zeros = [jnp.zeros_like(a) for a in (cs_first, h_first, w, w[0], wci, wcf, wco)]
+    zeros = [jnp.zeros_like(a) for a in (cs_first, h_first, w, w[0], *peepholes)]
     (d_cs, d_h, d_w, d_b, *d_peepholes), d_x = lax.scan(step, tuple(zeros), items, reverse=True)
     return [d_x, d_cs, d_h, d_w, *d_peepholes, d_b]

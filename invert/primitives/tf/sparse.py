@@ -1,13 +1,12 @@
 """Ops on sparse tensors, which come as indices, values and a shape.
 
-The shape has to be known. An index out of range, such as the -1 of padded ones, counts for nothing.
+The shape has to be static. An index out of range, such as the -1 of padding rows, has no effect.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,88 +14,84 @@ from jax import lax
 
 from invert.primitives.tf.matmul import adjoint
 from invert.primitives.tf.scatter import scatter_nd
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
-from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, broadcast_to, ints, static
+from invert.tf.interpreter.registry import Array, Ints, rule, rules
+from invert.tf.values.constants import broadcast_to
 
 
-def dense(indices: Any, values: Any, shape: tuple[Any, ...]) -> Any:
-    """The dense array; what is there twice is added up."""
+def dense(indices: Array, values: Array, shape: Ints) -> Array:
+    """The dense array; values at the same index are added up."""
     if not shape:
         return jnp.sum(values, dtype=values.dtype)
     return scatter_nd(lax.scatter_add, lax.full(shape, 0, values.dtype), indices, values)
 
 
-def _rows(x: Any, indices: Any) -> Any:
-    """The elements of x that rows of `indices` point at, zeros where out of range."""
+def _rows(x: Array, indices: Array) -> Array:
+    """The elements of x that rows of `indices` select, zeros where out of range."""
     at = jnp.asarray(x).at[tuple(indices[:, i] for i in range(indices.shape[1]))]
     return at.get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-@raises_tf("SparseTensorDenseMatMul")
-def _matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    indices, weights, b = array(values[0]), array(values[1]), array(values[3])
-    rows, columns = ints(static(node, values, 2))
+@rule("SparseTensorDenseMatMul")
+def _matmul(
+    indices: Array, values: Array, shape: Ints, b: Array, *, adjoint_a: bool, adjoint_b: bool
+) -> Array:
+    rows, columns = shape
     row, column = indices[:, 0], indices[:, 1]
-    if node.attr("adjoint_a", False):
+    if adjoint_a:
         row, column, rows = column, row, columns
-        weights = jnp.conj(weights) if jnp.iscomplexobj(weights) else weights
-    if node.attr("adjoint_b", False):
+        values = jnp.conj(values) if jnp.iscomplexobj(values) else values
+    if adjoint_b:
         b = adjoint(b)
-    picked = weights[:, None] * _rows(b, column[:, None])
-    return [dense(row[:, None], picked, (rows, b.shape[1]))]
+    products = values[:, None] * _rows(b, column[:, None])
+    return dense(row[:, None], products, (rows, b.shape[1]))
 
 
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": lax.add,
-    "Div": lax.div,
-    "Mul": lax.mul,
-}
+def _cwise(fn: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    def rule(indices: Array, values: Array, shape: Ints, y: Array) -> Array:
+        return fn(values, _rows(broadcast_to(y, shape), indices))
+
+    return rule
 
 
-@raises_tf(*(f"SparseDenseCwise{kind}" for kind in _COMBINE))
-def _cwise(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    indices, x, y = array(values[0]), array(values[1]), array(values[3])
-    shape = ints(static(node, values, 2))
-    other = _rows(broadcast_to(y, shape), indices)
-    return [_COMBINE[node.op.removeprefix("SparseDenseCwise")](x, other)]
+for _name, _fn in (("Add", lax.add), ("Div", lax.div), ("Mul", lax.mul)):
+    rules({f"SparseDenseCwise{_name}": _cwise(_fn)})
 
 
-@raises_tf("SparseTensorDenseAdd")
-def _add(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    indices, x, y = array(values[0]), array(values[1]), array(values[3])
-    return [scatter_nd(lax.scatter_add, y, indices, x)]
+@rule("SparseTensorDenseAdd")
+def _add(indices: Array, values: Array, shape: Ints, y: Array) -> Array:
+    return scatter_nd(lax.scatter_add, y, indices, values)
 
 
-@raises_tf("SparseReduceSum", "SparseReduceMax")
-def _reduce(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    indices, x = array(values[0]), array(values[1])
-    shape = ints(static(node, values, 2))
-    axes = {a % len(shape) for a in ints(static(node, values, 3))}
-    kept = [i for i in range(len(shape)) if i not in axes]
+@rule("SparseReduceSum", "SparseReduceMax")
+def _reduce(
+    indices: Array, values: Array, shape: Ints, axes: Ints, *, op: str, keep_dims: bool
+) -> Array:
+    reduced = {a % len(shape) for a in axes}
+    kept = [i for i in range(len(shape)) if i not in reduced]
     sizes = tuple(shape[i] for i in kept)
     places = indices[:, kept]
-    if node.op == "SparseReduceSum":
-        out = dense(places, x, sizes)
+    if op == "SparseReduceSum":
+        out = dense(places, values, sizes)
     else:
-        kind = jnp.finfo if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo
-        low = lax.full(sizes, kind(x.dtype).min, x.dtype)
-        out = scatter_nd(lax.scatter_max, low, places, x) if sizes else jnp.max(x, initial=low)
-        # Nothing is 0.
-        count = dense(places, jnp.ones(x.shape, jnp.int32), sizes)
-        out = jnp.where(count > 0, out, np.zeros((), x.dtype))
-    if node.attr("keep_dims", False):
-        out = lax.reshape(out, tuple(1 if i in axes else n for i, n in enumerate(shape)))
-    return [out]
+        kind = jnp.finfo if jnp.issubdtype(values.dtype, jnp.floating) else jnp.iinfo
+        low = lax.full(sizes, kind(values.dtype).min, values.dtype)
+        if sizes:
+            out = scatter_nd(lax.scatter_max, low, places, values)
+        else:
+            out = jnp.max(values, initial=low)
+        # The maximum of no values is 0.
+        count = dense(places, jnp.ones(values.shape, jnp.int32), sizes)
+        out = jnp.where(count > 0, out, np.zeros((), values.dtype))
+    if keep_dims:
+        out = lax.reshape(out, tuple(1 if i in reduced else n for i, n in enumerate(shape)))
+    return out
 
 
-@raises_tf("SparseSoftmax")
-def _softmax(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    indices, x = array(values[0]), array(values[1])
-    shape = ints(static(node, values, 2))[:-1]
-    places, count = indices[:, :-1], math.prod(shape)
-    low = lax.full(shape, -np.inf, x.dtype)
-    largest = lax.stop_gradient(scatter_nd(lax.scatter_max, low, places, x))
-    grown = lax.exp(x - _rows(largest, places)) if count else x
-    return [grown / _rows(dense(places, grown, shape), places)]
+@rule("SparseSoftmax")
+def _softmax(indices: Array, values: Array, shape: Ints) -> Array:
+    *sizes, _ = shape
+    places = indices[:, :-1]
+    low = lax.full(sizes, -np.inf, values.dtype)
+    largest = lax.stop_gradient(scatter_nd(lax.scatter_max, low, places, values))
+    powers = lax.exp(values - _rows(largest, places)) if math.prod(sizes) else values
+    return powers / _rows(dense(places, powers, tuple(sizes)), places)

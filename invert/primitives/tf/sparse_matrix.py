@@ -1,4 +1,4 @@
-"""Sparse matrices as single values, which `tf.linalg` keeps by rows: here as indices and values.
+"""Sparse matrices as single values, which TensorFlow keeps in CSR form: here indices and values.
 
 (tensorflow/core/kernels/sparse/, TensorFlow 2.21.)
 """
@@ -15,10 +15,8 @@ from jax import lax
 from invert.primitives.tf.matmul import adjoint
 from invert.primitives.tf.sparse import dense
 from invert.primitives.tf.window import refuse
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, static
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
@@ -29,15 +27,15 @@ class Matrix:
 
     **Arguments:**
 
-    - `indices`: of shape `[n, 2]`, or `[n, 3]` with the batch first, in the order of rows.
+    - `indices`: of shape `[n, 2]`, or `[n, 3]` with the batch first, in row-major order.
     - `values`: of shape `[n]`.
     - `shape`: sizes of the axes.
     """
 
-    def __init__(self, indices: Any, values: Any, shape: tuple[int, ...]):
+    def __init__(self, indices: Array, values: Array, shape: tuple[int, ...]):
         self.indices, self.values, self.shape = indices, values, shape
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[int, ...]]:
+    def tree_flatten(self) -> tuple[tuple[Array, Array], tuple[int, ...]]:
         return (self.indices, self.values), self.shape
 
     @classmethod
@@ -57,68 +55,71 @@ class Matrix:
         return Matrix(self.indices, jnp.conj(self.values), self.shape)
 
 
-@raises_tf("SparseTensorToCSRSparseMatrix")
-def _of_sparse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [Matrix(array(values[0]), array(values[1]), ints(static(node, values, 2)))]
+@rule("SparseTensorToCSRSparseMatrix")
+def _of_sparse(indices: Array, values: Array, shape: Ints) -> Matrix:
+    return Matrix(indices, values, shape)
 
 
-@raises_tf("DenseToCSRSparseMatrix")
-def _of_dense(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, indices = array(values[0]), array(values[1])
-    return [Matrix(indices, x[tuple(indices.T)], tuple(x.shape))]
+@rule("DenseToCSRSparseMatrix")
+def _of_dense(x: Array, indices: Array) -> Matrix:
+    return Matrix(indices, x[tuple(indices.T)], tuple(x.shape))
 
 
-@raises_tf("CSRSparseMatrixToDense")
-def _to_dense(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    (matrix,) = values
-    return [dense(matrix.indices, matrix.values, matrix.shape)]
+@rule("CSRSparseMatrixToDense")
+def _to_dense(matrix: Value) -> Array:
+    return dense(matrix.indices, matrix.values, matrix.shape)
 
 
-@raises_tf("CSRSparseMatrixToSparseTensor")
-def _to_sparse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    (matrix,) = values
-    return [matrix.indices, matrix.values, np.asarray(matrix.shape, _INT64)]
+@rule("CSRSparseMatrixToSparseTensor")
+def _to_sparse(matrix: Value) -> tuple[Array, Array, np.ndarray]:
+    return matrix.indices, matrix.values, np.asarray(matrix.shape, _INT64)
 
 
-@raises_tf("SparseMatrixNNZ")
-def _count(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    (matrix,) = values
+@rule("SparseMatrixNNZ")
+def _count(matrix: Value) -> Array:
     if len(matrix.shape) == 2:
-        return [np.asarray(matrix.indices.shape[0], _INT32)]
-    return [jnp.bincount(matrix.indices[:, 0], length=matrix.shape[0]).astype(_INT32)]
+        return np.asarray(matrix.indices.shape[0], _INT32)
+    return jnp.bincount(matrix.indices[:, 0], length=matrix.shape[0]).astype(_INT32)
 
 
-@raises_tf("SparseMatrixTranspose")
-def _transpose(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    found = values[0].transposed()
-    return [found.conjugated() if node.attr("conjugate", False) else found]
+@rule("SparseMatrixTranspose")
+def _transpose(matrix: Value, *, conjugate: bool) -> Matrix:
+    transposed = matrix.transposed()
+    return transposed.conjugated() if conjugate else transposed
 
 
-@raises_tf("CSRSparseMatrixComponents")
-def _components(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    matrix = values[0]
+@rule("CSRSparseMatrixComponents")
+def _components(matrix: Value, index: Value, *, node: Node) -> tuple[Array, Array, Array]:
     if len(matrix.shape) != 2:
         raise refuse(node, "takes one of several matrices, whose number of values is not known")
     rows, columns = (matrix.indices[:, i].astype(_INT32) for i in (0, 1))
     starts = jnp.searchsorted(rows, lax.iota(_INT32, matrix.shape[0] + 1))
-    return [starts.astype(_INT32), columns, matrix.values]
+    return starts.astype(_INT32), columns, matrix.values
 
 
-@raises_tf("SparseMatrixMatMul")
-def _matmul(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    matrix, b = values[0], array(values[1])
-    if node.attr("transpose_a", False) or node.attr("adjoint_a", False):
+@rule("SparseMatrixMatMul")
+def _matmul(
+    matrix: Value,
+    b: Array,
+    *,
+    transpose_a: bool,
+    transpose_b: bool,
+    adjoint_a: bool,
+    adjoint_b: bool,
+    transpose_output: bool,
+    conjugate_output: bool,
+) -> Array:
+    if transpose_a or adjoint_a:
         matrix = matrix.transposed()
-    if node.attr("adjoint_a", False):
+    if adjoint_a:
         matrix = matrix.conjugated()
-    if node.attr("transpose_b", False):
+    if transpose_b:
         b = jnp.swapaxes(b, -1, -2)
-    elif node.attr("adjoint_b", False):
+    elif adjoint_b:
         b = adjoint(b)
     *batch, row, column = matrix.indices.T
     products = matrix.values[:, None] * b[(*batch, column)]
-    shape = (*matrix.shape[:-1], b.shape[-1])
-    found = jnp.zeros(shape, b.dtype).at[(*batch, row)].add(products)
-    if node.attr("conjugate_output", False):
-        found = jnp.conj(found)
-    return [jnp.swapaxes(found, -1, -2) if node.attr("transpose_output", False) else found]
+    out = jnp.zeros((*matrix.shape[:-1], b.shape[-1]), b.dtype).at[(*batch, row)].add(products)
+    if conjugate_output:
+        out = jnp.conj(out)
+    return jnp.swapaxes(out, -1, -2) if transpose_output else out

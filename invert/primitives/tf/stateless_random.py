@@ -1,79 +1,69 @@
 """Random ops that take a seed or a generator's state: the numbers that TensorFlow draws on CPU.
 
-Where a function is compiled by XLA, which makes other numbers of the same words, those of XLA.
+In a function that XLA compiles these are the numbers of XLA, which derives others from the same
+words.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
+from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.numerics import philox, rejection, xla_random
 from invert.tf.numerics.philox import Stream
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, ints, static
+from invert.tf.values.constants import array
 
 # tensorflow/core/framework/rng_alg.h. To the CPU kernels the automatic choice is Philox; ThreeFry
 # has no kernel and runs where TensorFlow compiles by XLA.
 _PHILOX, _THREEFRY, _AUTO = 1, 2, 3
-# How many blocks a generator moves on for each number that is drawn (SkipPhiloxRandom of
+# How many blocks a generator advances for each number that is drawn (SkipPhiloxRandom of
 # tensorflow/core/kernels/stateful_random_ops_cpu_gpu.h).
 _SKIP = 256
 
 
-def _seeded(seed: Any) -> Stream:
-    return Stream.from_seed(array(seed))
+def _algorithm(node: Node, alg: int) -> int:
+    if alg not in (_PHILOX, _THREEFRY, _AUTO):
+        raise refuse(node, f"asks for the random algorithm {alg}, which TensorFlow does not have")
+    return _PHILOX if alg == _AUTO else alg
 
 
-def _algorithm(node: Node, values: Sequence[Any], index: int) -> int:
-    (algorithm,) = ints(static(node, values, index))
-    if algorithm not in (_PHILOX, _THREEFRY, _AUTO):
-        reason = f"asks for the random algorithm {algorithm}, which TensorFlow does not have"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-    return _PHILOX if algorithm == _AUTO else algorithm
+def _require_philox(node: Node, alg: int) -> None:
+    if _algorithm(node, alg) != _PHILOX:
+        raise refuse(
+            node, "asks for the random algorithm ThreeFry, for which TensorFlow has no kernel"
+        )
 
 
-def _philox_only(node: Node, values: Sequence[Any], index: int) -> None:
-    if _algorithm(node, values, index) != _PHILOX:
-        reason = "asks for the random algorithm ThreeFry, for which TensorFlow has no kernel"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-
-
-def _key_and_counter(seed: Any) -> list[Any]:
+@rule("StatelessRandomGetKeyCounter")
+def _key_and_counter(seed: Value) -> list[Array]:
     if not isinstance(seed, np.ndarray):
-        return list(_seeded(seed).key_and_counter())
+        return list(Stream.from_seed(array(seed)).key_and_counter())
     with jax.ensure_compile_time_eval():  # a constant seed gives a constant key
         return [np.asarray(x) for x in Stream.from_seed(jnp.asarray(seed)).key_and_counter()]
 
 
-@raises_tf("StatelessRandomGetKeyCounter")
-def _get_key_counter(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return _key_and_counter(values[0])
+@rule("StatelessRandomGetKeyCounterAlg")
+def _get_key_counter_alg(seed: Value) -> list[Array]:
+    return [*_key_and_counter(seed), np.asarray(_PHILOX, np.int32)]
 
 
-@raises_tf("StatelessRandomGetKeyCounterAlg")
-def _get_key_counter_alg(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [*_key_and_counter(values[0]), np.asarray(_PHILOX, np.int32)]
+@rule("StatelessRandomGetAlg")
+def _get_alg() -> np.ndarray:
+    return np.asarray(_PHILOX, np.int32)
 
 
-@raises_tf("StatelessRandomGetAlg")
-def _get_alg(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [np.asarray(_PHILOX, np.int32)]
-
-
-# Each takes a stream, a shape, a dtype, and the inputs that come after those of the stream.
-_Draw = Callable[..., Any]
-
+# Each takes a stream, a shape, a dtype, and the operands that come after those of the stream.
+_Draw = Callable[..., Array]
 
 _DRAWS: dict[str, _Draw] = {
     "Uniform": philox.uniform,
@@ -82,13 +72,17 @@ _DRAWS: dict[str, _Draw] = {
     "Normal": philox.normal,
     "TruncatedNormal": rejection.truncated_normal,
 }
-_XLA_DRAWS: dict[str, Callable[..., Any]] = {
+_XLA_DRAWS: dict[str, _Draw] = {
     "Uniform": xla_random.uniform,
     "UniformInt": xla_random.integers_between,
     "UniformFullInt": xla_random.integers,
     "Normal": xla_random.normal,
     "TruncatedNormal": xla_random.truncated_normal,
 }
+_STATELESS = [
+    *(f"StatelessRandom{kind}" for kind in ("Uniform", "UniformInt", "UniformFullInt", "Normal")),
+    "StatelessTruncatedNormal",
+]
 
 
 def _draw(ctx: Context, op: str, algorithm: int = _PHILOX) -> _Draw:
@@ -105,71 +99,68 @@ def _kind(op: str) -> str:
     return op
 
 
-def _dtype(node: Node, rest: Sequence[Any]) -> np.dtype:
-    """The type of the numbers: an attribute, or that of the bounds of `UniformInt`."""
-    return rest[0].dtype if rest else node.attr("dtype", np.dtype(np.float32))
+@rule(*_STATELESS)
+def _stateless(
+    shape: Ints, seed: Array, *bounds: Array, ctx: Context, op: str, dtype: np.dtype
+) -> Array:
+    dtype = bounds[0].dtype if bounds else dtype
+    return _draw(ctx, op)(Stream.from_seed(seed), shape, dtype, *bounds)
 
 
-@raises_tf(
-    *(f"StatelessRandom{kind}" for kind in ("Uniform", "UniformInt", "UniformFullInt", "Normal")),
-    "StatelessTruncatedNormal",
-)
-def _stateless(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, rest = ints(static(node, values, 0)), [array(v) for v in values[2:]]
-    return [_draw(ctx, node.op)(_seeded(values[1]), shape, _dtype(node, rest), *rest)]
+@rule(*(f"{op}V2" for op in _STATELESS))
+def _stateless_v2(
+    shape: Ints,
+    key: Array,
+    counter: Array,
+    alg: Int,
+    *bounds: Array,
+    ctx: Context,
+    node: Node,
+    dtype: np.dtype,
+) -> Array:
+    dtype = bounds[0].dtype if bounds else dtype
+    draw = _draw(ctx, node.op, _algorithm(node, alg))
+    return draw(Stream.from_state(key, counter), shape, dtype, *bounds)
 
 
-@raises_tf(
-    *(f"StatelessRandom{kind}V2" for kind in ("Uniform", "UniformInt", "UniformFullInt", "Normal")),
-    "StatelessTruncatedNormalV2",
-)
-def _stateless_v2(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, rest = ints(static(node, values, 0)), [array(v) for v in values[4:]]
-    draw = _draw(ctx, node.op, _algorithm(node, values, 3))
-    stream = Stream.from_state(array(values[1]), array(values[2]))
-    return [draw(stream, shape, _dtype(node, rest), *rest)]
+@rule("StatelessRandomGammaV2")
+def _gamma_v2(shape: Ints, seed: Array, alpha: Array) -> Array:
+    return rejection.gamma(Stream.from_seed(seed), shape, jnp.asarray(alpha))
 
 
-@raises_tf("StatelessRandomGammaV2")
-def _gamma_v2(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [
-        rejection.gamma(_seeded(values[1]), ints(static(node, values, 0)), jnp.asarray(values[2]))
-    ]
+@rule("StatelessRandomGammaV3")
+def _gamma_v3(
+    shape: Ints, key: Array, counter: Array, alg: Int, alpha: Array, *, node: Node
+) -> Array:
+    _require_philox(node, alg)
+    return rejection.gamma(Stream.from_state(key, counter), shape, jnp.asarray(alpha))
 
 
-@raises_tf("StatelessRandomGammaV3")
-def _gamma_v3(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    _philox_only(node, values, 3)
-    stream = Stream.from_state(array(values[1]), array(values[2]))
-    return [rejection.gamma(stream, ints(static(node, values, 0)), jnp.asarray(values[4]))]
+@rule("StatelessRandomPoisson")
+def _poisson(shape: Ints, seed: Array, rate: Array, *, dtype: np.dtype) -> Array:
+    return rejection.poisson(Stream.from_seed(seed), shape, jnp.asarray(rate), dtype)
 
 
-@raises_tf("StatelessRandomPoisson")
-def _poisson(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, rate = ints(static(node, values, 0)), jnp.asarray(values[2])
-    return [rejection.poisson(_seeded(values[1]), shape, rate, node.attr("dtype"))]
+@rule("StatelessRandomBinomial")
+def _binomial(shape: Ints, seed: Array, counts: Array, probs: Array, *, dtype: np.dtype) -> Array:
+    counts, probs = jnp.asarray(counts), jnp.asarray(probs)
+    return rejection.binomial(Stream.from_seed(seed), shape, counts, probs, dtype)
 
 
-@raises_tf("StatelessRandomBinomial")
-def _binomial(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    shape, counts, probs = ints(static(node, values, 0)), *(jnp.asarray(v) for v in values[2:])
-    stream, dtype = _seeded(values[1]), node.attr("dtype", np.dtype(np.int64))
-    return [rejection.binomial(stream, shape, counts, probs, dtype)]
-
-
-@raises_tf("StatelessParameterizedTruncatedNormal")
-def _parameterized_truncated_normal(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@rule("StatelessParameterizedTruncatedNormal")
+def _parameterized_truncated_normal(
+    shape: Ints, seed: Array, mean: Array, deviation: Array, low: Array, high: Array
+) -> Array:
     # The kernel lets one stream run through all numbers of a thread, so that its numbers depend on
     # how many threads there are. These have the same distribution, by inversion.
-    shape = ints(static(node, values, 0))
-    mean, deviation, low, high = (jnp.asarray(v) for v in values[2:])
-    bounds = (low - mean) / deviation, (high - mean) / deviation
-    u = philox.uniform(_seeded(values[1]), shape, mean.dtype)
-    return [mean + deviation * truncated_from_uniform(u, *bounds)]
+    mean, deviation, low, high = map(jnp.asarray, (mean, deviation, low, high))
+    u = philox.uniform(Stream.from_seed(seed), shape, mean.dtype)
+    z = truncated_from_uniform(u, (low - mean) / deviation, (high - mean) / deviation)
+    return mean + deviation * z
 
 
-def truncated_from_uniform(u: Any, low: Any, high: Any) -> Any:
-    """Standard normal numbers between two bounds, of numbers in [0, 1).
+def truncated_from_uniform(u: Array, low: Array, high: Array) -> Array:
+    """Standard normal numbers between two bounds, from numbers in [0, 1).
 
     Computed on the side of the bound that is nearer to zero, where the distribution function is
     small, so that bounds far off keep their precision.
@@ -182,44 +173,40 @@ def truncated_from_uniform(u: Any, low: Any, high: Any) -> Any:
     return jnp.where(flip, -z, z)
 
 
-@raises_tf("StatelessMultinomial")
-def _multinomial(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@rule("StatelessMultinomial")
+def _multinomial(logits: Array, count: Int, seed: Array, *, output_dtype: np.dtype) -> Array:
     # multinomial_op.cc, as it runs on one thread: rows follow each other in the stream. With more
-    # threads, TensorFlow begins again nearer for each of their shares of a large batch.
-    logits, (count,) = jnp.asarray(values[0]), ints(static(node, values, 1))
-    rows = logits.shape[0]
+    # threads, TensorFlow starts each share of a large batch at a nearer block.
     finite = jnp.isfinite(logits)
     lowest = np.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
     largest = jnp.max(jnp.where(finite, logits, lowest), 1, keepdims=True).astype(np.float64)
     weights = jnp.where(finite, jnp.exp(logits.astype(np.float64) - largest), 0.0)
     totals = jnp.cumsum(weights, 1)
-    u = philox.uniform(_seeded(values[2]), (rows, count), np.dtype(np.float64))
+    u = philox.uniform(Stream.from_seed(seed), (logits.shape[0], count), np.dtype(np.float64))
     target = u * totals[:, -1:]
-    found = jnp.sum(totals[:, None, :] <= target[:, :, None], 2)
-    return [found.astype(node.attr("output_dtype", np.dtype(np.int64)))]
+    drawn = jnp.sum(totals[:, None, :] <= target[:, :, None], 2)
+    return drawn.astype(output_dtype)
 
 
-@raises_tf("StatelessShuffle")
-def _shuffle(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    _philox_only(node, values, 3)
-    stream = Stream.from_state(array(values[1]), array(values[2]))
-    x = array(values[0])
+@rule("StatelessShuffle")
+def _shuffle(x: Array, key: Array, counter: Array, alg: Int, *, node: Node) -> Array:
+    _require_philox(node, alg)
     size = x.shape[0] if x.ndim else 1
     if size <= 1 or math.prod(x.shape) <= 1:
-        return [x]
-    words = stream.block_words((size + 2) // 4).reshape(-1)
+        return x
+    words = Stream.from_state(key, counter).block_words((size + 2) // 4).reshape(-1)
     order = shuffled(words, jnp.arange(size, dtype=np.int32))
-    return [jnp.take(x, order, axis=0)]
+    return jnp.take(x, order, axis=0)
 
 
-def shuffled(words: Any, items: Any) -> Any:
-    """A vector in random order: of the places left, each swaps with one that a word picks.
+def shuffled(words: Array, items: Array) -> Array:
+    """A vector in random order: each element swaps with one of those left that a word selects.
 
     As `RandomShuffle` of random_shuffle_op.h does.
     """
     size = items.shape[0]
 
-    def swap(i: Any, order: Any) -> Any:
+    def swap(i: Array, order: Array) -> Array:
         left = jnp.asarray(size, np.uint32) - i.astype(np.uint32)
         j = i + lax.rem(words[i], left).astype(i.dtype)
         return order.at[i].set(order[j]).at[j].set(order[i])
@@ -227,86 +214,99 @@ def shuffled(words: Any, items: Any) -> Any:
     return lax.fori_loop(0, size - 1, swap, items)
 
 
-@raises_tf("StochasticCastToInt")
-def _stochastic_cast(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@rule("StochasticCastToInt")
+def _stochastic_cast(
+    x: Array, key: Array, counter: Array, alg: Int, *, node: Node, Tout: np.dtype
+) -> Array:
     # The kernel takes numbers for as many elements at once as the machine has lanes, so that which
     # number rounds which element depends on the machine. These round with the same probability.
-    _philox_only(node, values, 3)
-    x, dtype = array(values[0]), node.attr("Tout")
-    stream = Stream.from_state(array(values[1]), array(values[2]))
-    u = philox.uniform(stream, x.shape, x.dtype)
+    _require_philox(node, alg)
+    u = philox.uniform(Stream.from_state(key, counter), x.shape, x.dtype)
     rounded = jnp.where(x < 0, lax.floor(x + u), lax.floor(x + 1 - u))
     rounded = jnp.where(lax.floor(x) == x, x, rounded)
-    bounds, most = np.iinfo(dtype), float(jnp.finfo(x.dtype).max)
-    whole = jnp.clip(rounded, max(bounds.min, -most), min(bounds.max, most))
-    whole = jnp.where(jnp.isnan(x), 0, whole)
-    return [lax.convert_element_type(whole, dtype)]
+    bounds, most = np.iinfo(Tout), float(jnp.finfo(x.dtype).max)
+    clipped = jnp.clip(rounded, max(bounds.min, -most), min(bounds.max, most))
+    clipped = jnp.where(jnp.isnan(x), 0, clipped)
+    return lax.convert_element_type(clipped, Tout)
 
 
 # -- generators: their state is a variable of a counter of 128 bits and a key
 
 
-def _read(ctx: Context, resource: Any, first: int = 0) -> tuple[Any, Stream]:
+def _read(ctx: Context, resource: Value, first: int = 0) -> tuple[Array, Stream]:
     """The state and the stream that it stands for; `first`: where its counter begins."""
     state = jnp.asarray(ctx.read(resource))
     return state, Stream.from_state(state[first + 2 : first + 3], state[first : first + 2])
 
 
 def _advance(
-    ctx: Context, resource: Any, state: Any, stream: Stream, count: Any, first: int = 0
+    ctx: Context, resource: Value, state: Array, stream: Stream, count: Array, first: int = 0
 ) -> None:
     moved = stream.skip(jnp.asarray(count).astype(np.uint64) * np.uint64(_SKIP))
     counter = lax.bitcast_convert_type(moved.key_and_counter()[1], state.dtype)
     ctx.write(resource, lax.dynamic_update_slice(state, counter, (first,)))
 
 
-@raises_tf("StatefulStandardNormal")
-def _first_normal(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    # The algorithm stands in front of the rest of the state, and has been Philox alone.
-    shape = ints(static(node, values, 1))
-    state, stream = _read(ctx, values[0], 1)
-    _advance(ctx, values[0], state, stream, math.prod(shape), 1)
-    return [philox.normal(stream, shape, _dtype(node, ()))]
+@rule("StatefulStandardNormal")
+def _first_normal(resource: Value, shape: Ints, *, ctx: Context, dtype: np.dtype) -> Array:
+    # The algorithm, which precedes the rest of the state, has always been Philox.
+    state, stream = _read(ctx, resource, 1)
+    _advance(ctx, resource, state, stream, math.prod(shape), 1)
+    return philox.normal(stream, shape, dtype)
 
 
-@raises_tf("RngReadAndSkip")
-def _read_and_skip(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    _philox_only(node, values, 1)
-    state, stream = _read(ctx, values[0])
-    _advance(ctx, values[0], state, stream, array(values[2]))
-    return [state[:3]]
+@rule("RngReadAndSkip")
+def _read_and_skip(resource: Value, alg: Int, delta: Array, *, ctx: Context, node: Node) -> Array:
+    _require_philox(node, alg)
+    state, stream = _read(ctx, resource)
+    _advance(ctx, resource, state, stream, delta)
+    return state[:3]
 
 
-@raises_tf("RngSkip")
-def _skip(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    _philox_only(node, values, 1)
-    state, stream = _read(ctx, values[0])
-    _advance(ctx, values[0], state, stream, array(values[2]))
-    return []
+@rule("RngSkip")
+def _skip(resource: Value, alg: Int, delta: Array, *, ctx: Context, node: Node) -> None:
+    _read_and_skip(resource, alg, delta, ctx=ctx, node=node)
 
 
-@raises_tf(
+@rule(
     "StatefulUniform",
     "StatefulUniformInt",
     "StatefulUniformFullInt",
     "StatefulStandardNormalV2",
     "StatefulTruncatedNormal",
 )
-def _stateful(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    _philox_only(node, values, 1)
-    shape, rest = ints(static(node, values, 2)), [array(v) for v in values[3:]]
-    state, stream = _read(ctx, values[0])
-    _advance(ctx, values[0], state, stream, math.prod(shape))
-    return [_DRAWS[_kind(node.op)](stream, shape, _dtype(node, rest), *rest)]
+def _stateful(
+    resource: Value,
+    alg: Int,
+    shape: Ints,
+    *bounds: Array,
+    ctx: Context,
+    node: Node,
+    dtype: np.dtype,
+) -> Array:
+    _require_philox(node, alg)
+    state, stream = _read(ctx, resource)
+    _advance(ctx, resource, state, stream, math.prod(shape))
+    dtype = bounds[0].dtype if bounds else dtype
+    return _DRAWS[_kind(node.op)](stream, shape, dtype, *bounds)
 
 
-@raises_tf("StatefulRandomBinomial")
-def _stateful_binomial(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    _philox_only(node, values, 1)
-    shape, counts, probs = ints(static(node, values, 2)), *(jnp.asarray(v) for v in values[3:])
+@rule("StatefulRandomBinomial")
+def _stateful_binomial(
+    resource: Value,
+    alg: Int,
+    shape: Ints,
+    counts: Array,
+    probs: Array,
+    *,
+    ctx: Context,
+    node: Node,
+    dtype: np.dtype,
+) -> Array:
+    _require_philox(node, alg)
+    counts, probs = jnp.asarray(counts), jnp.asarray(probs)
     batch = math.prod(lax.broadcast_shapes(counts.shape, probs.shape))
     samples = math.prod(shape) // batch
-    state, stream = _read(ctx, values[0])
-    _advance(ctx, values[0], state, stream, batch * 2 * 100 * (samples + 3) // 4)
-    dtype = node.attr("dtype", np.dtype(np.int64))
-    return [rejection.binomial(stream, shape, counts, probs, dtype)]
+    state, stream = _read(ctx, resource)
+    _advance(ctx, resource, state, stream, batch * 2 * 100 * (samples + 3) // 4)
+    return rejection.binomial(stream, shape, counts, probs, dtype)

@@ -2,28 +2,27 @@
 
 The first two versions differ in the type of the handle, and in that making an array gives no flow.
 
-The list is part of the state. The `flow` that orders reads and writes is a number that means
-nothing. A gradient array adds up what is written to it.
+The list is part of the state. The `flow` that orders reads and writes is a number without meaning.
+A gradient array adds up what is written to it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
+from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import Rule, add_table, raises_tf
+from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import FRAMES_REMEDY, Node
 from invert.tf.ops.state import Resource
 from invert.tf.values import tensor_list as lists
-from invert.tf.values.constants import array, ints, static
+from invert.tf.values.constants import array
 from invert.tf.values.tensor_list import TensorList
+
+Shape = tuple[int | None, ...] | None
 
 _FLOW = np.zeros((), np.float32)
 
@@ -32,172 +31,176 @@ def _versions(op: str) -> tuple[str, ...]:
     return op, f"{op}V2", f"{op}V3"
 
 
-def _list(ctx: Context, node: Node, handle: Any) -> TensorList:
-    found = ctx.read(handle)
-    if not isinstance(found, TensorList):
-        problem = Problem(f"tf.{node.op}", "takes what is no array of tensors", node.location)
-        raise UnsupportedOpError([problem])
-    return found
+def _list(ctx: Context, node: Node, handle: Value) -> TensorList:
+    lst = ctx.read(handle)
+    if not isinstance(lst, TensorList):
+        raise refuse(node, "takes a value that is not an array of tensors")
+    return lst
 
 
-@raises_tf(*_versions("TensorArray"), effect="none")
-def _tensor_array(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    (size,) = ints(static(node, values, 0))
-    dtype = node.attr("dtype")
+@rule(
+    *_versions("TensorArray"),
+    effect="none",
+    ignores=(
+        "dynamic_size", "clear_after_read", "identical_element_shapes", "tensor_array_name",
+    ),
+)  # fmt: skip
+def _tensor_array(
+    size: Int, *, ctx: Context, node: Node, dtype: np.dtype, element_shape: Shape
+) -> list[Value]:
     handle = Resource("tensor_array", f"{node.where}/{node.name}", dtype)
-    element = lists.element_type(node.attr("element_shape"), dtype)
-    ctx.write(handle, lists.empty(dtype, element, size))
+    ctx.write(handle, lists.empty(dtype, lists.element_type(element_shape, dtype), size))
     return [handle, _FLOW] if node.op.endswith("V3") else [handle]
 
 
-@raises_tf(*_versions("TensorArrayGrad"), "TensorArrayGradWithShape")
-def _gradient_array(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    forward = values[0]
-    handle = Resource("tensor_array_gradient", f"{forward.name}/{node.attr('source')}")
+@rule(*_versions("TensorArrayGrad"), "TensorArrayGradWithShape")
+def _gradient_array(
+    forward: Value,
+    flow: Value,
+    shape_to_prepend: Ints = (),
+    *,
+    ctx: Context,
+    node: Node,
+    source: str,
+) -> list[Value]:
+    handle = Resource("tensor_array_gradient", f"{forward.name}/{source}")
     if handle not in ctx.state:
         original = _list(ctx, node, forward)
         if not isinstance(original.size, int):
-            reason = "has a size that depends on data"
-            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+            raise refuse(node, "has a size that depends on data")
         element = lists.known_element(original)
-        if node.op == "TensorArrayGradWithShape" and element is not None:
-            shape = *ints(static(node, values, 2)), *element.shape
+        if shape_to_prepend and element is not None:
+            shape = *shape_to_prepend, *element.shape
             element = jax.ShapeDtypeStruct(shape, element.dtype)
         ctx.write(handle, lists.empty(original.dtype, element, original.size))
     return [handle] if node.op in ("TensorArrayGrad", "TensorArrayGradV2") else [handle, _FLOW]
 
 
-@raises_tf(*_versions("TensorArrayWrite"))
-def _write(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    lst, index, value = _list(ctx, node, values[0]), values[1], values[2]
-    if values[0].kind == "tensor_array_gradient":
+@rule(*_versions("TensorArrayWrite"))
+def _write(
+    handle: Value, index: Value, value: Value, flow: Value, *, ctx: Context, node: Node
+) -> Value:
+    lst = _list(ctx, node, handle)
+    if handle.kind == "tensor_array_gradient":
         value = _added(lst, index, value)
-    ctx.write(values[0], lists.set_item(lst, index, value, resize=_grows(lst, index)))
-    return [values[3]]
+    ctx.write(handle, lists.set_item(lst, index, value, resize=_grows(lst, index)))
+    return flow
 
 
-def _grows(lst: TensorList, index: Any) -> bool:
+def _grows(lst: TensorList, index: Value) -> bool:
     """Whether a write may make the list longer: arrays of a fixed size are never too short."""
     if not isinstance(lst.size, int):
         return True
     return lst.size == 0 or (isinstance(index, np.ndarray) and int(index) >= lst.size)
 
 
-def _added(lst: TensorList, index: Any, value: Any) -> Any:
+def _added(lst: TensorList, index: Value, value: Value) -> Value:
     if lst.items is not None and isinstance(index, np.ndarray) and lst.items[int(index)] is None:
         return value
     return lax.add(lists.get_item(lst, index, lists.element_of(value)), array(value))
 
 
-@raises_tf(*_versions("TensorArrayRead"), effect="none")
-def _read(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [lists.get_item(_list(ctx, node, values[0]), values[1])]
+@rule(*_versions("TensorArrayRead"), effect="none")
+def _read(handle: Value, index: Value, flow: Value, *, ctx: Context, node: Node) -> Value:
+    return lists.get_item(_list(ctx, node, handle), index)
 
 
-@raises_tf(*_versions("TensorArraySize"), effect="none")
-def _size(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    size = _list(ctx, node, values[0]).size
-    return [np.asarray(size, np.int32) if isinstance(size, int) else size]
+@rule(*_versions("TensorArraySize"), effect="none")
+def _size(handle: Value, flow: Value, *, ctx: Context, node: Node) -> Value:
+    size = _list(ctx, node, handle).size
+    return np.asarray(size, np.int32) if isinstance(size, int) else size
 
 
-@raises_tf(*_versions("TensorArrayGather"), effect="none")
-def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    lst, indices = _list(ctx, node, values[0]), values[1]
-    element = lists.element_type(node.attr("element_shape"), node.attr("dtype"))
-    if isinstance(indices, np.ndarray):
-        places = ints(indices)
-        if isinstance(lst.size, int) and list(places) == list(range(lst.size)):
-            return [lists.stacked(lst, element)]
-        return [jnp.stack([lists.get_item(lst, np.asarray(i), element) for i in places])]
-    rows = lists.with_buffer(lst, element=element).buffer
-    return [jnp.take(rows, indices, axis=0, mode="clip")]
+@rule(*_versions("TensorArrayGather"), effect="none")
+def _gather(
+    handle: Value,
+    indices: Value,
+    flow: Value,
+    *,
+    ctx: Context,
+    node: Node,
+    dtype: np.dtype,
+    element_shape: Shape,
+) -> Value:
+    element = lists.element_type(element_shape, dtype)
+    return lists.gathered(_list(ctx, node, handle), indices, element)
 
 
-@raises_tf(*_versions("TensorArrayScatter"))
-def _scatter(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    lst, tensor = _list(ctx, node, values[0]), jnp.asarray(array(values[2]))
-    adds = values[0].kind == "tensor_array_gradient"
-    indices = ints(static(node, values, 1))
+@rule(*_versions("TensorArrayScatter"))
+def _scatter(
+    handle: Value, indices: Ints, value: Array, flow: Value, *, ctx: Context, node: Node
+) -> Value:
+    lst, tensor = _list(ctx, node, handle), jnp.asarray(value)
     unwritten = lst.items is not None and all(x is None for x in lst.items)
     if unwritten and list(indices) == list(range(tensor.shape[0])) and lst.size <= len(indices):
-        ctx.write(values[0], lists.from_tensor(tensor, lst.dtype))
-        return [values[3]]
+        ctx.write(handle, lists.from_tensor(tensor, lst.dtype))
+        return flow
+    adds = handle.kind == "tensor_array_gradient"
     for position, index in enumerate(indices):
         place = np.asarray(index, np.int32)
-        value = lax.index_in_dim(tensor, position, keepdims=False)
-        value = _added(lst, place, value) if adds else value
-        lst = lists.set_item(lst, place, value, resize=True)
-    ctx.write(values[0], lst)
-    return [values[3]]
+        item = lax.index_in_dim(tensor, position, keepdims=False)
+        item = _added(lst, place, item) if adds else item
+        lst = lists.set_item(lst, place, item, resize=True)
+    ctx.write(handle, lst)
+    return flow
 
 
-@raises_tf("TensorArrayPack")
-def _pack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    element = lists.element_type(node.attr("element_shape"), node.attr("dtype"))
-    return [lists.stacked(_list(ctx, node, values[0]), element)]
+@rule("TensorArrayPack")
+def _pack(
+    handle: Value, flow: Value, *, ctx: Context, node: Node, dtype: np.dtype, element_shape: Shape
+) -> Value:
+    return lists.stacked(_list(ctx, node, handle), lists.element_type(element_shape, dtype))
 
 
-@raises_tf("TensorArrayUnpack")
-def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    dtype = _list(ctx, node, values[0]).dtype
-    ctx.write(values[0], lists.from_tensor(jnp.asarray(array(values[1])), dtype))
-    return [values[2]]
+@rule("TensorArrayUnpack")
+def _unpack(handle: Value, value: Array, flow: Value, *, ctx: Context, node: Node) -> Value:
+    ctx.write(handle, lists.from_tensor(jnp.asarray(value), _list(ctx, node, handle).dtype))
+    return flow
 
 
-@raises_tf(*_versions("TensorArrayConcat"), effect="none")
-def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    lst = _list(ctx, node, values[0])
+@rule(*_versions("TensorArrayConcat"), effect="none", ignores=("element_shape_except0",))
+def _concat(handle: Value, flow: Value, *, ctx: Context, node: Node) -> tuple[Array, np.ndarray]:
+    lst = _list(ctx, node, handle)
     if lst.items is not None and all(x is not None for x in lst.items):
         items = [jnp.asarray(array(x)) for x in lst.items]
-        return [lax.concatenate(items, 0), np.asarray([x.shape[0] for x in items], np.int64)]
-    rows = lists.stacked(lst)
-    lengths = np.full(rows.shape[0], rows.shape[1], np.int64)
-    return [lax.reshape(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:])), lengths]
+        return lax.concatenate(items, 0), np.asarray([x.shape[0] for x in items], np.int64)
+    return lists.joined(lists.stacked(lst))
 
 
-@raises_tf(*_versions("TensorArraySplit"))
-def _split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    lengths = ints(static(node, values, 2))
-    parts = tuple(lax.split(array(values[1]), lengths, 0))
-    dtype = _list(ctx, node, values[0]).dtype
-    ctx.write(values[0], TensorList(parts, None, len(parts), None, dtype))
-    return [values[3]]
+@rule(*_versions("TensorArraySplit"))
+def _split(
+    handle: Value, value: Array, lengths: Ints, flow: Value, *, ctx: Context, node: Node
+) -> Value:
+    parts = tuple(lax.split(value, lengths, 0))
+    dtype = _list(ctx, node, handle).dtype
+    ctx.write(handle, TensorList(parts, None, len(parts), None, dtype))
+    return flow
 
 
-@raises_tf(*_versions("TensorArrayClose"), "StackClose", "StackCloseV2", effect="none")
-def _close(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return []
+@rule(*_versions("TensorArrayClose"), "StackClose", "StackCloseV2", effect="none")
+def _close(handle: Value) -> None:
+    return None
 
 
-@raises_tf("Stack", "StackV2", effect="none")
-def _stack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    handle = Resource("stack", f"{node.where}/{node.name}", node.attr("elem_type"))
-    ctx.write(handle, lists.empty(node.attr("elem_type"), None))
-    return [handle]
+@rule("Stack", "StackV2", effect="none", ignores=("stack_name",))
+def _stack(max_size: Value = None, *, ctx: Context, node: Node, elem_type: np.dtype) -> Resource:
+    handle = Resource("stack", f"{node.where}/{node.name}", elem_type)
+    ctx.write(handle, lists.empty(elem_type, None))
+    return handle
 
 
-def _pushed(node: Node, lst: TensorList, values: list[Any]) -> tuple[TensorList, Any]:
-    if isinstance(values[1], Resource):
+@rule("StackPush", "StackPushV2", ignores=("swap_memory",))
+def _push(handle: Value, value: Value, *, ctx: Context, node: Node) -> Value:
+    lst = _list(ctx, node, handle)
+    if isinstance(value, Resource):
         reason = "keeps a stack for each step of an outer loop, as gradients of nested loops do"
-        problem = Problem(f"tf.{node.op}", reason, node.location, FRAMES_REMEDY)
-        raise UnsupportedOpError([problem])
-    return lists.push_back(lst, values[1]), values[1]
+        raise refuse(node, reason, FRAMES_REMEDY)
+    ctx.write(handle, lists.push_back(lst, value))
+    return value
 
 
-def _on_stack(fn: Callable[[Node, TensorList, list[Any]], tuple[TensorList, Any]]) -> Rule:
-    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        lst, result = fn(node, _list(ctx, node, values[0]), values)
-        ctx.write(values[0], lst)
-        return [result]
-
-    return rule
-
-
-add_table(
-    {
-        **dict.fromkeys(("StackPush", "StackPushV2"), _on_stack(_pushed)),
-        **dict.fromkeys(
-            ("StackPop", "StackPopV2"), _on_stack(lambda node, lst, _: lists.pop_back(lst))
-        ),
-    }
-)
+@rule("StackPop", "StackPopV2")
+def _pop(handle: Value, *, ctx: Context, node: Node) -> Value:
+    lst, value = lists.pop_back(_list(ctx, node, handle))
+    ctx.write(handle, lst)
+    return value

@@ -1,8 +1,9 @@
-"""The `TensorList…` ops, which `tf.TensorArray` and the gradients of loops are made of."""
+"""The `TensorList…` ops, on which `tf.TensorArray` and the gradients of loops are built."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
-from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import raises_tf
+from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node, canonical
 from invert.tf.values import tensor_list as lists
 from invert.tf.values.constants import array, as_sizes, ints, is_size, static
@@ -21,190 +21,200 @@ from invert.tf.values.ragged import Apart, Encoded
 from invert.tf.values.tensor_list import Element, TensorList
 
 
-def _dtype(node: Node) -> np.dtype | None:
-    dtype = node.attr("element_dtype")
-    return None if dtype is None or dtype.kind == "O" else dtype
+def _dtype(element_dtype: np.dtype) -> np.dtype | None:
+    return None if element_dtype.kind == "O" else element_dtype
 
 
-def _element(node: Node, values: Sequence[Any], index: int) -> Element | None:
-    """The type that input `index` states: a shape, or the scalar -1 for an unknown rank."""
-    value = values[index]
-    if not isinstance(value, np.ndarray) or value.ndim == 0 or value.dtype == object:
+def _element(shape: Value, element_dtype: np.dtype) -> Element | None:
+    """The element type that an op states by a shape, or by the scalar -1 for an unknown rank."""
+    if not isinstance(shape, np.ndarray) or shape.ndim == 0 or shape.dtype == object:
         return None
-    return lists.element_type(ints(value), _dtype(node))
+    return lists.element_type(ints(shape), _dtype(element_dtype))
 
 
-def _list(node: Node, value: Any) -> TensorList:
+def _list(node: Node, value: Value) -> TensorList:
     if not isinstance(value, TensorList):
-        reason = f"takes a {type(value).__name__} for a list"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+        raise refuse(node, f"takes a {type(value).__name__} as a list")
     return value
 
 
-@raises_tf("EmptyTensorList")
-def _empty(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [lists.empty(_dtype(node), _element(node, values, 0))]
+@rule("EmptyTensorList")
+def _empty(element_shape: Value, max_size: Value, *, element_dtype: np.dtype) -> TensorList:
+    return lists.empty(_dtype(element_dtype), _element(element_shape, element_dtype))
 
 
-@raises_tf("TensorListReserve")
-def _reserve(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    (size,) = ints(static(node, values, 1))
-    return [lists.empty(_dtype(node), _element(node, values, 0), size)]
+@rule("TensorListReserve")
+def _reserve(element_shape: Value, size: Int, *, element_dtype: np.dtype) -> TensorList:
+    return lists.empty(_dtype(element_dtype), _element(element_shape, element_dtype), size)
 
 
-@raises_tf("TensorListFromTensor")
-def _from_tensor(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if isinstance(values[0], Batch):
-        items = values[0].items
-        return [TensorList(items, None, len(items), None, _dtype(node))]
-    if isinstance(values[0], Apart):
-        return [values[0]]
-    known = lists.is_known(values[0]) and values[0].dtype != object
-    rows = canonical(values[0]) if known else jnp.asarray(array(values[0]))
-    return [lists.from_tensor(rows, _dtype(node))]
+@rule("TensorListFromTensor")
+def _from_tensor(tensor: Value, element_shape: Value, *, element_dtype: np.dtype) -> Value:
+    if isinstance(tensor, Batch):
+        return TensorList(tensor.items, None, len(tensor.items), None, _dtype(element_dtype))
+    if isinstance(tensor, Apart):
+        return tensor
+    known = lists.is_known(tensor) and tensor.dtype != object
+    rows = canonical(tensor) if known else jnp.asarray(array(tensor))
+    return lists.from_tensor(rows, _dtype(element_dtype))
 
 
-@raises_tf("TensorListPushBack")
-def _push_back(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [lists.push_back(_list(node, values[0]), values[1])]
+@rule("TensorListPushBack")
+def _push_back(handle: Value, tensor: Value, *, node: Node) -> TensorList:
+    return lists.push_back(_list(node, handle), tensor)
 
 
-@raises_tf("TensorListPopBack")
-def _pop_back(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return list(lists.pop_back(_list(node, values[0]), _element(node, values, 1)))
+@rule("TensorListPopBack")
+def _pop_back(
+    handle: Value, element_shape: Value, *, node: Node, element_dtype: np.dtype
+) -> tuple[TensorList, Value]:
+    return lists.pop_back(_list(node, handle), _element(element_shape, element_dtype))
 
 
-@raises_tf("TensorListLength")
-def _length(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if isinstance(values[0], Apart):
-        return [np.asarray(values[0].rows, np.int32)]
-    size = _list(node, values[0]).size
-    return [as_sizes(size, np.dtype(np.int32)) if is_size(size) else size]
+@rule("TensorListLength")
+def _length(handle: Value, *, node: Node) -> Value:
+    if isinstance(handle, Apart):
+        return np.asarray(handle.rows, np.int32)
+    size = _list(node, handle).size
+    return as_sizes(size, np.dtype(np.int32)) if is_size(size) else size
 
 
-@raises_tf("TensorListElementShape")
-def _element_shape(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if isinstance(values[0], Apart):
-        return [np.asarray(-1, node.attr("shape_type"))]
+@rule("TensorListElementShape")
+def _element_shape(handle: Value, *, node: Node, shape_type: np.dtype) -> np.ndarray:
     try:
-        element = lists.known_element(_list(node, values[0]))
+        element = None if isinstance(handle, Apart) else lists.known_element(_list(node, handle))
     except lists.RaggedListError:
         element = None  # of several shapes, which TensorFlow calls an unknown one
-    dtype = node.attr("shape_type")
-    if not isinstance(element, jax.ShapeDtypeStruct):
-        return [np.asarray(-1, dtype)]
-    return [np.asarray(element.shape, dtype)]
+    shape = element.shape if isinstance(element, jax.ShapeDtypeStruct) else -1
+    return np.asarray(shape, shape_type)
 
 
-@raises_tf("TensorListResize")
-def _resize(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [lists.resized(_list(node, values[0]), values[1])]
+@rule("TensorListResize")
+def _resize(handle: Value, size: Value, *, node: Node) -> TensorList:
+    return lists.resized(_list(node, handle), size)
 
 
-@raises_tf("TensorListGetItem")
-def _get_item(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if isinstance(values[0], Apart):
-        return [values[0].at(node, array(values[1]))]
-    return [lists.get_item(_list(node, values[0]), values[1], _element(node, values, 2))]
+@rule("TensorListGetItem")
+def _get_item(
+    handle: Value, index: Value, element_shape: Value, *, node: Node, element_dtype: np.dtype
+) -> Value:
+    if isinstance(handle, Apart):
+        return handle.at(node, array(index))
+    return lists.get_item(_list(node, handle), index, _element(element_shape, element_dtype))
 
 
-@raises_tf("TensorListSetItem")
-def _set_item(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    resize = node.attr("resize_if_index_out_of_bounds", False)
-    return [lists.set_item(_list(node, values[0]), values[1], values[2], resize=resize)]
+@rule("TensorListSetItem")
+def _set_item(
+    handle: Value, index: Value, item: Value, *, node: Node, resize_if_index_out_of_bounds: bool
+) -> TensorList:
+    resize = resize_if_index_out_of_bounds
+    return lists.set_item(_list(node, handle), index, item, resize=resize)
 
 
-@raises_tf("TensorListStack")
-def _stack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    items = _list(node, values[0]).items
-    if node.attr("element_dtype").kind == "O" and items is not None:
-        return [Batch(items, (len(items),))]
-    return [lists.stacked(_list(node, values[0]), _element(node, values, 1))]
+@rule("TensorListStack", ignores=("num_elements",))
+def _stack(handle: Value, element_shape: Value, *, node: Node, element_dtype: np.dtype) -> Value:
+    lst = _list(node, handle)
+    if element_dtype.kind == "O" and lst.items is not None:
+        return Batch(lst.items, (len(lst.items),))
+    return lists.stacked(lst, _element(element_shape, element_dtype))
 
 
-@raises_tf("TensorListGather")
-def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    lst, indices = _list(node, values[0]), values[1]
-    element = _element(node, values, 2)
-    if isinstance(indices, np.ndarray):
-        places = [np.asarray(i, np.int32) for i in ints(indices)]
-        if isinstance(lst.size, int) and [int(i) for i in places] == list(range(lst.size)):
-            return [lists.stacked(lst, element)]
-        return [jnp.stack([lists.get_item(lst, i, element) for i in places])]
-    rows = lists.with_buffer(lst, element=element).buffer
-    return [jnp.take(rows, indices, axis=0, mode="clip")]
+@rule("TensorListGather")
+def _gather(
+    handle: Value, indices: Value, element_shape: Value, *, node: Node, element_dtype: np.dtype
+) -> Value:
+    element = _element(element_shape, element_dtype)
+    return lists.gathered(_list(node, handle), indices, element)
 
 
-@raises_tf("TensorListScatter", "TensorListScatterV2", "TensorListScatterIntoExistingList")
-def _scatter(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    if node.op == "TensorListScatterIntoExistingList":
-        lst, tensor, indices = _list(node, values[0]), array(values[1]), values[2]
-    else:
-        tensor, indices = array(values[0]), values[1]
-        fixed = ints(static(node, values, 3))[0] if node.op == "TensorListScatterV2" else -1
-        size = fixed if fixed != -1 else 1 + max(ints(static(node, values, 1)), default=-1)
-        lst = lists.empty(_dtype(node), lists.element_of(tensor[0]) if len(tensor) else None, size)
+@rule("TensorListScatterIntoExistingList")
+def _scatter_into(handle: Value, tensor: Array, indices: Value, *, node: Node) -> TensorList:
+    return _scattered(_list(node, handle), tensor, indices)
+
+
+@rule("TensorListScatter", "TensorListScatterV2")
+def _scatter(
+    tensor: Array,
+    indices: Value,
+    element_shape: Value,
+    size: Int = -1,
+    *,
+    node: Node,
+    element_dtype: np.dtype,
+) -> TensorList:
+    if size == -1:
+        size = 1 + max(ints(static(node, [tensor, indices], 1)), default=-1)
+    element = lists.element_of(tensor[0]) if len(tensor) else None
+    return _scattered(lists.empty(_dtype(element_dtype), element, size), tensor, indices)
+
+
+def _scattered(lst: TensorList, tensor: Array, indices: Value) -> TensorList:
     if isinstance(indices, np.ndarray):
         for position, index in enumerate(ints(indices)):
             item = lax.index_in_dim(tensor, position, keepdims=False)
             lst = lists.set_item(lst, np.asarray(index, np.int32), item, resize=True)
-        return [lst]
+        return lst
     element = jax.ShapeDtypeStruct(tensor.shape[1:], tensor.dtype)
     lst = lists.with_buffer(lst, element=element)
-    buffer = (
-        jnp.asarray(lst.buffer).at[indices].set(tensor, mode="drop", wrap_negative_indices=False)
-    )
-    return [TensorList(None, buffer, lst.size, element, lst.dtype)]
+    at = jnp.asarray(lst.buffer).at[indices]
+    buffer = at.set(tensor, mode="drop", wrap_negative_indices=False)
+    return TensorList(None, buffer, lst.size, element, lst.dtype)
 
 
-@raises_tf("TensorListConcat", "TensorListConcatV2")
-def _concat(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    lst = _list(node, values[0])
-    length_type = np.int64
-    if lst.items is not None:
-        items = [
-            _unwritten(node, lst, values, i) if x is None else x for i, x in enumerate(lst.items)
-        ]
-        if not items:
-            empty = _element(node, values, 1) if len(values) > 1 else None
-            items = [lists.zeros_of(empty)[:0]] if empty is not None else []
-        lengths = np.asarray([x.shape[0] for x in items][: len(lst.items)], length_type)
-        return [lax.concatenate(items, 0), lengths]
-    rows = lists.stacked(lst)
-    lengths = np.full(rows.shape[0], rows.shape[1], length_type)
-    return [lax.reshape(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:])), lengths]
+@rule("TensorListConcat", "TensorListConcatV2", ignores=("element_shape",))
+def _concat(
+    handle: Value,
+    element_shape: Value = None,
+    leading_dims: Value = None,
+    *,
+    node: Node,
+    element_dtype: np.dtype,
+) -> tuple[Array, np.ndarray]:
+    lst = _list(node, handle)
+    if lst.items is None:
+        return lists.joined(lists.stacked(lst))
+    lengths = ()
+    if leading_dims is not None and any(x is None for x in lst.items):
+        lengths = ints(static(node, [handle, element_shape, leading_dims], 2))
+    items = [
+        _unwritten(lst, element_shape, lengths[i] if lengths else None) if x is None else x
+        for i, x in enumerate(lst.items)
+    ]
+    sizes = np.asarray([x.shape[0] for x in items], np.int64)
+    if not items:
+        element = _element(element_shape, element_dtype)
+        items = [lists.zeros_of(element)[:0]] if element is not None else []
+    return lax.concatenate(items, 0), sizes
 
 
-def _unwritten(node: Node, lst: TensorList, values: Sequence[Any], index: int) -> Any:
+def _unwritten(lst: TensorList, element_shape: Value, length: int | None) -> Array:
     """Zeros for an element that was not written, of the length that the op states for it."""
-    lengths = ints(static(node, values, 2)) if len(values) > 2 else ()
-    if not lengths:
+    if length is None:
         return lists.zeros_of(lists.known_element(lst))
     other = next((x for x in lst.items or () if x is not None), None)
-    rest = np.shape(other)[1:] if other is not None else ints(static(node, values, 1))[1:]
-    dtype = jax.dtypes.canonicalize_dtype(lst.dtype)
-    return jnp.zeros((lengths[index], *rest), dtype)
+    rest = np.shape(other)[1:] if other is not None else ints(element_shape)[1:]
+    return jnp.zeros((length, *rest), jax.dtypes.canonicalize_dtype(lst.dtype))
 
 
-@raises_tf("TensorListSplit")
-def _split(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    tensor, lengths = array(values[0]), ints(static(node, values, 2))
-    return [
-        TensorList(tuple(lax.split(tensor, lengths, 0)), None, len(lengths), None, _dtype(node))
-    ]
+@rule("TensorListSplit")
+def _split(
+    tensor: Array, element_shape: Value, lengths: Ints, *, element_dtype: np.dtype
+) -> TensorList:
+    parts = tuple(lax.split(tensor, lengths, 0))
+    return TensorList(parts, None, len(lengths), None, _dtype(element_dtype))
 
 
-@raises_tf("TensorListConcatLists")
-def _concat_lists(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    one, two = _list(node, values[0]), _list(node, values[1])
+@rule("TensorListConcatLists")
+def _concat_lists(first: Value, second: Value, *, node: Node) -> TensorList:
+    one, two = _list(node, first), _list(node, second)
     if one.items is not None and two.items is not None:
         items = (*one.items, *two.items)
-        return [TensorList(items, None, len(items), one.element, one.dtype)]
+        return TensorList(items, None, len(items), one.element, one.dtype)
     rows = jax.tree_util.tree_map(
         lambda a, b: lax.concatenate([a, b], 0), lists.stacked(one), lists.stacked(two)
     )
     total = jax.tree_util.tree_leaves(rows)[0].shape[0]
-    return [TensorList(None, rows, total, lists.known_element(one), one.dtype)]
+    return TensorList(None, rows, total, lists.known_element(one), one.dtype)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -214,14 +224,14 @@ class Batch:
 
     **Arguments:**
 
-    - `items`: the lists, in the order of rows.
+    - `items`: the lists, in row-major order.
     - `shape`: the shape of the tensor.
     """
 
-    items: tuple[Any, ...]
+    items: tuple[Value, ...]
     shape: tuple[int, ...]
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    def tree_flatten(self) -> tuple[tuple[Value, ...], tuple[int, ...]]:
         return self.items, self.shape
 
     @classmethod
@@ -229,59 +239,56 @@ class Batch:
         return cls(tuple(items), shape)
 
 
-def _batch(value: Any) -> Batch:
+def _batch(value: Value) -> Batch:
     return value if isinstance(value, Batch) else Batch((value,), ())
 
 
-@raises_tf("TensorListPushBackBatch")
-def _push_back_batch(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    batch, tensor = _batch(values[0]), array(values[1])
+@rule("TensorListPushBackBatch")
+def _push_back_batch(handles: Value, tensor: Array, *, node: Node) -> Value:
+    batch = _batch(handles)
     rows = lax.reshape(tensor, (len(batch.items), *tensor.shape[len(batch.shape) :]))
     parts = [lax.index_in_dim(rows, i, keepdims=False) for i in range(len(batch.items))]
     pushed = [
         lists.push_back(_list(node, x), part) for x, part in zip(batch.items, parts, strict=True)
     ]
-    return [Batch(tuple(pushed), batch.shape) if batch.shape else pushed[0]]
+    return Batch(tuple(pushed), batch.shape) if batch.shape else pushed[0]
 
 
-# Ops on values of any type that take lists too. `Graph.rule` finds these for the type variant.
+# Ops on values of any type that take lists too. `Graph.entry` looks these up for the type variant.
+# Handles are scalars or a vector, which have one axis to stack along.
 
 
-@raises_tf("Pack:variant")
-def _pack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+@rule("Pack:variant", ignores=("axis",))
+def _pack(*values: Value, node: Node) -> Batch:
     if any(isinstance(v, Batch) for v in values):
-        reason = "stacks tensors of lists, of which only single lists are supported"
-        raise UnsupportedOpError([Problem("tf.Pack", reason, node.location)])
-    return [Batch(tuple(values), (len(values),))]
+        raise refuse(node, "stacks tensors of lists, of which only single lists are supported")
+    return Batch(values, (len(values),))
 
 
-@raises_tf("Unpack:variant")
-def _unpack(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return list(_batch(values[0]).items)
+@rule("Unpack:variant", ignores=("axis",))
+def _unpack(value: Value) -> Sequence[Value]:
+    return _batch(value).items
 
 
-@raises_tf("ZerosLike:variant")
-def _zeros_like(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    return [_combine(lambda x: jnp.zeros_like(x), values[0])]
+@rule("ZerosLike:variant")
+def _zeros_like(x: Value) -> Value:
+    return _combine(jnp.zeros_like, x)
 
 
-@raises_tf("AddN:variant")
-def _add_lists(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    total = values[0]
-    for value in values[1:]:
-        total = _combine(lax.add, total, value)
-    return [total]
+@rule("AddN:variant")
+def _add_lists(*values: Value) -> Value:
+    return functools.reduce(functools.partial(_combine, lax.add), values)
 
 
-def _combine_present(fn: Callable[..., Any], parts: Sequence[Any]) -> Any:
+def _combine_written(fn: Callable[..., Array], parts: Sequence[Value]) -> Value:
     """`fn` of elements; one that was not written is zero, which changes no sum."""
-    present = [array(x) if hasattr(x, "shape") else x for x in parts if x is not None]
-    if len(present) > 1 or (present and len(parts) == 1):
-        return _combine(fn, *present)
-    return present[0] if present else None
+    written = [array(x) if hasattr(x, "shape") else x for x in parts if x is not None]
+    if len(written) > 1 or (written and len(parts) == 1):
+        return _combine(fn, *written)
+    return written[0] if written else None
 
 
-def _combine(fn: Callable[..., Any], *values: Any) -> Any:
+def _combine(fn: Callable[..., Array], *values: Value) -> Value:
     """Applies `fn` to the elements of lists, and of lists in lists; sizes stay as they are."""
     if isinstance(values[0], Encoded):
         return Encoded(values[0].splits, fn(*(array(v.values) for v in values)))
@@ -291,7 +298,7 @@ def _combine(fn: Callable[..., Any], *values: Any) -> Any:
         v.items for v in values
     ):
         items = tuple(
-            _combine_present(fn, parts) for parts in zip(*(v.items for v in values), strict=True)
+            _combine_written(fn, parts) for parts in zip(*(v.items for v in values), strict=True)
         )
         element = next((v.element for v in values if v.element is not None), None)
         return TensorList(items, None, len(items), element, values[0].dtype)

@@ -1,6 +1,6 @@
 """Parts of variables: gathers, scatters and strided assignments.
 
-The ops on references of TensorFlow 1 take the same rules; they return the variable besides.
+The ops on references of TensorFlow 1 have the same rules; they return the reference besides.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from invert.primitives.tf.gather import narrow
 from invert.primitives.tf.slicing import index_of, put
 from invert.primitives.tf.variables import assign, current
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import Rule, add_table, raises_tf
+from invert.tf.interpreter.registry import Array, Value, rule, rules
 from invert.tf.ops.node import Node
 from invert.tf.ops.state import Resource
-from invert.tf.values.constants import array, broadcast_to
+from invert.tf.values.constants import broadcast_to
 
 # TensorFlow fails on an index out of range on CPUs and drops it on GPUs.
 _DROP: dict[str, Any] = {"mode": "drop", "wrap_negative_indices": False}
+_CLIP: dict[str, Any] = {"mode": "clip", "wrap_negative_indices": False}
+_IGNORED = ("use_locking", "bad_indices_policy")
 
 
-def _divided(at: Any, value: Any) -> Any:
+def _divided(at: Any, value: Array) -> Array:
     if jnp.issubdtype(value.dtype, jnp.inexact):
         return at.divide(value, **_DROP)
-    # Integers are cut towards zero, by one divisor after another as by their product.
+    # Integers truncate: dividing by one divisor after another is dividing by their product.
     return lax.div(at.array, jnp.ones_like(at.array).at[at.index].multiply(value, **_DROP))
 
 
-# Updates of rows, by the name of the op behind "ResourceScatter" or "Scatter".
-_UPDATES: dict[str, Callable[[Any, Any], Any]] = {
+# Updates of rows, by the name of the op after "ResourceScatter" or "Scatter".
+_UPDATES: dict[str, Callable[[Any, Array], Array]] = {
     "Update": lambda at, value: at.set(value, **_DROP),
     "Add": lambda at, value: at.add(value, **_DROP),
     "Sub": lambda at, value: at.add(-value, **_DROP),
@@ -44,97 +46,88 @@ _UPDATES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _result(node: Node, resource: Any) -> list[Any]:
-    return [] if node.op.startswith("Resource") else [resource]
+def _result(node: Node, ref: Value) -> Value:
+    return None if node.op.startswith("Resource") else ref
 
 
-def _scatter(update: Callable[[Any, Any], Any]) -> Rule:
-    """Updates of whole rows, `ref[indices, ...] = value`."""
+def _scatter(update: Callable[[Any, Array], Array]) -> Callable[..., Value]:
+    """Updates of whole rows, `ref[indices, ...] = updates`."""
 
-    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        old, indices = current(ctx, values[0]), array(values[1])
-        shape = (*np.shape(indices), *np.shape(old)[1:])
-        value = broadcast_to(array(values[2]), shape)
-        assign(ctx, node, values[0], update(jnp.asarray(old).at[indices], value))
-        return _result(node, values[0])
+    def rule(ref: Value, indices: Array, updates: Array, *, ctx: Context, node: Node) -> Value:
+        old = current(ctx, ref)
+        value = broadcast_to(updates, (*np.shape(indices), *np.shape(old)[1:]))
+        assign(ctx, node, ref, update(jnp.asarray(old).at[indices], value))
+        return _result(node, ref)
 
     return rule
 
 
-def _scatter_nd(update: Callable[[Any, Any], Any]) -> Rule:
+def _columns(indices: Array) -> tuple[Array, ...]:
+    """Vectors of indices as one array of indices for each axis."""
+    return tuple(indices[..., i] for i in range(np.shape(indices)[-1]))
+
+
+def _scatter_nd(update: Callable[[Any, Array], Array]) -> Callable[..., Value]:
     """Updates of elements or blocks, whose indices are vectors."""
 
-    def rule(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-        old, indices, value = current(ctx, values[0]), array(values[1]), array(values[2])
-        index = tuple(indices[..., i] for i in range(np.shape(indices)[-1]))
-        assign(ctx, node, values[0], update(jnp.asarray(old).at[index], value))
-        return _result(node, values[0])
+    def rule(ref: Value, indices: Array, updates: Array, *, ctx: Context, node: Node) -> Value:
+        old = jnp.asarray(current(ctx, ref))
+        assign(ctx, node, ref, update(old.at[_columns(indices)], updates))
+        return _result(node, ref)
 
     return rule
 
 
-add_table(
-    {
-        f"{prefix}Scatter{kind}": _scatter(fn)
-        for prefix in ("Resource", "")
-        for kind, fn in _UPDATES.items()
-    }
-)
-add_table(
-    {
-        f"{prefix}ScatterNd{kind}": _scatter_nd(_UPDATES[kind])
-        for prefix in ("Resource", "")
-        for kind in ("Update", "Add", "Sub", "Min", "Max")
-    }
-)
+for _prefix in ("ResourceScatter", "Scatter"):
+    rules({f"{_prefix}{k}": _scatter(fn) for k, fn in _UPDATES.items()}, ignores=_IGNORED)
+    _kinds = ("Update", "Add", "Sub", "Min", "Max")
+    rules({f"{_prefix}Nd{k}": _scatter_nd(_UPDATES[k]) for k in _kinds}, ignores=_IGNORED)
 
 
-@raises_tf("ResourceGather", effect="reads")
-def _gather(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    rows, indices = current(ctx, values[0]), array(values[1])
-    indices = narrow(indices, np.shape(rows))
-    batch = node.attr("batch_dims", 0)
-    if not batch:
-        return [jnp.take(rows, indices, axis=0, mode="clip")]
+@rule("ResourceGather", effect="reads", ignores=("validate_indices",))
+def _gather(resource: Value, indices: Array, *, ctx: Context, batch_dims: int) -> Array:
+    x = current(ctx, resource)
+    indices = narrow(indices, np.shape(x))
+    if not batch_dims:
+        return jnp.take(x, indices, axis=0, mode="clip")
     rank = np.ndim(indices)
-    places = [
-        np.arange(rows.shape[i]).reshape([-1 if i == j else 1 for j in range(rank)])
-        for i in range(batch)
+    batch = [
+        np.arange(x.shape[i]).reshape([-1 if i == j else 1 for j in range(rank)])
+        for i in range(batch_dims)
     ]
-    return [rows.at[(*places, indices)].get(mode="clip", wrap_negative_indices=False)]
+    return x.at[(*batch, indices)].get(**_CLIP)
 
 
-@raises_tf("ResourceGatherNd", effect="reads")
-def _gather_nd(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    rows, indices = jnp.asarray(current(ctx, values[0])), array(values[1])
-    indices = narrow(indices, rows.shape)
-    index = tuple(indices[..., i] for i in range(np.shape(indices)[-1]))
-    return [rows.at[index].get(mode="clip", wrap_negative_indices=False)]
+@rule("ResourceGatherNd", effect="reads")
+def _gather_nd(resource: Value, indices: Array, *, ctx: Context) -> Array:
+    x = jnp.asarray(current(ctx, resource))
+    return x.at[_columns(narrow(indices, x.shape))].get(**_CLIP)
 
 
-@raises_tf("ResourceStridedSliceAssign", "StridedSliceAssign")
-def _strided_slice_assign(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    old = jnp.asarray(current(ctx, values[0]))
-    index = index_of(ctx, node, values[1:4], old.ndim)
-    assign(ctx, node, values[0], put(ctx, node, old, index, values[4]))
-    return _result(node, values[0])
+@rule("ResourceStridedSliceAssign", "StridedSliceAssign")
+def _strided_slice_assign(
+    ref: Value, begin: Value, end: Value, strides: Value, value: Value, *, ctx: Context, node: Node
+) -> Value:
+    old = jnp.asarray(current(ctx, ref))
+    index = index_of(ctx, node, [begin, end, strides], old.ndim)
+    assign(ctx, node, ref, put(ctx, node, old, index, value))
+    return _result(node, ref)
 
 
-@raises_tf("ResourceCountUpTo", "CountUpTo")
-def _count_up_to(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    old = jnp.asarray(current(ctx, values[0]))
-    assign(ctx, node, values[0], old + np.asarray(1, old.dtype))
-    return [old]
+@rule("ResourceCountUpTo", "CountUpTo", ignores=("limit",))  # where TensorFlow fails
+def _count_up_to(ref: Value, *, ctx: Context, node: Node) -> Array:
+    old = jnp.asarray(current(ctx, ref))
+    assign(ctx, node, ref, old + np.asarray(1, old.dtype))
+    return old
 
 
-@raises_tf("Assign", "AssignAdd", "AssignSub")
-def _assign_reference(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    value = array(values[1])
+@rule("Assign", "AssignAdd", "AssignSub", ignores=("validate_shape", "use_locking"))
+def _assign(ref: Value, value: Array, *, ctx: Context, node: Node) -> Value:
     if node.op != "Assign":
-        old = current(ctx, values[0])
+        old = current(ctx, ref)
         value = old + value if node.op == "AssignAdd" else old - value
-    if isinstance(values[0], Resource) and values[0] not in ctx.state:
-        ctx.write(values[0], value)
+    if isinstance(ref, Resource) and ref not in ctx.state:
+        ctx.write(ref, value)
     else:
-        assign(ctx, node, values[0], value)
-    return [values[0]]
+        assign(ctx, node, ref, value)
+    return ref

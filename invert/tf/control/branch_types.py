@@ -1,4 +1,4 @@
-"""Bodies of control flow: traced once each, with what they return and what they write.
+"""Traces branches and loop bodies once each, with their results and the state they write.
 
 A branch or body is traced into a jaxpr of its own first. That shows which state it writes and
 which of its results are static, before `lax.cond` or `lax.while_loop` want results of one type.
@@ -31,12 +31,12 @@ from invert.tf.values.tensor_list import (
 
 
 class ShapeVariesError(Exception):
-    """A value has another type on another way through the program."""
+    """A value has different types in two branches, or before and after a step of a loop."""
 
 
 @jax.tree_util.register_pytree_node_class
 class Undefined:
-    """A value that one branch does not give, of whatever type the other branches have."""
+    """A value that one branch does not give; it takes the type of the other branches."""
 
     def tree_flatten(self) -> tuple[tuple[()], None]:
         return (), None
@@ -77,7 +77,7 @@ class Optional:
 
 @jax.tree_util.register_pytree_node_class
 class _Known:
-    """What is known while raising, as a pytree without leaves."""
+    """A static value as a pytree without leaves."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -91,12 +91,12 @@ class _Known:
 
 
 def is_known(value: Any) -> bool:
-    """Whether a value takes no part in tracing: a static array, a handle, or nothing."""
+    """Whether a value is static: an array, a handle, or nothing."""
     return value is None or isinstance(value, np.ndarray | Resource | bool | int | float)
 
 
 def flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """The JAX values in `values`, and the function that puts others in their places."""
+    """The JAX values in `values`, and the function that rebuilds them from others."""
     # A size that the program finds is traced, and may not leave the trace among what is known.
     values = [array(v) if holds_dynamic_size(v) else v for v in values]
     wrapped = [_Known(v) if is_known(v) else v for v in values]
@@ -116,7 +116,7 @@ def type_of(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def strong(x: Any) -> Any:
-    """`x` with a type of its own, where it took that of a Python number."""
+    """`x` without weak type."""
     x = jnp.asarray(x)
     return lax.convert_element_type(x, x.dtype) if x.weak_type else x
 
@@ -158,7 +158,7 @@ class TracedBranch:
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """A value that is the same on every way: static, a handle, or a pytree of a given type."""
+    """A value that is the same in every branch: static, a handle, or a pytree of a given type."""
 
     value: Any
 
@@ -172,7 +172,7 @@ class ArrayForm:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedForm:
-    """An array whose number of rows depends on data; `of` has its type, with room for all."""
+    """A bounded array; `type` is that of its data."""
 
     type: jax.ShapeDtypeStruct
     of: BoundedArray
@@ -198,7 +198,7 @@ class ListForm:
 
 @dataclasses.dataclass(frozen=True)
 class UnionForm:
-    """A value that is of one type on one way and of another on another; see `Optional`."""
+    """A value that has different types in different branches; see `Optional`."""
 
     forms: Mapping[Any, Form]
 
@@ -222,13 +222,13 @@ def form_of(value: Any) -> Form:
 
 
 def key_of(form: Form) -> Hashable:
-    """What two forms have in common that no loop tells apart, whatever trace they belong to."""
+    """A key that is equal for forms that no loop distinguishes, whatever their trace."""
     if isinstance(form, Static):
         return "fixed", _value_key(form.value)
     if isinstance(form, ArrayForm):
         return "array", _type_key(form.type)
     if isinstance(form, BoundedForm):
-        return "rows", _type_key(form.type), form.of.origin, form.of.marked
+        return "rows", _type_key(form.type), form.of.origin, form.of.pads_minus_one
     if isinstance(form, UnionForm):
         return "choices", tuple((key, key_of(f)) for key, f in form.forms.items())
     leaves, tree = jax.tree_util.tree_flatten(form.element)
@@ -255,7 +255,7 @@ def _value_key(value: Any) -> Hashable:
 
 
 def join(one: Form, two: Form, *, growing: bool = False) -> Form:
-    """The form that values of both forms can be brought to.
+    """The form to which `bring` converts values of both forms.
 
     `growing`: the second is the first after a step of a loop, in which lists may grow.
 
@@ -269,32 +269,39 @@ def join(one: Form, two: Form, *, growing: bool = False) -> Form:
         both = {k: join(one.forms[k], two.forms[k]) for k in one.forms if k in two.forms}
         return UnionForm({**one.forms, **two.forms, **both})
     if isinstance(one, UnionForm) or isinstance(two, UnionForm):
-        raise ShapeVariesError("is an optional on one way and none on another")
+        raise _varies("is an optional", "not one", growing)
     if isinstance(one, ListForm) and isinstance(two, ListForm):
         return _join_lists(one, two, growing)
     if isinstance(one, ListForm) or isinstance(two, ListForm):
-        raise ShapeVariesError("is a list on one way and none on another")
+        raise _varies("is a list", "not one", growing)
     if isinstance(one, Static) and isinstance(two, Static) and _same(one.value, two.value):
         return one
     if isinstance(one, BoundedForm) or isinstance(two, BoundedForm):
         return _join_rows(one, two, growing)
-    types = [_array_type(f) for f in (one, two)]
+    types = [_array_type(f, growing) for f in (one, two)]
     if types[0] != types[1]:
-        raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
+        raise _varies(f"has type {_text(types[0])}", _text(types[1]), growing)
     return ArrayForm(types[0])
 
 
-def _join_rows(one: Any, two: Any, growing: bool) -> BoundedForm:
-    """Of two arrays of which one at least has rows whose number depends on data."""
-    types = [f.type if isinstance(f, BoundedForm) else _array_type(f) for f in (one, two)]
-    room = [t.shape[:1] for t in types]
+def _varies(one: str, two: str, growing: bool) -> ShapeVariesError:
+    first, second = "in one branch", "in another"
+    if growing:
+        first, second = "before a step of the loop", "after it"
+    return ShapeVariesError(f"{one} {first} and {two} {second}")
+
+
+def _join_rows(one: Form, two: Form, growing: bool) -> BoundedForm:
+    """The form of two arrays of which at least one is bounded."""
+    types = [f.type if isinstance(f, BoundedForm) else _array_type(f, growing) for f in (one, two)]
+    capacities = [t.shape[:1] for t in types]
     same = types[0].dtype == types[1].dtype and types[0].shape[1:] == types[1].shape[1:]
-    if not (same and all(room)) or (growing and room[0] < room[1]):
-        raise ShapeVariesError(f"is {_text(types[0])} on one way and {_text(types[1])} on another")
-    of = [f.of for f in (one, two) if isinstance(f, BoundedForm)]
-    marked = all(r.marked for r in of)
-    kind = jax.ShapeDtypeStruct((*max(room), *types[0].shape[1:]), types[0].dtype)
-    return BoundedForm(kind, BoundedArray(None, None, of[0].origin, marked))
+    if not (same and all(capacities)) or (growing and capacities[0] < capacities[1]):
+        raise _varies(f"has type {_text(types[0])}", _text(types[1]), growing)
+    rows = [f.of for f in (one, two) if isinstance(f, BoundedForm)]
+    pads_minus_one = all(r.pads_minus_one for r in rows)
+    type_ = jax.ShapeDtypeStruct((*max(capacities), *types[0].shape[1:]), types[0].dtype)
+    return BoundedForm(type_, BoundedArray(None, None, rows[0].origin, pads_minus_one))
 
 
 def _join_lists(one: ListForm, two: ListForm, growing: bool) -> ListForm:
@@ -314,12 +321,13 @@ def _join_lists(one: ListForm, two: ListForm, growing: bool) -> ListForm:
     return ListForm(capacity, element, size, same, one.is_empty and two.is_empty)
 
 
-def _array_type(form: Static | ArrayForm) -> jax.ShapeDtypeStruct:
+def _array_type(form: Form, growing: bool) -> jax.ShapeDtypeStruct:
     if isinstance(form, ArrayForm):
         return form.type
+    assert isinstance(form, Static)
     value = form.value
     if value is None or isinstance(value, Resource):
-        raise ShapeVariesError(f"is {value!r} on one way and something else on another")
+        raise _varies(f"is {value!r}", "something else", growing)
     x = np.asarray(value)
     dtype = np.dtype(np.int32) if x.dtype == object else jax.dtypes.canonicalize_dtype(x.dtype)
     return jax.ShapeDtypeStruct(x.shape, dtype)
@@ -334,7 +342,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _bits(x: np.ndarray) -> Any:
-    """Contents for comparison: what is not a number equals itself."""
+    """Contents for comparison, where NaN equals itself."""
     return x if x.dtype == object or not x.size else np.frombuffer(x.tobytes(), np.uint8)
 
 
@@ -343,7 +351,7 @@ def _text(t: jax.ShapeDtypeStruct) -> str:
 
 
 def bring(value: Any, form: Form) -> Any:
-    """`value` in a form that `join` found for it."""
+    """Converts `value` to a form that `join` gave."""
     if isinstance(form, Static):
         return form.value
     if isinstance(form, ArrayForm):
@@ -353,8 +361,8 @@ def bring(value: Any, form: Form) -> Any:
     if isinstance(form, BoundedForm):
         return _bring_rows(value, form)
     if isinstance(form, UnionForm):
-        found = {} if isinstance(value, Undefined) else value.choices
-        return Optional({k: bring(found.get(k, Undefined()), f) for k, f in form.forms.items()})
+        choices = {} if isinstance(value, Undefined) else value.choices
+        return Optional({k: bring(choices.get(k, Undefined()), f) for k, f in form.forms.items()})
     assert isinstance(form, ListForm)
     if isinstance(value, Undefined):
         value = TensorList(None, None, form.size or 0, form.element, None)
@@ -375,10 +383,10 @@ def bring(value: Any, form: Form) -> Any:
 
 
 def _bring_rows(value: Any, form: BoundedForm) -> BoundedArray:
-    origin, marked = form.of.origin, form.of.marked
+    origin, pads_minus_one = form.of.origin, form.of.pads_minus_one
     if isinstance(value, Undefined):
         return BoundedArray(jnp.zeros(form.type.shape, form.type.dtype), np.int32(0), origin)
     data = value.data if isinstance(value, BoundedArray) else array(value, form.type.dtype)
-    count = value.count if isinstance(value, BoundedArray) else np.int32(data.shape[0])
-    fitting = resized(strong(data), form.type.shape[0], -1 if marked else 0)
-    return BoundedArray(fitting, strong(count), origin, marked)
+    length = value.length if isinstance(value, BoundedArray) else np.int32(data.shape[0])
+    data = resized(strong(data), form.type.shape[0], -1 if pads_minus_one else 0)
+    return BoundedArray(data, strong(length), origin, pads_minus_one)

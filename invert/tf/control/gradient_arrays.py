@@ -1,4 +1,4 @@
-"""Gradient arrays of tensor arrays, which bodies make and their callers hold."""
+"""Gradient arrays of tensor arrays, made in a body and held by its caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a loop runs: variables that go up or down by a constant, and conditions on them."""
+"""Trip counts: induction variables and the conditions on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from invert.ir.loops import CondParts, bodies
 
 @dataclasses.dataclass(frozen=True)
 class Induction:
-    """A whole number that is `start + step * k` in step `k` of a loop."""
+    """An integer that is `start + step * k` in step `k` of a loop."""
 
     start: int
     step: int
@@ -33,7 +33,7 @@ class Induction:
 
 @dataclasses.dataclass(frozen=True)
 class _Band:
-    """Lines that a whole number is never below and never above; `None` where none is known."""
+    """Lines that bound an integer from below and above; `None` where none is known."""
 
     low: Induction | None = None
     high: Induction | None = None
@@ -47,7 +47,7 @@ class _Band:
         return self.low is not None and self.low == self.high
 
     def within(self, other: _Band) -> _Band:
-        """With the ends of another one where this has none."""
+        """Takes the bounds of another one where this has none."""
         return _Band(self.low or other.low, self.high or other.high)
 
     def __add__(self, other: _Band) -> _Band:
@@ -79,7 +79,7 @@ class _Sums:
     step: Any
 
     def until(self, failed: Callable[[Any], bool]) -> int | None:
-        """The first step in which something holds of it, by adding up as the loop does."""
+        """The first step in which a predicate holds, found by adding up as the loop does."""
         value = self.start
         for k in range(_MOST_SUMS):
             if failed(float(value)):
@@ -150,7 +150,7 @@ class _Program:
         return self._inner[key]
 
     def way(self, eqn: Any, result: Any, number: int) -> tuple[_Program, Any]:
-        """What a `cond` or a `select_n` gives on one of its ways."""
+        """The result of one branch of a `cond` or a `select_n`."""
         if eqn.primitive.name == "select_n":
             return self, eqn.invars[1 + number]
         inner = self.inside(eqn, number)
@@ -194,13 +194,13 @@ class _Program:
         return program, atom, True
 
     def fact(self, atom: Any) -> bool | None:
-        """The truth value of an atom, or of that which an index is made of, where it is known."""
+        """The truth value of an atom, or of the predicate behind an index, where it is known."""
         program, atom, same = self._base(atom)
         known = atom.val if isinstance(atom, Literal) else program._facts.get(atom)
         return None if known is None else bool(known) == same
 
     def assume(self, atom: Any, value: bool) -> None:
-        """Takes a truth value for known, and what follows from it."""
+        """Assumes a truth value, and what follows from it."""
         program, atom, same = self._base(atom)
         if isinstance(atom, Literal):
             return
@@ -219,7 +219,7 @@ class _Program:
                     break
 
     def gives(self, eqn: Any, result: Any, taken: bool) -> bool | None:
-        """The truth value that a choice gives on one of its ways, where it is known."""
+        """The truth value of one branch of a choice, where it is known."""
         inner, atom = self.way(eqn, result, int(taken))
         *chosen, turned = self._base(eqn.invars[0])
         *given, same = inner._base(atom)
@@ -300,7 +300,7 @@ _SAME = frozenset(("convert_element_type", "copy", "reduce_and", "reshape"))
 
 
 def _is_choice(eqn: Any) -> bool:
-    """Whether an equation takes one of two ways."""
+    """Whether an equation selects one of two branches."""
     if eqn.primitive.name == "cond":
         return len(CondParts.of(eqn).branches) == 2
     return (
@@ -322,7 +322,7 @@ def _constant(value: Any) -> Induction | None:
 def lines(
     body: Any, starts: Sequence[Any], holding: Mapping[int, bool] | None = None
 ) -> list[Induction | None]:
-    """For each variable of a loop the line it follows, where it does.
+    """The induction of each variable of a loop, if it has one.
 
     **Arguments:**
 
@@ -356,7 +356,7 @@ def _hold(program: _Program, holding: Mapping[int, bool] | None) -> None:
 
 
 def _sums_of(body: Any, starts: Sequence[Any], holding: Mapping[int, bool]) -> list[_Sums | None]:
-    """For each variable of a loop the sums that it is, where it is a floating point number."""
+    """The sums of each variable of a loop that is a floating point number."""
     program = _Program(body, [None] * len(starts))
     _hold(program, holding)
     found: list[_Sums | None] = []
@@ -385,7 +385,7 @@ def _sums_of(body: Any, starts: Sequence[Any], holding: Mapping[int, bool]) -> l
 
 @dataclasses.dataclass(frozen=True)
 class FinalValue:
-    """What a whole number is after a loop, by what it was before: that plus `offset`.
+    """An integer after a loop: its value before plus `offset`.
 
     **Arguments:**
 
@@ -398,14 +398,14 @@ class FinalValue:
 
 
 def ends(body: Any, count: int) -> list[FinalValue | None]:
-    """For each variable of a loop of `count` steps what it is after it, where that is known."""
+    """The final value of each variable of a loop of `count` steps, where it is known."""
     jaxpr: Any = open_jaxpr(body)
     if count == 0:
         return [None] * len(jaxpr.invars)
     whole = [not v.aval.shape and jnp.issubdtype(v.aval.dtype, np.integer) for v in jaxpr.invars]
 
     def by(position: int, atom: Any) -> int | None:
-        """How far a number is from the variable at `position`."""
+        """The difference between a number and the variable at `position`."""
         alone: list[Induction | None] = [None] * len(whole)
         alone[position] = Induction(0, 1)
         line = _Program(body, alone).line(atom)
@@ -428,7 +428,7 @@ def ends(body: Any, count: int) -> list[FinalValue | None]:
 
 
 def written(body: Any) -> frozenset[int]:
-    """The variables of a loop that are arrays of which a step writes a part."""
+    """The loop variables that are arrays of which each step writes a part."""
     jaxpr: Any = open_jaxpr(body)
     writes = {
         e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name == "dynamic_update_slice"
@@ -459,7 +459,7 @@ def _follower(
 
 
 def largest(body: Any, known: Sequence[Induction | None], position: int, count: int) -> int | None:
-    """An upper bound of a variable over `count` steps, from the way it is computed."""
+    """An upper bound of a variable over `count` steps."""
     line = known[position]
     if line is not None:
         return max(line.at(0), line.at(count))
@@ -496,7 +496,7 @@ class TripCount:
 
 
 def _all_of(parts: Sequence[TripCount]) -> TripCount:
-    """How long all of some conditions hold."""
+    """The trip count of a conjunction."""
     bound = min((p.bound for p in parts if p.bound is not None), default=None)
     lasting = min((p.lasting for p in parts if p.lasting is not None), default=None)
     never = any(p.exact and p.bound == 0 for p in parts)
@@ -504,7 +504,7 @@ def _all_of(parts: Sequence[TripCount]) -> TripCount:
 
 
 def _one_of(parts: Sequence[TripCount]) -> TripCount:
-    """How long one at least of some conditions holds, which may be another one in each step."""
+    """The trip count of a disjunction, of which another part may hold in each step."""
     ends = [p.lasting for p in parts if p.lasting is not None]
     last = max(ends, default=0) if len(ends) == len(parts) else None
     return TripCount(last, all(p.exact and p.bound == p.lasting for p in parts), last)
@@ -520,7 +520,7 @@ def count(
     starts: Sequence[Any] = (),
     numbers: Numbers = _no_numbers,
 ) -> TripCount:
-    """How often a condition holds, one closed jaxpr from variables to a truth value.
+    """The trip count of a condition, a closed jaxpr from variables to a truth value.
 
     **Arguments:**
 
@@ -561,7 +561,7 @@ class _Condition:
         return self._steps(self._program, result, True)
 
     def _steps(self, program: _Program, atom: Any, value: bool) -> TripCount:
-        """For how many steps an atom can have a truth value."""
+        """The number of steps for which an atom can have a truth value."""
         program, atom = program.source(atom)
         if isinstance(atom, Literal):
             return TripCount(None, True) if bool(atom.val) == value else TripCount(0, True, 0)
@@ -598,7 +598,7 @@ class _Condition:
         return _until_not_less(program, one, two, strict == value, value)
 
     def _later(self, program: _Program, atom: Any, value: bool) -> TripCount:
-        """For how many steps a variable can have a truth value that steps give it."""
+        """The number of steps for which a variable can have a truth value that steps give it."""
         after = self._after
         if after is None or program is not self._program or atom not in program.jaxpr.invars:
             return _UNKNOWN

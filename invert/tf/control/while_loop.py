@@ -163,7 +163,7 @@ class _Loop:
     # -- what the loop carries
 
     def settle(self) -> None:
-        """Traces the body until the forms of its variables do not change any more.
+        """Traces the body until the forms of its variables are a fixed point.
 
         **Raises:** `ShapeVariesError`.
         """
@@ -252,7 +252,7 @@ class _Loop:
         return f"loop variable {place}"
 
     def _give_room(self) -> bool:
-        """Finds the capacity of lists that grow; whether there was one without."""
+        """Finds the capacity of growing lists. Returns whether one lacked it."""
         lacking = [
             p
             for p, f in self.forms.items()
@@ -278,7 +278,7 @@ class _Loop:
         return True
 
     def _needed(self, old: TensorList, leaf: int, steps: trip_count.TripCount, growth: int) -> int:
-        """Room for the elements that a list gets, `leaf` being the one that is its size."""
+        """The capacity that a list needs, `leaf` being the one that is its size."""
         lines = self.lines()
         line = lines[leaf]
         if (line is not None and line.step <= 0) or (
@@ -300,7 +300,7 @@ class _Loop:
     # -- how often it runs
 
     def lines(self) -> list[trip_count.Induction | None]:
-        """The lines that the leaves follow; those of the last trace."""
+        """The inductions of the leaves of the last trace."""
         if self._lines is None:
             self._lines = trip_count.lines(self.staged.closed, self._starts)
         return self._lines
@@ -328,7 +328,7 @@ class _Loop:
         )
 
     def _find_ranges(self) -> bool:
-        """Finds the ranges of counters that loops inside asked for; whether there are any."""
+        """Finds the ranges of counters that inner loops need. Returns whether there are any."""
         if not self._asked or self._ranges:
             return False
         lines, bound = self.lines(), self.count().bound
@@ -434,7 +434,7 @@ class _Loop:
         return out
 
     def _bounded(self, count: int, test: TracedBranch) -> list[Any]:
-        """A loop of `count` steps that do nothing once the condition failed."""
+        """A loop of `count` steps, of which those after the condition failed have no effect."""
 
         def step(carry: Sequence[Any]) -> list[Any]:
             k, *leaves = carry
@@ -464,7 +464,7 @@ def _is_same(one: Form, two: Form) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """A number that is known; `None` for any other value."""
+    """A static number; `None` for any other value."""
     if not isinstance(value, np.ndarray) or value.ndim:
         return None
     if value.dtype.kind in "iu":
@@ -473,7 +473,7 @@ def _number(value: Any) -> Any:
 
 
 def _on_line(line: trip_count.Induction, k: Any, dtype: Any) -> Any:
-    """The value of a line in step `k`."""
+    """The value of an induction in step `k`."""
     k = k if dtype == np.int32 else lax.convert_element_type(k, dtype)
     start = np.asarray(line.start, dtype)
     if line.step == -1:

@@ -115,6 +115,7 @@ def run_eagerly(ctx: Context, node: Node, values: Sequence[Any]) -> list[np.ndar
     if (size := sum(v.nbytes for v in values)) > MOST_BYTES:
         reason = f"has constants of {size} bytes as inputs, too many to compute at conversion"
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+    node.read.update(node.attrs)  # TensorFlow reads all of them
     try:
         return run(*serialized(ctx, node), input_types(node), values)
     except (ValueError, TypeError, NotImplementedError, KernelError, tf.errors.OpError) as error:
@@ -133,7 +134,7 @@ _MOST_KNOWN = 1024
 
 
 def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem | None:
-    """What TensorFlow says against a node at the shapes of its inputs; `None`: nothing."""
+    """The problem that TensorFlow has with a node at the shapes of its inputs; `None`: none."""
     if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
         return None
     inputs: list[tuple[Any, Any]] = []
@@ -151,7 +152,7 @@ def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem |
 
 
 def reason_of(error: Exception) -> str:
-    """The line of a message of TensorFlow that says what is wrong."""
+    """The line of a message of TensorFlow that names the problem."""
     text = getattr(error, "message", None) or str(error)
     text = text.removeprefix("Failed getting HLO text: '")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -38,7 +38,7 @@ _STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
 
 
 def text_entry(node: Node) -> Entry | None:
-    """How to raise an op that has a rule for numbers where it is on text; else `None`."""
+    """The entry of an op on text that has a rule for numbers; else `None`."""
     if node.op in ON_TEXT and any(v.type == _STRING for v in node.attrs.values()):
         if node.op == "Const":
             return Entry(_constant, "host")
@@ -47,7 +47,7 @@ def text_entry(node: Node) -> Entry | None:
 
 
 def host_entry(node: Node) -> Entry | None:
-    """How to raise an op that only the host can run; `None` for any other."""
+    """The entry of an op that only the host can run; `None` for any other."""
     if node.op in REFUSED:
         return Entry(_refuse, "none", _check_refused)
     if node.op in LOOKUPS:
@@ -85,7 +85,7 @@ def _constant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """A hash table that was filled when the model was loaded.
+    """A hash table that was initialized when the model was loaded.
 
     **Arguments:**
 
@@ -156,7 +156,7 @@ def _is_known(value: Any) -> bool:
 
 
 def _sizes_fixed(value: Any) -> Any:
-    """Sizes without a symbolic one among them as the numbers they are."""
+    """Static sizes as numbers, unless one is symbolic."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         items = value.ravel().tolist()
         if items and all(isinstance(d, int | np.integer) for d in items):
@@ -183,7 +183,7 @@ _Spec = tuple[tuple[int | None, ...] | None, int]
 def _result_specs(
     text: bytes, library: bytes, types: Sequence[int], values: Sequence[Any]
 ) -> list[_Spec]:
-    """What TensorFlow infers of the results."""
+    """The shapes and types of the results that TensorFlow infers."""
     tf = import_tensorflow()
 
     def known(value: Any) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def answer(tf: Any, request: bytes, most: int) -> bytes:
-    """What TensorFlow makes of one request."""
+    """The answer to one request."""
     graph_def = tf.compat.v1.GraphDef()
     graph_def.ParseFromString(request)
     cpu = tf.compat.v1.ConfigProto(
@@ -63,7 +63,7 @@ def serve(most: int, memory: int) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """Lets the process have so many bytes besides those that it has, where Linux says how many."""
+    """Limits the memory of the process to its present size and a number of bytes, on Linux."""
     try:
         import resource
 

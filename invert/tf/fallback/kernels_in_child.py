@@ -123,7 +123,7 @@ def _graph(
 
 
 def ask(graph: Any) -> bytes:
-    """What the child process answers to a `GraphDef` of which the last node is wanted.
+    """Sends a `GraphDef` to the child process and returns its answer for the last node.
 
     **Raises:** `KernelError`.
     """

@@ -44,7 +44,7 @@ _MAX_CONSTANT = 16
 
 
 def bridge_entry(node: Node) -> Entry | None:
-    """How to raise an op over the bridge; `None` where XLA does not compile it, or it has state."""
+    """The entry of an op over the bridge; `None` where XLA does not compile it, or it has state."""
     if node.op in NEEDS_RULE:
         return Entry(_refuse, "none", _check_refused)
     return Entry(_bridge, "xla", _check) if node.op in BRIDGED else None
@@ -136,7 +136,7 @@ _Key = tuple[str, bytes, bytes, tuple[int, ...], tuple[Input, ...]]
 
 
 def _program(ctx: Context, node: Node, values: Sequence[Any]) -> tuple[_Key, _Compiled]:
-    """The compiled op, and what it was compiled of."""
+    """The compiled op, and its inputs."""
     text, library = serialized(ctx, node)
     types = tuple(input_types(node))
     small = tuple(_is_small(v) for v in values)
@@ -229,7 +229,7 @@ _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def _stablehlo(function: Callable[..., Any], specs: Sequence[Any]) -> bytes:
-    """What TensorFlow makes of a function at static types, as StableHLO bytecode; runs nothing."""
+    """Lowers a function at static types to StableHLO bytecode with TensorFlow; runs nothing."""
     tf = import_tensorflow()
     with tf.init_scope(), warnings.catch_warnings():
         # Without a device, TensorFlow runs a random op to ask for the default one, which moves the

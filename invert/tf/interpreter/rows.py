@@ -6,13 +6,13 @@ alone. A rule declares which of these it is by `rows=`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from invert.tf.interpreter.registry import RowRule, Rule, Value
 from invert.tf.ops.node import Node
-from invert.tf.values.bounded import BoundedArray, common_count, refused, resized, stretched
+from invert.tf.values.bounded import BoundedArray, common_length, refused, resized, stretched
 from invert.tf.values.constants import array
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def rank_of(value: Value) -> int:
 
 
 def elementwise(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
-    """Each element of the results comes from the elements in the same place."""
+    """Each element of the results depends on the elements in the same place."""
     rank = max(rank_of(v) for v in values)
     rows = [v for v in values if isinstance(v, BoundedArray)]
     if any(r.data.ndim < rank for r in rows):
@@ -33,23 +33,22 @@ def elementwise(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
     others = [
         np.shape(v)[0] for v in values if not isinstance(v, BoundedArray) and np.ndim(v) == rank
     ]
-    fixed = [n for n in others if not (isinstance(n, int) and n == 1)]
-    if fixed:
-        # As many rows as the others have, or one row that is repeated.
-        ready = [stretched(v, fixed[0]) if isinstance(v, BoundedArray) else v for v in values]
-        return list(rule(ctx, node, ready))
-    count, size = common_count(rows)
+    static = [n for n in others if not (isinstance(n, int) and n == 1)]
+    if static:
+        # As many rows as the others have, or one row that is broadcast.
+        data = [stretched(v, static[0]) if isinstance(v, BoundedArray) else v for v in values]
+        return list(rule(ctx, node, data))
+    length, size = common_length(rows)
+    one_length = all(r.length is length for r in rows)
 
-    def fitting(v: Any) -> Any:
+    def at_size(v: Value) -> Value:
         if not isinstance(v, BoundedArray):
             return v
-        same = v.count is count and len({id(r.count) for r in rows}) == 1
-        return resized(v.data, size) if same else stretched(v, size, count)
+        return resized(v.data, size) if one_length else stretched(v, size, length)
 
-    results = rule(ctx, node, [fitting(v) for v in values])
-    origin = rows[0].origin
-    marked = node.op == "Cast" and rows[0].marked and node.attr("DstT").kind == "i"
-    return [BoundedArray(array(y), count, origin, marked) for y in results]
+    results = rule(ctx, node, [at_size(v) for v in values])
+    pads_minus_one = node.op == "Cast" and rows[0].pads_minus_one and node.attr("DstT").kind == "i"
+    return [BoundedArray(array(y), length, rows[0].origin, pads_minus_one) for y in results]
 
 
 def unchanged(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
@@ -57,16 +56,16 @@ def unchanged(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list
     x = values[0]
     checked = node.op.startswith("CheckNumerics")
     (y,) = rule(ctx, node, [x.filled(0) if checked else x.data])
-    return [x.with_data(x.data if checked else y, x.marked)]
+    return [x.with_data(x.data if checked else y, x.pads_minus_one)]
 
 
 def rowwise(*shared: int, least_rank: int = 1) -> RowRule:
-    """Each row of the results comes from the same row of the operands.
+    """Each row of the results depends on the same row of the operands.
 
     **Arguments:**
 
-    - `shared`: numbers of the operands that go with all rows.
-    - `least_rank`: how many axes an operand with rows has at least.
+    - `shared`: positions of the operands that every row uses.
+    - `least_rank`: the least rank of the operands with rows.
     """
 
     def rows_of(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
@@ -83,6 +82,6 @@ def rowwise(*shared: int, least_rank: int = 1) -> RowRule:
         results = rule(ctx, node, data)
         if len(rows) < len(paired):
             return list(results)
-        return [BoundedArray(y, rows[0].count, rows[0].origin) for y in results]
+        return [BoundedArray(y, rows[0].length, rows[0].origin) for y in results]
 
     return rows_of

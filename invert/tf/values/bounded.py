@@ -1,16 +1,14 @@
 """Arrays whose number of rows depends on data.
 
-What TensorFlow makes as long as there are elements is an array here that is as long as it can get,
-and the number of rows that are there. Both go through the graph together: `primitives.tf.bounded`
-says what an op does with them, and refuses every op that would see the rows too many. The number is
-a size like any other to the ops that compute with shapes.
+Such an array has its full capacity here, together with its length: the number of valid rows. Both
+go through the graph together. `primitives.tf.bounded` says what an op does with them, and every op
+that would see the padding rows is refused. To ops on shapes the length is a size like any other.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,29 +16,29 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.ir.types import Value
 from invert.tf.ops.node import Node
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DynamicSize:
-    """A size that is known when the program runs, among the static sizes of a shape.
+    """A size that is known only when the program runs, among the static sizes of a shape.
 
     Sums and products with other sizes are sizes again. Everything else is computed from `value`.
 
     **Arguments:**
 
     - `value`: a traced scalar of type int32.
-    - `most`: how large it can get.
-    - `origin`: what is wrong where an op needs to know how many, with what made the rows.
-    - `least`: how small it can get.
+    - `most`, `least`: its static bounds.
+    - `origin`: the problem to report where an op needs the number; it names the op that made it.
     """
 
-    value: Any
-    most: Any
+    value: Value
+    most: Value
     origin: Problem
-    least: Any = 0
+    least: Value = 0
 
-    def _with(self, other: Any, fn: Any) -> Any:
+    def _with(self, other: Value, fn: Value) -> Value:
         if isinstance(other, DynamicSize):
             value = fn(self.value, other.value)
             return DynamicSize(
@@ -54,27 +52,27 @@ class DynamicSize:
         ends = fn(self.most, int(other)), fn(self.least, int(other))
         return DynamicSize(value, max(ends), self.origin, min(ends))
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Value) -> Value:
         return self._with(other, lambda a, b: a + b)
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Value) -> Value:
         return self._with(other, lambda a, b: a * b)
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: Value) -> Value:
         if isinstance(other, DynamicSize):
             ends = self.most - other.least, self.least - other.most
             return DynamicSize(self.value - other.value, ends[0], self.origin, ends[1])
         return self._with(other, lambda a, b: a - b)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: Value) -> Value:
         return self._with(other, lambda a, b: b - a)
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: Value) -> Value:
         if isinstance(other, DynamicSize):
             return NotImplemented
         return self._with(other, lambda a, b: a // b)
 
-    def at_least(self, number: int) -> Any:
+    def at_least(self, number: int) -> Value:
         """The larger of it and a number."""
         if self.least >= number:
             return self
@@ -83,7 +81,7 @@ class DynamicSize:
         value = lax.max(self.value, np.int32(number))
         return DynamicSize(value, self.most, self.origin, number)
 
-    def at_most(self, number: int) -> Any:
+    def at_most(self, number: int) -> Value:
         """The smaller of it and a number."""
         if self.most <= number:
             return self
@@ -94,7 +92,7 @@ class DynamicSize:
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def __jax_array__(self) -> Any:
+    def __jax_array__(self) -> Value:
         return self.value
 
     def __eq__(self, other: object) -> bool:
@@ -106,60 +104,60 @@ class DynamicSize:
 
 @jax.tree_util.register_pytree_node_class
 class BoundedArray:
-    """An array of which the first rows are there, and the others are not to be looked at.
+    """An array whose first `length` rows are valid.
 
     **Arguments:**
 
-    - `data`: the array, with room for all rows that there may be.
-    - `count`: how many there are, a traced scalar of type int32.
-    - `origin`: what is wrong where an op needs to know how many, with what made them.
-    - `marked`: whether the rows too many hold -1, as indices that lead nowhere.
+    - `data`: the array at its full capacity.
+    - `length`: the number of valid rows, a traced scalar of type int32.
+    - `origin`: the problem to report where an op needs that number; it names the op that made it.
+    - `pads_minus_one`: whether the padding rows hold -1, an index that selects nothing.
     """
 
-    def __init__(self, data: Any, count: Any, origin: Problem, marked: bool = False):
-        self.data, self.count = data, count
-        self.origin, self.marked = origin, marked
+    def __init__(self, data: Value, length: Value, origin: Problem, pads_minus_one: bool = False):
+        self.data, self.length = data, length
+        self.origin, self.pads_minus_one = origin, pads_minus_one
 
     @property
     def size(self) -> DynamicSize:
-        return DynamicSize(self.count, self.data.shape[0], self.origin)
+        return DynamicSize(self.length, self.data.shape[0], self.origin)
 
-    def with_data(self, data: Any, marked: bool = False) -> BoundedArray:
-        return BoundedArray(data, self.count, self.origin, marked)
+    def with_data(self, data: Value, pads_minus_one: bool = False) -> BoundedArray:
+        return BoundedArray(data, self.length, self.origin, pads_minus_one)
 
-    def there(self, rank: int = 1) -> Any:
-        """Which rows are there, with axes of one behind."""
+    def valid_mask(self, rank: int = 1) -> Value:
+        """Which rows are valid, with trailing axes of size one up to `rank`."""
         steps = lax.iota(np.int32, self.data.shape[0])
-        return lax.expand_dims(lax.lt(steps, self.count), range(1, rank))
+        return lax.expand_dims(lax.lt(steps, self.length), range(1, rank))
 
-    def filled(self, value: Any) -> Any:
-        """The array with `value` in the rows too many."""
+    def filled(self, value: Value) -> Value:
+        """The array with `value` in the padding rows."""
         neutral = lax.full_like(self.data, value)
-        return jnp.where(self.there(self.data.ndim), self.data, neutral)
+        return jnp.where(self.valid_mask(self.data.ndim), self.data, neutral)
 
-    def indices(self) -> Any:
-        """The array as indices, of which those too many are -1."""
-        return self.data if self.marked else self.filled(-1)
+    def indices(self) -> Value:
+        """The array as indices, with -1 in the padding rows."""
+        return self.data if self.pads_minus_one else self.filled(-1)
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Problem, bool]]:
-        return (self.data, self.count), (self.origin, self.marked)
+    def tree_flatten(self) -> tuple[tuple[Value, Value], tuple[Problem, bool]]:
+        return (self.data, self.length), (self.origin, self.pads_minus_one)
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple[Problem, bool], children: Sequence[Any]) -> BoundedArray:
-        data, count = children
-        return cls(data, count, *aux)
+    def tree_unflatten(cls, aux: tuple[Problem, bool], children: Sequence[Value]) -> BoundedArray:
+        data, length = children
+        return cls(data, length, *aux)
 
 
 def refused_rows(origin: Problem, op: str = "", location: str = "") -> UnsupportedOpError:
-    """The error where `op`, or else the caller, would see the rows too many."""
+    """The error where `op`, or else the caller, would see padding rows."""
     where = f" goes into tf.{op} ({location})" if op else " is a result"
     return UnsupportedOpError(
         [dataclasses.replace(origin, reason=f"{origin.reason}, which{where}")]
     )
 
 
-def refused(node: Node, values: Sequence[Any]) -> UnsupportedOpError:
-    """The error of an op that cannot do with operands whose sizes depend on data."""
+def refused(node: Node, values: Sequence[Value]) -> UnsupportedOpError:
+    """The error of an op that does not support operands whose sizes depend on data."""
     for value in values:
         if isinstance(value, BoundedArray):
             return refused_rows(value.origin, node.op, node.location)
@@ -167,15 +165,15 @@ def refused(node: Node, values: Sequence[Any]) -> UnsupportedOpError:
     return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
 
 
-def holds_dynamic_size(value: Any) -> bool:
+def holds_dynamic_size(value: Value) -> bool:
     """Whether a static value holds a `DynamicSize`."""
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return False
     return any(isinstance(d, DynamicSize) for d in value.ravel())
 
 
-def resized(x: Any, size: int, fill: int = 0) -> Any:
-    """The first `size` rows of x; where there are less, with rows of `fill` behind."""
+def resized(x: Value, size: int, fill: int = 0) -> Value:
+    """The first `size` rows of x, padded with rows of `fill` where it has fewer."""
     have = x.shape[0]
     if have == size:
         return x
@@ -185,30 +183,29 @@ def resized(x: Any, size: int, fill: int = 0) -> Any:
     return lax.pad(x, np.asarray(fill, x.dtype), behind)
 
 
-def stretched(rows: BoundedArray, size: int, count: Any = None) -> Any:
-    """The rows beside others: there are as many, or one that stands for all.
+def stretched(rows: BoundedArray, size: int, length: Value = None) -> Value:
+    """Rows at `size` for an elementwise op; a single valid row is broadcast.
 
     **Arguments:**
 
-    - `size`: how many rows the result has.
-    - `count`: how many of them are there; `None`: all.
+    - `length`: how many rows of the result are valid; `None`: all.
     """
-    fitting = resized(rows.data, size)
+    same_size = resized(rows.data, size)
     if rows.data.shape[0] == 0 or size == 1:
-        return fitting
-    one = jnp.broadcast_to(rows.data[:1], (size, *rows.data.shape[1:]))
-    alone = lax.eq(rows.count, np.int32(1))
-    if count is not None:
-        alone = lax.bitwise_and(alone, lax.ne(count, np.int32(1)))
-    return lax.select_n(alone, fitting, one)
+        return same_size
+    first = jnp.broadcast_to(rows.data[:1], (size, *rows.data.shape[1:]))
+    single = lax.eq(rows.length, np.int32(1))
+    if length is not None:
+        single = lax.bitwise_and(single, lax.ne(length, np.int32(1)))
+    return lax.select_n(single, same_size, first)
 
 
-def common_count(rows: Sequence[BoundedArray]) -> tuple[Any, int]:
-    """How many rows an elementwise op on all of them gives, and room for them."""
+def common_length(rows: Sequence[BoundedArray]) -> tuple[Value, int]:
+    """The length and the capacity of the result of an elementwise op on all of them."""
     first, *others = rows
-    if all(r.count is first.count for r in others):
-        return first.count, min(r.data.shape[0] for r in rows)
-    count = first.count
+    if all(r.length is first.length for r in others):
+        return first.length, min(r.data.shape[0] for r in rows)
+    length = first.length
     for other in others:
-        count = lax.select(lax.eq(count, np.int32(1)), other.count, count)
-    return count, max(r.data.shape[0] for r in rows)
+        length = lax.select(lax.eq(length, np.int32(1)), other.length, length)
+    return length, max(r.data.shape[0] for r in rows)

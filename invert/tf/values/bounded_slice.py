@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from invert._errors import Problem
+from invert.ir.types import Value
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray
 
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """A slice of an axis, of which the length depends on data.
+    """A slice of an axis whose length depends on data.
 
     **Arguments:**
 
@@ -24,16 +24,17 @@ class Stretch:
     - `step`: a number.
     """
 
-    start: Any
-    stop: Any
+    start: Value
+    stop: Value
     step: int
 
-    def places(self, size: Any, room: Any) -> tuple[Any, Any]:
-        """Which rows are taken, and how many; there is room for a number of them.
+    def places(self, size: Value, room: Value) -> tuple[Value, Value]:
+        """The indices of the rows that are taken, and how many of them are valid.
 
         **Arguments:**
 
-        - `size`: how many rows there are to take from, traced or not.
+        - `size`: the length of the axis, traced or not.
+        - `room`: its capacity.
         """
         low, high = (0, size) if self.step > 0 else (-1, size - 1)
         ends = (low, high) if self.step > 0 else (high, low)
@@ -45,15 +46,15 @@ class Stretch:
         span = stop - start if self.step > 0 else start - stop
         count = lax.max(span + (pace - np.int32(1)), np.int32(0)) // pace
         steps = lax.iota(np.int32, self.room(room))
-        # Those too many are the first one: what follows computes on them as well.
+        # Padding repeats the first one, as what follows computes on it as well.
         return start + jnp.where(steps < count, steps, np.int32(0)) * np.int32(self.step), count
 
-    def room(self, size: Any) -> Any:
-        """How many rows there may be of `size`."""
+    def room(self, size: Value) -> Value:
+        """The capacity of a slice of an axis of `size`."""
         return -(-size // abs(self.step))
 
 
-def _clamped(place: Any, size: Any, low: Any, high: Any, default: Any) -> Any:
+def _clamped(place: Value, size: Value, low: Value, high: Value, default: Value) -> Value:
     if place is None:
         return jnp.asarray(default, np.int32)
     if not hasattr(place, "aval"):
@@ -64,35 +65,35 @@ def _clamped(place: Any, size: Any, low: Any, high: Any, default: Any) -> Any:
     return lax.convert_element_type(clamped, np.int32)
 
 
-def rows_of(x: Any, stretch: Stretch, origin: Problem) -> BoundedArray:
-    """The rows of x, an array or rows already, that a slice of the first axis takes."""
-    data, size = (x.data, x.count) if isinstance(x, BoundedArray) else (x, x.shape[0])
+def rows_of(x: Value, stretch: Stretch, origin: Problem) -> BoundedArray:
+    """The rows of x, an array that may be bounded, that a slice of the first axis takes."""
+    data, size = (x.data, x.length) if isinstance(x, BoundedArray) else (x, x.shape[0])
     places, count = stretch.places(size, data.shape[0])
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
         return BoundedArray(data, count, origin)
     y = data.at[places].get(mode="clip")
-    # Where there is none, ones: their derivatives are finite, if not used.
+    # Ones where there is none: their derivatives are finite, though not used.
     return BoundedArray(jnp.where(count > 0, y, lax.full_like(y, 1)), count, origin)
 
 
-def put_rows(x: Any, stretch: Stretch, values: Any) -> Any:
-    """x, an array or rows, with other values in the rows that a slice of the first axis takes.
+def put_rows(x: Value, stretch: Stretch, values: Value) -> Value:
+    """x with `values` in the rows that a slice of the first axis takes; x may be bounded.
 
     **Arguments:**
 
-    - `values`: as many rows as there may be.
+    - `values`: as many rows as the slice has at most.
     """
-    data, size = (x.data, x.count) if isinstance(x, BoundedArray) else (x, x.shape[0])
+    data, size = (x.data, x.length) if isinstance(x, BoundedArray) else (x, x.shape[0])
     places, count = stretch.places(size, data.shape[0])
-    there = lax.iota(np.int32, places.shape[0]) < count
-    # A place behind the array leaves it as it is.
-    places = jnp.where(there, places, np.int32(data.shape[0]))
+    valid = lax.iota(np.int32, places.shape[0]) < count
+    # A place past the end leaves the array as it is.
+    places = jnp.where(valid, places, np.int32(data.shape[0]))
     y = data.at[places].set(values, mode="drop")
     return x.with_data(y) if isinstance(x, BoundedArray) else y
 
 
 def slice_origin(node: Node) -> Problem:
-    """What is wrong where the length of a slice has to be known."""
+    """The problem to report where the length of a slice has to be static."""
     reason = "the length of a slice depends on data"
     remedy = "Use tf.slice or tf.gather, whose results have a fixed size."
     return Problem(f"tf.{node.op}", reason, node.location, remedy)

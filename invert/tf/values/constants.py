@@ -1,4 +1,4 @@
-"""Values known while raising: shapes and indices, folded with NumPy instead of traced.
+"""Constant folding of shapes and indices with NumPy while raising.
 
 A value in a graph is either a JAX value or a `np.ndarray`. The latter is a constant or was
 computed from shapes; with a symbolic dimension in it, its dtype is `object`.
@@ -45,7 +45,7 @@ def fold_binary(
     """`fn(x, y)`, with `dtype` where it is a number; `None` where it has to be traced.
 
     That is where it would be large, where a comparison holds for some sizes only, and where it is
-    a table, such as a mask, which is no shape. A rule that asks for its value still gets it.
+    a table, such as a mask, which is not a shape. A rule that asks for its value still gets it.
     """
     result = np.broadcast(x, y)
     if result.size > _MAX_FOLD or (result.size > 1 and len(result.shape) > 1):
@@ -136,7 +136,7 @@ def ints(value: np.ndarray) -> tuple[Any, ...]:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """The number of an axis, which may be counted from the last one.
+    """The number of an axis, which may be negative.
 
     **Raises:** `ValueError` where an array of this rank does not have it.
     """

@@ -1,4 +1,4 @@
-"""How large the numbers of a program can get, by the way they are computed.
+"""Interval arithmetic over traced numbers.
 
 A loop that counts up to a number that depends on data ends after so many steps as the largest one
 asks for, such as the squarings of `tf.linalg.expm`.
@@ -24,7 +24,7 @@ _MAX_DEPTH = 32
 
 
 class Known:
-    """Ranges of values that are known from elsewhere, such as of the counter of a loop.
+    """Ranges of values that are known from elsewhere, such as of an induction variable.
 
     `asked`: whether one was asked for of which no range is known.
     """
@@ -81,7 +81,7 @@ def range_of(
 
 
 def ends_of(value: Any, known: Sequence[Known], finite: bool) -> Range:
-    """The range of a number; infinite where it is all that its type has."""
+    """The range of a number; infinite where it is that of its type."""
     low, high = range_of(value, known, finite=finite)
     least, most = _whole(value.dtype, finite=False)
     return -math.inf if low == least else low, math.inf if high == most else high
@@ -97,7 +97,7 @@ def _of_constant(value: Any) -> Range:
 
 
 def _whole(dtype: Any, finite: bool) -> Range:
-    """All numbers of a type."""
+    """The range of a type."""
     if jnp.issubdtype(dtype, jnp.integer):
         limits = jnp.iinfo(dtype)
         return float(limits.min), float(limits.max)

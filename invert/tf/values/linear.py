@@ -1,6 +1,6 @@
-"""Integers that depend on data, as sums: how far two of them are apart may be known all the same.
+"""Linear expressions over traced integers, to prove that differences are constant.
 
-`x[i : i + 2]` has two rows whatever `i` is. What a traced integer is made of is read off the
+`x[i : i + 2]` has two rows for every `i`. The expression of a traced integer is read off the
 equations that were traced.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from invert._private.jax import is_tracer, made_by
 from invert.ir import kinds
 
-# Bounds are short vectors, and a few equations away from what they depend on.
+# Bounds are short vectors, a few equations away from what they depend on.
 _MOST = 16
 _DEEPEST = 32
 
@@ -37,10 +37,10 @@ def known(vector: Any) -> np.ndarray | None:
         return vector
     if math.prod(vector.shape) > _MOST:
         return None
-    found = _sums(vector, 0, {})
-    if any(set(one) - {None} for one in found):
+    sums = _sums(vector, 0, {})
+    if any(set(one) - {None} for one in sums):
         return None
-    return np.asarray([one.get(None, 0) for one in found], vector.dtype).reshape(vector.shape)
+    return np.asarray([one.get(None, 0) for one in sums], vector.dtype).reshape(vector.shape)
 
 
 def _added(a: _Sum, b: _Sum, factor: int = 1) -> _Sum:
@@ -78,8 +78,8 @@ def _sums_of(x: Any, depth: int, seen: dict[int, list[_Sum]]) -> list[_Sum]:
     if rule is None or not all(np.issubdtype(np.result_type(o), np.integer) for o in operands):
         return atoms
     sums = [_sums(o, depth + 1, seen) for o in operands]
-    found = rule(sums, count, [np.shape(o) for o in operands], params)
-    return atoms if found is None or len(found) != count else found
+    results = rule(sums, count, [np.shape(o) for o in operands], params)
+    return atoms if results is None or len(results) != count else results
 
 
 _Rule = Callable[[Sequence[list[_Sum]], int, Sequence[Any], Any], list[_Sum] | None]
@@ -90,8 +90,8 @@ def _elementwise(combine: Callable[[_Sum, _Sum], _Sum | None]) -> _Rule:
         operands: Sequence[list[_Sum]], count: int, shapes: Sequence[Any], params: Any
     ) -> list[_Sum] | None:
         a, b = (o * count if len(o) == 1 else o for o in operands)
-        found = [combine(p, q) for p, q in zip(a, b, strict=True)]
-        return None if None in found else [f for f in found if f is not None]
+        sums = [combine(p, q) for p, q in zip(a, b, strict=True)]
+        return None if None in sums else [s for s in sums if s is not None]
 
     return rule
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
 from invert._errors import Problem
+from invert.ir.types import Value
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import array, ints
@@ -21,11 +21,11 @@ class Encoded:
 
     **Arguments:**
 
-    - `splits`: where rows begin and end, from the outermost partition on.
-    - `values`: what is in the rows.
+    - `splits`: the offsets at which rows begin and end, outermost partition first.
+    - `values`: the values of the rows, one after another.
     """
 
-    def __init__(self, splits: Sequence[Any], values: Any):
+    def __init__(self, splits: Sequence[Value], values: Value):
         self.splits, self.values = tuple(splits), values
 
     @property
@@ -42,42 +42,44 @@ class Encoded:
             first, last = ints(part[[0, -1]])
         return Encoded(inner, lax.slice_in_dim(array(self.values), first, last))
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], None]:
+    def tree_flatten(self) -> tuple[tuple[Value, Value], None]:
         return (self.splits, self.values), None
 
     @classmethod
-    def tree_unflatten(cls, aux: None, children: Any) -> Encoded:
+    def tree_unflatten(cls, aux: None, children: Value) -> Encoded:
         return cls(*children)
 
 
 @jax.tree_util.register_pytree_node_class
 class Composite:
-    """The tensors that a value of several tensors is made of, in one tensor of type variant."""
+    """The components of a composite tensor, in one tensor of type variant."""
 
-    def __init__(self, components: Sequence[Any]):
+    def __init__(self, components: Sequence[Value]):
         self.components = tuple(components)
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+    def tree_flatten(self) -> tuple[tuple[Value, ...], None]:
         return self.components, None
 
     @classmethod
-    def tree_unflatten(cls, aux: None, children: Any) -> Composite:
+    def tree_unflatten(cls, aux: None, children: Value) -> Composite:
         return cls(children)
 
 
 class Apart(Encoded):
-    """The rows of a ragged tensor of one partition that depends on data, a vector of variants."""
+    """A vector of variants: the rows of a ragged tensor whose one partition depends on data."""
 
-    def at(self, node: Node, index: Any) -> Encoded:
+    def at(self, node: Node, index: Value) -> Encoded:
         (split,) = self.splits
         bounds = [lax.dynamic_index_in_dim(split, index + i, keepdims=False) for i in (0, 1)]
         x = array(self.values)
-        # Room for a row that is as long as all of them, wherever it begins.
-        room = lax.pad(x, np.zeros((), x.dtype), [(0, x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1))
-        found = lax.dynamic_slice_in_dim(room, bounds[0], x.shape[0])
+        # A row may be as long as all of them, wherever it begins.
+        padded = lax.pad(
+            x, np.zeros((), x.dtype), [(0, x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1)
+        )
+        row = lax.dynamic_slice_in_dim(padded, bounds[0], x.shape[0])
         reason = "gives a row of a ragged tensor, whose length depends on data"
         problem = Problem(f"tf.{node.op}", reason, node.location, "Pad the rows.")
-        return Encoded((), BoundedArray(found, (bounds[1] - bounds[0]).astype(np.int32), problem))
+        return Encoded((), BoundedArray(row, (bounds[1] - bounds[0]).astype(np.int32), problem))
 
 
 jax.tree_util.register_pytree_node(

@@ -1,7 +1,7 @@
-"""Lists of tensors: a value for `TensorList`, and what can be done with it.
+"""Lists of tensors, and the operations on them.
 
 Outside of loops a list is a tuple of its elements. A list that is indexed by data, or carried by a
-loop, is a buffer with room for `capacity` elements and the number of those in use. The functions
+loop, is a buffer of `capacity` elements and the number of those in use. The functions
 here are shared by the ops of both kinds of arrays, `TensorList…` and `TensorArray…V3`.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,10 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert.tf.values.constants import array, is_size, is_static
+from invert.ir.types import Value
+from invert.tf.values.constants import array, ints, is_size, is_static
 
-Element = Any  # a pytree of jax.ShapeDtypeStruct
+Element = Value  # a pytree of jax.ShapeDtypeStruct
 
 
 @jax.tree_util.register_pytree_node_class
@@ -35,28 +35,28 @@ class TensorList:
     - `size`: number of elements: an `int`, symbolic, or a scalar array.
     - `element`: type of an element, where it is known.
     - `dtype`: type of the elements as the graph states it; `None` for lists of lists.
-    - `same`: a static value that every element has, such as a shape that each step of a loop puts
-        on a list for its gradient; there is no buffer then.
+    - `same`: a static value that every element has, such as a shape that each step of a loop
+        pushes for its gradient; there is no buffer then.
     - `growth`: for a list of unknown capacity (neither items nor buffer), which stands for a list
-        while the body of a loop is looked at for the first time: the number of elements added.
+        while the body of a loop is first traced: the number of elements added.
     """
 
-    items: tuple[Any, ...] | None
-    buffer: Any
-    size: Any
+    items: tuple[Value, ...] | None
+    buffer: Value
+    size: Value
     element: Element | None
     dtype: np.dtype | None
-    same: Any = None
+    same: Value = None
     growth: int = 0
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+    def tree_flatten(self) -> tuple[tuple[Value, ...], Value]:
         fixed = self.size if is_size(self.size) else None
         dynamic = None if is_size(self.size) else self.size
         aux = (fixed, _Hidden((self.element, self.same)), self.dtype, self.growth)
         return (self.items, self.buffer, dynamic), aux
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> TensorList:
+    def tree_unflatten(cls, aux: Value, children: Value) -> TensorList:
         items, buffer, dynamic = children
         fixed, hidden, dtype, growth = aux
         element, same = hidden.value
@@ -64,8 +64,8 @@ class TensorList:
         return cls(items, buffer, size, element, dtype, same, growth)
 
     @property
-    def capacity(self) -> Any:
-        """Number of elements there is room for; `None` where it is not known yet."""
+    def capacity(self) -> Value:
+        """The capacity; `None` where it is not known yet."""
         if self.items is not None:
             return len(self.items)
         if self.is_reserved:
@@ -83,7 +83,7 @@ class TensorList:
         return self.items is None and self.buffer is None and self.same is None
 
     @property
-    def common(self) -> Any:
+    def common(self) -> Value:
         """The static value that every element has, if there is one."""
         if self.same is not None or not self.items:
             return self.same
@@ -91,7 +91,7 @@ class TensorList:
         return first if all(is_same(x, first) for x in self.items) else None
 
 
-def is_same(a: Any, b: Any) -> bool:
+def is_same(a: Value, b: Value) -> bool:
     """Whether two values are static and equal, or lists of which that holds."""
     if isinstance(a, TensorList) and isinstance(b, TensorList):
         if jax.tree_util.tree_leaves((a, b)):
@@ -105,8 +105,8 @@ def is_same(a: Any, b: Any) -> bool:
     )
 
 
-def is_known(value: Any) -> bool:
-    """Whether a value is an index or a shape that is known, or a list of those."""
+def is_known(value: Value) -> bool:
+    """Whether a value is a static index or shape, or a list of those."""
     if not isinstance(value, TensorList):
         return is_static(value) and value.dtype.kind in "iubO"
     if value.items is not None:
@@ -115,7 +115,7 @@ def is_known(value: Any) -> bool:
 
 
 def _known_buffer(lst: TensorList) -> np.ndarray | None:
-    """The elements of a list that was made of known whole numbers."""
+    """The buffer of a list of static integers."""
     known = isinstance(lst.buffer, np.ndarray) and is_known(lst.buffer)
     return lst.buffer if known and is_size(lst.size) else None
 
@@ -127,7 +127,7 @@ class RaggedListError(UnsupportedOpError):
 class _Hidden:
     """Keeps types and arrays out of the comparison of tree structures."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: Value):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -137,19 +137,19 @@ class _Hidden:
         return 0
 
 
-def empty(dtype: np.dtype | None, element: Element | None, size: Any = 0) -> TensorList:
+def empty(dtype: np.dtype | None, element: Element | None, size: Value = 0) -> TensorList:
     """A list of `size` elements, an `int` or symbolic, none of which was written."""
     items = (None,) * size if isinstance(size, int) else None
     return TensorList(items, None, size, element, dtype)
 
 
-def from_tensor(tensor: Any, dtype: np.dtype | None) -> TensorList:
+def from_tensor(tensor: Value, dtype: np.dtype | None) -> TensorList:
     """The list of the slices of an array along its leading axis."""
     element = jax.ShapeDtypeStruct(tensor.shape[1:], tensor.dtype)
     return TensorList(None, tensor, tensor.shape[0], element, dtype)
 
 
-def element_of(value: Any) -> Element:
+def element_of(value: Value) -> Element:
     """The type of an element."""
     return jax.tree_util.tree_map(
         lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(x.dtype)), value
@@ -163,11 +163,11 @@ def element_type(shape: Sequence[int | None] | None, dtype: np.dtype | None) -> 
     return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))
 
 
-def zeros_of(element: Element) -> Any:
+def zeros_of(element: Element) -> Value:
     return jax.tree_util.tree_map(lambda t: jnp.zeros(t.shape, t.dtype), element)
 
 
-def known_element(lst: TensorList, value: Any = None) -> Element | None:
+def known_element(lst: TensorList, value: Value = None) -> Element | None:
     """The type of the elements and of `value`; from what is stored where it was not declared."""
     if lst.element is not None:
         return lst.element if value is None else merge(lst.element, element_of(value))
@@ -182,7 +182,7 @@ def known_element(lst: TensorList, value: Any = None) -> Element | None:
     return None
 
 
-def element_value(value: Any) -> Any:
+def element_value(value: Value) -> Value:
     """A value as it is stored: static ones as they are, lists with a buffer."""
     if isinstance(value, TensorList):
         common = value.common
@@ -196,7 +196,7 @@ def element_value(value: Any) -> Any:
 
 
 def merge(one: Element | None, two: Element | None) -> Element | None:
-    """The type that elements of both types can be brought to by `conform`.
+    """The type to which `conform` converts elements of both types.
 
     **Raises:** `RaggedListError` where there is none.
     """
@@ -220,13 +220,13 @@ def merge(one: Element | None, two: Element | None) -> Element | None:
     return one
 
 
-def _types(element: Element) -> tuple[Any, list[Any]]:
+def _types(element: Element) -> tuple[Value, list[Value]]:
     leaves, tree = jax.tree_util.tree_flatten(element)
     return tree, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-def conform(value: Any, element: Element) -> Any:
-    """A stored value in the type that `merge` found."""
+def conform(value: Value, element: Element) -> Value:
+    """Converts a stored value to the type that `merge` gave."""
     if not hasattr(value, "dtype"):
         return value
     if not isinstance(element, TensorList) or not isinstance(value, TensorList):
@@ -252,7 +252,7 @@ def with_buffer(
     **Arguments:**
 
     - `element`: type that the elements have at least, see `merge`.
-    - `capacity`: room for at least so many elements.
+    - `capacity`: the least capacity.
     - `counted`: whether the size becomes an array.
     """
     element = merge(element, known_element(lst))
@@ -265,7 +265,7 @@ def with_buffer(
     if lst.same is not None:
         room = lst.size if is_size(lst.size) else capacity
         if room is None:
-            raise _problem("holds one value, but nothing says how often at most")
+            raise _problem("repeats one value a number of times that has no bound")
         buffer = jax.tree_util.tree_map(
             lambda x: lax.broadcast(x, (room,)), conform(lst.same, element)
         )
@@ -289,11 +289,11 @@ def with_buffer(
     return TensorList(None, buffer, size, element, lst.dtype)
 
 
-def _room(element: Element, size: Any) -> Any:
+def _room(element: Element, size: Value) -> Value:
     return jax.tree_util.tree_map(lambda t: lax.full((size, *t.shape), 0, t.dtype), element)
 
 
-def _padded(x: Any, count: int) -> Any:
+def _padded(x: Value, count: int) -> Value:
     return lax.pad(x, np.zeros((), x.dtype), [(0, count, 0), *([(0, 0, 0)] * (x.ndim - 1))])
 
 
@@ -301,7 +301,7 @@ def _problem(reason: str, remedy: str = "") -> UnsupportedOpError:
     return UnsupportedOpError([Problem("tf.TensorList", reason, remedy=remedy)])
 
 
-def get_item(lst: TensorList, index: Any, element: Element | None = None) -> Any:
+def get_item(lst: TensorList, index: Value, element: Element | None = None) -> Value:
     """The element at `index`; zeros where none was written."""
     element = lst.element if lst.element is not None else element
     if lst.same is not None:
@@ -325,7 +325,7 @@ def get_item(lst: TensorList, index: Any, element: Element | None = None) -> Any
     return jax.tree_util.tree_map(lambda b: slice_at(b, index), lst.buffer)
 
 
-def slice_at(x: Any, index: Any) -> Any:
+def slice_at(x: Value, index: Value) -> Value:
     """`x[index]` for an index in range; static where the index is."""
     if isinstance(index, np.ndarray):
         i = int(index)
@@ -335,12 +335,12 @@ def slice_at(x: Any, index: Any) -> Any:
     return lax.squeeze(_dynamic_slice(x, starts, sizes), (0,))
 
 
-def _dynamic_slice(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> Any:
+def _dynamic_slice(x: Value, starts: Sequence[Value], sizes: Sequence[int]) -> Value:
     # Indices of a list are never negative, so that no correction of them is wanted.
     return lax.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
 
 
-def update_at(x: Any, value: Any, index: Any) -> Any:
+def update_at(x: Value, value: Value, index: Value) -> Value:
     """`x` with `value` at `index` of its leading axis."""
     value = jnp.asarray(array(value))
     dtype = np.dtype(np.int32) if isinstance(index, np.ndarray) else index.dtype
@@ -349,7 +349,7 @@ def update_at(x: Any, value: Any, index: Any) -> Any:
     return lax.dynamic_update_slice_p.bind(x, lax.expand_dims(value, (0,)), start, *zeros)
 
 
-def set_item(lst: TensorList, index: Any, value: Any, *, resize: bool = False) -> TensorList:
+def set_item(lst: TensorList, index: Value, value: Value, *, resize: bool = False) -> TensorList:
     """The list with another element at `index`; longer, if need be, where `resize`."""
     value = element_value(value)
     if lst.items is not None and isinstance(index, np.ndarray):
@@ -379,7 +379,7 @@ def set_item(lst: TensorList, index: Any, value: Any, *, resize: bool = False) -
     return dataclasses.replace(lst, buffer=buffer, size=size)
 
 
-def push_back(lst: TensorList, value: Any) -> TensorList:
+def push_back(lst: TensorList, value: Value) -> TensorList:
     """The list with one more element at the end."""
     value = element_value(value)
     if lst.items is not None:
@@ -400,8 +400,8 @@ def push_back(lst: TensorList, value: Any) -> TensorList:
         assert capacity is not None
         if lst.size == capacity:
             lst = with_buffer(lst, capacity=capacity + 1)
-        index: Any = np.asarray(lst.size, np.int32)
-        size: Any = lst.size + 1
+        index: Value = np.asarray(lst.size, np.int32)
+        size: Value = lst.size + 1
     else:
         index, size = lst.size, lst.size + np.int32(1)
     value = conform(value, element)
@@ -412,13 +412,13 @@ def push_back(lst: TensorList, value: Any) -> TensorList:
     return dataclasses.replace(lst, buffer=buffer, size=size, element=element)
 
 
-def pop_back(lst: TensorList, element: Element | None = None) -> tuple[TensorList, Any]:
+def pop_back(lst: TensorList, element: Element | None = None) -> tuple[TensorList, Value]:
     """The list without its last element, and that element."""
     if isinstance(lst.size, int):
         if lst.size == 0:
-            raise _problem("takes an element off an empty list")
-        last: Any = np.asarray(lst.size - 1, np.int32)
-        size: Any = lst.size - 1
+            raise _problem("pops an element of an empty list")
+        last: Value = np.asarray(lst.size - 1, np.int32)
+        size: Value = lst.size - 1
     else:
         last = size = lst.size - np.int32(1)
     value = get_item(lst, last, element)
@@ -429,8 +429,8 @@ def pop_back(lst: TensorList, element: Element | None = None) -> tuple[TensorLis
     return dataclasses.replace(lst, size=size), value
 
 
-def resized(lst: TensorList, size: Any) -> TensorList:
-    """The list cut or filled up to `size` elements."""
+def resized(lst: TensorList, size: Value) -> TensorList:
+    """The list truncated or extended to `size` elements."""
     if isinstance(size, np.ndarray) and isinstance(lst.size, int):
         n = int(size)
         if lst.items is not None:
@@ -442,7 +442,7 @@ def resized(lst: TensorList, size: Any) -> TensorList:
     return dataclasses.replace(with_buffer(lst), size=jnp.asarray(array(size), np.int32))
 
 
-def stacked(lst: TensorList, element: Element | None = None) -> Any:
+def stacked(lst: TensorList, element: Element | None = None) -> Value:
     """All elements along a new leading axis.
 
     **Raises:** `UnsupportedOpError` where their number depends on data.
@@ -462,3 +462,19 @@ def stacked(lst: TensorList, element: Element | None = None) -> Any:
     if lst.capacity == lst.size:
         return lst.buffer
     return jax.tree_util.tree_map(lambda b: lax.slice_in_dim(b, 0, lst.size), lst.buffer)
+
+
+def gathered(lst: TensorList, indices: Value, element: Element | None = None) -> Value:
+    """The elements at `indices` along a new leading axis."""
+    if isinstance(indices, np.ndarray):
+        places = ints(indices)
+        if isinstance(lst.size, int) and list(places) == list(range(lst.size)):
+            return stacked(lst, element)
+        return jnp.stack([get_item(lst, np.asarray(i, np.int32), element) for i in places])
+    return jnp.take(with_buffer(lst, element=element).buffer, indices, axis=0, mode="clip")
+
+
+def joined(rows: Value) -> tuple[Value, np.ndarray]:
+    """Stacked elements along their first axis instead of a new one, and the length of each."""
+    lengths = np.full(rows.shape[0], rows.shape[1], np.int64)
+    return lax.reshape(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:])), lengths
