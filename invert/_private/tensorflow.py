@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -59,11 +58,6 @@ def _subclasses(cls: Any) -> set[type]:
     if cls is None:
         return set()
     return {cls}.union(*map(_subclasses, cls.__subclasses__()))
-
-
-def tf_proto(module: str, message: str) -> Any:
-    """A new, empty proto message of a module of TensorFlow."""
-    return getattr(importlib.import_module(f"tensorflow.{module}"), message)()
 
 
 def tf_load_errors() -> tuple[type[Exception], ...]:

@@ -23,19 +23,22 @@ from invert.primitives.tf import REGISTRY
 from invert.primitives.tf.bounded import apply_to_rows
 from invert.primitives.tf.control_flow import CHOICES
 from invert.primitives.tf.dynamic_size import DATA_SIZED, leaves_rows_out
+from invert.protos.tensors import decode_tensor
 from invert.tf.deferred import Deferred
 from invert.tf.effects import NO_EFFECT, PASS_ON, REPORTS, Writes, draws, is_draw
 from invert.tf.fallback.eager import refused_inputs
 from invert.tf.fallback.host_check import host_problems
 from invert.tf.gradients.override import names_gradient, overridden
 from invert.tf.gradients.read import TfGradient, gradient_sources, read_gradient
-from invert.tf.graph.body import function_body, implementations, make_body, ordered, output_offset
-from invert.tf.graph.calls import as_graph, with_calls
+from invert.tf.gradients.saved import SavedGradients
+from invert.tf.graph.body import function_body, make_body, ordered, output_offset
+from invert.tf.graph.calls import as_graph
 from invert.tf.graph.check import checked
-from invert.tf.graph.functionalize import functionalize, holds_frames
+from invert.tf.graph.functionalize import Made, functionalize, holds_frames
+from invert.tf.graph.library import Library
 from invert.tf.lookup import entry_of, route_of
 from invert.tf.ops.definition import result_problem
-from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, attr_functions, decode_tensor, naming
+from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, attr_functions, naming
 from invert.tf.ops.registry import Rule
 from invert.tf.ops.state import KEY, Resource, State
 from invert.tf.values.bounded import BoundedArray, holds_dynamic_size, refused_rows
@@ -52,52 +55,58 @@ class Graph:
 
     **Arguments:**
 
-    - `graph_def`: the `GraphDef` proto.
+    - `graph`: the `GraphDef` proto, or a `Library` of it.
     - `inputs`: names of the tensors that are fed, such as `"x:0"`.
     - `outputs`: names of the tensors that are returned.
+    - `function`: the function of the library that is meant, in the place of inputs and outputs.
     - `control_outputs`: names of the nodes that have to run besides.
     - `op_def`: gives the `OpDef` proto of an op type, or `None` where it is unknown.
     - `source_line`: gives where the user's program made a node; empty if not known.
-    - `tf_graph`: the graph that `graph_def` was made of, which leads to the gradient functions;
-        `None`: they are not read.
-    - `variables`: values of the variables that the graph makes itself, by their names.
+    - `tf_graph`: what leads to the gradient functions: the graph of TensorFlow that the proto was
+        made of, or a `SavedGradients`; `None`: they are not read.
     - `compiled`: gives whether TensorFlow compiles the graph by XLA.
-    - `modules`: modules that nodes name by keys, by these.
     """
 
     def __init__(
         self,
-        graph_def: Any,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
+        graph: Any,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
         *,
+        function: str = "",
         config: Config,
         op_def: Callable[[str], Any],
         control_outputs: Sequence[str] = (),
         source_line: Callable[[str], str] = lambda name: "",
         tf_graph: Any = None,
-        variables: Mapping[str, np.ndarray] | None = None,
         compiled: Callable[[], bool] = lambda: False,
-        modules: Mapping[bytes, bytes] | None = None,
     ):
-        graph_def = with_calls(graph_def)
+        self.shared = Library.of(graph)
         self.config = config
-        self._modules = modules or {}
-        self.variables = dict(variables or {})
         self.compiled = functools.cache(compiled)
         self._tf_graph = tf_graph if config.custom_gradients != "ignore" else None
         self._gradients: dict[Node, TfGradient] = {}
         self._op_def = op_def
         self._source_line = source_line
-        self.library = graph_def.library
-        self._functions = {f.signature.name: f for f in graph_def.library.function}
-        self._signatures = {name: f.signature for name, f in self._functions.items()}
-        self._selected = implementations(graph_def.library)
+        self.library = self.shared.proto
+        self._functions = self.shared.functions
+        self._signatures = self.shared.signatures
+        self._selected = self.shared.selected
         self._bodies: dict[str, Body] = {}
         self._constants: dict[Node, np.ndarray] = {}
         self._programs: dict[Node, Any] = {}
         self._effects: dict[str, bool] = {}
         self.notes: dict[str, None] = {}  # lines for the report
+        self._made: dict[str, Made] = {}
+        self.main = (
+            self.body(function) if function else self._graph_body(inputs, outputs, control_outputs)
+        )
+
+    def _graph_body(
+        self, inputs: Sequence[str], outputs: Sequence[str], control_outputs: Sequence[str]
+    ) -> Body:
+        """The body of the graph itself between some tensors."""
+        graph_def = self.shared.graph
         fed = [name.rpartition(":")[0] or name for name in inputs]
         roots = [*outputs, *control_outputs]
         given = {n.name: n.attr["dtype"].type for n in graph_def.node if "dtype" in n.attr}
@@ -105,11 +114,11 @@ class Graph:
             graph_def.node,
             {name: given.get(name, 0) for name in fed},
             [(name, 0) for name in outputs],
-            op_def=op_def,
+            op_def=self._op_def,
             signatures=self._signatures,
         )
         nodes, self._made = functionalize(checked_nodes, "", roots, fed)
-        self.main = self._with_gradients(
+        return self._with_gradients(
             make_body("", nodes, fed, outputs, control_outputs, self._output_offset, self.is_effect)
         )
 
@@ -125,9 +134,8 @@ class Graph:
             from invert.stablehlo.program import Program
 
             # Not `node.attr`: it decodes strings as text, and these are bytes.
-            module: bytes = node.attrs["module"].s
             self._programs[node] = Program.from_bytes(
-                self._modules.get(module, module),
+                node.attrs["module"].s,
                 config=self.config,
                 platforms=tuple(p.lower() for p in node.attr("platforms", [])),
                 location=node.location,
@@ -162,7 +170,11 @@ class Graph:
         index = {node.name: i for i, node in enumerate(body.nodes)}
         while pending := [n for n in pending if names_gradient(n) and n not in self._gradients]:
             for node in pending:
-                gradient = read_gradient(self._tf_graph, body.name, node, self._gradient_graph)
+                source, make = self._tf_graph, self._gradient_graph
+                if isinstance(source, SavedGradients):
+                    gradient = source.read(body.name, node, make)
+                else:
+                    gradient = read_gradient(source, body.name, node, make)
                 self._gradients[node] = gradient
                 node.inputs += gradient_sources(gradient, body, index)
             body = ordered(body, self.is_effect)
@@ -170,16 +182,17 @@ class Graph:
         return body
 
     def _gradient_graph(
-        self, tf_graph: Any, inputs: list[str], outputs: list[str], nested: bool
+        self, tf_graph: Any, inputs: list[str], outputs: list[str], nested: bool, function: str = ""
     ) -> Graph:
+        """The graph of a gradient: of TensorFlow, or a function of the same library."""
         return Graph(
-            tf_graph.as_graph_def(),
+            self.shared if function else tf_graph.as_graph_def(),
             inputs,
             outputs,
+            function=function,
             config=self.config,
             op_def=self._op_def,
             tf_graph=tf_graph if nested else None,
-            modules=self._modules,
         )
 
     def body(self, function: str) -> Body:
@@ -281,10 +294,6 @@ class Graph:
             raise refused_rows(result.origin)
         is_reference = isinstance(result, Resource) and result.kind == "reference"
         return state[result] if is_reference else result
-
-    def stored(self, handle: Resource) -> np.ndarray | None:
-        """The value that was given for a variable of the graph."""
-        return self.variables.get(handle.name)
 
     # -- what cannot be raised
 

@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.tensorflow import tf_proto
 from invert.primitives.tf.variables import assign, current
+from invert.protos.messages import message
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, Rule, add_table, raises_tf
 from invert.tf.values.constants import array, static
@@ -94,7 +94,7 @@ def _bound(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 @raises_tf("XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape")
 def _shard(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
-    x, sharding = array(values[0]), tf_proto("compiler.xla.xla_data_pb2", "OpSharding")
+    x, sharding = array(values[0]), message("OpSharding")()
     # Not `node.attr`: it decodes strings as text, and these are bytes.
     sharding.MergeFromString(node.attrs["manual_sharding"].s)
     if math.prod(sharding.tile_assignment_dimensions[: x.ndim]) != 1:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._private.tensorflow import tf_proto
+from invert.protos.messages import message
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import Context, raises_tf
 from invert.tf.values.constants import array
@@ -23,7 +23,6 @@ from invert.tf.values.constants import array
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _BITS = 31
-_NUMBERS = "core.util.quantization.uniform_quant_ops_attr_pb2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +180,7 @@ def _dimension_numbers(node: Node, rank: int) -> lax.ConvDimensionNumbers:
     usual = tuple(range(rank))
     if not text:
         return lax.ConvDimensionNumbers(usual, usual, usual)
-    found = tf_proto(_NUMBERS, "UniformQuantizedConvolutionDimensionNumbersAttr")
+    found = message("UniformQuantizedConvolutionDimensionNumbersAttr")()
     found.MergeFromString(text)
     sides = (("input", "batch", "feature"), ("kernel", "output_feature", "input_feature"),
              ("output", "batch", "feature"))  # fmt: skip

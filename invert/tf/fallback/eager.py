@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.protos.messages import message
+from invert.protos.ops import op_def
+from invert.protos.tensors import decode_dtype
 from invert.tf.fallback.kernels_in_child import MOST_BYTES, PLAIN, KernelError, refusal, run_apart
 from invert.tf.ops.definition import types_of
-from invert.tf.ops.node import Node, decode_dtype, import_tensorflow
+from invert.tf.ops.node import Node, import_tensorflow
 from invert.tf.ops.registry import Context
 
 
 def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
     """The node without its inputs, and the functions that its attributes name, as protos."""
-    proto = import_tensorflow().compat.v1.NodeDef(op=node.op, name="op")
+    proto = message("NodeDef")(op=node.op, name="op")
     calls = False
     for name in sorted(node.attrs):
         # Attributes with an underscore are hints: devices, shapes and classes of other nodes.
@@ -30,16 +32,6 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
         proto.SerializeToString(deterministic=True),
         b"" if library is None else library.SerializeToString(deterministic=True),
     )
-
-
-@functools.lru_cache(maxsize=4096)
-def op_def(op: str) -> Any | None:
-    """The `OpDef` of an op type; `None` where this TensorFlow does not know it."""
-    tf = import_tensorflow()
-    try:
-        return tf.Graph().op_def_for_type(op)
-    except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
-        return None
 
 
 def input_types(node: Node) -> list[int]:

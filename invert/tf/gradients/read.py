@@ -40,6 +40,8 @@ class TfGradient:
         `gradient_override_map` has them; its arguments are its inputs.
     - `problem`: why it cannot be read.
     - `convention`, `nested`: see `invert.ir.gradient_marker.Gradient`.
+    - `feeds`: for each input of the graph which of the cotangents and captures it gets, or a
+        constant; by default all of them in order.
     """
 
     location: str
@@ -51,6 +53,7 @@ class TfGradient:
     problem: str = ""
     convention: str = "jax"
     nested: bool = False
+    feeds: tuple[int | np.ndarray, ...] | None = None
 
     def read_nested(self) -> None:
         if self.make is not None:
@@ -63,7 +66,10 @@ class TfGradient:
         graph = self.make(nested)
         if problems := graph.problems():
             raise UnsupportedOpError(problems)
-        found = iter(graph.run(graph.main, [*cotangents, *captures]))
+        values = [*cotangents, *captures]
+        if self.feeds is not None:
+            values = [values[f] if isinstance(f, int) else f for f in self.feeds]
+        found = iter(graph.run(graph.main, values))
         return [next(found) if has else None for has in self.outputs]
 
 
@@ -139,8 +145,8 @@ def read_gradient(
         functools.lru_cache(functools.partial(make_graph, scratch, inputs, outputs)),
         tuple(g is not None for g in (grads if overridden else grads[results:])),
         tuple(outer.value_index for outer, _ in own),
-        convention="jax" if _holds_module(nodes) else "tensorflow",
-        nested=_holds_gradients(nodes),
+        convention="jax" if holds_module(nodes) else "tensorflow",
+        nested=holds_gradients(nodes),
     )
 
 
@@ -199,12 +205,12 @@ def _placeholder(handle: Any, graph: Any) -> Any | None:
     return None
 
 
-def _holds_module(nodes: Sequence[Any]) -> bool:
+def holds_module(nodes: Sequence[Any]) -> bool:
     """Whether the gradient is that of a JAX function."""
     return any(node.op == "XlaCallModule" for node in nodes)
 
 
-def _holds_gradients(nodes: Sequence[Any]) -> bool:
+def holds_gradients(nodes: Sequence[Any]) -> bool:
     """Whether ops of the gradient have gradients of their own in turn: one that is named, or the
     one that goes with an op over the bridge."""
     return any(
