@@ -18,7 +18,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param
-from invert._errors import MalformedModelError, nested_too_deep
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError, nested_too_deep
 from invert.checkpoint.bundle import Slice
 from invert.frontends.folder import Files
 from invert.frontends.graph_entry import check_count, function_entry
@@ -276,6 +276,12 @@ class _Variables:
 
     def _entry(self, node: Any, output: int) -> tuple[str, Slice | None]:
         """The key and the part of one output of `RestoreV2`."""
+        prefix = self._meta.saver_def.filename_tensor_name.partition(":")[0]
+        if not node.input or self._behind(node.input[0])[0] != prefix:
+            reason = "restores variables from another file than those of the model"
+            place = f"node {node.name!r} of {self._directory}"
+            remedy = "Export the model with the values of its variables."
+            raise UnsupportedOpError([Problem("tf.RestoreV2", reason, place, remedy)])
         texts = []
         for text in list(node.input)[1:3]:
             constant = self._nodes.get(self._behind(text)[0])

@@ -119,18 +119,22 @@ def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Fil
             return decode_tensor(nodes[name].attr["value"].tensor, f"node {name!r}")
         return given.get(name)
 
-    for node in function.node_def:
-        inputs = [text for text in node.input if not text.startswith("^")]
-        if node.op not in _IMPORTS | _FROM_FILES or not inputs or source(inputs[0]) not in handles:
-            continue
-        values = [value(text) for text in inputs[1:]]
-        if (
-            node.op in _IMPORTS
-            and len(values) == 2
-            and all(isinstance(v, np.ndarray) for v in values)
-        ):
-            return Filled(pair=(values[0].reshape(-1), values[1]))
-        if node.op in _FROM_FILES and len(values) == 1 and isinstance(values[0], Path):
-            return Filled(file=values[0], attrs=node.attr)
+    users = [
+        node
+        for node in function.node_def
+        if node.op != "Identity"
+        and any(source(text) in handles for text in node.input if not text.startswith("^"))
+    ]
+    if len(users) != 1:
         return None
+    (node,) = users
+    inputs = [text for text in node.input if not text.startswith("^")]
+    values = [value(text) for text in inputs[1:]]
+    if source(inputs[0]) not in handles:
+        return None
+    arrays = [v for v in values if isinstance(v, np.ndarray)]
+    if node.op in _IMPORTS and len(values) == len(arrays) == 2:
+        return Filled(pair=(arrays[0].reshape(-1), arrays[1]))
+    if node.op in _FROM_FILES and len(values) == 1 and isinstance(values[0], Path):
+        return Filled(file=values[0], attrs=node.attr)
     return None

@@ -61,7 +61,9 @@ def _classes() -> Mapping[str, Any]:
             message.oneof_decl.add(name=group)
         for row in rows:
             field = message.field.add(name=row.name, number=row.number)
-            field.label = _Field.LABEL_REPEATED if row.repeated or row.key else _Field.LABEL_OPTIONAL
+            field.label = (
+                _Field.LABEL_REPEATED if row.repeated or row.key else _Field.LABEL_OPTIONAL
+            )
             if row.group:
                 field.oneof_index = groups.index(row.group)
             if not row.key:

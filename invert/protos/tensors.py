@@ -143,7 +143,7 @@ def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
     if size > len(values) + _MOST_PADDING:
         raise MalformedModelError(f"{what} holds {len(values)} values")
     # Trailing repeats of the last value are left out, and what is too much is not looked at.
-    padding = np.full(max(0, size - len(values)), values[-1], values.dtype)
+    padding = np.repeat(values[-1:], max(0, size - len(values)))
     return np.concatenate([values[:size], padding]).reshape(sizes)
 
 

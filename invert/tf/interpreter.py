@@ -36,9 +36,16 @@ from invert.tf.graph.calls import as_graph
 from invert.tf.graph.check import checked
 from invert.tf.graph.functionalize import Made, functionalize, holds_frames
 from invert.tf.graph.library import Library
-from invert.tf.lookup import entry_of, route_of
+from invert.tf.lookup import entry_of, route_of, runs_in_tensorflow
 from invert.tf.ops.definition import result_problem
-from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, attr_functions, naming
+from invert.tf.ops.node import (
+    FRAMES_REMEDY,
+    Body,
+    Node,
+    attr_functions,
+    has_tensorflow,
+    naming,
+)
 from invert.tf.ops.registry import Rule
 from invert.tf.ops.state import KEY, Resource, State
 from invert.tf.values.bounded import BoundedArray, holds_dynamic_size, refused_rows
@@ -98,9 +105,12 @@ class Graph:
         self._effects: dict[str, bool] = {}
         self.notes: dict[str, None] = {}  # lines for the report
         self._made: dict[str, Made] = {}
-        self.main = (
-            self.body(function) if function else self._graph_body(inputs, outputs, control_outputs)
-        )
+        if function:
+            self.main = self.body(function)
+            for node in self.main.nodes:  # places in it are told without its name
+                node.where = ""
+        else:
+            self.main = self._graph_body(inputs, outputs, control_outputs)
 
     def _graph_body(
         self, inputs: Sequence[str], outputs: Sequence[str], control_outputs: Sequence[str]
@@ -265,7 +275,7 @@ class Graph:
             return any(self._has_effects(f) for f in functions)
         definition = self._op_def(node.op)
         if definition is None:
-            return False  # unknown: `problems` reports it where its results are used
+            return True  # unknown: it may do anything
         by_reference = any(a.is_ref for a in definition.input_arg) and node.op not in PASS_ON
         return by_reference or (definition.is_stateful and not is_draw(definition))
 
@@ -386,6 +396,10 @@ class Graph:
             return []
         if self.rule(node) is None:
             return [self.missing(node)]
+        if not has_tensorflow() and runs_in_tensorflow(node):
+            reason = "has no rule, and TensorFlow, which would compute it, is not installed"
+            remedy = "Install it with `pip install 'invert[tensorflow]'`."
+            return [Problem(f"tf.{node.op}", reason, self._where(node), remedy)]
         entry = entry_of(node)
         if entry is None or entry.check is None:
             return []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from invert.tf.fallback.host import host_entry, text_entry
-from invert.tf.fallback.host_ops import REFUSED
+from invert.tf.fallback.host import host_entry, runs_on_host, text_entry
+from invert.tf.fallback.host_ops import LOOKUPS, REFUSED
 from invert.tf.fallback.xla_bridge import bridge_entry
 from invert.tf.ops.node import Node
 from invert.tf.ops.registry import REGISTRY, Entry
@@ -18,6 +18,12 @@ def entry_of(node: Node) -> Entry | None:
     """How to raise `node`; `None` where nothing can."""
     op = _SAME.get(node.op, node.op)
     return text_entry(node) or REGISTRY.get(op) or bridge_entry(op) or host_entry(op)
+
+
+def runs_in_tensorflow(node: Node) -> bool:
+    """Whether TensorFlow itself has to compile or compute a node."""
+    route = route_of(node)
+    return route == "xla" or (route == "host" and runs_on_host(node) and node.op not in LOOKUPS)
 
 
 def route_of(node: Node) -> Literal["rule", "xla", "host", "none"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -34,6 +35,11 @@ def import_tensorflow() -> ModuleType:
             f"({e}). Install it with `pip install 'invert[tensorflow]'`."
         ) from e
     return tf
+
+
+def has_tensorflow() -> bool:
+    """Whether TensorFlow is installed; it is not imported for that."""
+    return importlib.util.find_spec("tensorflow") is not None
 
 
 class Node:
