@@ -6,7 +6,6 @@ They live in a pool of their own, so that they never meet those that TensorFlow 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -209,11 +208,3 @@ def _varint(data: bytes, place: int, end: int, inside: str) -> tuple[int, int]:
         if data[place + i] < 128:
             return value, place + i + 1
     raise _FaultError(f"a number at byte {place}{inside} is too long")
-
-
-def count_of(shape: Any) -> int | None:
-    """How many elements a `TensorShapeProto` says; `None` where it leaves a size open."""
-    sizes = [int(d.size) for d in shape.dim]
-    if shape.unknown_rank or any(n < 0 for n in sizes):
-        return None
-    return math.prod(sizes)

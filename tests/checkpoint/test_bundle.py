@@ -36,7 +36,7 @@ def opened(prefix: Path) -> Checkpoint:
 
 def write(prefix: Path, values: dict[str, Any], parts: list[str] | None = None) -> None:
     tensors = [
-        tf.constant(v, tf.string if getattr(v, "dtype", None) == object else None)
+        tf.constant(v, tf.string if np.asarray(v).dtype.kind == "O" else None)
         for v in values.values()
     ]
     tf.raw_ops.SaveV2(

@@ -43,11 +43,13 @@ def _differences(ours: Any, theirs: Any, path: str, seen: set[str]) -> list[str]
         other = theirs.fields_by_number.get(field.number)
         if other is None or other.name != field.name or other.is_repeated != field.is_repeated:
             found.append(where)
-        elif field.message_type is not None:
+            continue
+        if field.message_type is not None:
             found += _differences(field.message_type, other.message_type, where, seen)
-        elif field.type != (field.TYPE_INT32 if other.enum_type else other.type) or getattr(
-            field.containing_oneof, "name", ""
-        ) != getattr(other.containing_oneof, "name", ""):
+            continue
+        wanted = field.TYPE_INT32 if other.enum_type else other.type
+        groups = [getattr(f.containing_oneof, "name", "") for f in (field, other)]
+        if field.type != wanted or groups[0] != groups[1]:
             found.append(where)
     return found
 
