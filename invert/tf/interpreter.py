@@ -396,7 +396,7 @@ class Graph:
             return []
         if self.rule(node) is None:
             return [self.missing(node)]
-        if not has_tensorflow() and runs_in_tensorflow(node):
+        if runs_in_tensorflow(node) and not has_tensorflow():
             reason = "has no rule, and TensorFlow, which would compute it, is not installed"
             remedy = "Install it with `pip install 'invert[tensorflow]'`."
             return [Problem(f"tf.{node.op}", reason, self._where(node), remedy)]

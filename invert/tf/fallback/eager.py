@@ -13,7 +13,7 @@ from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype
 from invert.tf.fallback.kernels_in_child import MOST_BYTES, PLAIN, KernelError, refusal, run_apart
 from invert.tf.ops.definition import types_of
-from invert.tf.ops.node import Node, import_tensorflow
+from invert.tf.ops.node import Node, has_tensorflow, import_tensorflow
 from invert.tf.ops.registry import Context
 
 
@@ -126,6 +126,10 @@ _MOST_KNOWN = 1024
 
 def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem | None:
     """What TensorFlow says against a node at the shapes of its inputs; `None`: nothing."""
+    if not has_tensorflow():
+        reason = "does not fit the shapes of its inputs, or its rule is at fault"
+        remedy = "With TensorFlow installed (`pip install 'invert[tensorflow]'`) it is known which."
+        return Problem(f"tf.{node.op}", reason, node.location, remedy)
     if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
         return None
     inputs: list[tuple[Any, Any]] = []

@@ -31,7 +31,7 @@ def import_tensorflow() -> ModuleType:
         import tensorflow as tf
     except ImportError as e:
         raise MissingDependencyError(
-            "TensorFlow is needed to read this model and could not be imported "
+            "TensorFlow is needed for this and could not be imported "
             f"({e}). Install it with `pip install 'invert[tensorflow]'`."
         ) from e
     return tf
