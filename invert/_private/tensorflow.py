@@ -85,6 +85,17 @@ def tf_restored_class(kind: str) -> type:
     }.get(kind, autotrackable.AutoTrackable)
 
 
+def tf_add_functions(library: Any) -> None:
+    """Makes the functions of a library known to TensorFlow, which compiles them by their names."""
+    from tensorflow.python.eager import context
+
+    current = context.context()
+    current.ensure_initialized()
+    for function in library.function:
+        if not current.has_function(function.signature.name):
+            current.add_function_def(function)
+
+
 def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
     """The gradient function that the attribute `_gradient_op_type` of an op names, if known."""
     from tensorflow.python.framework import ops

@@ -211,7 +211,8 @@ class Checkpoint:
                 raise self._damaged(name, "does not fit the whole")
             covered += math.prod(sizes)
             parts.append((place, self._stored(stored, name)))
-        if covered != math.prod(shape):
+        held = sum(map(len, self._shards.values()))
+        if covered != math.prod(shape) or covered * dtype.itemsize > held:
             raise self._damaged(repr(key), f"has parts of {covered} elements, not all")
         # Only now is it known that no more is made than the files hold.
         value = np.zeros(shape, dtype)

@@ -11,6 +11,7 @@ from typing import Any
 from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert._errors import (
+    InvertError,
     MalformedModelError,
     Problem,
     SignatureError,
@@ -269,46 +270,48 @@ class _Model:
 
     def entry_points(self, strict: bool) -> EntryPoints:
         """All functions and signatures."""
-        functions = {
-            name: self._reader(concrete, owner, "function")
-            for name, (concrete, owner) in self._functions().items()
-        }
-        signatures = {
-            name: self._reader(concrete, None, "signature")
-            for name, concrete in sorted(self._signatures().items())
-        }
-        return EntryPoints(functions, signatures, strict=strict)
+        return EntryPoints(self._functions(), self._signatures(), strict=strict)
 
-    def _functions(self) -> dict[str, tuple[Concrete, Function]]:
-        """Concrete functions by name, with the function they belong to.
+    def _functions(self) -> dict[str, Read]:
+        """What reads each concrete function, by name.
 
-        Copies of one signature, which saving makes, count once.
+        Copies of one signature, which saving makes, count once. A function whose description
+        cannot be read is an error when it is asked for.
         """
-        named: dict[str, tuple[Concrete, Function]] = {}
+        named: dict[str, Read] = {}
         seen: set[int] = set()
         for path, index in self._found:
             if index in seen or self._objects.kind(index) != "function":
                 continue
             seen.add(index)
-            function = self._objects.function(index)
-            concretes = distinct(function.concretes)
-            for concrete in concretes:
-                name = path if len(concretes) == 1 else f"{path}{describe(concrete)}"
-                named[name] = (concrete, function)
+            try:
+                function = self._objects.function(index)
+                concretes = distinct(function.concretes)
+                for concrete in concretes:
+                    name = path if len(concretes) == 1 else f"{path}{describe(concrete)}"
+                    named[name] = self._reader(concrete, function, "function")
+            except InvertError as error:
+                named[path] = _failing(error)
         return named
 
-    def _signatures(self) -> dict[str, Concrete]:
+    def _signatures(self) -> dict[str, Read]:
         children = self._objects.children
         root = children[0].get("signatures") if children else None
         if root is None:
             return {}
-        named: dict[str, Concrete] = {}
-        for name, index in children[root].items():
-            kind = self._objects.kind(index)
-            if kind == "bare_concrete_function":
-                named[name] = self._objects.bare(index)
-            elif kind == "function" and (own := self._objects.function(index).concretes):
-                named[name] = own[0]
+        named: dict[str, Read] = {}
+        for name, index in sorted(children[root].items()):
+            try:
+                if self._objects.kind(index) == "bare_concrete_function":
+                    concrete = self._objects.bare(index)
+                elif self._objects.kind(index) == "function":
+                    concrete = next(iter(self._objects.function(index).concretes), None)
+                else:
+                    continue
+                if concrete is not None:
+                    named[name] = self._reader(concrete, None, "signature")
+            except InvertError as error:
+                named[name] = _failing(error)
         return named
 
     def _reader(self, concrete: Concrete, owner: Function | None, kind: str) -> Read:
@@ -388,24 +391,40 @@ class _Model:
         )
 
 
+def _failing(error: InvertError) -> Read:
+    def read(name: str, strict: bool) -> EntryPoint:
+        raise error
+
+    return read
+
+
 def _reachable(objects: SavedObjects) -> list[tuple[str, int]]:
     """Functions and variables by their paths, breadth first; an object may have many paths."""
     found: list[tuple[str, int]] = []
-    level: list[tuple[tuple[str, ...], int]] = [((), 0)] if objects.children else []
+    # A path is the path before it, and a name.
+    level: list[tuple[Any, int]] = [((), 0)] if objects.children else []
     expanded: set[int] = set()
     while level:
-        following: list[tuple[tuple[str, ...], int]] = []
+        following: list[tuple[Any, int]] = []
         for path, index in level:
             if objects.kind(index) in ("function", "variable"):
-                found.append((".".join(path), index))
+                found.append((_joined(path), index))
             if index in expanded:
                 continue
             expanded.add(index)
             for name, child in objects.children[index].items():
                 if path or name != "signatures":
-                    following.append(((*path, name), child))
+                    following.append(((path, name), child))
         level = following
     return found
+
+
+def _joined(path: Any) -> str:
+    names = []
+    while path:
+        path, name = path
+        names.append(name)
+    return ".".join(reversed(names))
 
 
 def _variable_names(objects: SavedObjects, found: list[tuple[str, int]]) -> dict[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 from invert._errors import MalformedModelError
-from invert.checkpoint.bundle import Checkpoint
-from invert.checkpoint.checksum import crc32c
+from invert.checkpoint.bundle import Checkpoint, _slice_key
+from invert.checkpoint.checksum import crc32c, masked
+from invert.protos import messages
 
 BIG = np.random.default_rng(0).random((300, 20)).astype(np.float32)
 VALUES: dict[str, Any] = {
@@ -142,3 +144,57 @@ def test_damaged_files_are_refused_or_right(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_many_damaged_files(folder: Path, tmp_path: Path) -> None:
     assert damage(folder, tmp_path, seed=1, count=5000) > 1000
+
+
+def table(entries: dict[bytes, bytes], kind: int = 0) -> bytes:
+    """A table of one block, which says that it is compressed in some way."""
+
+    def block(rows: dict[bytes, bytes], kind: int) -> bytes:
+        content = b"".join(
+            bytes([0, len(k), len(v)]) + k + v for k, v in sorted(rows.items())
+        ) + struct.pack("<II", 0, 1)
+        checksum = masked(crc32c(content + bytes([kind])))
+        return content + bytes([kind]) + struct.pack("<I", checksum)
+
+    data = block(entries, kind)
+    index = block({b"\xff": bytes([0, len(data) - 5])}, 0)
+    handles = bytes([0, 0, len(data), len(index) - 5])
+    magic = struct.pack("<Q", 0xDB4775248B80FB57)
+    return data + index + handles.ljust(40, b"\0") + magic
+
+
+@pytest.mark.parametrize(
+    ("header", "kind", "message"),
+    [
+        ({"num_shards": 1}, 1, "compressed by Snappy"),
+        ({"num_shards": 1}, 7, "compressed in an unknown way"),
+        ({"num_shards": 1, "endianness": 1}, 0, "another order of bytes"),
+        ({"num_shards": 0}, 0, "has 0 shards"),
+        ({}, 0, "has no header"),
+    ],
+)
+def test_what_cannot_be_read_says_so(
+    tmp_path: Path, header: dict[str, int], kind: int, message: str
+) -> None:
+    proto = messages.message("BundleHeaderProto")(**header).SerializeToString()
+    entries = {b"": proto} if header else {b"a": b""}
+    (tmp_path / "v.index").write_bytes(table(entries, kind))
+    with pytest.raises(MalformedModelError, match=message):
+        opened(tmp_path / "v")
+
+
+def test_parts_may_not_share_their_bytes(folder: Path, tmp_path: Path) -> None:
+    """A few bytes that many parts name would fill the memory."""
+    found = opened(folder / "merged")
+    entry = messages.parse("BundleEntryProto", found._entries[b"part"], "an entry")
+    entry.shape.dim[0].size = 600
+    for part in list(entry.slices):
+        moved = entry.slices.add()
+        moved.CopyFrom(part)
+        moved.extent[0].start += 300
+        key = _slice_key("part", [(e.start, e.length) if e.length else None for e in part.extent])
+        again = [(e.start, e.length) if e.length else None for e in moved.extent]
+        found._entries[_slice_key("part", again)] = found._entries[key]
+    found._entries[b"part"] = entry.SerializeToString()
+    with pytest.raises(MalformedModelError, match="has parts of"):
+        found.value("part")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
+from invert._private.tensorflow import tf_add_functions
 from invert.protos.messages import message
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype
@@ -20,18 +22,52 @@ from invert.tf.ops.registry import Context
 def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
     """The node without its inputs, and the functions that its attributes name, as protos."""
     proto = message("NodeDef")(op=node.op, name="op")
-    calls = False
     for name in sorted(node.attrs):
         # Attributes with an underscore are hints: devices, shapes and classes of other nodes.
         if not name.startswith("_"):
             proto.attr[name].CopyFrom(node.attrs[name])
-            calls |= bool(node.attrs[name].func.name or node.attrs[name].list.func)
-    library = ctx.library if calls else None
+    library = _called(ctx.library, proto)
     # Maps have no order of their own, and the bytes are the key of a cache.
     return (
         proto.SerializeToString(deterministic=True),
         b"" if library is None else library.SerializeToString(deterministic=True),
     )
+
+
+def _references(node: Any) -> list[Any]:
+    """The functions that a node refers to, as messages."""
+    values = node.attr.values()
+    return [f for v in values for f in (v.func, *v.list.func) if f.name]
+
+
+def _called(library: Any, node: Any) -> Any | None:
+    """The functions that a node calls, under names that tell their content; `None`: there are none.
+
+    TensorFlow has one name for a function in a process, and two models may have one name for two.
+    The node is changed to refer to the new names.
+    """
+    pending = [f.name for f in _references(node)]
+    if not pending:
+        return None
+    known = {f.signature.name: f for f in library.function}
+    found = message("FunctionDefLibrary")()
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in known and name not in seen:
+            seen.add(name)
+            found.function.add().CopyFrom(known[name])
+            pending += [f.name for n in known[name].node_def for f in _references(n)]
+    digest = hashlib.sha256(found.SerializeToString(deterministic=True)).hexdigest()[:16]
+    for function in found.function:
+        function.signature.name += f"_{digest}"
+    for reference in [
+        *_references(node),
+        *(f for function in found.function for n in function.node_def for f in _references(n)),
+    ]:
+        if reference.name in seen:
+            reference.name += f"_{digest}"
+    return found
 
 
 def input_types(node: Node) -> list[int]:
@@ -70,6 +106,7 @@ def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
     graph.versions.producer = tf.version.GRAPH_DEF_VERSION
     if library:
         graph.library.ParseFromString(library)
+        tf_add_functions(graph.library)
     node = graph.node.add()
     node.ParseFromString(text)
     feeds = {f"input{i}": tensor for i, tensor in enumerate(tensors)}
