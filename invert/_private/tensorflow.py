@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -60,11 +59,6 @@ def _subclasses(cls: Any) -> set[type]:
     return {cls}.union(*map(_subclasses, cls.__subclasses__()))
 
 
-def tf_proto(module: str, message: str) -> Any:
-    """A new, empty proto message of a module of TensorFlow."""
-    return getattr(importlib.import_module(f"tensorflow.{module}"), message)()
-
-
 def tf_load_errors() -> tuple[type[Exception], ...]:
     """Exceptions of TensorFlow's loader besides built-in ones and those of ops."""
     from google.protobuf.message import DecodeError
@@ -88,6 +82,17 @@ def tf_restored_class(kind: str) -> type:
         "resource": resource.RestoredResource,
         "variable": resource_variable_ops.UninitializedVariable,
     }.get(kind, autotrackable.AutoTrackable)
+
+
+def tf_add_functions(library: Any) -> None:
+    """Makes the functions of a library known to TensorFlow, which compiles them by their names."""
+    from tensorflow.python.eager import context
+
+    current = context.context()
+    current.ensure_initialized()
+    for function in library.function:
+        if not current.has_function(function.signature.name):
+            current.add_function_def(function)
 
 
 def tf_gradient_function(op: Any) -> Callable[..., Any] | None:

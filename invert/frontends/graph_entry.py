@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert._errors import Problem, SignatureError, UnsupportedOpError
+from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.frontends.signature import Signature
 from invert.primitives.tf.control_flow import check_resource
+from invert.protos.tensors import decode_dtype
+from invert.tf.fallback.host import text_problems
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.context import result_value
+from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import Node, import_tensorflow, variable_name
 from invert.tf.ops.state import KEY, Resource
 from invert.tf.values.constants import array
@@ -30,6 +34,7 @@ def graph_entry(
     name: str,
     source: str,
     problems: Sequence[Problem] = (),
+    variables: Mapping[str, Param] | None = None,
 ) -> EntryPoint:
     """The entry point of a graph.
 
@@ -40,12 +45,14 @@ def graph_entry(
     - `feeds`: what feeds the other inputs: handles of `params`, or constants.
     - `params`: the variables that are captured. Those the graph makes itself are found here.
     - `problems`: what cannot be raised.
+    - `variables`: those that the graph makes, by the names that its nodes have for them; where it
+        is left out, this process holds them.
     """
     out_order, out_tree, out_dtypes = results
     count = len(signature.order)
     handles = [Resource("variable", p.name) for p in params]
     taken = {p.name for p in params}
-    stored = _stored(program, taken)
+    stored = _stored(program, taken, variables)
     params = [*params, *stored.values()]
     handles += stored
     written = program.writes
@@ -94,7 +101,64 @@ def graph_entry(
     )
 
 
-def _stored(program: Analysis, taken: set[str]) -> dict[Resource, Param]:
+def function_entry(
+    graph: Graph,
+    signature: Signature,
+    results: tuple[Sequence[int], Any],
+    outputs: Sequence[tuple[str, int]],
+    feeds: Sequence[Any],
+    params: Sequence[Param],
+    problems: Sequence[Problem] = (),
+    *,
+    name: str,
+    source: str,
+    strict: bool,
+    variables: Mapping[str, Param] | None = None,
+) -> EntryPoint:
+    """The entry point of a function; arguments as of `graph_entry`, and besides:
+
+    - `results`: which outputs the results are, and their structure.
+    - `outputs`: names and `DataType` of the outputs.
+    - `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
+
+    **Raises:** `UnsupportedOpError`, `SignatureError`.
+    """
+    order, tree = results
+    if any(i >= len(outputs) for i in order):
+        raise MalformedModelError(f"{name} has fewer results than its signature says")
+    constants = [f is not None and not isinstance(f, Resource) for f in feeds]
+    program = Analysis(graph, [False] * len(signature.order) + constants)
+    problems = [*problems, *program.problems()]
+    problems += text_problems(outputs)
+    if problems and strict:
+        raise UnsupportedOpError(problems)
+    if unknown := sum(not p.stated for p in params):
+        graph.note(
+            "the container does not say which layers of Keras were frozen: invert.trainable counts "
+            f"{unknown} variables as trained; `model.export` writes which ones are"
+        )
+    dtypes = [decode_dtype(kind) for _, kind in outputs]
+    return graph_entry(
+        program, signature, (order, tree, dtypes), feeds, params,
+        name=name, source=source, problems=problems, variables=variables,
+    )  # fmt: skip
+
+
+def check_count(name: str, inputs: int, signature: Signature) -> None:
+    """Refuses a signature that does not fit the inputs of a graph.
+
+    **Raises:** `SignatureError`.
+    """
+    if inputs != len(signature.order):
+        raise SignatureError(
+            f"{name}: the graph has {inputs} inputs, but its signature has {len(signature.order)} "
+            "tensors; call it through the function that owns it"
+        )
+
+
+def _stored(
+    program: Analysis, taken: set[str], variables: Mapping[str, Param] | None
+) -> dict[Resource, Param]:
     """The variables that nodes of the graph stand for, with the values this process holds."""
     found: dict[Resource, Param] = {}
     for node in program.nodes:
@@ -102,13 +166,17 @@ def _stored(program: Analysis, taken: set[str]) -> dict[Resource, Param]:
             continue
         kind = "variable" if node.op == "VarHandleOp" else "reference"
         handle = Resource(kind, variable_name(node), node.attr("dtype"), node.attr("shape"))
-        value = program.graph.stored(handle)
-        if value is None:
+        if handle in found:
+            continue
+        if variables is not None:
+            param = variables.get(handle.name)
+        else:
             value = _held(node)
-        if handle not in found and value is not None:
             # Loading a model puts a number behind the names of its variables.
-            name = unique(re.sub(r"_load_\d+$", "", handle.name), taken)
-            found[handle] = Param(name, value)
+            name = re.sub(r"_load_\d+$", "", handle.name)
+            param = None if value is None else Param(name, value)
+        if param is not None:
+            found[handle] = dataclasses.replace(param, name=unique(param.name, taken))
     return found
 
 

@@ -9,14 +9,16 @@ import jax
 import numpy as np
 
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint
-from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError, nested_too_deep
+from invert._entry import ArgSpec, EntryPoint, Param
+from invert._errors import SignatureError, UnsupportedOpError, nested_too_deep
 from invert.frontends.graph_entry import graph_entry
 from invert.frontends.signature import Signature
-from invert.frontends.tf_function import op_def_lookup
+from invert.protos.messages import own
+from invert.protos.ops import op_def
+from invert.protos.tensors import decode_shape
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
-from invert.tf.ops.node import decode_attr, decode_shape, import_tensorflow
+from invert.tf.ops.node import decode_attr
 
 
 @nested_too_deep("the graph")
@@ -36,7 +38,6 @@ def entry_point(
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`.
     """
-    tf = import_tensorflow()
     graph_def = read(graph_def)
     named = dict(inputs) if isinstance(inputs, Mapping) else {n: n for n in inputs}
     nodes = {n.name: n for n in graph_def.node}
@@ -47,16 +48,14 @@ def entry_point(
             raise SignatureError(f"the graph has no node {tensor!r}")
         plain = name.partition(":")[0].replace("/", "_")
         specs[plain] = _spec(plain, node)
-    graph = tf.Graph()
-    parsed = Graph(
+    graph = Graph(
         graph_def,
         [full(t) for t in named.values()],
         [full(t) for t in (outputs.values() if isinstance(outputs, Mapping) else outputs)],
         config=config,
-        op_def=op_def_lookup(graph),
-        variables=variables,
+        op_def=op_def,
     )
-    program = Analysis(parsed)
+    program = Analysis(graph)
     if (problems := program.problems()) and strict:
         raise UnsupportedOpError(problems)
     keys = list(outputs) if isinstance(outputs, Mapping) else None
@@ -79,6 +78,7 @@ def entry_point(
         name="graph",
         source="GraphDef",
         problems=problems,
+        variables={n: Param(n, np.asarray(v)) for n, v in (variables or {}).items()},
     )
 
 
@@ -100,17 +100,11 @@ def full(tensor: str) -> str:
 
 
 def read(graph_def: Any) -> Any:
-    """The proto itself; from its bytes where these are given."""
-    if not isinstance(graph_def, bytes | bytearray):
-        return graph_def
-    from google.protobuf.message import DecodeError
+    """The `GraphDef` of its bytes, or of a message of TensorFlow.
 
-    proto = import_tensorflow().compat.v1.GraphDef()
-    try:
-        proto.ParseFromString(bytes(graph_def))
-    except DecodeError as error:
-        raise MalformedModelError(f"the bytes are no GraphDef: {error}") from error
-    return proto
+    **Raises:** `MalformedModelError` where the bytes are not a graph.
+    """
+    return own(graph_def, "GraphDef", "the graph")
 
 
 def _spec(name: str, node: Any) -> ArgSpec:

@@ -24,8 +24,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from invert._errors import Problem
-from invert._private.tensorflow import tf_proto, tf_restored_class
-from invert.tf.fallback.eager import op_def
+from invert._private.tensorflow import tf_restored_class
+from invert.protos.messages import message
+from invert.protos.ops import op_def
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 from invert.tf.fallback.xla_bridge_ops import BRIDGED
 from invert.tf.interpreter.registry import REGISTRY
@@ -109,7 +110,7 @@ def checkpoint_problems(prefix: str) -> list[Problem]:
         text = tf.train.load_checkpoint(prefix).get_tensor(_OBJECT_GRAPH)
     except (LookupError, TypeError, ValueError, RuntimeError, tf.errors.OpError):
         return []  # none of version 2, or damaged, as the loader will say
-    graph = _parsed("core.protobuf.trackable_object_graph_pb2", "TrackableObjectGraph", text)
+    graph = _parsed("TrackableObjectGraph", text)
     return [
         Problem(
             "object",
@@ -120,11 +121,6 @@ def checkpoint_problems(prefix: str) -> list[Problem]:
         for number, node in enumerate(graph.nodes)
         if node.registered_saver.name
     ]
-
-
-def asset_names(proto: Any) -> list[str]:
-    """The files of a `SavedModel` in its folder `assets`, by the paths that it gives them."""
-    return [a.filename for meta in proto.meta_graphs for a in _assets(meta)]
 
 
 def sever(proto: Any) -> bool:
@@ -310,7 +306,7 @@ class _Check:
             names += [t.name for t in meta.signature_def[_INIT_SIGNATURE].outputs.values()]
         if "local_variables" in meta.collection_def:
             for data in meta.collection_def["local_variables"].bytes_list.value:
-                variable = _parsed("core.framework.variable_pb2", "VariableDef", data)
+                variable = _parsed("VariableDef", data)
                 names.append(variable.initializer_name)
         return names
 
@@ -508,14 +504,14 @@ def _assets(meta: Any) -> Sequence[Any]:
     if meta.asset_file_def or _ASSETS_COLLECTION not in meta.collection_def:
         return meta.asset_file_def
     values = meta.collection_def[_ASSETS_COLLECTION].any_list.value
-    return [_parsed("core.protobuf.meta_graph_pb2", "AssetFileDef", v.value) for v in values]
+    return [_parsed("AssetFileDef", v.value) for v in values]
 
 
-def _parsed(module: str, message: str, data: bytes) -> Any:
+def _parsed(name: str, data: bytes) -> Any:
     """A message of which damaged bytes leave nothing; TensorFlow says so where it needs it."""
     from google.protobuf.message import DecodeError
 
-    made = tf_proto(module, message)
+    made = message(name)()
     try:
         made.ParseFromString(data)
     except DecodeError:

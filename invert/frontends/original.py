@@ -12,7 +12,6 @@ import jax
 import jax.export
 import numpy as np
 
-from invert._config import Config
 from invert.tf.ops.node import import_tensorflow
 
 # Takes `(args, kwargs)` in the structure of the signature and returns the flat results.
@@ -21,12 +20,10 @@ Original = Callable[[Sequence[Any], dict[str, Any]], list[Any]]
 
 def of_saved_model(path: str | os.PathLike[str], name: str) -> Original:
     """A function of a SavedModel, run by TensorFlow."""
-    from invert.frontends import saved_model
+    from invert.frontends.run_saved_model import load_function
 
-    entries = saved_model.entry_points(
-        path, signature=name, config=Config(), strict=False, runs=True
-    )
-    return _TensorFlow(entries.function(name), owner=entries)
+    function, owner = load_function(path, name)
+    return _TensorFlow(function, owner=owner)
 
 
 def of_keras(path: str | os.PathLike[str]) -> Original:
@@ -42,7 +39,7 @@ def of_graph(data: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> Orig
     from invert.frontends.graphdef import full, read
 
     tf = import_tensorflow()
-    graph_def = read(data)
+    graph_def = tf.compat.v1.GraphDef.FromString(read(data).SerializeToString())
     wrapped = tf.compat.v1.wrap_function(
         lambda: tf.graph_util.import_graph_def(graph_def, name=""), []
     )

@@ -1,36 +1,40 @@
-"""Reads SavedModel directories."""
+"""Reads SavedModel directories, without TensorFlow; nothing of a model is run."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from invert._config import Config
-from invert._entry import EntryPoint
-from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
-from invert._private.tensorflow import tf_concrete_functions, tf_load_errors, tf_proto
-from invert.frontends.detached_modules import Modules, take_modules
-from invert.frontends.folder import files_of, stand_in
-from invert.frontends.load_check import asset_names, checkpoint_problems, load_problems, sever
-from invert.frontends.signature import describe, distinct
-from invert.frontends.tf_function import Variables, entry_point
-from invert.tf.ops.node import import_tensorflow
+from invert._entry import EntryPoint, Param
+from invert._errors import (
+    InvertError,
+    MalformedModelError,
+    Problem,
+    SignatureError,
+    UnsupportedOpError,
+    nested_too_deep,
+)
+from invert.frontends import saved_graph
+from invert.frontends.folder import Files, files_of
+from invert.frontends.graph_entry import check_count, function_entry, unique
+from invert.frontends.saved_objects import Concrete, Function, SavedObjects, captured
+from invert.frontends.signature import describe, distinct, read_outputs, read_signature
+from invert.protos.messages import message, parse
+from invert.protos.ops import op_def
+from invert.tf.gradients.saved import SavedGradients
+from invert.tf.graph.library import Library
+from invert.tf.interpreter.graph import Graph
+from invert.tf.ops.state import Resource
 
 # The name TensorFlow gives a variable that was not given one.
 _GENERIC = re.compile(r"Variable(_\d+)?")
+_ASSETS = "saved_model_assets"
 
-
-class _Object(NamedTuple):
-    """A restored object: its attribute path and its place in the object graph."""
-
-    path: str
-    value: Any
-    node: int
+Read = Callable[[str, bool], EntryPoint]
 
 
 class EntryPoints(Mapping[str, EntryPoint]):
@@ -45,54 +49,32 @@ class EntryPoints(Mapping[str, EntryPoint]):
     """
 
     def __init__(
-        self,
-        functions: Mapping[str, tuple[Any, Any]],
-        signatures: Mapping[str, tuple[Any, Any]],
-        *,
-        path: Path,
-        variables: Variables,
-        config: Config,
-        owner: Any,
-        strict: bool,
-        modules: Modules,
+        self, functions: Mapping[str, Read], signatures: Mapping[str, Read], *, strict: bool
     ):
         self.functions = tuple(functions)
         self.signatures = tuple(name for name in signatures if name not in functions)
-        self._concrete = {**{n: signatures[n] for n in self.signatures}, **functions}
-        self._path = path
-        self._variables = variables
-        self._config = config
+        self._readers = {**{n: signatures[n] for n in self.signatures}, **functions}
         self._strict = strict
-        self._modules = modules
-        self._owner = owner  # variables live as long as the object that was loaded
         self._read: dict[str, EntryPoint] = {}
 
     def __getitem__(self, name: str) -> EntryPoint:
         if name not in self._read:
-            kind = "signature" if name in self.signatures else "function"
-            concrete, function = self._concrete[name]
-            self._read[name] = entry_point(
-                concrete,
-                config=self._config,
-                owner=function,
-                name=name,
-                source=f"SavedModel {self._path.name}, {kind} {name}",
-                variables=self._variables,
-                strict=self._strict,
-                modules=self._modules,
-            )
+            self._read[name] = self._readers[name](name, self._strict)
         return self._read[name]
 
-    def function(self, name: str) -> Any:
-        """TensorFlow's own function of a name, to be called as it was saved, where it `runs`."""
-        concrete, owner = self._concrete[name]
-        return concrete if owner is None else owner
+    def only(self, name: str) -> EntryPoints:
+        """The one function of a name."""
+        one = {name: self._readers[name]}
+        is_function = name in self.functions
+        return EntryPoints(
+            one if is_function else {}, {} if is_function else one, strict=self._strict
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self.functions, *self.signatures))
 
     def __len__(self) -> int:
-        return len(self._concrete)
+        return len(self._readers)
 
 
 def entry_points(
@@ -102,7 +84,6 @@ def entry_points(
     tags: Sequence[str] | None = None,
     config: Config,
     strict: bool = True,
-    runs: bool = False,
 ) -> EntryPoints:
     """Reads the functions of a SavedModel.
 
@@ -114,7 +95,6 @@ def entry_points(
     - `config`: options.
     - `strict`: whether a function with ops that cannot be raised is an error when it is read.
         Otherwise they are the `problems` of its entry point.
-    - `runs`: whether TensorFlow's own functions can be called, which then hold all weights.
 
     **Returns:**
 
@@ -126,82 +106,45 @@ def entry_points(
 
     - `MalformedModelError`: the directory holds no SavedModel that can be read.
     - `SignatureError`: there is no function of the name wanted.
-    - `MissingDependencyError`: TensorFlow is not installed.
+    - `UnsupportedOpError`: the model refers to files outside of its folder.
     """
-    import_tensorflow()  # says where there is none
     directory = Path(path)
-    proto = _read_proto(directory)
-    tags = _tags(proto, directory, tags)
-    try:
-        files = files_of(directory, asset_names(proto))
-    except OSError as e:
-        raise MalformedModelError(f"{directory} cannot be read: {e}") from e
-    if problems := [*load_problems(proto), *files.problems]:
-        raise UnsupportedOpError(problems)
-    changed = sever(proto)
-    modules: Modules = {}
-    if not runs:
-        proto, modules = take_modules(proto)
-    with contextlib.ExitStack() as stack:
-        place = stand_in(files, proto.SerializeToString() if changed or modules else None)
-        stack.enter_context(place)
-        root = _loaded(Path(place.name), tags, directory)
-        if runs:
-            # What is called may look for the assets of the model.
-            stack.pop_all()
-            weakref.finalize(root, place.cleanup)
-    meta = next(
-        m for m in proto.meta_graphs if tags is None or set(m.meta_info_def.tags) == set(tags)
-    )
-    objects = _objects(root, meta.object_graph_def)
-    functions = _functions(objects)
-    signatures = dict(getattr(root, "signatures", {}))
-    points = EntryPoints(
-        functions,
-        {name: (signatures[name], None) for name in sorted(signatures)},
-        path=directory,
-        variables=Variables(_variable_names(objects), _trained(objects, meta.object_graph_def)),
-        config=config,
-        owner=root,
-        strict=strict,
-        modules=modules,
-    )
+    meta, with_objects, files = open_graph(directory, tags)
+    library = Library.of(meta.graph_def)
+    if with_objects:
+        objects = SavedObjects(meta, library, files, directory)
+        points = _Model(objects, config, directory).entry_points(strict)
+    else:
+        readers = saved_graph.readers(meta, library, files, directory, config)
+        points = EntryPoints({}, readers, strict=strict)
     if signature is None:
         return points
     if signature not in points:
         raise SignatureError(
             f"{directory} has no function {signature!r}. It has:\n{_listing(points)}"
         )
-    wanted = points._concrete[signature]
-    is_function = signature in points.functions
-    return EntryPoints(
-        {signature: wanted} if is_function else {},
-        {} if is_function else {signature: wanted},
-        path=directory,
-        variables=points._variables,
-        config=config,
-        owner=root,
-        strict=strict,
-        modules=modules,
-    )
+    return points.only(signature)
 
 
-def _loaded(place: Path, tags: list[str] | None, directory: Path) -> Any:
-    """What TensorFlow's loader makes of the model of `directory`, which it finds at `place`."""
-    tf = import_tensorflow()
-    if problems := checkpoint_problems(os.fspath(place / "variables" / "variables")):
-        raise UnsupportedOpError(problems)
+def open_graph(directory: Path, tags: Sequence[str] | None) -> tuple[Any, bool, Files]:
+    """The `MetaGraphDef` of some tags, whether its objects count, and the files of the model.
+
+    **Raises:** as `entry_points`.
+    """
+    proto = read_proto(directory)
+    chosen = choose_tags(proto, directory, tags)
     try:
-        return tf.saved_model.load(os.fspath(place), tags=tags)
-    # What TensorFlow raises on an inconsistent object graph or a damaged checkpoint.
-    except (
-        ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
-        OSError, RuntimeError, TypeError, ValueError, tf.errors.OpError, *tf_load_errors(),
-    ) as e:  # fmt: skip
-        reason = f"{type(e).__name__}: {e}".replace(os.fspath(place), os.fspath(directory))
-        raise MalformedModelError(
-            f"{directory}: TensorFlow cannot load the SavedModel: {reason}"
-        ) from e
+        files = files_of(directory, asset_names(proto))
+    except OSError as e:
+        raise MalformedModelError(f"{directory} cannot be read: {e}") from e
+    if files.problems:
+        raise UnsupportedOpError(files.problems)
+    # Where there are several graphs, each is one of version 1.
+    if chosen is None:
+        meta = proto.meta_graphs[0]
+        return meta, meta.HasField("object_graph_def"), files
+    meta = next(m for m in proto.meta_graphs if sorted(m.meta_info_def.tags) == chosen)
+    return meta, len(proto.meta_graphs) == 1 and meta.HasField("object_graph_def"), files
 
 
 def default_name(points: Mapping[str, EntryPoint]) -> str:
@@ -246,29 +189,32 @@ def _listing(points: Mapping[str, EntryPoint]) -> str:
     return "\n".join(f"  - {name}" for name in points)
 
 
-def _read_proto(directory: Path) -> Any:
-    """The `SavedModel` proto, checked before TensorFlow touches the directory."""
-    from google.protobuf.message import DecodeError
+# -- the files
 
+
+def read_proto(directory: Path) -> Any:
+    """The `SavedModel` message of a directory."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise MalformedModelError(f"{directory} {what}; expected a SavedModel directory")
     file = directory / "saved_model.pb"
     if not file.is_file():
         raise MalformedModelError(f"{file} does not exist, so {directory} is not a SavedModel")
-    proto = tf_proto("core.protobuf.saved_model_pb2", "SavedModel")
+    found = files_of(directory, [])
+    if found.problems:
+        raise UnsupportedOpError(found.problems)
     try:
-        size = file.stat().st_size
-        proto.ParseFromString(file.read_bytes())
-    except (DecodeError, OSError) as e:
+        data = file.read_bytes()
+    except OSError as e:
         raise MalformedModelError(f"{file} cannot be read as a SavedModel: {e}") from e
+    proto = parse("SavedModel", data, str(file))
     if not proto.meta_graphs:
-        reason = "is empty" if not size else "holds no graph"
+        reason = "is empty" if not data else "holds no graph"
         raise MalformedModelError(f"{file} {reason}; it is truncated or not a SavedModel")
     return proto
 
 
-def _tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> list[str] | None:
+def choose_tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> list[str] | None:
     """Tags of the graph to load; `None` where there is only one."""
     choices = [sorted(m.meta_info_def.tags) for m in proto.meta_graphs]
     if wanted is not None:
@@ -286,71 +232,214 @@ def _tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> list[str
     )
 
 
-def _objects(root: Any, graph: Any) -> list[_Object]:
-    """Functions and variables, breadth first; an object may have many paths."""
-    found: list[_Object] = []
-    level: list[tuple[tuple[str, ...], int, Any]] = [((), 0, root)] if graph.nodes else []
+def asset_names(proto: Any) -> list[str]:
+    """The files of a model in its folder `assets`, by the paths that it gives them."""
+    names = [a.filename for meta in proto.meta_graphs for a in meta.asset_file_def]
+    for meta in proto.meta_graphs:
+        if not meta.asset_file_def and _ASSETS in meta.collection_def:
+            for value in meta.collection_def[_ASSETS].any_list.value:
+                asset = message("AssetFileDef")()
+                asset.MergeFromString(value.value)
+                names.append(asset.filename)
+    return names
+
+
+# -- the functions of an object graph
+
+
+class _Model:
+    """The functions of a model with what they share.
+
+    **Arguments:**
+
+    - `objects`: its objects.
+    """
+
+    def __init__(self, objects: SavedObjects, config: Config, directory: Path):
+        self._objects = objects
+        self._config = config
+        self._directory = directory
+        found = _reachable(objects)
+        self._found = found
+        if any(objects.kind(index) == "variable" for _, index in found):
+            objects.checkpoint  # noqa: B018  a model without its variables is not read at all
+        self._names = _variable_names(objects, found)
+        self._trained = _trained(objects, found)
+        self._gradients = SavedGradients(objects.library, objects.graph)
+        self._params: dict[int, Param] = {}
+
+    def entry_points(self, strict: bool) -> EntryPoints:
+        """All functions and signatures."""
+        return EntryPoints(self._functions(), self._signatures(), strict=strict)
+
+    def _functions(self) -> dict[str, Read]:
+        """What reads each concrete function, by name.
+
+        Copies of one signature, which saving makes, count once. A function whose description
+        cannot be read is an error when it is asked for.
+        """
+        named: dict[str, Read] = {}
+        seen: set[int] = set()
+        for path, index in self._found:
+            if index in seen or self._objects.kind(index) != "function":
+                continue
+            seen.add(index)
+            try:
+                function = self._objects.function(index)
+                concretes = distinct(function.concretes)
+                for concrete in concretes:
+                    name = path if len(concretes) == 1 else f"{path}{describe(concrete)}"
+                    named[name] = self._reader(concrete, function, "function")
+            except InvertError as error:
+                named[path] = _failing(error)
+        return named
+
+    def _signatures(self) -> dict[str, Read]:
+        children = self._objects.children
+        root = children[0].get("signatures") if children else None
+        if root is None:
+            return {}
+        named: dict[str, Read] = {}
+        for name, index in sorted(children[root].items()):
+            try:
+                if self._objects.kind(index) == "bare_concrete_function":
+                    concrete = self._objects.bare(index)
+                elif self._objects.kind(index) == "function":
+                    concrete = next(iter(self._objects.function(index).concretes), None)
+                else:
+                    continue
+                if concrete is not None:
+                    named[name] = self._reader(concrete, None, "signature")
+            except InvertError as error:
+                named[name] = _failing(error)
+        return named
+
+    def _reader(self, concrete: Concrete, owner: Function | None, kind: str) -> Read:
+        def read(name: str, strict: bool) -> EntryPoint:
+            source = f"SavedModel {self._directory.name}, {kind} {name}"
+            return self._entry(concrete, owner, name, source, strict)
+
+        return read
+
+    @nested_too_deep("the function")
+    def _entry(
+        self, concrete: Concrete, owner: Function | None, name: str, source: str, strict: bool
+    ) -> EntryPoint:
+        objects, config = self._objects, self._config
+        signature = read_signature(concrete, owner=owner)
+        proto = objects.library.functions[concrete.name]
+        args = proto.signature.input_arg
+        count = len(args) - len(concrete.captures)
+        check_count(name, count, signature)
+        program = Graph(
+            objects.library,
+            function=concrete.name,
+            config=config,
+            op_def=op_def,
+            read_gradient=self._gradients.read,
+            compiled=lambda: "_XlaMustCompile" in proto.attr and proto.attr["_XlaMustCompile"].b,
+        )
+        needed = set(program.main.order)
+        params: list[Param] = []
+        handles: dict[int, Resource] = {}
+        feeds: list[Any] = []
+        problems: list[Problem] = []
+        taken: set[str] = set()
+        for i, index in enumerate(concrete.captures, count):
+            if i not in needed:
+                feeds.append(None)
+                continue
+            if index in handles:
+                feeds.append(handles[index])
+                continue
+            found = captured(objects, index, f"input {args[i].name!r}")
+            if isinstance(found, Problem):
+                problems.append(found)
+                feeds.append(None)
+            elif found is not None:
+                feeds.append(found)
+            else:
+                param = self._param(index, taken)
+                params.append(param)
+                handles[index] = Resource(
+                    "variable", param.name, param.value.dtype, param.value.shape
+                )
+                feeds.append(handles[index])
+        return function_entry(
+            program,
+            signature,
+            read_outputs(concrete),
+            [(a.name, a.type) for a in proto.signature.output_arg],
+            feeds,
+            params,
+            problems,
+            name=name,
+            source=source,
+            strict=strict,
+            variables={},
+        )
+
+    def _param(self, index: int, taken: set[str]) -> Param:
+        proto = self._objects.graph.nodes[index].variable
+        flag = self._trained.get(index, proto.trainable)
+        name = self._names.get(index) or proto.name.partition(":")[0] or "Variable"
+        return Param(
+            unique(name, taken),
+            self._objects.variable(index),
+            proto.trainable if flag is None else flag,
+            stated=flag is not None,
+        )
+
+
+def _failing(error: InvertError) -> Read:
+    def read(name: str, strict: bool) -> EntryPoint:
+        raise error
+
+    return read
+
+
+def _reachable(objects: SavedObjects) -> list[tuple[str, int]]:
+    """Functions and variables by their paths, breadth first; an object may have many paths."""
+    found: list[tuple[str, int]] = []
+    # A path is the path before it, and a name.
+    level: list[tuple[Any, int]] = [((), 0)] if objects.children else []
     expanded: set[int] = set()
     while level:
-        following: list[tuple[tuple[str, ...], int, Any]] = []
-        for path, index, obj in level:
-            kind = graph.nodes[index].WhichOneof("kind")
-            if kind in ("function", "variable"):
-                found.append(_Object(".".join(path), obj, index))
+        following: list[tuple[Any, int]] = []
+        for path, index in level:
+            if objects.kind(index) in ("function", "variable"):
+                found.append((_joined(path), index))
             if index in expanded:
                 continue
             expanded.add(index)
-            for child in graph.nodes[index].children:
-                if path or child.local_name != "signatures":
-                    value = _child(obj, child.local_name)
-                    if value is not None:
-                        following.append(((*path, child.local_name), child.node_id, value))
+            for name, child in objects.children[index].items():
+                if path or name != "signatures":
+                    following.append(((path, name), child))
         level = following
     return found
 
 
-def _child(obj: Any, name: str) -> Any:
-    """The child of a restored object that the object graph calls `name`."""
-    if isinstance(obj, list | tuple):
-        # A namedtuple lists its items by number as well as by field.
-        if name.isdigit() and int(name) < len(obj):
-            return obj[int(name)]
-    elif isinstance(obj, Mapping) and name in obj:
-        return obj[name]
-    return getattr(obj, name, None)
+def _joined(path: Any) -> str:
+    names = []
+    while path:
+        path, name = path
+        names.append(name)
+    return ".".join(reversed(names))
 
 
-def _functions(objects: list[_Object]) -> dict[str, tuple[Any, Any]]:
-    """Concrete functions by name, with the function they belong to.
-
-    Copies of one signature, which saving makes, count once.
-    """
-    found: dict[str, tuple[Any, Any]] = {}
-    seen: set[int] = set()
-    for path, obj, _ in objects:
-        if id(obj) in seen or not hasattr(obj, "get_concrete_function"):
-            continue
-        seen.add(id(obj))
-        concretes = distinct(tf_concrete_functions(obj))
-        for concrete in concretes:
-            name = path if len(concretes) == 1 else f"{path}{describe(concrete)}"
-            found[name] = (concrete, obj)
-    return found
-
-
-def _variable_names(objects: list[_Object]) -> dict[int, str]:
+def _variable_names(objects: SavedObjects, found: list[tuple[str, int]]) -> dict[int, str]:
     """Attribute paths of the variables that were not given a name."""
     best: dict[int, tuple[tuple[int, int, str], str]] = {}
-    for path, obj, _ in objects:
-        name = getattr(obj, "name", None)
-        if not hasattr(obj, "handle") or not isinstance(name, str):
+    for path, index in found:
+        if objects.kind(index) != "variable":
             continue
-        if _GENERIC.fullmatch(name.partition(":")[0]) is None:
+        name = objects.graph.nodes[index].variable.name.partition(":")[0] or "Variable"
+        if _GENERIC.fullmatch(name) is None:
             continue
         parts = path.split(".")
         rank = (sum(p.isdigit() or p.startswith("_") for p in parts), len(parts), path)
-        if id(obj) not in best or rank < best[id(obj)][0]:
-            best[id(obj)] = (rank, path)
+        if index not in best or rank < best[index][0]:
+            best[index] = (rank, path)
     return {key: path for key, (_, path) in best.items()}
 
 
@@ -358,14 +447,14 @@ def _variable_names(objects: list[_Object]) -> dict[int, str]:
 _KERAS_LAYER = {"_inbound_nodes", "_outbound_nodes", "_losses_override"}
 
 
-def _trained(objects: list[_Object], graph: Any) -> dict[int, bool | None]:
+def _trained(objects: SavedObjects, found: list[tuple[str, int]]) -> dict[int, bool | None]:
     """What the file says of variables that are trained, beyond how they were made.
 
     Keras writes lists of a model's variables and of those that are trained. Of its layers as
     TensorFlow alone saves them, nothing tells which were frozen.
     """
-    children = [{c.local_name: c.node_id for c in node.children} for node in graph.nodes]
-    said: dict[int, bool] = {}
+    children = objects.children
+    stated: dict[int, bool] = {}
     # Breadth first: what a model says comes before what its layers say.
     for names in children:
         if names.keys() >= {"variables", "trainable_variables"}:
@@ -373,13 +462,13 @@ def _trained(objects: list[_Object], graph: Any) -> dict[int, bool | None]:
                 children[names[n]].values() for n in ("variables", "trainable_variables")
             )
             for index in listed:
-                said.setdefault(index, index in trained)
+                stated.setdefault(index, index in trained)
     silent = any(names.keys() >= _KERAS_LAYER for names in children)
-    found: dict[int, bool | None] = {}
-    for _, value, index in objects:
-        if graph.nodes[index].WhichOneof("kind") == "variable":
-            if index in said:
-                found[id(value)] = said[index]
-            elif silent and graph.nodes[index].variable.trainable:
-                found[id(value)] = None
-    return found
+    flags: dict[int, bool | None] = {}
+    for _, index in found:
+        if objects.kind(index) == "variable":
+            if index in stated:
+                flags[index] = stated[index]
+            elif silent and objects.graph.nodes[index].variable.trainable:
+                flags[index] = None
+    return flags

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
+from invert.frontends.structured import CompositeSpec, OtherSpec, TensorSpec
+from invert.protos.tensors import decode_dtype
 from invert.tf.ops.node import import_tensorflow
 
 _POSITIONAL = (
@@ -38,7 +40,7 @@ class Signature:
 class _Leaf:
     """A tensor of a signature, as a leaf of a pytree."""
 
-    def __init__(self, position: int, spec: Any):
+    def __init__(self, position: int, spec: TensorSpec):
         self.position = position
         self.spec = spec
 
@@ -52,28 +54,50 @@ def _mark(structure: Any) -> Any:
 
     Other leaves stay.
     """
-    tf = import_tensorflow()
-    leaves = tf.nest.flatten(structure)
-    marked, position = [], 0
-    for leaf in leaves:
-        if _is_composite(leaf):
-            parts = components(leaf)
-            leaf = {k: _Leaf(position + i, v) for i, (k, v) in enumerate(parts.items())}
-            position += len(parts)
-        elif _is_tensor(leaf):
-            leaf = _Leaf(position, leaf)
-            position += 1
-        elif isinstance(leaf, tf.TypeSpec):
+    count = itertools.count()
+
+    def marked(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            items = {k: marked(x[k]) for k in sorted(x)}
+            return {k: items[k] for k in x}
+        if isinstance(x, tuple) and hasattr(x, "_fields"):
+            return type(x)(*map(marked, x))
+        if isinstance(x, list | tuple):
+            return type(x)(map(marked, x))
+        if _is_composite(x):
+            return {k: _Leaf(next(count), _own(v)) for k, v in components(x).items()}
+        if _is_tensor(x):
+            return _Leaf(next(count), _own(x))
+        if isinstance(x, OtherSpec) or _is_type_of_tensorflow(x):
+            name = x.name if isinstance(x, OtherSpec) else type(x).__name__
             raise SignatureError(
-                f"the signature has a {type(leaf).__name__}, which neither is a tensor nor "
-                "consists of tensors"
+                f"the signature has a {name}, which neither is a tensor nor consists of tensors"
             )
-        marked.append(leaf)
-    return plain(tf.nest.pack_sequence_as(structure, marked))
+        return x
+
+    return marked(plain(structure))
+
+
+def _own(spec: Any) -> TensorSpec:
+    """The type of a tensor, or of its specification."""
+    if isinstance(spec, TensorSpec):
+        return spec
+    shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
+    name = getattr(spec, "name", None) or ""
+    return TensorSpec(
+        shape, decode_dtype(spec.dtype.base_dtype.as_datatype_enum), spec.dtype.name, name
+    )
+
+
+def _is_type_of_tensorflow(x: Any) -> bool:
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and isinstance(x, tf.TypeSpec)
 
 
 def components(composite: Any) -> dict[str, Any]:
     """The components of a ragged or sparse tensor, or their specifications, by name."""
+    if isinstance(composite, CompositeSpec):
+        return dict(composite.parts)
     tf = import_tensorflow()
     parts = tf.nest.flatten(composite, expand_composites=True)
     if isinstance(composite, tf.RaggedTensor | tf.RaggedTensorSpec):
@@ -111,9 +135,11 @@ def is_open(tree: object) -> bool:
     )
 
 
-def _is_composite(leaf: object) -> bool:
-    tf = import_tensorflow()
-    return isinstance(
+def _is_composite(leaf: Any) -> bool:
+    if isinstance(leaf, CompositeSpec):
+        return True
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and isinstance(
         leaf,
         tf.RaggedTensorSpec | tf.SparseTensorSpec | tf.IndexedSlicesSpec
         | tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices,
@@ -240,23 +266,20 @@ def _path_name(name: str, path: Sequence[KeyEntry]) -> str:
     return ".".join([name, *(jax.tree_util.keystr((k,), simple=True) for k in path)])
 
 
-def _arg_spec(spec: Any, name: str, tf_path: str) -> ArgSpec:
+def _arg_spec(spec: TensorSpec, name: str, tf_path: str) -> ArgSpec:
     """The type of an argument, called `name` unless its `TensorSpec` has a name of its own."""
-    given = getattr(spec, "name", None)
+    given = spec.name
     generated = tf_path.replace(".", "_")
     if given and given not in (generated, tf_path) and not given.startswith("args_"):
         name = given
-    shape = spec.shape
-    if shape.rank is None:
+    if spec.shape is None:
         raise SignatureError(f"argument {name!r} has no fixed rank; give it one when exporting")
-    dtype = np.dtype(spec.dtype.as_numpy_dtype)
-    if dtype.kind == "O":
+    if spec.dtype.kind == "O":
         raise SignatureError(
-            f"argument {name!r} is of type {spec.dtype.name}, which is not numeric; convert a "
-            "function of the first numeric tensor, such as "
-            "keras.Model(vectorize.output, model.output)"
+            f"argument {name!r} is of type {spec.type}, which is not numeric; convert a function "
+            "of the first numeric tensor, such as keras.Model(vectorize.output, model.output)"
         )
-    return ArgSpec(name, tuple(shape.as_list()), dtype)
+    return ArgSpec(name, spec.shape, spec.dtype)
 
 
 def flat_specs(
@@ -268,7 +291,7 @@ def flat_specs(
     """
     tf = import_tensorflow()
     count = itertools.count()
-    marked = [_Leaf(next(count), s) if isinstance(s, tf.TypeSpec) else s for s in specs]
+    marked = [_Leaf(next(count), _own(s)) if isinstance(s, tf.TypeSpec) else s for s in specs]
     args, kwargs = jax.tree_util.tree_unflatten(in_tree, marked)
     named = [
         (name, _without_static(x))
@@ -341,9 +364,8 @@ def _leaf_fits(want: object, given: Any, exact: bool) -> bool:
         return not _is_tensor(given) and bool(want == given)
     if isinstance(given, str | bytes):
         return False
-    spec = tensor_spec(given, scalars=True)
-    want_dtype = np.dtype(want.spec.dtype.as_numpy_dtype)
-    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    spec = _own(tensor_spec(given, scalars=True))
+    want_dtype, dtype = want.spec.dtype, spec.dtype
     if want_dtype != dtype and (
         exact
         or "O" in (want_dtype.kind, dtype.kind)
@@ -351,10 +373,10 @@ def _leaf_fits(want: object, given: Any, exact: bool) -> bool:
     ):
         return False
     shape = want.spec.shape
-    if exact or shape.rank is None or spec.shape.rank is None:
-        return (shape.rank is None and not exact) or shape.as_list() == spec.shape.as_list()
-    return shape.rank == spec.shape.rank and all(
-        w is None or w == g for w, g in zip(shape.as_list(), spec.shape.as_list(), strict=True)
+    if exact or shape is None or spec.shape is None:
+        return (shape is None and not exact) or shape == spec.shape
+    return len(shape) == len(spec.shape) and all(
+        w is None or w == g for w, g in zip(shape, spec.shape, strict=True)
     )
 
 
@@ -368,7 +390,10 @@ def describe(concrete: Any) -> str:
 
 def _describe(x: Any) -> str:
     if _is_tensor(x):
-        return f"{x.dtype.name}{tuple(x.shape) if x.shape.rank is not None else '(...)'}"
+        spec = _own(x)
+        return f"{spec.type}{'(...)' if spec.shape is None else spec.shape}"
+    if isinstance(x, CompositeSpec):
+        return _describe(x.whole)
     if isinstance(x, dict):
         return "{" + ", ".join(f"{k}: {_describe(v)}" for k, v in x.items()) + "}"
     if isinstance(x, tuple | list):

@@ -20,9 +20,9 @@ import numpy as np
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param
-from invert._errors import Problem, SignatureError, UnsupportedOpError, nested_too_deep
+from invert._errors import Problem, SignatureError, nested_too_deep
 from invert._private.tensorflow import keras_flags, tf_concrete_functions, tf_variable_dtype
-from invert.frontends.graph_entry import graph_entry, unique
+from invert.frontends.graph_entry import check_count, function_entry, unique
 from invert.frontends.keras_model import input_specs, is_layer, tracing
 from invert.frontends.signature import (
     Signature,
@@ -34,9 +34,10 @@ from invert.frontends.signature import (
     read_signature,
     tensor_spec,
 )
-from invert.tf.fallback.host import Table, table, text_problems
+from invert.protos.messages import own
+from invert.protos.ops import op_def
+from invert.tf.fallback.host import table
 from invert.tf.gradients.read import read_gradient
-from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import import_tensorflow
 from invert.tf.ops.state import Resource
@@ -100,7 +101,6 @@ def entry_point(
     variables: Variables | None = None,
     owner: Any = None,
     strict: bool = True,
-    modules: Mapping[bytes, bytes] | None = None,
 ) -> EntryPoint:
     """Reads a TensorFlow function.
 
@@ -118,7 +118,6 @@ def entry_point(
     - `owner`: the function of which a `ConcreteFunction` is one; knows its default arguments.
     - `strict`: whether ops that cannot be raised are an error. Otherwise they are the `problems` of
         the entry point.
-    - `modules`: modules that the graph names by keys, by these.
 
     **Returns:**
 
@@ -154,7 +153,7 @@ def entry_point(
     name = name or _name_of(tf_fn)
     return _build(
         concrete, signature, order, out_tree, config, name, variables, source,
-        strict=strict, modules=modules,
+        strict=strict,
     )  # fmt: skip
 
 
@@ -312,53 +311,37 @@ def _build(
     source: str = "",
     *,
     strict: bool = True,
-    modules: Mapping[bytes, bytes] | None = None,
 ) -> EntryPoint:
     graph = concrete.graph
     graph_inputs = [t.name for t in graph.inputs]
     count = len(graph_inputs) - len(concrete.captured_inputs)
-    if count != len(signature.order):
-        raise SignatureError(
-            f"{name}: the graph has {count} inputs, but its signature has {len(signature.order)} "
-            "tensors; call it through the function that owns it"
-        )
-    parsed = Graph(
+    check_count(name, count, signature)
+    program = Graph(
         graph.as_graph_def(),
         graph_inputs,
         [t.name for t in graph.outputs],
         config=config,
-        op_def=op_def_lookup(graph),
+        op_def=_op_def_lookup(graph),
         control_outputs=[op.name for op in getattr(graph, "control_outputs", ())],
         source_line=lambda node: _source_line(graph, node),
         read_gradient=functools.partial(read_gradient, graph),
         compiled=lambda: concrete.function_def.attr["_XlaMustCompile"].b,
-        modules=modules,
     )
-    needed = set(parsed.main.order)
+    needed = set(program.main.order)
     if variables is None:
         variables = Variables(trainable=keras_flags(graph.variables))
     params, feeds, problems = _captures(concrete, count, needed, variables)
-    constants = [isinstance(f, np.ndarray | Table) for f in feeds]
-    program = Analysis(parsed, [False] * count + constants)
-    problems += program.problems()
-    problems += text_problems(graph.outputs)
-    if problems and strict:
-        raise UnsupportedOpError(problems)
-    if unknown := sum(not p.stated for p in params):
-        parsed.note(
-            "the container does not say which layers of Keras were frozen: invert.trainable counts "
-            f"{unknown} variables as trained; `model.export` writes which ones are"
-        )
-    dtypes = [np.dtype(t.dtype.as_numpy_dtype) for t in graph.outputs]
-    return graph_entry(
+    return function_entry(
         program,
         signature,
-        (out_order, out_tree, dtypes),
+        (out_order, out_tree),
+        [(t.name, t.dtype.base_dtype.as_datatype_enum) for t in graph.outputs],
         feeds,
         params,
+        problems,
         name=name,
         source=source or f"TensorFlow function {name}",
-        problems=problems,
+        strict=strict,
     )
 
 
@@ -420,18 +403,21 @@ def _captures(
     return params, feeds, problems
 
 
-def op_def_lookup(graph: Any) -> Callable[[str], Any]:
-    """Gives the `OpDef` proto of an op type that `graph` uses, or `None` where it is unknown."""
-    tf = import_tensorflow()
-    cache: dict[str, Any] = {}
+def _op_def_lookup(graph: Any) -> Callable[[str], Any]:
+    """Gives the `OpDef` of an op type that `graph` uses, or `None` where it is unknown.
 
+    Libraries beside TensorFlow register ops of their own.
+    """
+    tf = import_tensorflow()
+
+    @functools.cache
     def lookup(op: str) -> Any:
-        if op not in cache:
-            try:
-                cache[op] = graph.op_def_for_type(op)
-            except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
-                cache[op] = None
-        return cache[op]
+        if (known := op_def(op)) is not None:
+            return known
+        try:
+            return own(graph.op_def_for_type(op), "OpDef", f"the definition of tf.{op}")
+        except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
+            return None
 
     return lookup
 

@@ -269,7 +269,7 @@ def test_missing_variables(saved, tmp_path):
     path = tmp_path / "damaged"
     shutil.copytree(saved, path)
     shutil.rmtree(path / "variables")
-    with pytest.raises(MalformedModelError, match="TensorFlow cannot load"):
+    with pytest.raises(MalformedModelError, match=r"variables\.index is missing"):
         entry_points(path, config=CONFIG)
 
 
@@ -278,18 +278,17 @@ def test_truncated_variables(saved, tmp_path):
     shutil.copytree(saved, path)
     (data,) = (path / "variables").glob("*.data*")
     data.write_bytes(data.read_bytes()[:10])
-    with pytest.raises(MalformedModelError, match="TensorFlow cannot load"):
-        entry_points(path, config=CONFIG)
+    with pytest.raises(MalformedModelError, match="of a shard of 10 bytes"):
+        entry_points(path, config=CONFIG)["__call__"]
 
 
-def test_fresh_process_without_jax2tf(saved):
+def test_fresh_process_without_tensorflow(saved):
     code = f"""
         import sys
         import numpy as np
         from invert._config import Config
-        assert "tensorflow" not in sys.modules
+        sys.modules["tensorflow"] = None
         from invert.frontends.saved_model import default_name, entry_points
-        assert "tensorflow" not in sys.modules
         points = entry_points({str(saved)!r}, config=Config())
         entry = points[default_name(points)]
         x = np.ones((2, 3), np.float32)

@@ -157,7 +157,7 @@ def test_names_that_do_not_exist():
         invert.convert_graphdef(frozen, ["y:0"], ["out:0"])
     with pytest.raises(invert.MalformedModelError, match="does not have"):
         invert.convert_graphdef(frozen, ["x:0"], ["other:0"])
-    with pytest.raises(invert.MalformedModelError, match="no GraphDef"):
+    with pytest.raises(invert.MalformedModelError, match="cannot be read as a GraphDef"):
         invert.convert_graphdef(b"\xff\xff\xff", ["x:0"], ["out:0"])
 
 

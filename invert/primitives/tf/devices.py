@@ -13,9 +13,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import UnsupportedOpError
-from invert._private.tensorflow import tf_proto
 from invert.primitives.tf.variables import assign, current
 from invert.primitives.tf.window import refuse
+from invert.protos.messages import message
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Static, Value, rule
 from invert.tf.ops.node import Node
@@ -90,7 +90,7 @@ def _unchanged(x: Value, bound: Value) -> Value:
     ignores=("manual_sharding", "full_shape", "dim", "unspecified_dims"),
 )
 def _shard(x: Array, *, node: Node) -> Array:
-    sharding = tf_proto("compiler.xla.xla_data_pb2", "OpSharding")
+    sharding = message("OpSharding")()
     # Not `node.attr`: it decodes strings as text, and these are bytes.
     sharding.MergeFromString(node.attrs["manual_sharding"].s)
     if math.prod(sharding.tile_assignment_dimensions[: x.ndim]) != 1:

@@ -14,14 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._private.tensorflow import tf_proto
+from invert.protos.messages import message
 from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.ops.node import Node
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _BITS = 31
-_NUMBERS = "core.util.quantization.uniform_quant_ops_attr_pb2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +167,7 @@ def _dimension_numbers(node: Node, rank: int) -> lax.ConvDimensionNumbers:
     default = tuple(range(rank))
     if not text:
         return lax.ConvDimensionNumbers(default, default, default)
-    numbers = tf_proto(_NUMBERS, "UniformQuantizedConvolutionDimensionNumbersAttr")
+    numbers = message("UniformQuantizedConvolutionDimensionNumbersAttr")()
     numbers.MergeFromString(text)
     sides = (("input", "batch", "feature"), ("kernel", "output_feature", "input_feature"),
              ("output", "batch", "feature"))  # fmt: skip

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
+from invert._private.tensorflow import tf_add_functions
+from invert.protos.messages import message
+from invert.protos.ops import op_def
+from invert.protos.tensors import decode_dtype
 from invert.tf.fallback.kernels_in_child import MOST_BYTES, PLAIN, KernelError, refusal, run_apart
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.definition import types_of
-from invert.tf.ops.node import Node, decode_dtype, import_tensorflow
+from invert.tf.ops.node import Node, has_tensorflow, import_tensorflow
 
 
 def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
     """The node without its inputs, and the functions that its attributes name, as protos."""
-    proto = import_tensorflow().compat.v1.NodeDef(op=node.op, name="op")
-    calls = False
+    proto = message("NodeDef")(op=node.op, name="op")
     for name in sorted(node.attrs):
         # Attributes with an underscore are hints: devices, shapes and classes of other nodes.
         if not name.startswith("_"):
             proto.attr[name].CopyFrom(node.attrs[name])
-            calls |= bool(node.attrs[name].func.name or node.attrs[name].list.func)
-    library = ctx.graph.library if calls else None
+    library = _called(ctx.graph.library, proto)
     # Maps have no order of their own, and the bytes are the key of a cache.
     return (
         proto.SerializeToString(deterministic=True),
@@ -32,14 +34,40 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def op_def(op: str) -> Any | None:
-    """The `OpDef` of an op type; `None` where this TensorFlow does not know it."""
-    tf = import_tensorflow()
-    try:
-        return tf.Graph().op_def_for_type(op)
-    except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
+def _references(node: Any) -> list[Any]:
+    """The functions that a node refers to, as messages."""
+    values = node.attr.values()
+    return [f for v in values for f in (v.func, *v.list.func) if f.name]
+
+
+def _called(library: Any, node: Any) -> Any | None:
+    """The functions that a node calls, under names that tell their content; `None`: there are none.
+
+    TensorFlow has one name for a function in a process, and two models may have one name for two.
+    The node is changed to refer to the new names.
+    """
+    pending = [f.name for f in _references(node)]
+    if not pending:
         return None
+    known = {f.signature.name: f for f in library.function}
+    found = message("FunctionDefLibrary")()
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in known and name not in seen:
+            seen.add(name)
+            found.function.add().CopyFrom(known[name])
+            pending += [f.name for n in known[name].node_def for f in _references(n)]
+    digest = hashlib.sha256(found.SerializeToString(deterministic=True)).hexdigest()[:16]
+    for function in found.function:
+        function.signature.name += f"_{digest}"
+    for reference in [
+        *_references(node),
+        *(f for function in found.function for n in function.node_def for f in _references(n)),
+    ]:
+        if reference.name in seen:
+            reference.name += f"_{digest}"
+    return found
 
 
 def input_types(node: Node) -> list[int]:
@@ -78,6 +106,7 @@ def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
     graph.versions.producer = tf.version.GRAPH_DEF_VERSION
     if library:
         graph.library.ParseFromString(library)
+        tf_add_functions(graph.library)
     node = graph.node.add()
     node.ParseFromString(text)
     feeds = {f"input{i}": tensor for i, tensor in enumerate(tensors)}
@@ -135,6 +164,10 @@ _MOST_KNOWN = 1024
 
 def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem | None:
     """The problem that TensorFlow has with a node at the shapes of its inputs; `None`: none."""
+    if not has_tensorflow():
+        reason = "does not fit the shapes of its inputs, or its rule is at fault"
+        remedy = "With TensorFlow installed (`pip install 'invert[tensorflow]'`) it is known which."
+        return Problem(f"tf.{node.op}", reason, node.location, remedy)
     if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
         return None
     inputs: list[tuple[Any, Any]] = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def text_entry(node: Node) -> Entry | None:
     if node.op in ON_TEXT and any(v.type == _STRING for v in node.attrs.values()):
         if node.op == "Const":
             return Entry(_constant, "host")
-        return Entry(_host, "host", on_host=lambda node: True)
+        return _HOST
     return None
 
 
@@ -54,7 +54,7 @@ def host_entry(node: Node) -> Entry | None:
         return Entry(_lookup, "host", on_host=_finds_text)
     if node.op == "DeviceIndex":
         return Entry(_device_index, "host")
-    return Entry(_host, "host", on_host=lambda node: True) if node.op in PURE else None
+    return _HOST if node.op in PURE else None
 
 
 def _finds_text(node: Node) -> bool:
@@ -83,9 +83,21 @@ def _constant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [ctx.graph.constant(node)]
 
 
+class Table(Protocol):
+    """A hash table that was filled before the program runs."""
+
+    def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values, of these types."""
+        ...
+
+    def size(self) -> int:
+        """How many keys there are."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Table:
-    """A hash table that was initialized when the model was loaded.
+class HeldTable:
+    """A table of this process.
 
     **Arguments:**
 
@@ -95,7 +107,6 @@ class Table:
     handle: Any
 
     def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values."""
         tf = import_tensorflow()
         with tf.init_scope():
             keys, values = tf.raw_ops.LookupTableExportV2(
@@ -105,19 +116,44 @@ class Table:
             )
         return np.asarray(keys.numpy()), np.asarray(values.numpy())
 
+    def size(self) -> int:
+        tf = import_tensorflow()
+        with tf.init_scope():
+            return int(tf.raw_ops.LookupTableSizeV2(table_handle=self.handle).numpy())
 
-def text_problems(outputs: Sequence[Any]) -> list[Problem]:
-    """One problem for each result of a function that is text."""
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredTable:
+    """A table of a file.
+
+    **Arguments:**
+
+    - `read`: gives keys and values of given types.
+    - `count`: gives how many keys there are.
+    """
+
+    read: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    count: Callable[[], int]
+
+    def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.read(key_type, value_type)
+
+    def size(self) -> int:
+        return self.count()
+
+
+def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
+    """One problem for each result of a function, a name and a `DataType`, that is text."""
     reason = "is a result that holds text, which JAX arrays do not"
     remedy = "Export a function that returns numbers."
     return [
-        Problem("tf.string", reason, f"tensor {t.name!r}", remedy)
-        for t in outputs
-        if t.dtype.as_datatype_enum == _STRING
+        Problem("tf.string", reason, f"tensor {name!r}", remedy)
+        for name, kind in outputs
+        if kind == _STRING
     ]
 
 
-def table(handle: Any) -> Table | None:
+def table(handle: Any) -> HeldTable | None:
     """The table of an eager handle; `None` where it is the handle of something else."""
     tf = import_tensorflow()
     try:
@@ -125,7 +161,7 @@ def table(handle: Any) -> Table | None:
             tf.raw_ops.LookupTableSizeV2(table_handle=handle)
     except tf.errors.OpError:
         return None
-    return Table(handle)
+    return HeldTable(handle)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -271,15 +307,12 @@ def _evaluate(value: Any, leaves: Mapping[int, np.ndarray], done: dict[int, Any]
 
 def _lookup(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     table, *rest = values
-    if not isinstance(table, Table):
+    if not isinstance(table, HeldTable | StoredTable):
         reason = "looks into a table that is made or filled by the function itself"
         remedy = "Fill the table before the model is exported, as tf.lookup.StaticHashTable does."
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
     if node.op.startswith("LookupTableSize"):
-        tf = import_tensorflow()
-        with tf.init_scope():
-            size = tf.raw_ops.LookupTableSizeV2(table_handle=table.handle)
-        return [np.asarray(size.numpy())]
+        return [np.asarray(table.size())]
     types = node.attrs["Tin"].type, node.attrs["Tout"].type
     keys, content = table.content(*types)
     wanted, default = rest
@@ -326,3 +359,6 @@ def _search(keys: np.ndarray, content: np.ndarray, wanted: Any, default: Any) ->
         hit = jnp.equal(jnp.asarray(keys)[place], wanted)
     hit = hit.reshape((*hit.shape, *(1,) * (content.ndim - 1)))
     return jnp.where(hit, jnp.asarray(content)[place], default)
+
+
+_HOST = Entry(_host, "host", on_host=lambda node: True, needs_tensorflow=True)

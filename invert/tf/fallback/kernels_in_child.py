@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from invert._child import Child, ChildError
-from invert.tf.ops.node import decode_dtype, decode_tensor, import_tensorflow
+from invert.protos.tensors import decode_dtype, decode_tensor
+from invert.tf.ops.node import import_tensorflow
 
 # Ops that move, compare or convert elements, check every index that an input holds, and whose
 # results are no larger than their inputs and attributes. Chosen from what their documentation says

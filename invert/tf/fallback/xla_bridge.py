@@ -47,7 +47,7 @@ def bridge_entry(node: Node) -> Entry | None:
     """The entry of an op over the bridge; `None` where XLA does not compile it, or it has state."""
     if node.op in NEEDS_RULE:
         return Entry(_refuse, "none", _check_refused)
-    return Entry(_bridge, "xla", _check) if node.op in BRIDGED else None
+    return Entry(_bridge, "xla", _check, needs_tensorflow=True) if node.op in BRIDGED else None
 
 
 def _check_refused(ctx: Context, node: Node) -> Iterable[Problem]:

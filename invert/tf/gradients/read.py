@@ -43,6 +43,8 @@ class TfGradient:
     - `problem`: why it cannot be read.
     - `convention`: see `invert.ir.gradient_marker.Gradient`.
     - `nested`: whether it may hold gradient functions itself.
+    - `feeds`: for each input of the graph which of the cotangents and captures it gets, or a
+        constant; by default all of them in order.
     """
 
     location: str
@@ -54,6 +56,7 @@ class TfGradient:
     problem: str = ""
     convention: Literal["jax", "tensorflow"] = "jax"
     nested: bool = False
+    feeds: tuple[int | np.ndarray, ...] | None = None
 
     @functools.cached_property
     def marked(self) -> Gradient:
@@ -68,7 +71,10 @@ class TfGradient:
         analysis = self.make(nested)
         if problems := analysis.problems():
             raise UnsupportedOpError(problems)
-        found = iter(analysis.run([*cotangents, *captures]))
+        values = [*cotangents, *captures]
+        if self.feeds is not None:
+            values = [values[f] if isinstance(f, int) else f for f in self.feeds]
+        found = iter(analysis.run(values))
         return [next(found) if has else None for has in self.outputs]
 
 
@@ -142,8 +148,8 @@ def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> Tf
         functools.lru_cache(functools.partial(gradient_graph, scratch, around, inputs, outputs)),
         tuple(g is not None for g in (grads if overridden else grads[results:])),
         tuple(outer.value_index for outer, _ in own),
-        convention="jax" if _holds_module(nodes) else "tensorflow",
-        nested=_holds_gradients(nodes),
+        convention="jax" if holds_module(nodes) else "tensorflow",
+        nested=holds_gradients(nodes),
     )
 
 
@@ -152,7 +158,7 @@ def gradient_graph(
 ) -> Analysis:
     """A graph of TensorFlow in the form that is evaluated; `nested`: gradients are read in it."""
     reads = functools.partial(read_gradient, tf_graph) if nested else None
-    return Analysis(around.derived(tf_graph.as_graph_def(), inputs, outputs, reads))
+    return Analysis(around.derived(tf_graph.as_graph_def(), reads, inputs, outputs))
 
 
 def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
@@ -210,12 +216,12 @@ def _placeholder(handle: Any, graph: Any) -> Any | None:
     return None
 
 
-def _holds_module(nodes: Sequence[Any]) -> bool:
+def holds_module(nodes: Sequence[Any]) -> bool:
     """Whether the gradient is that of a JAX function."""
     return any(node.op == "XlaCallModule" for node in nodes)
 
 
-def _holds_gradients(nodes: Sequence[Any]) -> bool:
+def holds_gradients(nodes: Sequence[Any]) -> bool:
     """Whether ops of the gradient have gradients of their own in turn: one that is named, or the
     one that goes with an op over the bridge."""
     return any("_gradient_op_type" in node.attr or REGISTRY.is_bridged(node.op) for node in nodes)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert.protos.tensors import decode_tensor
 from invert.tf.graph.check import parse_tensor
-from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, decode_tensor
+from invert.tf.ops.node import FRAMES_REMEDY, Body, Node
 
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]

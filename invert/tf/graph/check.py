@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import MalformedModelError, Problem
+from invert.protos.tensors import REFERENCE, type_name
 from invert.tf.ops.definition import Run, attribute_problems, fits, type_at, types_of, with_defaults
-from invert.tf.ops.node import REFERENCE, type_name
 
 # More problems than these are counted.
 _SHOWN = 20

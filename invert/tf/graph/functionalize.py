@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import MalformedModelError
+from invert.protos.messages import message
 from invert.tf.graph.check import parse_tensor
-from invert.tf.ops.node import import_tensorflow
 
 Tensor = tuple[str, int]  # node and number of the output; -1 for a control edge
 
@@ -107,7 +107,7 @@ def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[A
 
 class _Rewriter:
     def __init__(self, nodes: Sequence[Any], prefix: str, args: Iterable[str]):
-        make = import_tensorflow().compat.v1.NodeDef
+        make = message("NodeDef")
         self.nodes = {a: make(name=a, op="Placeholder") for a in args}
         self.nodes.update((n.name, n) for n in nodes)
         self.prefix = prefix
@@ -461,7 +461,7 @@ class _Rewriter:
         attr: Any = None,
         functions: Mapping[str, str] | None = None,
     ) -> None:
-        node = import_tensorflow().compat.v1.NodeDef(name=name, op=op)
+        node = message("NodeDef")(name=name, op=op)
         node.input.extend(_text(t) for t in inputs)
         if attr is not None and "T" in attr:
             node.attr["T"].CopyFrom(attr["T"])

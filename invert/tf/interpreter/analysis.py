@@ -17,7 +17,7 @@ from invert.tf.interpreter import effects
 from invert.tf.interpreter.context import Context, missing
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Value
-from invert.tf.ops.node import Body, Node, attr_functions, variable_name
+from invert.tf.ops.node import Body, Node, attr_functions, has_tensorflow, variable_name
 from invert.tf.ops.state import State
 
 # A call puts the nodes of the function in its place. So many take minutes.
@@ -130,6 +130,10 @@ class Analysis:
         entry = self.graph.entry(node)
         if entry is None:
             return [missing(self.graph, node)]
+        if entry.needs_tensorflow and not has_tensorflow():
+            reason = "has no rule, and TensorFlow, which would compute it, is not installed"
+            remedy = "Install it with `pip install 'invert[tensorflow]'`."
+            return [Problem(f"tf.{node.op}", reason, self.graph.where(node), remedy)]
         return list(entry.check(Context(self.graph, {}), node)) if entry.check else []
 
     def _visit(self, body: Body, known_args: tuple[bool, ...]) -> _Facts:

@@ -10,15 +10,16 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import MalformedModelError
-from invert.tf.graph.body import function_body, implementations, make_body, ordered, output_offset
-from invert.tf.graph.calls import as_graph, with_calls
+from invert.protos.tensors import decode_tensor
+from invert.tf.graph.body import function_body, make_body, ordered, output_offset
+from invert.tf.graph.calls import as_graph
 from invert.tf.graph.check import checked
-from invert.tf.graph.functionalize import functionalize, holds_frames
+from invert.tf.graph.functionalize import Made, functionalize, holds_frames
+from invert.tf.graph.library import Library
 from invert.tf.interpreter import effects
 from invert.tf.interpreter.registry import REGISTRY, Entry
 from invert.tf.ops.definition import options
-from invert.tf.ops.node import Body, Node, attr_functions, decode_tensor
-from invert.tf.ops.state import Resource
+from invert.tf.ops.node import Body, Node, attr_functions
 
 if TYPE_CHECKING:
     from invert.stablehlo.program import Program
@@ -34,52 +35,61 @@ class Graph:
 
     **Arguments:**
 
-    - `graph_def`: the `GraphDef` proto.
+    - `graph`: the `GraphDef` proto, or a `Library` of it.
     - `inputs`: names of the tensors that are fed, such as `"x:0"`.
     - `outputs`: names of the tensors that are returned.
+    - `function`: the function of the library that is meant, in the place of inputs and outputs.
     - `control_outputs`: names of the nodes that have to run besides.
     - `op_def`: gives the `OpDef` proto of an op type, or `None` where it is unknown.
     - `source_line`: gives where the user's program made a node; empty if not known.
     - `read_gradient`: reads the gradient functions that nodes name; `None`: they are ignored.
-    - `variables`: values of the variables that the graph makes itself, by their names.
     - `compiled`: tells whether TensorFlow compiles the graph by XLA.
-    - `modules`: modules that nodes name by keys, by these.
     """
 
     def __init__(
         self,
-        graph_def: Any,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
+        graph: Any,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
         *,
+        function: str = "",
         config: Config,
         op_def: Callable[[str], Any],
         control_outputs: Sequence[str] = (),
         source_line: Callable[[str], str] = lambda name: "",
         read_gradient: ReadGradient | None = None,
-        variables: Mapping[str, np.ndarray] | None = None,
         compiled: Callable[[], bool] = lambda: False,
-        modules: Mapping[bytes, bytes] | None = None,
     ):
-        graph_def = with_calls(graph_def)
+        self.shared = Library.of(graph)
         self.config = config
-        self._modules = modules or {}
-        self.variables = dict(variables or {})
         self.compiled = functools.cache(compiled)
         self._read_gradient = read_gradient if config.custom_gradients != "ignore" else None
         self._gradients: dict[Node, Any] = {}
         self.op_def = op_def
         self._source_line = source_line
-        self.library = graph_def.library
-        self._functions = {f.signature.name: f for f in graph_def.library.function}
-        self._signatures = {name: f.signature for name, f in self._functions.items()}
-        self._selected = implementations(graph_def.library)
+        self.library = self.shared.proto
+        self._functions = self.shared.functions
+        self._signatures = self.shared.signatures
+        self._selected = self.shared.selected
         self._bodies: dict[str, Body] = {}
         self._constants: dict[Node, np.ndarray] = {}
         self._programs: dict[Node, Program] = {}
         self._effects: dict[str, bool] = {}
         self._options: dict[str, Mapping[str, Any]] = {}
         self.notes: dict[str, None] = {}  # lines for the report
+        self._made: dict[str, Made] = {}
+        if function:
+            self.main = self.body(function)
+            for node in self.main.nodes:  # places in it are told without its name
+                node.where = ""
+        else:
+            self.main = self._graph_body(inputs, outputs, control_outputs)
+
+    def _graph_body(
+        self, inputs: Sequence[str], outputs: Sequence[str], control_outputs: Sequence[str]
+    ) -> Body:
+        """The body of the graph itself between some tensors."""
+        graph_def = self.shared.graph
         fed = [name.rpartition(":")[0] or name for name in inputs]
         roots = [*outputs, *control_outputs]
         given = {n.name: n.attr["dtype"].type for n in graph_def.node if "dtype" in n.attr}
@@ -87,30 +97,31 @@ class Graph:
             graph_def.node,
             {name: given.get(name, 0) for name in fed},
             [(name, 0) for name in outputs],
-            op_def=op_def,
+            op_def=self.op_def,
             signatures=self._signatures,
         )
         nodes, self._made = functionalize(checked_nodes, "", roots, fed)
-        self.main = self._with_gradients(
+        return self._with_gradients(
             make_body("", nodes, fed, outputs, control_outputs, self._output_offset, self.is_effect)
         )
 
     def derived(
         self,
-        graph_def: Any,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
+        graph: Any,
         read_gradient: ReadGradient | None,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+        function: str = "",
     ) -> Graph:
         """Another graph, such as that of a gradient, under the same configuration."""
         return Graph(
-            graph_def,
+            graph,
             inputs,
             outputs,
+            function=function,
             config=self.config,
             op_def=self.op_def,
             read_gradient=read_gradient,
-            modules=self._modules,
         )
 
     # -- nodes
@@ -139,9 +150,8 @@ class Graph:
             from invert.stablehlo.program import Program
 
             # Not `node.attr`: it decodes strings as text, and these are bytes.
-            module: bytes = node.attrs["module"].s
             self._programs[node] = Program.from_bytes(
-                self._modules.get(module, module),
+                node.attrs["module"].s,
                 config=self.config,
                 platforms=tuple(p.lower() for p in node.attr("platforms", [])),
                 location=node.location,
@@ -160,10 +170,6 @@ class Graph:
         """How to raise `node`; `None` where nothing can."""
         of_lists = "T" in node.attrs and node.attrs["T"].type == _VARIANT
         return (REGISTRY.get(f"{node.op}:variant") if of_lists else None) or REGISTRY.entry(node)
-
-    def stored(self, handle: Resource) -> np.ndarray | None:
-        """The value that was given for a variable of the graph."""
-        return self.variables.get(handle.name)
 
     def where(self, node: Node) -> str:
         """The location of a node, with the line of the user's program where it is known."""
@@ -185,7 +191,7 @@ class Graph:
             return any(self._has_effects(f) for f in functions)
         definition = self.op_def(node.op)
         if definition is None:
-            return False  # unknown: reported where its results are used
+            return True  # unknown: it may do anything
         by_reference = any(a.is_ref for a in definition.input_arg) and effect != "passes"
         return by_reference or (definition.is_stateful and not effects.is_draw(definition))
 

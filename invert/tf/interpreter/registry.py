@@ -59,6 +59,7 @@ class Entry:
     - `pads_rows`: whether a result marks rows that are not there by an index of -1.
     - `on_host`: whether TensorFlow itself computes a node, so that it must know the operands.
     - `names_attributes`: whether the rule names all attributes that it takes.
+    - `needs_tensorflow`: whether TensorFlow itself compiles or computes it.
     - `ignores`: further attributes that do not change what the op computes.
     """
 
@@ -75,6 +76,7 @@ class Entry:
     pads_rows: Callable[[Config, Node], bool] | None = None
     on_host: Callable[[Node], bool] | None = None
     names_attributes: bool = False
+    needs_tensorflow: bool = False
     ignores: frozenset[str] = frozenset()
 
     def is_silent(self, attribute: str) -> bool:

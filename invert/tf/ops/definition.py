@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert.tf.ops.node import REFERENCE, decode_dtype, is_type, type_name
+from invert.protos.tensors import REFERENCE, decode_dtype, is_type, type_name
 
 # Tensors of one type in a row: how many, and their `DataType`.
 Run = tuple[int, int]

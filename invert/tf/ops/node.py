@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import math
+import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -13,13 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._errors import (
-    InvertError,
-    MalformedModelError,
-    MissingDependencyError,
-    Problem,
-    UnsupportedOpError,
-)
+from invert._errors import InvertError, MissingDependencyError, Problem, UnsupportedOpError
+from invert.protos.tensors import decode_dtype, decode_shape
 
 
 def import_tensorflow() -> ModuleType:
@@ -37,10 +31,15 @@ def import_tensorflow() -> ModuleType:
         import tensorflow as tf
     except ImportError as e:
         raise MissingDependencyError(
-            "TensorFlow is needed to read this model and could not be imported "
+            "TensorFlow is needed for this and could not be imported "
             f"({e}). Install it with `pip install 'invert[tensorflow]'`."
         ) from e
     return tf
+
+
+def has_tensorflow() -> bool:
+    """Whether TensorFlow is installed; it is not imported for that."""
+    return importlib.util.find_spec("tensorflow") is not None
 
 
 class Node:
@@ -143,84 +142,6 @@ def variable_name(node: Node) -> str:
     return node.attr("shared_name") or node.name
 
 
-def decode_dtype(enum: int) -> np.dtype:
-    """The NumPy (or ml_dtypes) dtype of a `DataType` enum; `object` for strings and handles.
-
-    Quantized numbers are the whole numbers that they are stored as.
-    """
-    if enum in _QUANTIZED:
-        return np.dtype(_QUANTIZED[enum])
-    if enum in (_RESOURCE, _VARIANT):  # have none in TensorFlow
-        return np.dtype(object)
-    if not is_type(enum):
-        raise MalformedModelError(f"the graph names a type by {enum}, which stands for none")
-    return np.dtype(import_tensorflow().dtypes.as_dtype(enum).as_numpy_dtype)
-
-
-@functools.cache
-def is_type(enum: int) -> bool:
-    """Whether a `DataType` enum stands for a type of values, and not for references to them."""
-    try:
-        return import_tensorflow().dtypes.as_dtype(enum).as_datatype_enum < REFERENCE
-    except TypeError:
-        return False
-
-
-def type_name(enum: int) -> str:
-    """What TensorFlow calls a type."""
-    return import_tensorflow().dtypes.as_dtype(enum).name if is_type(enum) else f"type {enum}"
-
-
-def decode_shape(proto: Any) -> tuple[int | None, ...] | None:
-    """A `TensorShapeProto` as a tuple with `None` for open sizes; `None` for unknown rank."""
-    if proto.unknown_rank:
-        return None
-    return tuple(None if d.size < 0 else int(d.size) for d in proto.dim)
-
-
-def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
-    """A `TensorProto` as an array, with one copy of its bytes at most.
-
-    What repeats one value is a view of that, however large.
-
-    **Raises:** `MalformedModelError` where its content does not fit its type and shape.
-    """
-    tf = import_tensorflow()
-    place = f" ({location})" if location else ""
-    shape = tuple(int(d.size) for d in proto.tensor_shape.dim)
-    np_dtype = decode_dtype(proto.dtype)
-    unknown = proto.tensor_shape.unknown_rank or any(n < 0 for n in shape)
-    if unknown or proto.dtype in (_RESOURCE, _VARIANT):
-        raise MalformedModelError(f"a constant{place} is not of one type and shape")
-    said = f"a constant{place} of {np_dtype.name}{list(shape)}"
-    size = math.prod(shape)
-    if size * np_dtype.itemsize > _MOST_BYTES:
-        raise MalformedModelError(f"{said} is too large for any array")
-    content = proto.tensor_content
-    if content and np_dtype.kind != "O":
-        if len(content) != size * np_dtype.itemsize:
-            raise MalformedModelError(f"{said} holds {len(content)} bytes")
-        return np.frombuffer(content, np_dtype, count=size).reshape(shape)
-    count = max(len(getattr(proto, field)) for field in _VALUES)
-    count = max(count // 2 if np_dtype.kind == "c" else count, 1)
-    if count > 1 and size > count + _MOST_PADDING:
-        raise MalformedModelError(f"{said} holds {count} values")
-    flat = type(proto)()
-    flat.CopyFrom(proto)
-    flat.tensor_shape.Clear()
-    flat.tensor_shape.dim.add().size = count
-    try:
-        value = np.asarray(tf.make_ndarray(flat))
-    except (TypeError, ValueError) as error:
-        raise MalformedModelError(f"{said} cannot be read: {error}") from error
-    value = value[value.dtype.names[0]] if value.dtype.names else value
-    if count == 1:
-        return np.broadcast_to(value, shape) if size != 1 else value.reshape(shape)
-    # Trailing repeats of the last value are left out, and what is too much is not looked at.
-    padding = np.full(max(0, size - count), value[-1], value.dtype)
-    return np.concatenate([value[:size], padding]).reshape(shape)
-
-
 def canonical(value: Any) -> Any:
     """`value` as JAX takes it: NumPy arrays in the dtype that the x64 setting allows."""
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -235,28 +156,6 @@ def unrepeated(value: np.ndarray) -> np.ndarray:
     strides = zip(value.strides, value.shape, strict=True)
     return value[tuple(slice(1) if not step and size else slice(None) for step, size in strides)]
 
-
-# A reference to a type is its number in tensorflow/core/framework/types.proto plus this.
-REFERENCE = 100
-
-# DT_RESOURCE and DT_VARIANT of the same file.
-_RESOURCE, _VARIANT = 20, 21
-
-# The quantized types of the same file, which TensorFlow gives NumPy as records of one field.
-_QUANTIZED = {11: np.int8, 12: np.uint8, 13: np.int32, 15: np.int16, 16: np.uint16}
-
-# No array of NumPy is larger.
-_MOST_BYTES = (1 << 63) - 1
-
-# A `TensorProto` leaves out repeats of its last value (tensorflow/core/framework/tensor.proto).
-# So many are put back where it holds others besides.
-_MOST_PADDING = 1 << 28
-
-# The fields of a `TensorProto` with values, one for each type or several that share it.
-_VALUES = (
-    "half_val float_val double_val int_val string_val scomplex_val int64_val bool_val dcomplex_val "
-    "uint32_val uint64_val float8_val"
-).split()
 
 _DECODE = {
     "s": lambda v: v.decode("utf-8", "surrogateescape"),

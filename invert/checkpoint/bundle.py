@@ -1,0 +1,263 @@
+"""The values of a checkpoint by their keys, read from its shards when they are asked for.
+
+The layout is that of tensorflow/core/util/tensor_bundle (TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from invert._errors import MalformedModelError
+from invert.checkpoint.checksum import crc32c, masked
+from invert.checkpoint.table import read_table, varint
+from invert.protos.messages import parse
+from invert.protos.tensors import STRING, decode_dtype, decode_shape, is_type, type_name
+
+_HEADER = b""  # the key of the header
+_VERSION = 1
+_MOST_SHARDS = 1 << 16
+_REMEDY = "The file is damaged or incomplete; copy or export the model again."
+
+# A part of a value along each axis: where it begins and how long it is; `None` for the whole axis.
+Slice = Sequence[tuple[int, int] | None]
+
+
+class Checkpoint:
+    """A checkpoint of version 2.
+
+    **Arguments:**
+
+    - `index`: the file that ends in `.index`.
+    - `shard`: gives the file of a shard by its number and the count of shards; `None` where there
+        is none.
+
+    **Raises:** `MalformedModelError`.
+    """
+
+    def __init__(self, index: Path, shard: Callable[[int, int], Path | None]):
+        self._where = str(index)
+        self._shard = shard
+        self._entries = read_table(_content(index), self._where)
+        if _HEADER not in self._entries:
+            raise MalformedModelError(f"{index} has no header. {_REMEDY}")
+        header = parse("BundleHeaderProto", self._entries[_HEADER], f"the header of {index}")
+        if header.version.min_consumer > _VERSION:
+            raise MalformedModelError(
+                f"{index} is of version {header.version.min_consumer}, later than {_VERSION}; load "
+                "the model with TensorFlow and save it again"
+            )
+        if header.endianness != (sys.byteorder == "big"):
+            raise MalformedModelError(
+                f"{index} was written on a machine with another order of bytes; load the model "
+                "with TensorFlow there and save it on a machine like this one"
+            )
+        if not 0 < header.num_shards <= _MOST_SHARDS:
+            raise MalformedModelError(f"{index} says that it has {header.num_shards} shards")
+        self._count = header.num_shards
+        self._shards: dict[int, np.ndarray] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key.encode() in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        # Those of slices begin with a zero byte.
+        return (k.decode("utf-8", "replace") for k in self._entries if k and k[0])
+
+    def value(self, key: str, part: Slice | None = None) -> np.ndarray:
+        """The value of a key, which is a view of its file where it is stored in one piece.
+
+        **Arguments:**
+
+        - `part`: the part that is wanted; by default the whole.
+
+        **Raises:** `MalformedModelError` where there is none, or its bytes are not what was
+            written.
+        """
+        entry = self._entry(key.encode(), repr(key))
+        if entry.slices:
+            value = self._assembled(key, entry)
+        else:
+            value = self._stored(entry, repr(key))
+        if part is None:
+            return value
+        if len(part) != value.ndim or any(
+            p is not None and not 0 <= p[0] <= p[0] + p[1] <= n
+            for p, n in zip(part, value.shape, strict=True)
+        ):
+            raise MalformedModelError(f"{self._where}: {key!r} has no part {list(part)}")
+        return value[tuple(slice(None) if p is None else slice(p[0], p[0] + p[1]) for p in part)]
+
+    def _entry(self, key: bytes, name: str) -> Any:
+        if key not in self._entries:
+            raise MalformedModelError(
+                f"{self._where} has no value {name}. The variables belong to another model or are "
+                "incomplete; copy or export the model again."
+            )
+        entry = parse("BundleEntryProto", self._entries[key], f"the entry {name} of {self._where}")
+        if not is_type(entry.dtype):
+            raise self._damaged(name, f"is of type {entry.dtype}, which stands for none")
+        return entry
+
+    def _shape(self, entry: Any, name: str) -> tuple[int, ...]:
+        shape = decode_shape(entry.shape) or ()
+        sizes = tuple(n for n in shape if n is not None)
+        if entry.shape.unknown_rank or len(sizes) != len(shape):
+            raise self._damaged(name, "has no fixed shape")
+        return sizes
+
+    def _stored(self, entry: Any, name: str) -> np.ndarray:
+        """A value that is stored in one piece."""
+        shape = self._shape(entry, name)
+        content = self._bytes(entry, name)
+        if entry.dtype == STRING:
+            return self._texts(content, entry, shape, name)
+        dtype = decode_dtype(entry.dtype)
+        if dtype.kind == "O":
+            raise MalformedModelError(
+                f"{self._where}: {name} is a {type_name(entry.dtype)}, which is not an array"
+            )
+        if len(content) != math.prod(shape) * dtype.itemsize:
+            raise self._damaged(name, f"is {dtype.name}{list(shape)} and has {len(content)} bytes")
+        if masked(crc32c(content)) != entry.crc32c:
+            raise self._damaged(name, "has another checksum than its bytes")
+        return content.view(dtype).reshape(shape)
+
+    def _bytes(self, entry: Any, name: str) -> np.ndarray:
+        shard = self._mapped(entry.shard_id, name)
+        low, high = entry.offset, entry.offset + entry.size
+        if not 0 <= low <= high <= len(shard):
+            raise self._damaged(
+                name, f"lies at bytes {low} to {high} of a shard of {len(shard)} bytes"
+            )
+        return shard[low:high]
+
+    def _mapped(self, number: int, name: str) -> np.ndarray:
+        """The bytes of a shard; read by the system as they are looked at."""
+        if number not in self._shards:
+            file = self._shard(number, self._count) if 0 <= number < self._count else None
+            if file is None:
+                raise MalformedModelError(
+                    f"{self._where}: {name} lies in shard {number} of {self._count}, which is "
+                    "missing; copy or export the model again"
+                )
+            try:
+                size = file.stat().st_size
+                mapped = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
+            except (OSError, ValueError) as error:
+                raise MalformedModelError(f"{file} cannot be read: {error}") from error
+            self._shards[number] = np.asarray(mapped)
+        return self._shards[number]
+
+    def _texts(
+        self, content: np.ndarray, entry: Any, shape: tuple[int, ...], name: str
+    ) -> np.ndarray:
+        """Texts: their lengths, the checksum of these, then the texts one after another."""
+        data, count = content.tobytes(), math.prod(shape)
+        if count > len(data):
+            raise self._damaged(name, f"has {len(data)} bytes for {count} texts")
+        where = f"{self._where}, {name}"
+        lengths, place = [], 0
+        for _ in range(count):
+            length, place = varint(data, place, where)
+            lengths.append(length)
+        # The checksum is that of the lengths as numbers of four bytes, or of eight where they do
+        # not fit.
+        plain = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, sys.byteorder) for n in lengths)
+        stored = data[place : place + 4]
+        place += 4
+        crc = crc32c(plain)
+        if int.from_bytes(stored, sys.byteorder) != masked(crc):
+            raise self._damaged(name, "has another checksum than the lengths of its texts")
+        if place + sum(lengths) != len(data):
+            raise self._damaged(name, f"has texts of {sum(lengths)} bytes, and others besides")
+        if masked(crc32c(data[place:], crc32c(stored, crc))) != entry.crc32c:
+            raise self._damaged(name, "has another checksum than its texts")
+        values = np.empty(count, object)
+        for i, length in enumerate(lengths):
+            values[i] = data[place : place + length]
+            place += length
+        return values.reshape(shape)
+
+    def _assembled(self, key: str, entry: Any) -> np.ndarray:
+        """A partitioned variable, of its parts."""
+        shape = self._shape(entry, repr(key))
+        dtype = decode_dtype(entry.dtype)
+        parts, covered = [], 0
+        for proto in entry.slices:
+            extents = [
+                (e.start, e.length) if e.WhichOneof("has_length_hack") else None
+                for e in proto.extent
+            ]
+            name = f"{key!r}, part {extents}"
+            stored = self._entry(_slice_key(key, extents), name)
+            place = [
+                (0, n) if extent is None else extent
+                for extent, n in zip(extents, shape, strict=False)
+            ]
+            sizes = tuple(length for _, length in place)
+            if (
+                len(extents) != len(shape)
+                or any(not 0 <= a <= a + c <= n for (a, c), n in zip(place, shape, strict=True))
+                or stored.dtype != entry.dtype
+                or stored.slices
+                or self._shape(stored, name) != sizes
+            ):
+                raise self._damaged(name, "does not fit the whole")
+            covered += math.prod(sizes)
+            parts.append((place, self._stored(stored, name)))
+        held = sum(map(len, self._shards.values()))
+        if covered != math.prod(shape) or covered * dtype.itemsize > held:
+            raise self._damaged(repr(key), f"has parts of {covered} elements, not all")
+        # Only now is it known that no more is made than the files hold.
+        value = np.zeros(shape, dtype)
+        seen = np.zeros(shape, bool)
+        for place, content in parts:
+            where = tuple(slice(a, a + c) for a, c in place)
+            if seen[where].any():
+                raise self._damaged(repr(key), "has parts that overlap")
+            seen[where] = True
+            value[where] = content
+        return value
+
+    def _damaged(self, name: str, reason: str) -> MalformedModelError:
+        return MalformedModelError(f"{self._where}: {name} {reason}. {_REMEDY}")
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise MalformedModelError(f"{file} cannot be read: {error}") from error
+
+
+# -- the keys of parts, which are ordered as the numbers in them are
+# (tensorflow/core/util/saved_tensor_slice_util.cc and tensorflow/core/lib/strings/ordered_code.cc)
+
+
+def _slice_key(name: str, extents: Slice) -> bytes:
+    text = name.encode().replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff")
+    key = b"\0" + text + b"\0\1" + _count(len(extents))
+    for extent in extents:
+        start, length = extent or (0, -1)
+        key += _signed(start) + _signed(length)
+    return key
+
+
+def _count(number: int) -> bytes:
+    size = (number.bit_length() + 7) // 8
+    return bytes([size]) + number.to_bytes(size, "big")
+
+
+def _signed(number: int) -> bytes:
+    """A number of which the first bits say how many bytes it takes."""
+    size = ((number if number >= 0 else ~number).bit_length() + 7) // 7
+    data = bytearray(number.to_bytes(max(size, 2), "big", signed=True)[-size:])
+    for i in range(size):  # one bit for each byte
+        data[i // 8] ^= 0x80 >> i % 8
+    return bytes(data)

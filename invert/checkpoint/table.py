@@ -1,0 +1,105 @@
+"""Sorted tables as LevelDB lays them out: blocks of entries, each with a checksum, and an index.
+
+The layout is that of tensorflow/core/lib/io/format.cc and block_builder.cc (TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from invert._errors import MalformedModelError
+from invert.checkpoint.checksum import crc32c, masked
+
+_MAGIC = 0xDB4775248B80FB57
+_FOOTER = 48
+_TRAILER = 5  # of a block: how it is compressed, and its checksum
+_PLAIN, _SNAPPY = 0, 1
+_REMEDY = "The file is damaged or incomplete; copy or export the model again."
+
+
+def read_table(data: bytes, where: str) -> dict[bytes, bytes]:
+    """The entries of a table by key.
+
+    **Arguments:**
+
+    - `where`: path of the file, for messages.
+
+    **Raises:** `MalformedModelError` with the place in the file.
+    """
+    if len(data) < _FOOTER:
+        raise _damaged(where, len(data), "the file ends before its footer")
+    footer = len(data) - _FOOTER
+    if int.from_bytes(data[-8:], "little") != _MAGIC:
+        raise _damaged(where, len(data) - 8, "the footer is not that of a table")
+    _, _, place = _handle(data, footer, where)
+    offset, size, _ = _handle(data, place, where)
+    found: dict[bytes, bytes] = {}
+    for _, handle in _entries(_block(data, offset, size, footer, where), offset, where):
+        low, length, _ = _handle(handle, 0, where)
+        for key, value in _entries(_block(data, low, length, footer, where), low, where):
+            if key in found:
+                raise _damaged(where, low, f"the key {key!r} occurs twice")
+            found[key] = value
+    return found
+
+
+def varint(data: bytes, place: int, where: str) -> tuple[int, int]:
+    """A number of variable length, and the place behind it."""
+    value = 0
+    for i in range(10):
+        if place + i >= len(data):
+            break
+        value |= (data[place + i] & 127) << (7 * i)
+        if data[place + i] < 128:
+            return value, place + i + 1
+    raise _damaged(where, place, "a number is cut off")
+
+
+def _handle(data: bytes, place: int, where: str) -> tuple[int, int, int]:
+    """Offset and size of a block, and the place behind the two numbers."""
+    offset, place = varint(data, place, where)
+    size, place = varint(data, place, where)
+    return offset, size, place
+
+
+def _block(data: bytes, offset: int, size: int, end: int, where: str) -> bytes:
+    if offset + size + _TRAILER > end:
+        raise _damaged(where, offset, f"a block of {size} bytes goes beyond the end")
+    content = data[offset : offset + size]
+    kind, checksum = struct.unpack_from("<BI", data, offset + size)
+    if masked(crc32c(data[offset : offset + size + 1])) != checksum:
+        raise _damaged(where, offset, "the checksum of a block differs")
+    if kind == _SNAPPY:
+        raise MalformedModelError(
+            f"{where}: the block at byte {offset} is compressed by Snappy, which cannot be read; "
+            "load the model with TensorFlow and save it again"
+        )
+    if kind != _PLAIN:
+        raise _damaged(where, offset, f"a block is compressed in an unknown way ({kind})")
+    return content
+
+
+def _entries(block: bytes, offset: int, where: str) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a block. A key leaves out what it shares with the one before it."""
+    if len(block) < 4:
+        raise _damaged(where, offset, "a block is too short")
+    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
+    if end < 0:
+        raise _damaged(where, offset, "a block has more restarts than bytes")
+    place, key = 0, b""
+    while place < end:
+        start = place
+        shared, place = varint(block, place, where)
+        fresh, place = varint(block, place, where)
+        length, place = varint(block, place, where)
+        if shared > len(key) or place + fresh + length > end:
+            raise _damaged(where, offset + start, "an entry goes beyond its block")
+        key = key[:shared] + block[place : place + fresh]
+        place += fresh
+        yield key, block[place : place + length]
+        place += length
+
+
+def _damaged(where: str, place: int, reason: str) -> MalformedModelError:
+    return MalformedModelError(f"{where}: {reason}, at byte {place}. {_REMEDY}")

@@ -1,0 +1,135 @@
+"""Runs the functions of a SavedModel in TensorFlow, as they were saved.
+
+TensorFlow's loader runs parts of a model, so it gets to see one only where all of these are known
+to do no harm.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
+from invert._private.tensorflow import tf_concrete_functions, tf_load_errors
+from invert.frontends.folder import files_of, stand_in
+from invert.frontends.load_check import checkpoint_problems, load_problems, sever
+from invert.frontends.saved_model import asset_names, choose_tags, read_proto
+from invert.frontends.signature import describe, distinct
+from invert.tf.ops.node import import_tensorflow
+
+
+class Loaded(NamedTuple):
+    """A function that TensorFlow runs, and the object that holds its variables."""
+
+    function: Any
+    owner: Any
+
+
+class _Object(NamedTuple):
+    """A restored object: its attribute path and its place in the object graph."""
+
+    path: str
+    value: Any
+    node: int
+
+
+def load_function(path: str | os.PathLike[str], name: str) -> Loaded:
+    """A function of a SavedModel by the name that `saved_model.entry_points` gives it.
+
+    **Raises:** `MalformedModelError`; `SignatureError` where there is none of that name;
+        `UnsupportedOpError` where loading the model would do harm; `MissingDependencyError`.
+    """
+    import_tensorflow()  # says where there is none
+    directory = Path(path)
+    proto = read_proto(directory)
+    tags = choose_tags(proto, directory, None)
+    files = files_of(directory, asset_names(proto))
+    if problems := [*load_problems(proto), *files.problems]:
+        raise UnsupportedOpError(problems)
+    changed = sever(proto)
+    place = stand_in(files, proto.SerializeToString() if changed else None)
+    try:
+        root = _loaded(Path(place.name), tags, directory)
+    except BaseException:
+        place.cleanup()
+        raise
+    # What is called may look for the assets of the model.
+    weakref.finalize(root, place.cleanup)
+    chosen = next(
+        m for m in proto.meta_graphs if tags is None or sorted(m.meta_info_def.tags) == tags
+    )
+    named: dict[str, Any] = dict(getattr(root, "signatures", {}))
+    named |= _functions(_objects(root, chosen.object_graph_def))
+    if name not in named:
+        raise SignatureError(f"TensorFlow finds no function {name!r} in {directory}")
+    return Loaded(named[name], root)
+
+
+def _loaded(place: Path, tags: list[str] | None, directory: Path) -> Any:
+    """What TensorFlow's loader makes of the model of `directory`, which it finds at `place`."""
+    tf = import_tensorflow()
+    if problems := checkpoint_problems(os.fspath(place / "variables" / "variables")):
+        raise UnsupportedOpError(problems)
+    try:
+        return tf.saved_model.load(os.fspath(place), tags=tags)
+    # What TensorFlow raises on an inconsistent object graph or a damaged checkpoint.
+    except (
+        ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
+        OSError, RuntimeError, TypeError, ValueError, tf.errors.OpError, *tf_load_errors(),
+    ) as e:  # fmt: skip
+        reason = f"{type(e).__name__}: {e}".replace(os.fspath(place), os.fspath(directory))
+        raise MalformedModelError(
+            f"{directory}: TensorFlow cannot load the SavedModel: {reason}"
+        ) from e
+
+
+def _objects(root: Any, graph: Any) -> list[_Object]:
+    """Functions and variables, breadth first; an object may have many paths."""
+    found: list[_Object] = []
+    level: list[tuple[tuple[str, ...], int, Any]] = [((), 0, root)] if graph.nodes else []
+    expanded: set[int] = set()
+    while level:
+        following: list[tuple[tuple[str, ...], int, Any]] = []
+        for path, index, obj in level:
+            kind = graph.nodes[index].WhichOneof("kind")
+            if kind in ("function", "variable"):
+                found.append(_Object(".".join(path), obj, index))
+            if index in expanded:
+                continue
+            expanded.add(index)
+            for child in graph.nodes[index].children:
+                if path or child.local_name != "signatures":
+                    value = _child(obj, child.local_name)
+                    if value is not None:
+                        following.append(((*path, child.local_name), child.node_id, value))
+        level = following
+    return found
+
+
+def _child(obj: Any, name: str) -> Any:
+    """The child of a restored object that the object graph calls `name`."""
+    if isinstance(obj, list | tuple):
+        # A namedtuple lists its items by number as well as by field.
+        if name.isdigit() and int(name) < len(obj):
+            return obj[int(name)]
+    elif isinstance(obj, Mapping) and name in obj:
+        return obj[name]
+    return getattr(obj, name, None)
+
+
+def _functions(objects: list[_Object]) -> dict[str, Any]:
+    """Functions by the names of their concrete functions."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for path, obj, _ in objects:
+        if id(obj) in seen or not hasattr(obj, "get_concrete_function"):
+            continue
+        seen.add(id(obj))
+        concretes = distinct(tf_concrete_functions(obj))
+        for concrete in concretes:
+            name = path if len(concretes) == 1 else f"{path}{describe(concrete)}"
+            found[name] = obj
+    return found

@@ -1,0 +1,313 @@
+"""Reads SavedModels of version 1: one graph, signatures that name its tensors, and variables.
+
+Which value of the checkpoint a variable has follows from the ops that would restore it; they are
+looked at and not run. Where a model has none, TensorFlow goes by the names of the variables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from invert._config import Config
+from invert._entry import EntryPoint, Param
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError, nested_too_deep
+from invert.checkpoint.bundle import Slice
+from invert.frontends.folder import Files
+from invert.frontends.graph_entry import check_count, function_entry
+from invert.frontends.graphdef import full
+from invert.frontends.saved_objects import checkpoint_of
+from invert.frontends.signature import read_outputs, read_signature
+from invert.frontends.structured import CompositeSpec, TensorSpec, plain_parameters, sparse_spec
+from invert.protos.messages import parse
+from invert.protos.ops import op_def
+from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
+from invert.tf.gradients.saved import SavedGradients
+from invert.tf.graph.check import parse_tensor
+from invert.tf.graph.library import Library
+from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.graph import Graph
+
+_VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
+_ASSIGNS = frozenset(("Assign", "AssignVariableOp"))
+# Signatures that TensorFlow itself adds: what it runs on loading and in training.
+_INTERNAL = "__saved_model_"
+
+
+def readers(
+    meta: Any, library: Library, files: Files, directory: Path, config: Config
+) -> dict[str, Callable[[str, bool], EntryPoint]]:
+    """What reads each signature of a graph, by name.
+
+    **Arguments:**
+
+    - `meta`: the `MetaGraphDef`.
+    """
+    variables = _Variables(meta, library, files, directory)
+    gradients = SavedGradients(library, meta.object_graph_def)
+
+    @nested_too_deep("the signature")
+    def read(name: str, strict: bool) -> EntryPoint:
+        signature = _Signature.of(meta.signature_def[name], f"signature {name!r} of {directory}")
+        arguments = read_signature(signature)
+        check_count(name, len(signature.inputs), arguments)
+        program = Graph(
+            library,
+            signature.inputs,
+            [tensor for tensor, _ in signature.outputs],
+            config=config,
+            op_def=op_def,
+            read_gradient=gradients.read,
+        )
+        wanted = [n for n in Analysis(program).nodes if n.op in _VARIABLES]
+        return function_entry(
+            program,
+            arguments,
+            read_outputs(signature),
+            signature.outputs,
+            [],
+            [],
+            name=name,
+            source=f"SavedModel {directory.name}, signature {name}",
+            strict=strict,
+            variables=variables.params({n.name for n in wanted if not n.where}),
+        )
+
+    return {n: read for n in sorted(meta.signature_def) if not n.startswith(_INTERNAL)}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Signature:
+    """A `SignatureDef` in the form of a concrete function.
+
+    **Attributes:**
+
+    - `inputs`: the tensors that are fed.
+    - `outputs`: the tensors that are returned, with their `DataType`.
+    """
+
+    inputs: list[str]
+    outputs: list[tuple[str, int]]
+    structured_input_signature: tuple[tuple[Any, ...], dict[str, Any]]
+    structured_outputs: dict[str, Any]
+    function_type: types.SimpleNamespace
+
+    @classmethod
+    def of(cls, proto: Any, where: str) -> _Signature:
+        kwargs: dict[str, TensorSpec] = {}
+        inputs: list[str] = []
+        for key in sorted(proto.inputs):
+            spec, tensors = _tensors(proto.inputs[key], where)
+            parts = spec.parts if isinstance(spec, CompositeSpec) else {"": spec}
+            for (part, inner), (tensor, _) in zip(parts.items(), tensors, strict=True):
+                name = f"{key}_{part}" if part else key
+                if name in kwargs:
+                    raise MalformedModelError(f"{where} has two inputs {name!r}")
+                kwargs[name] = inner
+                inputs.append(tensor)
+        # Arguments are ordered by their names.
+        order = sorted(range(len(inputs)), key=lambda i: list(kwargs)[i])
+        outputs: list[tuple[str, int]] = []
+        results: dict[str, Any] = {}
+        for key in sorted(proto.outputs):
+            results[key], tensors = _tensors(proto.outputs[key], where)
+            outputs += tensors
+        parameters = plain_parameters((), kwargs)
+        return cls(
+            [inputs[i] for i in order],
+            outputs,
+            ((), kwargs),
+            results,
+            types.SimpleNamespace(parameters={p.name: p for p in parameters}),
+        )
+
+
+def _tensors(info: Any, where: str) -> tuple[Any, list[tuple[str, int]]]:
+    """The type of what a `TensorInfo` describes, and its tensors with their `DataType`."""
+    kind = info.WhichOneof("encoding")
+    if kind == "name" and info.name:
+        spec = TensorSpec(
+            decode_shape(info.tensor_shape), decode_dtype(info.dtype), type_name(info.dtype)
+        )
+        return spec, [(full(info.name), info.dtype)]
+    if kind == "coo_sparse":
+        sparse = info.coo_sparse
+        names = (
+            sparse.indices_tensor_name, sparse.values_tensor_name, sparse.dense_shape_tensor_name
+        )  # fmt: skip
+        shape = decode_shape(info.tensor_shape)
+        spec = sparse_spec(shape, info.dtype)
+        return spec, list(zip(map(full, names), (_INT64, info.dtype, _INT64), strict=True))
+    raise MalformedModelError(f"{where} has a tensor that it does not describe")
+
+
+_INT64 = 9
+
+
+class _Variables:
+    """The variables of a graph: names, values, and which are trained."""
+
+    def __init__(self, meta: Any, library: Library, files: Files, directory: Path):
+        self._meta = meta
+        self._nodes = {n.name: n for n in library.graph.node}
+        self._files = files
+        self._directory = directory
+
+    @functools.cached_property
+    def _checkpoint(self) -> Any:
+        return checkpoint_of(self._files, self._directory)
+
+    @functools.cached_property
+    def _values(self) -> dict[str, np.ndarray]:
+        """Values that were read, by node."""
+        return {}
+
+    def params(self, nodes: set[str]) -> dict[str, Param]:
+        """The variables that some nodes stand for, by the names that these have for them."""
+        found: dict[str, Param] = {}
+        for name in sorted(nodes):
+            if name not in self._sources:
+                continue
+            key, part = self._sources[name]
+            if name not in self._values:
+                self._values[name] = self._checked(name, self._checkpoint.value(key, part))
+            node = self._nodes[name]
+            shared = node.attr["shared_name"].s.decode("utf-8", "surrogateescape")
+            found[shared or name] = Param(
+                shared or name, self._values[name], self._trained.get(name, True)
+            )
+        return found
+
+    def _checked(self, name: str, value: np.ndarray) -> np.ndarray:
+        attrs = self._nodes[name].attr
+        shape = decode_shape(attrs["shape"].shape)
+        fits = shape is None or (
+            len(shape) == value.ndim
+            and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True))
+        )
+        if not fits or value.dtype != decode_dtype(attrs["dtype"].type):
+            raise MalformedModelError(
+                f"{self._directory}: variable {name!r} is of another type than its value, "
+                f"{value.dtype.name}{list(value.shape)}"
+            )
+        return value
+
+    @functools.cached_property
+    def _defined(self) -> dict[str, Any]:
+        """The `VariableDef` messages of the graph by node."""
+        found: dict[str, Any] = {}
+        for key in ("variables", "local_variables", "trainable_variables"):
+            if key in self._meta.collection_def:
+                for data in self._meta.collection_def[key].bytes_list.value:
+                    where = f"a variable of {self._directory}"
+                    variable = parse("VariableDef", data, where)
+                    found.setdefault(variable.variable_name.partition(":")[0], variable)
+        return found
+
+    @functools.cached_property
+    def _trained(self) -> dict[str, bool]:
+        listed = self._meta.collection_def
+        trained: set[str] = set()
+        if "trainable_variables" in listed:
+            for data in listed["trainable_variables"].bytes_list.value:
+                variable = parse("VariableDef", data, f"a variable of {self._directory}")
+                trained.add(variable.variable_name.partition(":")[0])
+        return {name: name in trained or v.trainable for name, v in self._defined.items()}
+
+    @functools.cached_property
+    def _sources(self) -> dict[str, tuple[str, Slice | None]]:
+        """The key in the checkpoint, and the part of its value, of each variable by node."""
+        restore = self._meta.saver_def.restore_op_name.partition(":")[0]
+        if restore:
+            return dict(self._restored(restore))
+        if PurePosixPath("variables", "variables.index") not in self._files.found:
+            return {}
+        found: dict[str, tuple[str, Slice | None]] = {}
+        for name, variable in self._defined.items():
+            part = None
+            key = name
+            if variable.HasField("save_slice_info_def"):
+                info = variable.save_slice_info_def
+                key = info.full_name
+                part = list(zip(info.var_offset, info.var_shape, strict=False))
+            if key in self._checkpoint:
+                found[name] = (key, part)
+        return found
+
+    def _restored(self, restore: str) -> Iterator[tuple[str, tuple[str, Slice | None]]]:
+        """What the ops that a restore op waits for assign to variables."""
+        pending, seen = [restore], {restore}
+        for name in pending:  # grows
+            node = self._nodes.get(name)
+            if node is None:
+                continue
+            inputs = [text.removeprefix("^").partition(":")[0] for text in node.input]
+            if node.op in _ASSIGNS and len(inputs) >= 2:
+                handle = self._behind(node.input[0])[0]
+                source, output = self._behind(node.input[1])
+                origin = self._nodes.get(source)
+                target = self._nodes.get(handle)
+                if (
+                    target is not None
+                    and target.op in _VARIABLES
+                    and origin is not None
+                    and origin.op == "RestoreV2"
+                ):
+                    yield handle, self._entry(origin, output)
+            fresh = [n for n in inputs if n not in seen]
+            seen.update(fresh)
+            pending += fresh
+
+    def _behind(self, text: str) -> tuple[str, int]:
+        """The node and output that a tensor is, past identities."""
+        name, _, number = parse_tensor(text)
+        for _ in self._nodes:
+            node = self._nodes.get(name)
+            if node is None or node.op != "Identity" or not node.input:
+                break
+            name, _, number = parse_tensor(node.input[0])
+        return name, number
+
+    def _entry(self, node: Any, output: int) -> tuple[str, Slice | None]:
+        """The key and the part of one output of `RestoreV2`."""
+        prefix = self._meta.saver_def.filename_tensor_name.partition(":")[0]
+        if not node.input or self._behind(node.input[0])[0] != prefix:
+            reason = "restores variables from another file than those of the model"
+            place = f"node {node.name!r} of {self._directory}"
+            remedy = "Export the model with the values of its variables."
+            raise UnsupportedOpError([Problem("tf.RestoreV2", reason, place, remedy)])
+        texts = []
+        for text in list(node.input)[1:3]:
+            constant = self._nodes.get(self._behind(text)[0])
+            if constant is None or constant.op != "Const":
+                raise MalformedModelError(
+                    f"{self._directory}: node {node.name!r} restores values whose names are not "
+                    "constants"
+                )
+            texts.append(decode_tensor(constant.attr["value"].tensor, f"node {constant.name!r}"))
+        if len(texts) != 2 or any(t.dtype != object or output >= t.size for t in texts):
+            raise MalformedModelError(f"{self._directory}: node {node.name!r} is damaged")
+        key, part = (t.ravel()[output].decode("utf-8", "replace") for t in texts)
+        return key, _part(part, f"{self._directory}: node {node.name!r}") if part else None
+
+
+def _part(text: str, where: str) -> Slice:
+    """A part as it is written: the shape of the whole, then `start,length` for each axis."""
+    extents = text.rpartition(" ")[2].split(":")
+    found: list[tuple[int, int] | None] = []
+    for extent in extents:
+        if extent == "-":
+            found.append(None)
+        elif re.fullmatch(r"\d+,\d+", extent):
+            start, _, length = extent.partition(",")
+            found.append((int(start), int(length)))
+        else:
+            raise MalformedModelError(f"{where} restores the part {text!r}, which is none")
+    return found

@@ -1,0 +1,368 @@
+"""The objects of a SavedModel: functions, variables, constants and tables, read from its files.
+
+Nothing of the model is run. What TensorFlow's loader would compute is looked up: the values of
+variables in the checkpoint, those of tables in the function that fills them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from invert._errors import MalformedModelError, Problem
+from invert.checkpoint.bundle import Checkpoint
+from invert.frontends.folder import Files
+from invert.frontends.structured import (
+    Parameter,
+    bound_parameters,
+    decode,
+    parameters_of,
+    plain_parameters,
+)
+from invert.frontends.tables import Filled, filled_by
+from invert.protos.messages import parse
+from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
+from invert.tf.fallback.host import StoredTable
+from invert.tf.graph.library import Library
+
+# The key of the graph of objects in a checkpoint.
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
+# What a variable is called among the values of its object.
+_VALUE = "VARIABLE_VALUE"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Concrete:
+    """A concrete function of a file, with what signatures are read from.
+
+    **Attributes:**
+
+    - `name`: its name in the library.
+    - `captures`: numbers of the objects that the last arguments are bound to.
+    - `function_type`: holds the `parameters` by name.
+    """
+
+    name: str
+    structured_input_signature: tuple[tuple[Any, ...], dict[str, Any]]
+    structured_outputs: Any
+    captures: tuple[int, ...]
+    function_type: types.SimpleNamespace
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function:
+    """A function of a file: its concrete functions, and the parameters of its Python function."""
+
+    concretes: tuple[Concrete, ...]
+    function_type: types.SimpleNamespace
+
+
+class SavedObjects:
+    """The objects of one graph of a SavedModel.
+
+    **Arguments:**
+
+    - `meta`: the `MetaGraphDef`.
+    - `library`: its graph with the functions.
+    - `files`: the files of the model.
+    - `directory`: where it is, for messages.
+    """
+
+    def __init__(self, meta: Any, library: Library, files: Files, directory: Path):
+        self.meta = meta
+        self.library = library
+        self.graph = meta.object_graph_def
+        self._files = files
+        self._directory = directory
+        self._concretes: dict[str, Concrete] = {}
+        self._values: dict[int, np.ndarray] = {}
+        self._tables: dict[int, StoredTable | None] = {}
+        count = len(self.graph.nodes)
+        for number, node in enumerate(self.graph.nodes):
+            for child in node.children:
+                if not 0 <= child.node_id < count:
+                    raise MalformedModelError(
+                        f"{directory}: object {number} of the SavedModel has a child "
+                        f"{child.local_name!r} that is not there"
+                    )
+
+    @functools.cached_property
+    def children(self) -> list[dict[str, int]]:
+        """The children of each object by name."""
+        return [{c.local_name: c.node_id for c in node.children} for node in self.graph.nodes]
+
+    def kind(self, index: int) -> str:
+        return self.graph.nodes[index].WhichOneof("kind") or ""
+
+    # -- functions
+
+    def function(self, index: int) -> Function:
+        """The function that an object is."""
+        proto = self.graph.nodes[index].function
+        parameters = parameters_of(proto.function_spec)
+        return Function(
+            tuple(self.concrete(name, parameters) for name in proto.concrete_functions),
+            _type_of(parameters),
+        )
+
+    def bare(self, index: int) -> Concrete:
+        """The concrete function that an object is."""
+        proto = self.graph.nodes[index].bare_concrete_function
+        has_spec = proto.HasField("function_spec") and proto.function_spec.HasField("fullargspec")
+        parameters = parameters_of(proto.function_spec) if has_spec else None
+        return self.concrete(proto.concrete_function_name, parameters)
+
+    def concrete(self, name: str, parameters: Sequence[Parameter] | None) -> Concrete:
+        """A concrete function of the library.
+
+        **Raises:** `MalformedModelError`.
+        """
+        if name in self._concretes:
+            return self._concretes[name]
+        if name not in self.graph.concrete_functions or name not in self.library.functions:
+            raise MalformedModelError(
+                f"{self._directory}: the SavedModel names a function {name!r} that it does not have"
+            )
+        proto = self.graph.concrete_functions[name]
+        signature = decode(proto.canonicalized_input_signature)
+        if not (
+            isinstance(signature, tuple)
+            and len(signature) == 2
+            and isinstance(signature[0], tuple)
+            and isinstance(signature[1], dict)
+        ):
+            raise MalformedModelError(
+                f"{self._directory}: the arguments of function {name!r} are not described"
+            )
+        captures = tuple(proto.bound_inputs)
+        if not all(0 <= i < len(self.graph.nodes) for i in captures):
+            raise MalformedModelError(
+                f"{self._directory}: function {name!r} captures an object that is not there"
+            )
+        bound = (
+            plain_parameters(*signature)
+            if parameters is None
+            else bound_parameters(parameters, *signature)
+        )
+        found = Concrete(name, signature, decode(proto.output_signature), captures, _type_of(bound))
+        self._concretes[name] = found
+        return found
+
+    # -- values
+
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The values of the variables."""
+        return checkpoint_of(self._files, self._directory)
+
+    def variable(self, index: int) -> np.ndarray:
+        """The value of a variable, read once.
+
+        **Raises:** `MalformedModelError` where there is none of its type.
+        """
+        if index not in self._values:
+            proto = self.graph.nodes[index].variable
+            key = self._keys.get((index, _VALUE))
+            if key is None:
+                raise MalformedModelError(
+                    f"{self._directory}: the variables hold no value of object {index}, "
+                    f"{proto.name!r}; export the model again"
+                )
+            value = self.checkpoint.value(key)
+            shape = decode_shape(proto.shape)
+            fits = shape is None or (
+                len(shape) == value.ndim
+                and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True))
+            )
+            if not fits or value.dtype != decode_dtype(proto.dtype):
+                raise MalformedModelError(
+                    f"{self._directory}: variable {proto.name!r} is "
+                    f"{decode_dtype(proto.dtype).name}{shape}, and its value is "
+                    f"{value.dtype.name}{value.shape}"
+                )
+            self._values[index] = value
+        return self._values[index]
+
+    @functools.cached_property
+    def _keys(self) -> dict[tuple[int, str], str]:
+        """The keys of values in the checkpoint by object and name of the value.
+
+        The checkpoint has a graph of objects of its own: an object is the same where the path to
+        it is.
+        """
+        if _OBJECTS not in self.checkpoint:
+            raise MalformedModelError(
+                f"{self._directory}: the variables do not say which objects they belong to"
+            )
+        text = self.checkpoint.value(_OBJECTS)
+        data = text.item() if text.size == 1 and text.dtype == object else b""
+        where = f"the objects in the variables of {self._directory}"
+        nodes = parse("TrackableObjectGraph", data, where).nodes
+        found: dict[tuple[int, str], str] = {}
+        pairs = {0: 0} if nodes and self.graph.nodes else {}
+        pending = list(pairs.items())
+        for own, other in pending:  # grows
+            for value in nodes[other].attributes:
+                found[own, value.name] = value.checkpoint_key
+            named = {c.local_name: c.node_id for c in nodes[other].children}
+            slots = {
+                (s.slot_name, s.original_variable_node_id): s.slot_variable_node_id
+                for s in nodes[other].slot_variables
+            }
+            related = [(i, named[name]) for name, i in self.children[own].items() if name in named]
+            for slot in self.graph.nodes[own].slot_variables:
+                key = slot.slot_name, pairs.get(slot.original_variable_node_id, -1)
+                if key in slots:
+                    related.append((slot.slot_variable_node_id, slots[key]))
+            for mine, theirs in related:
+                inside = 0 <= mine < len(self.graph.nodes) and 0 <= theirs < len(nodes)
+                if inside and mine not in pairs:
+                    pairs[mine] = theirs
+                    pending.append((mine, theirs))
+        return found
+
+    def constant(self, index: int) -> np.ndarray:
+        """The value of a constant.
+
+        **Raises:** `MalformedModelError` where the graph does not hold it.
+        """
+        name = self.graph.nodes[index].constant.operation
+        if name not in self._constants:
+            raise MalformedModelError(
+                f"{self._directory}: object {index} is the constant {name!r}, which the graph does "
+                "not have"
+            )
+        return decode_tensor(self._constants[name].attr["value"].tensor, f"node {name!r}")
+
+    @functools.cached_property
+    def _constants(self) -> Mapping[str, Any]:
+        return {n.name: n for n in self.library.graph.node if n.op == "Const"}
+
+    # -- tables
+
+    def table(self, index: int) -> StoredTable | None:
+        """The hash table that an object is; `None` where it is none that a file fills."""
+        if index not in self._tables:
+            self._tables[index] = self._read_table(index)
+        return self._tables[index]
+
+    def _read_table(self, index: int) -> StoredTable | None:
+        names = self.children[index]
+        if "_initialize" in names and self.kind(names["_initialize"]) == "function":
+            for name in self.graph.nodes[names["_initialize"]].function.concrete_functions:
+                if (found := self._filled(name, index)) is not None:
+                    return StoredTable(found.content, found.size)
+        stored = (
+            {value: key for (i, value), key in self._keys.items() if i == index}
+            if self._files.found and self._has_checkpoint
+            else {}
+        )
+        for key in stored.values():
+            if f"{key}-keys" in self.checkpoint and f"{key}-values" in self.checkpoint:
+                keys = self.checkpoint.value(f"{key}-keys")
+                values = self.checkpoint.value(f"{key}-values")
+                return StoredTable(_typed(keys, values), lambda keys=keys: len(keys))
+        return None
+
+    @property
+    def _has_checkpoint(self) -> bool:
+        return PurePosixPath("variables", "variables.index") in self._files.found
+
+    def _filled(self, function: str, index: int) -> Filled | None:
+        """How a function fills a table."""
+        saved, proto = self.graph.concrete_functions, self.library.functions.get(function)
+        if proto is None or function not in saved:
+            return None
+        args = proto.signature.input_arg
+        bound = list(saved[function].bound_inputs)
+        first = len(args) - len(bound)
+        given: dict[str, Any] = {}
+        handles: set[str] = set()
+        for arg, i in zip(args[first:] if first >= 0 else (), bound, strict=True):
+            kind = self.kind(i) if 0 <= i < len(self.graph.nodes) else ""
+            if i == index:
+                handles.add(arg.name)
+            elif kind == "constant":
+                given[arg.name] = self.constant(i)
+            elif kind == "asset":
+                given[arg.name] = self.asset(i)
+        return filled_by(proto, handles, given)
+
+    def asset(self, index: int) -> Path:
+        """The file of an asset.
+
+        **Raises:** `MalformedModelError` where the model does not have it.
+        """
+        name = self.asset_name(index)
+        file = self._files.found.get(PurePosixPath(name))
+        if file is None:
+            raise MalformedModelError(f"{self._directory}: the asset {name!r} is missing")
+        return file
+
+    def asset_name(self, index: int) -> str:
+        """The path of an asset in the folder of the model."""
+        number = self.graph.nodes[index].asset.asset_file_def_index
+        if not 0 <= number < len(self.meta.asset_file_def):
+            raise MalformedModelError(f"{self._directory}: there is no asset {number}")
+        return f"assets/{self.meta.asset_file_def[number].filename}"
+
+
+def _type_of(parameters: Sequence[Parameter]) -> types.SimpleNamespace:
+    return types.SimpleNamespace(parameters={p.name: p for p in parameters})
+
+
+def _typed(
+    keys: np.ndarray, values: np.ndarray
+) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
+    def read(key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
+        wanted = decode_dtype(key_type), decode_dtype(value_type)
+        if (keys.dtype, values.dtype) != wanted or len(keys) != len(values):
+            raise MalformedModelError("a table is looked up as one of other types than it has")
+        return keys, values
+
+    return read
+
+
+def checkpoint_of(files: Files, directory: Path) -> Checkpoint:
+    """The checkpoint of a model.
+
+    **Raises:** `MalformedModelError` where there is none.
+    """
+    index = files.found.get(PurePosixPath("variables", "variables.index"))
+    if index is None:
+        raise MalformedModelError(
+            f"{directory}: variables/variables.index is missing; copy or export the model again"
+        )
+
+    def shard(number: int, count: int) -> Path | None:
+        name = f"variables.data-{number:05d}-of-{count:05d}"
+        return files.found.get(PurePosixPath("variables", name))
+
+    return Checkpoint(index, shard)
+
+
+def captured(
+    objects: SavedObjects, index: int, location: str
+) -> np.ndarray | StoredTable | Problem | None:
+    """What a captured object that is not a variable feeds; `None`: it is a variable."""
+    kind = objects.kind(index)
+    if kind == "variable":
+        return None
+    if kind == "constant":
+        return objects.constant(index)
+    if kind == "asset":
+        return np.array(objects.asset_name(index).encode(), object)
+    if kind == "resource" and (table := objects.table(index)) is not None:
+        return table
+    return Problem(
+        "tf.Placeholder",
+        f"captures a {kind or 'value'} that is not a variable",
+        location,
+        "Move it out of the function.",
+    )

@@ -1,0 +1,257 @@
+"""Signatures as SavedModels hold them: structured values, and the parameters of functions."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from invert._errors import MalformedModelError
+from invert.protos.tensors import decode_dtype, decode_shape, type_name
+
+# The types of `TypeSpecProto` (tensorflow/core/protobuf/struct.proto, TensorFlow 2.21).
+_SPARSE, _SLICES, _RAGGED, _VARIABLE = 1, 2, 3, 9
+_INT64 = 9
+_DEEPEST = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """The type of a tensor.
+
+    **Arguments:**
+
+    - `shape`: sizes with `None` for open ones; `None` where the rank is not known.
+    - `type`: what TensorFlow calls the type of its elements.
+    - `name`: the name it was given; empty where it has none.
+    """
+
+    shape: tuple[int | None, ...] | None
+    dtype: np.dtype
+    type: str
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompositeSpec:
+    """The type of a ragged or sparse tensor: the types of the tensors it is made of, by name."""
+
+    whole: TensorSpec
+    parts: Mapping[str, TensorSpec]
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherSpec:
+    """The type of something that is not made of tensors."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Type:
+    """A `DataType` by its number."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of a function: its name, its kind (as in `inspect`), whether it has a default."""
+
+    name: str
+    kind: Any
+    optional: bool
+
+
+def decode(value: Any, depth: int = 0) -> Any:
+    """A `StructuredValue` in plain containers, with the types of this file for those of tensors.
+
+    **Raises:** `MalformedModelError`.
+    """
+    if depth > _DEEPEST:
+        raise MalformedModelError("a signature of the model is nested too deep")
+    kind = value.WhichOneof("kind")
+    if kind is None:
+        raise MalformedModelError("a signature of the model holds a value of an unknown kind")
+    content = getattr(value, kind)
+    inner = functools.partial(decode, depth=depth + 1)
+    if kind == "none_value":
+        return None
+    if kind in ("float64_value", "int64_value", "string_value", "bool_value"):
+        return content
+    if kind == "list_value":
+        return [inner(v) for v in content.values]
+    if kind == "tuple_value":
+        return tuple(inner(v) for v in content.values)
+    if kind == "dict_value":
+        return {k: inner(content.fields[k]) for k in sorted(content.fields)}
+    if kind == "named_tuple_value":
+        make = _named_tuple(content.name, tuple(pair.key for pair in content.values))
+        return make(*(inner(pair.value) for pair in content.values))
+    if kind == "tensor_shape_value":
+        return decode_shape(content)
+    if kind == "tensor_dtype_value":
+        return _Type(content)
+    if kind in ("tensor_spec_value", "bounded_tensor_spec_value"):
+        return _spec(decode_shape(content.shape), content.dtype, content.name)
+    if kind == "type_spec_value":
+        return _type_spec(content, inner)
+    return OtherSpec(kind.removesuffix("_value"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    try:
+        return collections.namedtuple(name, fields)
+    except ValueError as error:
+        raise MalformedModelError(
+            f"a signature of the model holds a namedtuple that cannot be made: {error}"
+        ) from error
+
+
+def _spec(shape: tuple[int | None, ...] | None, number: int, name: str = "") -> TensorSpec:
+    return TensorSpec(shape, decode_dtype(number), type_name(number), name)
+
+
+def _type_spec(proto: Any, inner: Any) -> Any:
+    """The type of a composite tensor, whose state is what its class in TensorFlow takes."""
+    kind, name = proto.type_spec_class, proto.type_spec_class_name or "type"
+    state = inner(proto.type_state)
+    wanted: dict[int, tuple[Any, ...]] = {
+        _SPARSE: (tuple, _Type),
+        _SLICES: (tuple, _Type, _Type, (_Type, type(None)), tuple),
+        _RAGGED: (tuple, _Type, int, _Type),
+        _VARIABLE: (tuple, _Type),
+    }
+    if kind not in wanted:
+        return OtherSpec(name)
+    classes = wanted[kind]
+    fits = isinstance(state, tuple) and len(state) >= len(classes)
+    if fits and state[0] is None:  # of unknown rank
+        return OtherSpec(f"{name} of unknown rank")
+    if not fits or not all(map(isinstance, state, classes)):
+        raise MalformedModelError(f"a signature of the model holds a damaged {name}")
+    shape, dtype = state[0], state[1].number
+    if kind == _VARIABLE:
+        return _spec(shape, dtype)
+    if kind == _SPARSE:
+        return sparse_spec(shape, dtype)
+    if kind == _SLICES:
+        parts = {"values": _spec(shape, dtype), "indices": _spec(state[4], state[2].number)}
+        if state[3] is not None:
+            parts["dense_shape"] = _spec((len(shape),), state[3].number)
+        return CompositeSpec(_spec(shape, dtype), parts)
+    rank, splits = state[2], state[3].number
+    if not 0 <= rank < max(len(shape), 1):
+        raise MalformedModelError(f"a signature of the model holds a damaged {name}")
+    if not rank:
+        return CompositeSpec(_spec(shape, dtype), {"flat_values": _spec(shape, dtype)})
+    parts = {"flat_values": _spec((None, *shape[rank + 1 :]), dtype)}
+    for i in range(rank):
+        rows = shape[0] + 1 if i == 0 and shape[0] is not None else None
+        parts[f"row_splits_{i}"] = _spec((rows,), splits)
+    return CompositeSpec(_spec(shape, dtype), parts)
+
+
+def sparse_spec(shape: tuple[int | None, ...] | None, number: int) -> CompositeSpec:
+    """The type of a sparse tensor of some shape and `DataType`."""
+    rank = None if shape is None else len(shape)
+    return CompositeSpec(_spec(shape, number), {
+        "indices": _spec((None, rank), _INT64),
+        "values": _spec((None,), number),
+        "dense_shape": _spec((rank,), _INT64),
+    })  # fmt: skip
+
+
+def parameters_of(spec: Any) -> list[Parameter]:
+    """The parameters of a Python function, of its `FunctionSpec`; without `self`.
+
+    **Raises:** `MalformedModelError`.
+    """
+    full = decode(spec.fullargspec)
+    fields = ("args", "varargs", "varkw", "defaults", "kwonlyargs", "kwonlydefaults")
+    if not all(hasattr(full, field) for field in fields):
+        raise MalformedModelError("a function of the model has no list of its parameters")
+    args = list(full.args or ())
+    defaults = len(full.defaults or ())
+    optional = {*args[len(args) - defaults :], *(full.kwonlydefaults or ())}
+    if spec.is_method or args[:1] == ["self"]:
+        args = args[1:]
+    kinds = inspect.Parameter
+    constraints = list(decode(spec.input_signature) or ()) if _given(spec) else []
+    kind = kinds.POSITIONAL_OR_KEYWORD
+    if constraints and full.varargs:
+        kind = kinds.POSITIONAL_ONLY
+    found = [Parameter(_argument_name(a), kind, a in optional) for a in args]
+    if full.varargs and constraints:
+        # Each that the input signature has is a parameter of its own.
+        more = range(max(0, len(constraints) - len(args)))
+        found += [Parameter(f"{full.varargs}_{i}", kind, False) for i in more]
+    elif full.varargs:
+        found.append(Parameter(full.varargs, kinds.VAR_POSITIONAL, False))
+    found += [
+        Parameter(_argument_name(a), kinds.KEYWORD_ONLY, a in optional)
+        for a in full.kwonlyargs or ()
+    ]
+    if full.varkw and not constraints:
+        found.append(Parameter(full.varkw, kinds.VAR_KEYWORD, False))
+    return found
+
+
+def _given(spec: Any) -> bool:
+    return spec.HasField("input_signature") and bool(spec.input_signature.WhichOneof("kind"))
+
+
+def _argument_name(name: str) -> str:
+    """A name as TensorFlow writes it where it is not one of Python's."""
+    plain = "".join(c if c.isalnum() else "_" for c in name)
+    return plain if plain[:1].isalpha() else f"arg_{plain}"
+
+
+def bound_parameters(
+    parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Parameter]:
+    """The parameters of one concrete function: one for each argument.
+
+    **Raises:** `MalformedModelError` where the arguments do not fit.
+    """
+    kinds = inspect.Parameter
+    by_name = {p.name: p for p in parameters}
+    try:
+        signature = inspect.Signature([
+            kinds(p.name, p.kind, default=None if p.optional else kinds.empty) for p in parameters
+        ])  # fmt: skip
+        bound = signature.bind(*args, **{_argument_name(k): v for k, v in kwargs.items()})
+    except (TypeError, ValueError) as error:
+        raise MalformedModelError(
+            f"a function of the model does not take its own arguments: {error}"
+        ) from error
+    variadic = any(p.kind is kinds.VAR_POSITIONAL for p in parameters)
+    found = []
+    for name, value in bound.arguments.items():
+        kind = by_name[name].kind
+        if kind is kinds.VAR_POSITIONAL:
+            found += [
+                Parameter(f"{name}_{i}", kinds.POSITIONAL_ONLY, False) for i in range(len(value))
+            ]
+        elif kind is kinds.VAR_KEYWORD:
+            found += [Parameter(k, kinds.KEYWORD_ONLY, False) for k in sorted(value)]
+        elif kind is kinds.POSITIONAL_OR_KEYWORD and variadic:
+            found.append(Parameter(name, kinds.POSITIONAL_ONLY, False))
+        else:
+            found.append(Parameter(name, kind, False))
+    return found
+
+
+def plain_parameters(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Parameter]:
+    """The parameters of a concrete function of which no Python function is known."""
+    kinds = inspect.Parameter
+    return [
+        *(Parameter(f"arg_{i}", kinds.POSITIONAL_ONLY, False) for i in range(len(args))),
+        *(Parameter(_argument_name(k), kinds.KEYWORD_ONLY, False) for k in kwargs),
+    ]

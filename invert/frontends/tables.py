@@ -1,0 +1,140 @@
+"""How a function of a SavedModel fills a hash table: with constants or the lines of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from invert._errors import MalformedModelError
+from invert.protos.tensors import STRING, decode_dtype, decode_tensor, type_name
+from invert.tf.graph.check import parse_tensor
+
+_IMPORTS = frozenset(
+    "InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2".split()
+)
+_FROM_FILES = frozenset(("InitializeTableFromTextFile", "InitializeTableFromTextFileV2"))
+# Which part of a line is a key or a value, besides the number of a column.
+_WHOLE_LINE, _LINE_NUMBER = -2, -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """Keys and values, or the file and the attributes of the op that reads them."""
+
+    pair: tuple[np.ndarray, np.ndarray] | None = None
+    file: Path | None = None
+    attrs: Any = None
+
+    def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values.
+
+        **Raises:** `MalformedModelError` where they are not of these types.
+        """
+        if self.pair is not None:
+            keys, values = self.pair
+            wanted = decode_dtype(key_type), decode_dtype(value_type)
+            if (keys.dtype, values.dtype) != wanted or len(keys) != len(values):
+                raise MalformedModelError("a table is looked up as one of other types than it has")
+        else:
+            rows = self._rows()
+            keys = self._column(rows, "key_index", key_type)
+            values = self._column(rows, "value_index", value_type)
+        known: dict[Any, Any] = {}
+        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+            if known.setdefault(key, value) != value:
+                raise MalformedModelError(f"a table has two values for the key {key!r}")
+        return keys, values
+
+    def size(self) -> int:
+        keys = self.pair[0] if self.pair is not None else self._rows()
+        return len(set(keys.tolist() if isinstance(keys, np.ndarray) else keys))
+
+    def _rows(self) -> list[bytes]:
+        """The lines of the file, as TensorFlow reads them."""
+        assert self.file is not None
+        try:
+            data = self.file.read_bytes()
+        except OSError as error:
+            raise MalformedModelError(f"{self.file} cannot be read: {error}") from error
+        rows = data.replace(b"\r", b"").split(b"\n")
+        if rows[-1] == b"":
+            rows.pop()
+        count = self.attrs["vocab_size"].i if "vocab_size" in self.attrs else -1
+        if count > len(rows):
+            raise MalformedModelError(f"{self.file} has {len(rows)} lines, fewer than {count}")
+        return rows[:count] if count >= 0 else rows
+
+    def _column(self, rows: list[bytes], which: str, kind: int) -> np.ndarray:
+        index = self.attrs[which].i
+        if index == _LINE_NUMBER:
+            offset = self.attrs["offset"].i if "offset" in self.attrs else 0
+            return np.arange(offset, offset + len(rows), dtype=np.int64).astype(decode_dtype(kind))
+        texts = rows
+        if index != _WHOLE_LINE:
+            delimiter = self.attrs["delimiter"].s if "delimiter" in self.attrs else b"\t"
+            if not delimiter or index < 0:
+                raise MalformedModelError(f"{self.file} is not read as a table")
+            parts = [row.split(delimiter) for row in rows]
+            if short := [i for i, p in enumerate(parts) if index >= len(p)]:
+                raise MalformedModelError(f"{self.file}: line {short[0] + 1} has no column {index}")
+            texts = [p[index] for p in parts]
+        values = np.empty(len(texts), object)
+        values[:] = texts
+        if kind == STRING:
+            return values
+        try:
+            return np.array([text.decode() for text in texts]).astype(decode_dtype(kind))
+        except ValueError as error:
+            raise MalformedModelError(
+                f"{self.file}: a line is not of type {type_name(kind)}: {error}"
+            ) from error
+
+
+def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Filled | None:
+    """How a `FunctionDef` fills the table that some of its arguments are; `None`: not so.
+
+    **Arguments:**
+
+    - `given`: values of the other arguments: an array, or the file of an asset.
+    """
+    nodes = {n.name: n for n in function.node_def}
+
+    def source(text: str) -> str:
+        """The name of a tensor's node, past identities."""
+        name = parse_tensor(text)[0]
+        for _ in nodes:
+            node = nodes.get(name)
+            if node is None or node.op != "Identity" or not node.input:
+                break
+            name = parse_tensor(node.input[0])[0]
+        return name
+
+    def value(text: str) -> Any:
+        name = source(text)
+        if name in nodes and nodes[name].op == "Const":
+            return decode_tensor(nodes[name].attr["value"].tensor, f"node {name!r}")
+        return given.get(name)
+
+    users = [
+        node
+        for node in function.node_def
+        if node.op != "Identity"
+        and any(source(text) in handles for text in node.input if not text.startswith("^"))
+    ]
+    if len(users) != 1:
+        return None
+    (node,) = users
+    inputs = [text for text in node.input if not text.startswith("^")]
+    values = [value(text) for text in inputs[1:]]
+    if source(inputs[0]) not in handles:
+        return None
+    arrays = [v for v in values if isinstance(v, np.ndarray)]
+    if node.op in _IMPORTS and len(values) == len(arrays) == 2:
+        return Filled(pair=(arrays[0].reshape(-1), arrays[1]))
+    if node.op in _FROM_FILES and len(values) == 1 and isinstance(values[0], Path):
+        return Filled(file=values[0], attrs=node.attr)
+    return None

@@ -1,0 +1,1 @@
+"""TensorFlow's files without TensorFlow: messages, types, tensors and the definitions of ops."""

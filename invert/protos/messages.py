@@ -1,0 +1,210 @@
+"""Classes for the messages in TensorFlow's files, built from the table of their fields.
+
+They live in a pool of their own, so that they never meet those that TensorFlow registers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from invert._errors import MalformedModelError
+from invert.protos.schema import SCHEMA
+
+_PACKAGE = "invert"
+_SCALARS = (
+    "double float int64 uint64 int32 fixed64 fixed32 bool string bytes uint32 sint32 sint64"
+).split()
+_Field = descriptor_pb2.FieldDescriptorProto
+
+
+class _Row(NamedTuple):
+    """One field of a message: `key` is the type of the keys of a map."""
+
+    number: int
+    name: str
+    type: str
+    key: str
+    repeated: bool
+    group: str
+
+
+def _rows() -> dict[str, list[_Row]]:
+    tables: dict[str, list[_Row]] = {}
+    rows: list[_Row] = []
+    for line in SCHEMA.splitlines():
+        if line and not line.startswith(" "):
+            rows = tables[line] = []
+        elif line:
+            number, name, kind, *group = line.split()
+            key, _, plain = kind.rpartition(":")
+            repeated = plain.endswith("*")
+            in_group = group[0].removeprefix("@") if group else ""
+            rows.append(_Row(int(number), name, plain.rstrip("*"), key, repeated, in_group))
+    return tables
+
+
+@functools.cache
+def _classes() -> Mapping[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="invert/tensorflow.proto", package=_PACKAGE, syntax="proto3"
+    )
+    for name, rows in _rows().items():
+        message = file.message_type.add(name=_flat(name))
+        groups = list(dict.fromkeys(row.group for row in rows if row.group))
+        for group in groups:
+            message.oneof_decl.add(name=group)
+        for row in rows:
+            field = message.field.add(name=row.name, number=row.number)
+            field.label = (
+                _Field.LABEL_REPEATED if row.repeated or row.key else _Field.LABEL_OPTIONAL
+            )
+            if row.group:
+                field.oneof_index = groups.index(row.group)
+            if not row.key:
+                _set_type(field, row.type)
+                continue
+            entry = message.nested_type.add(
+                name="".join(part.capitalize() for part in row.name.split("_")) + "Entry"
+            )
+            entry.options.map_entry = True
+            for number, part, kind in ((1, "key", row.key), (2, "value", row.type)):
+                _set_type(entry.field.add(name=part, number=number, label=1), kind)
+            field.type = _Field.TYPE_MESSAGE
+            field.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"{_PACKAGE}.{_flat(name)}")
+        )
+        for name in _rows()
+    }
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _set_type(field: Any, kind: str) -> None:
+    if kind in _SCALARS:
+        field.type = getattr(_Field, f"TYPE_{kind.upper()}")
+    else:
+        field.type = _Field.TYPE_MESSAGE
+        field.type_name = f".{_PACKAGE}.{_flat(kind)}"
+
+
+def message(name: str) -> Any:
+    """The class of a message, such as `GraphDef` or `OpDef.ArgDef`."""
+    return _classes()[name]
+
+
+def parse(name: str, data: bytes, where: str) -> Any:
+    """The message that bytes hold.
+
+    **Arguments:**
+
+    - `name`: what the message is, such as `SavedModel`.
+    - `where`: where the bytes come from, such as the path of a file.
+
+    **Raises:** `MalformedModelError` with the place in the bytes and the field.
+    """
+    try:
+        return message(name).FromString(data)
+    except DecodeError as error:
+        raise MalformedModelError(
+            f"{where} cannot be read as a {name}: {_fault(name, data)}. The file is damaged or "
+            "incomplete; copy or export the model again."
+        ) from error
+
+
+def own(given: Any, name: str, where: str) -> Any:
+    """A message of these classes, also of bytes or of a message of TensorFlow's own classes."""
+    if isinstance(given, message(name)):
+        return given
+    data = given if isinstance(given, bytes | bytearray) else given.SerializeToString()
+    return parse(name, bytes(data), where)
+
+
+# -- where bytes are damaged
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_DEEPEST = 100  # messages in messages; the library reads no more
+
+
+class _FaultError(Exception):
+    """The first damaged place."""
+
+
+def _fault(name: str, data: bytes) -> str:
+    """The first place at which bytes are not a message, in words."""
+    tables = {n: {r.number: r for r in rows} for n, rows in _rows().items()}
+
+    def walk(kind: str, start: int, end: int, path: str, depth: int) -> None:
+        if depth > _DEEPEST:
+            raise _FaultError(f"{path} at byte {start} is nested too deep")
+        for number, wire, place, low, high in _fields(data, start, end, path):
+            row = tables[kind].get(number)
+            if row is None or wire != _BYTES:
+                continue
+            inner = f"{path}.{row.name}" if path else row.name
+            if row.key:
+                for part, sub, _, a, b in _fields(data, low, high, inner):
+                    if part == 2 and sub == _BYTES and row.type in tables:
+                        walk(row.type, a, b, inner, depth + 1)
+            elif row.type in tables:
+                walk(row.type, low, high, inner, depth + 1)
+            elif row.type == "string":
+                try:
+                    data[low:high].decode()
+                except UnicodeDecodeError:
+                    raise _FaultError(f"the text {inner} at byte {place} is not UTF-8") from None
+
+    try:
+        walk(name, 0, len(data), "", 0)
+    except _FaultError as fault:
+        return str(fault)
+    return "its fields are not of the types they should be"
+
+
+def _fields(
+    data: bytes, start: int, end: int, path: str
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Number, encoding, place and content of each field between two places."""
+    place = start
+    inside = f" (in {path})" if path else ""
+    while place < end:
+        begin = place
+        tag, place = _varint(data, place, end, inside)
+        number, wire = tag >> 3, tag & 7
+        if not number or wire not in (_VARINT, _FIXED64, _BYTES, _FIXED32):
+            raise _FaultError(f"there is no field at byte {begin}{inside}")
+        low = place
+        if wire == _VARINT:
+            _, place = _varint(data, place, end, inside)
+        elif wire == _BYTES:
+            size, low = _varint(data, place, end, inside)
+            place = low + size
+        else:
+            place += 8 if wire == _FIXED64 else 4
+        if place > end:
+            raise _FaultError(
+                f"field {number} at byte {begin}{inside} ends at byte {place}, after the end of "
+                f"what holds it at byte {end}"
+            )
+        yield number, wire, begin, low, place
+
+
+def _varint(data: bytes, place: int, end: int, inside: str) -> tuple[int, int]:
+    value = 0
+    for i in range(10):
+        if place + i >= end:
+            raise _FaultError(f"a number at byte {place}{inside} is cut off")
+        value |= (data[place + i] & 127) << (7 * i)
+        if data[place + i] < 128:
+            return value, place + i + 1
+    raise _FaultError(f"a number at byte {place}{inside} is too long")

@@ -1,0 +1,165 @@
+"""Types and constants as TensorFlow writes them: `DataType`, `TensorShapeProto`, `TensorProto`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from invert._errors import MalformedModelError
+
+
+class _Type(NamedTuple):
+    """A type: its name, its NumPy type and the field of a `TensorProto` with its values."""
+
+    name: str
+    dtype: np.dtype
+    field: str
+
+
+def _type(name: str, field: str, stored: Any = None) -> _Type:
+    found = stored or getattr(np, name, None) or getattr(ml_dtypes, name)
+    return _Type(name, np.dtype(found), field)
+
+
+# The numbers of tensorflow/core/framework/types.proto (TensorFlow 2.21). Quantized numbers are the
+# whole numbers that they are stored as.
+_TYPES = {
+    1: _type("float32", "float_val"),
+    2: _type("float64", "double_val"),
+    3: _type("int32", "int_val"),
+    4: _type("uint8", "int_val"),
+    5: _type("int16", "int_val"),
+    6: _type("int8", "int_val"),
+    7: _type("string", "string_val", np.object_),
+    8: _type("complex64", "scomplex_val"),
+    9: _type("int64", "int64_val"),
+    10: _type("bool", "bool_val"),
+    11: _type("qint8", "int_val", np.int8),
+    12: _type("quint8", "int_val", np.uint8),
+    13: _type("qint32", "int_val", np.int32),
+    14: _type("bfloat16", "half_val"),
+    15: _type("qint16", "int_val", np.int16),
+    16: _type("quint16", "int_val", np.uint16),
+    17: _type("uint16", "int_val"),
+    18: _type("complex128", "dcomplex_val"),
+    19: _type("float16", "half_val"),
+    20: _type("resource", "", np.object_),
+    21: _type("variant", "", np.object_),
+    22: _type("uint32", "uint32_val"),
+    23: _type("uint64", "uint64_val"),
+    24: _type("float8_e5m2", "float8_val"),
+    25: _type("float8_e4m3fn", "float8_val"),
+    26: _type("float8_e4m3fnuz", "float8_val"),
+    27: _type("float8_e4m3b11fnuz", "float8_val"),
+    28: _type("float8_e5m2fnuz", "float8_val"),
+    29: _type("int4", "int_val"),
+    30: _type("uint4", "int_val"),
+    31: _type("int2", "int_val"),
+    32: _type("uint2", "int_val"),
+    33: _type("float4_e2m1fn", "float8_val"),
+}
+_NUMBERS = {entry.name: number for number, entry in _TYPES.items()}
+
+STRING, RESOURCE, VARIANT = 7, 20, 21
+
+# A reference to a type is its number plus this.
+REFERENCE = 100
+
+# No array of NumPy is larger.
+_MOST_BYTES = (1 << 63) - 1
+
+# A `TensorProto` leaves out repeats of its last value (tensorflow/core/framework/tensor.proto).
+# So many are put back where it holds others besides.
+_MOST_PADDING = 1 << 28
+
+# Fields that hold the bits of a value as a whole number.
+_BITS = {"half_val": np.uint16, "float8_val": np.uint8}
+_PARTS = {"scomplex_val": np.float32, "dcomplex_val": np.float64}
+
+
+def decode_dtype(enum: int) -> np.dtype:
+    """The NumPy (or ml_dtypes) dtype of a `DataType`; `object` for strings and handles.
+
+    Quantized numbers are the whole numbers that they are stored as.
+    """
+    if not is_type(enum):
+        raise MalformedModelError(f"the graph names a type by {enum}, which stands for none")
+    return _TYPES[enum].dtype
+
+
+def is_type(enum: int) -> bool:
+    """Whether a `DataType` stands for a type of values, and not for references to them."""
+    return enum in _TYPES
+
+
+def type_name(enum: int) -> str:
+    """What TensorFlow calls a type."""
+    return _TYPES[enum].name if enum in _TYPES else f"type {enum}"
+
+
+def type_number(dtype: np.dtype) -> int:
+    """The `DataType` of the values of a NumPy dtype; the first where several have it."""
+    return _NUMBERS["string" if dtype.kind == "O" else dtype.name]
+
+
+def decode_shape(proto: Any) -> tuple[int | None, ...] | None:
+    """A `TensorShapeProto` as a tuple with `None` for open sizes; `None` for unknown rank."""
+    if proto.unknown_rank:
+        return None
+    return tuple(None if d.size < 0 else int(d.size) for d in proto.dim)
+
+
+def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
+    """A `TensorProto` as an array, with one copy of its bytes at most.
+
+    What repeats one value is a view of that, however large.
+
+    **Raises:** `MalformedModelError` where its content does not fit its type and shape.
+    """
+    place = f" ({location})" if location else ""
+    shape = decode_shape(proto.tensor_shape)
+    dtype = decode_dtype(proto.dtype)
+    if shape is None or None in shape or proto.dtype in (RESOURCE, VARIANT):
+        raise MalformedModelError(f"a constant{place} is not of one type and shape")
+    sizes = [n for n in shape if n is not None]
+    size = math.prod(sizes)
+    what = f"a constant{place} of {type_name(proto.dtype)}{sizes}"
+    if size * dtype.itemsize > _MOST_BYTES:
+        raise MalformedModelError(f"{what} is too large for any array")
+    content = proto.tensor_content
+    if content and dtype.kind != "O":
+        if len(content) != size * dtype.itemsize:
+            raise MalformedModelError(f"{what} holds {len(content)} bytes")
+        return np.frombuffer(content, dtype, count=size).reshape(sizes)
+    values = _values(proto, _TYPES[proto.dtype])
+    if not len(values):
+        values = np.array([b""], object) if dtype.kind == "O" else np.zeros(1, dtype)
+    if len(values) == 1:
+        return np.broadcast_to(values[0] if dtype.kind != "O" else values.reshape(()), sizes)
+    if size > len(values) + _MOST_PADDING:
+        raise MalformedModelError(f"{what} holds {len(values)} values")
+    # Trailing repeats of the last value are left out, and what is too much is not looked at.
+    padding = np.repeat(values[-1:], max(0, size - len(values)))
+    return np.concatenate([values[:size], padding]).reshape(sizes)
+
+
+def _values(proto: Any, entry: _Type) -> np.ndarray:
+    field: Sequence[Any] | bytes = getattr(proto, entry.field)
+    if entry.field == "string_val":
+        values = np.empty(len(field), object)
+        values[:] = list(field)
+        return values
+    if isinstance(field, bytes):
+        return np.frombuffer(field, np.uint8).view(entry.dtype)
+    if entry.field in _BITS:
+        return np.array(field, np.int64).astype(_BITS[entry.field]).view(entry.dtype)
+    if entry.field in _PARTS:
+        whole = len(field) // 2 * 2
+        return np.array(field[:whole], _PARTS[entry.field]).view(entry.dtype)
+    if entry.field == "int_val":  # the low bits count, as in TensorFlow
+        return np.array(field, np.int64).astype(entry.dtype)
+    return np.array(field, entry.dtype)

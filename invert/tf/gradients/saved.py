@@ -1,0 +1,177 @@
+"""Gradient functions that a SavedModel holds: functions of its library, by the names of their ops.
+
+TensorFlow traces the Python function of `tf.custom_gradient` when it saves a model. The traced
+function takes the gradients of all outputs of the op, then what it captures, and returns the
+gradients of the inputs (tensorflow/python/saved_model/save.py, TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._errors import MalformedModelError
+from invert.protos.ops import op_def
+from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
+from invert.tf.gradients.read import Capture, TfGradient, holds_gradients, holds_module
+from invert.tf.graph.check import parse_tensor
+from invert.tf.graph.library import Library
+from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.graph import Graph
+from invert.tf.ops.definition import types_of
+from invert.tf.ops.node import Node
+
+
+class SavedGradients:
+    """The gradient functions of a model.
+
+    **Arguments:**
+
+    - `library`: the graph with its functions.
+    - `objects`: the `SavedObjectGraph`, which tells what functions capture.
+    """
+
+    def __init__(self, library: Library, objects: Any):
+        self._library = library
+        self._objects = objects
+        self._by_op = {
+            g.registered_op_type: g.gradient_func for g in library.proto.registered_gradients
+        }
+        self._constants = {n.name: n for n in library.graph.node if n.op == "Const"}
+
+    def read(self, around: Graph, function: str, node: Node) -> TfGradient:
+        """The gradient of a node; with a `problem` where there is none that can be read."""
+        count = self._outputs_of(node)
+        failed = functools.partial(TfGradient, node.location, count)
+        gradient = self._by_op.get(node.attr("_gradient_op_type"), "")
+        saved = self._objects.concrete_functions
+        if gradient not in self._library.functions or gradient not in saved:
+            return failed(problem="no gradient function was saved with the model")
+        args = self._library.signatures[gradient].input_arg
+        bound = list(saved[gradient].bound_inputs)
+        shapes = list(_specs(saved[gradient].canonicalized_input_signature))
+        returned = list(_leaves(saved[gradient].output_signature))
+        overridden = node.op != "IdentityN"
+        passed = len(node.inputs) if overridden else count
+        if len(args) - len(bound) != count or len(returned) != passed:
+            return failed(problem="the gradient function belongs to another op")
+        has = [leaf.WhichOneof("kind") != "none_value" for leaf in returned]
+        # TensorFlow pads the gradients of the arguments with `None` for those of the results.
+        results = count if overridden else next((i for i, h in enumerate(has) if h), len(has))
+        feeds: list[int | np.ndarray] = []
+        given = 0
+        for i, arg in enumerate(args[:count]):
+            dtype = decode_dtype(arg.type)
+            if i < results and jax.dtypes.issubdtype(dtype, np.inexact):
+                feeds.append(given)
+                given += 1
+            else:  # TensorFlow passes zeros too
+                shape = shapes[i] if i < len(shapes) else ()
+                feeds.append(np.zeros([1 if n is None else n for n in shape or ()], dtype))
+        captures: list[Capture] = []
+        own: list[int] = []
+        places: list[tuple[bool, int]] = []
+        for index in bound:
+            capture = self._capture(index, function)
+            if capture is None:
+                return failed(problem="the gradient function uses a value of another graph")
+            of_node = isinstance(capture, tuple) and capture[0] == node.name
+            if of_node and not overridden:
+                return failed(problem="the gradient function uses a result of its own op")
+            if of_node and isinstance(capture, tuple):
+                places.append((True, len(own)))
+                own.append(capture[1])
+            else:
+                places.append((False, len(captures)))
+                captures.append(capture)
+        feeds += [given + (len(captures) if is_own else 0) + k for is_own, k in places]
+        nodes = list(self._nodes(gradient))
+        return TfGradient(
+            node.location,
+            results,
+            tuple(captures),
+            functools.lru_cache(functools.partial(self._made, around, gradient)),
+            tuple(has if overridden else has[results:]),
+            tuple(own),
+            convention="jax" if holds_module(nodes) else "tensorflow",
+            nested=holds_gradients(nodes),
+            feeds=tuple(feeds),
+        )
+
+    def _made(self, around: Graph, function: str, nested: bool) -> Analysis:
+        """A gradient function as it is evaluated; `nested`: gradients are read in it."""
+        reads = self.read if nested else None
+        return Analysis(around.derived(around.shared, reads, function=function))
+
+    def _outputs_of(self, node: Node) -> int:
+        if node.op == "IdentityN":
+            return len(node.attr("T"))
+        definition = op_def(node.op)
+        return sum(n for n, _ in types_of(definition.output_arg, node.attrs)) if definition else 0
+
+    def _capture(self, index: int, function: str) -> Capture | None:
+        """Where a captured value comes from, seen from a function; `None` where it does not."""
+        nodes, saved = self._objects.nodes, self._objects.concrete_functions
+        if not 0 <= index < len(nodes):
+            raise MalformedModelError(f"a function captures object {index}, which is not there")
+        kind = nodes[index].WhichOneof("kind")
+        if kind == "constant":
+            node = self._constants.get(nodes[index].constant.operation)
+            return None if node is None else decode_tensor(node.attr["value"].tensor)
+        signature = self._library.signatures.get(function)
+        if signature is None:
+            return None
+        if kind == "captured_tensor":
+            tensor = nodes[index].captured_tensor
+            if tensor.concrete_function != function:
+                return None
+            name, _, number = parse_tensor(tensor.name)
+            for i, arg in enumerate(signature.input_arg):
+                if arg.name == name:
+                    return i
+            return name, number
+        # A variable or a table: the argument that stands for it.
+        bound = list(saved[function].bound_inputs) if function in saved else []
+        if index not in bound:
+            return None
+        return len(signature.input_arg) - len(bound) + bound.index(index)
+
+    def _nodes(self, function: str) -> Iterator[Any]:
+        """The nodes of a function and of those it calls."""
+        seen, pending = {function}, [function]
+        while pending:
+            proto = self._library.functions.get(pending.pop())
+            for node in proto.node_def if proto is not None else ():
+                yield node
+                for value in node.attr.values():
+                    for name in (value.func.name, *(f.name for f in value.list.func)):
+                        if name and name not in seen:
+                            seen.add(name)
+                            pending.append(name)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The leaves of a `StructuredValue`, in the order of TensorFlow."""
+    kind = value.WhichOneof("kind")
+    if kind in ("list_value", "tuple_value"):
+        for item in getattr(value, kind).values:
+            yield from _leaves(item)
+    elif kind == "dict_value":
+        for key in sorted(value.dict_value.fields):
+            yield from _leaves(value.dict_value.fields[key])
+    elif kind == "named_tuple_value":
+        for pair in value.named_tuple_value.values:
+            yield from _leaves(pair.value)
+    else:
+        yield value
+
+
+def _specs(signature: Any) -> Iterator[Sequence[int | None] | None]:
+    """The shapes of the tensors among the arguments of a function."""
+    for leaf in _leaves(signature):
+        if leaf.WhichOneof("kind") == "tensor_spec_value":
+            yield decode_shape(leaf.tensor_spec_value.shape)

@@ -1,0 +1,48 @@
+"""The functions of a graph, which the graphs of one model share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from invert.protos.messages import message, own
+from invert.tf.graph.body import implementations
+from invert.tf.graph.calls import with_calls
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Library:
+    """A graph and the functions it calls, indexed once.
+
+    **Attributes:**
+
+    - `graph`: the `GraphDef`.
+    - `functions`, `signatures`: the `FunctionDef` and its `OpDef` by name.
+    - `selected`: for a function of which another is run in its place, the name of that one.
+    """
+
+    graph: Any
+    functions: Mapping[str, Any]
+    signatures: Mapping[str, Any]
+    selected: Mapping[str, str]
+
+    @classmethod
+    def of(cls, graph_def: Any) -> Library:
+        """The library of a `GraphDef` of any classes of messages."""
+        if isinstance(graph_def, Library):
+            return graph_def
+        graph = with_calls(own(graph_def, "GraphDef", "the graph"))
+        functions = {f.signature.name: f for f in graph.library.function}
+        signatures = {name: f.signature for name, f in functions.items()}
+        return cls(graph, functions, signatures, implementations(graph.library))
+
+    @property
+    def proto(self) -> Any:
+        """The `FunctionDefLibrary`."""
+        return self.graph.library
+
+    @classmethod
+    def empty(cls) -> Library:
+        """No graph and no functions."""
+        return cls.of(message("GraphDef")())

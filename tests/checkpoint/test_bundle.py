@@ -1,0 +1,200 @@
+"""Checkpoints: every kind of value, parts and shards, and damaged files."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from invert._errors import MalformedModelError
+from invert.checkpoint.bundle import Checkpoint, _slice_key
+from invert.checkpoint.checksum import crc32c, masked
+from invert.protos import messages
+
+BIG = np.random.default_rng(0).random((300, 20)).astype(np.float32)
+VALUES: dict[str, Any] = {
+    "a/b": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "texts": np.array([[b"ab", b""], [b"x" * 300, b"\xff"]], object),
+    "scalar": np.int64(5),
+    "empty": np.zeros((0, 3), np.int8),
+    "bfloat16": np.ones(3).astype(tf.bfloat16.as_numpy_dtype),
+    "bool": np.array([True, False]),
+    "complex": np.array([1 + 2j]),
+}
+
+
+def opened(prefix: Path) -> Checkpoint:
+    def shard(number: int, count: int) -> Path | None:
+        file = Path(f"{prefix}.data-{number:05d}-of-{count:05d}")
+        return file if file.exists() else None
+
+    return Checkpoint(Path(f"{prefix}.index"), shard)
+
+
+def write(prefix: Path, values: dict[str, Any], parts: list[str] | None = None) -> None:
+    tensors = [
+        tf.constant(v, tf.string if np.asarray(v).dtype.kind == "O" else None)
+        for v in values.values()
+    ]
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=[k.partition("#")[0] for k in values],
+        shape_and_slices=parts or [""] * len(values),
+        tensors=tensors,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint")
+    write(path / "values", VALUES)
+    parts = {"part#0": BIG[:100], "part#1": BIG[100:170], "part#2": BIG[170:]}
+    write(path / "parts", parts, ["300 20 0,100:-", "300 20 100,70:-", "300 20 170,130:0,20"])
+    tf.raw_ops.MergeV2Checkpoints(
+        checkpoint_prefixes=[str(path / "values"), str(path / "parts")],
+        destination_prefix=str(path / "merged"),
+        delete_old_dirs=False,
+    )
+    write(path / "values", VALUES)  # merging moved them
+    return path
+
+
+def test_the_checksum_is_that_of_the_standard() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(b"") == 0
+    data = random.Random(0).randbytes(300_001)
+    assert crc32c(data) == crc32c(data[1000:], crc32c(data[:1000]))
+
+
+def test_values_of_every_kind(folder: Path) -> None:
+    found = opened(folder / "merged")
+    assert set(found) == {*VALUES, "part"} and "part" in found and "other" not in found
+    for key, want in VALUES.items():
+        got = found.value(key)
+        assert got.shape == np.shape(want) and got.dtype == np.asarray(want).dtype
+        assert (got == want).all()
+    np.testing.assert_array_equal(found.value("part"), BIG)  # of parts in another shard
+    np.testing.assert_array_equal(found.value("part", [(100, 50), None]), BIG[100:150])
+    with pytest.raises(MalformedModelError, match="'other'"):
+        found.value("other")
+    with pytest.raises(MalformedModelError, match="no part"):
+        found.value("part", [(290, 20), None])
+
+
+def test_values_are_views_of_their_file(folder: Path) -> None:
+    value = opened(folder / "values").value("a/b")
+    assert not value.flags.owndata and not value.flags.writeable
+
+
+def test_a_long_index_has_several_blocks(tmp_path: Path) -> None:
+    values = {f"layer/{i:04d}/kernel": np.float32(i) for i in range(3000)}
+    write(tmp_path / "many", values)
+    found = opened(tmp_path / "many")
+    assert len(list(found)) == 3000
+    assert all(found.value(k) == v for k, v in values.items())
+
+
+def test_missing_shards_are_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "merged.index").write_bytes((folder / "merged.index").read_bytes())
+    with pytest.raises(MalformedModelError, match="shard 0 of 2, which is missing"):
+        opened(tmp_path / "merged").value("a/b")
+
+
+def damage(folder: Path, work: Path, seed: int, count: int) -> int:
+    """Damages one file of a copy at a time; returns how often a value was refused."""
+    files = sorted(f for f in folder.iterdir() if f.name.startswith("merged"))
+    wants = {**VALUES, "part": BIG}
+    refused = 0
+    draw = random.Random(seed)
+    for _ in range(count):
+        for file in files:
+            (work / file.name).write_bytes(file.read_bytes())
+        file = work / draw.choice(files).name
+        data = bytearray(file.read_bytes())
+        place = draw.randrange(len(data))
+        if draw.random() < 0.3:
+            del data[place:]
+        else:
+            data[place] ^= draw.randrange(1, 256)
+        file.write_bytes(bytes(data))
+        try:
+            found = opened(work / "merged")
+        except MalformedModelError:
+            refused += 1
+            continue
+        for key, want in wants.items():
+            try:
+                got = found.value(key)
+            except MalformedModelError:
+                refused += 1
+            else:
+                assert got.shape == np.shape(want) and (got == want).all(), (file, place, key)
+    return refused
+
+
+def test_damaged_files_are_refused_or_right(folder: Path, tmp_path: Path) -> None:
+    assert damage(folder, tmp_path, seed=0, count=150) > 100
+
+
+@pytest.mark.slow
+def test_many_damaged_files(folder: Path, tmp_path: Path) -> None:
+    assert damage(folder, tmp_path, seed=1, count=5000) > 1000
+
+
+def table(entries: dict[bytes, bytes], kind: int = 0) -> bytes:
+    """A table of one block, which says that it is compressed in some way."""
+
+    def block(rows: dict[bytes, bytes], kind: int) -> bytes:
+        content = b"".join(
+            bytes([0, len(k), len(v)]) + k + v for k, v in sorted(rows.items())
+        ) + struct.pack("<II", 0, 1)
+        checksum = masked(crc32c(content + bytes([kind])))
+        return content + bytes([kind]) + struct.pack("<I", checksum)
+
+    data = block(entries, kind)
+    index = block({b"\xff": bytes([0, len(data) - 5])}, 0)
+    handles = bytes([0, 0, len(data), len(index) - 5])
+    magic = struct.pack("<Q", 0xDB4775248B80FB57)
+    return data + index + handles.ljust(40, b"\0") + magic
+
+
+@pytest.mark.parametrize(
+    ("header", "kind", "message"),
+    [
+        ({"num_shards": 1}, 1, "compressed by Snappy"),
+        ({"num_shards": 1}, 7, "compressed in an unknown way"),
+        ({"num_shards": 1, "endianness": 1}, 0, "another order of bytes"),
+        ({"num_shards": 0}, 0, "has 0 shards"),
+        ({}, 0, "has no header"),
+    ],
+)
+def test_what_cannot_be_read_says_so(
+    tmp_path: Path, header: dict[str, int], kind: int, message: str
+) -> None:
+    proto = messages.message("BundleHeaderProto")(**header).SerializeToString()
+    entries = {b"": proto} if header else {b"a": b""}
+    (tmp_path / "v.index").write_bytes(table(entries, kind))
+    with pytest.raises(MalformedModelError, match=message):
+        opened(tmp_path / "v")
+
+
+def test_parts_may_not_share_their_bytes(folder: Path, tmp_path: Path) -> None:
+    """A few bytes that many parts name would fill the memory."""
+    found = opened(folder / "merged")
+    entry = messages.parse("BundleEntryProto", found._entries[b"part"], "an entry")
+    entry.shape.dim[0].size = 600
+    for part in list(entry.slices):
+        moved = entry.slices.add()
+        moved.CopyFrom(part)
+        moved.extent[0].start += 300
+        key = _slice_key("part", [(e.start, e.length) if e.length else None for e in part.extent])
+        again = [(e.start, e.length) if e.length else None for e in moved.extent]
+        found._entries[_slice_key("part", again)] = found._entries[key]
+    found._entries[b"part"] = entry.SerializeToString()
+    with pytest.raises(MalformedModelError, match="has parts of"):
+        found.value("part")

@@ -1,0 +1,159 @@
+"""Messages of TensorFlow's files: fields, damaged bytes, types and constants."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2, op_def_pb2, tensor_pb2, variable_pb2
+from tensorflow.core.protobuf import (
+    fingerprint_pb2,
+    saved_model_pb2,
+    tensor_bundle_pb2,
+    trackable_object_graph_pb2,
+)
+
+from invert._errors import MalformedModelError
+from invert.protos.messages import message, own, parse
+from invert.protos.ops import definitions, op_def
+from invert.protos.tensors import decode_dtype, decode_tensor, is_type, type_name, type_number
+
+ROOTS: dict[str, Any] = {
+    "SavedModel": saved_model_pb2.SavedModel,
+    "OpList": op_def_pb2.OpList,
+    "VariableDef": variable_pb2.VariableDef,
+    "BundleHeaderProto": tensor_bundle_pb2.BundleHeaderProto,
+    "BundleEntryProto": tensor_bundle_pb2.BundleEntryProto,
+    "TrackableObjectGraph": trackable_object_graph_pb2.TrackableObjectGraph,
+    "FingerprintDef": fingerprint_pb2.FingerprintDef,
+}
+
+
+def _differences(ours: Any, theirs: Any, path: str, seen: set[str]) -> list[str]:
+    """Fields that are not as TensorFlow declares them, in a message and in those inside of it."""
+    if ours.name in seen:
+        return []
+    seen.add(ours.name)
+    found = []
+    for field in ours.fields:
+        where = f"{path}.{field.name}"
+        other = theirs.fields_by_number.get(field.number)
+        if other is None or other.name != field.name or other.is_repeated != field.is_repeated:
+            found.append(where)
+            continue
+        if field.message_type is not None:
+            found += _differences(field.message_type, other.message_type, where, seen)
+            continue
+        wanted = field.TYPE_INT32 if other.enum_type else other.type
+        groups = [getattr(f.containing_oneof, "name", "") for f in (field, other)]
+        if field.type != wanted or groups[0] != groups[1]:
+            found.append(where)
+    return found
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_fields_are_those_of_tensorflow(name: str) -> None:
+    assert _differences(message(name).DESCRIPTOR, ROOTS[name].DESCRIPTOR, name, set()) == []
+
+
+def test_unknown_fields_are_kept() -> None:
+    theirs = graph_pb2.GraphDef()
+    node = theirs.node.add(name="x", op="Const")
+    node.experimental_debug_info.original_node_names.append("y")  # which ours do not have
+    ours = own(theirs, "GraphDef", "the graph")
+    assert graph_pb2.GraphDef.FromString(ours.SerializeToString()) == theirs
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"\x0a\x09\x0a\x02ab", "field 1 at byte 0 ends at byte 11"),
+        (b"\x0a\x04\x0a\x02\xff\xfe", r"the text node\.name at byte 2 is not UTF-8"),
+        (b"\x0a\x04\x0a\x09ab", r"field 1 at byte 2 \(in node\) ends at byte 13"),
+        (b"\x1f\x00", "there is no field at byte 0"),
+        (b"\x0a", "a number at byte 1 is cut off"),
+    ],
+)
+def test_damaged_bytes_are_told_by_their_place(data: bytes, what: str) -> None:
+    with pytest.raises(MalformedModelError, match=rf"graph\.pb .*{what}.*export the model again"):
+        parse("GraphDef", data, "graph.pb")
+
+
+def test_types_are_those_of_tensorflow() -> None:
+    for number in range(1, 40):
+        try:
+            theirs = tf.dtypes.as_dtype(number)
+        except TypeError:
+            assert not is_type(number)
+            continue
+        assert type_name(number) == theirs.name
+        if theirs not in (tf.resource, tf.variant) and not theirs.is_quantized:
+            assert decode_dtype(number) == np.dtype(theirs.as_numpy_dtype)
+            assert type_number(decode_dtype(number)) == number
+    assert not is_type(0) and not is_type(101)
+
+
+_DRAWS: dict[str, Any] = {
+    "half_val": lambda draw: draw.randrange(1 << 16),
+    "float_val": lambda draw: draw.uniform(-9, 9),
+    "double_val": lambda draw: draw.uniform(-9, 9),
+    "int_val": lambda draw: draw.randrange(2),
+    "string_val": lambda draw: draw.randbytes(3),
+    "scomplex_val": lambda draw: draw.uniform(-9, 9),
+    "dcomplex_val": lambda draw: draw.uniform(-9, 9),
+    "int64_val": lambda draw: draw.randrange(-5, 5),
+    "bool_val": lambda draw: draw.random() < 0.5,
+    "uint32_val": lambda draw: draw.randrange(9),
+    "uint64_val": lambda draw: draw.randrange(9),
+}
+
+
+def test_constants_are_those_of_tensorflow() -> None:
+    """Random messages of every type: values in fields, fewer than the shape says, and as bytes."""
+    draw = random.Random(0)
+    compared = 0
+    for _ in range(3000):
+        proto = tensor_pb2.TensorProto()
+        proto.dtype = draw.choice([i for i in range(1, 34) if i not in (20, 21)])
+        for _ in range(draw.randrange(3)):
+            proto.tensor_shape.dim.add().size = draw.randrange(4)
+        if draw.random() < 0.2 and proto.dtype != 7:
+            size = np.prod([d.size for d in proto.tensor_shape.dim], dtype=int)
+            proto.tensor_content = bytes(size * decode_dtype(proto.dtype).itemsize)
+        else:
+            for field, value in _DRAWS.items():
+                count = draw.choice([0, 1, 2, 4])
+                getattr(proto, field).extend(value(draw) for _ in range(count))
+            proto.float8_val = draw.randbytes(draw.choice([1, 2, 4]))
+        try:
+            want = tf.make_ndarray(proto)
+        except (TypeError, ValueError):  # more values than the shape has
+            continue
+        want = want[want.dtype.names[0]] if want.dtype.names else want
+        got = decode_tensor(own(proto, "TensorProto", "a constant"))
+        assert got.shape == want.shape
+        if proto.dtype == 7:
+            assert [v or b"" for v in got.ravel()] == [v or b"" for v in want.ravel()]
+        else:
+            assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
+        compared += 1
+    assert compared > 1000
+
+
+def test_definitions_are_those_of_tensorflow() -> None:
+    from tensorflow.python.client import pywrap_tf_session as session
+
+    theirs = message("OpList").FromString(session.TF_GetBuffer(session.TF_GetAllOpList()))
+    wanted = {}
+    for op in theirs.op:
+        op.DiscardUnknownFields()
+        wanted[op.name] = op
+    # Later ones may have more.
+    known = {name: op for name, op in definitions().items() if name in wanted}
+    assert len(known) > 1500 and len(known) >= 0.95 * len(definitions())
+    if tf.__version__.startswith("2.21"):
+        assert definitions() == wanted
+    assert op_def("NoSuchOp") is None
