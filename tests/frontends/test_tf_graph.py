@@ -15,8 +15,8 @@ from invert._config import Config
 from invert._errors import MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
 from invert.primitives.tf import REGISTRY
+from invert.protos.tensors import decode_tensor
 from invert.tf.interpreter import Graph
-from invert.tf.ops.node import decode_tensor
 from invert.tf.ops.registry import Entry, Registry, raises_tf
 
 CONFIG = Config()
