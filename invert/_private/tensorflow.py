@@ -88,7 +88,7 @@ def tf_add_functions(library: Any) -> None:
     """Makes the functions of a library known to TensorFlow, which compiles them by their names."""
     from tensorflow.python.eager import context
 
-    current = context.context()
+    current: Any = context.context()
     current.ensure_initialized()
     for function in library.function:
         if not current.has_function(function.signature.name):

@@ -18,7 +18,7 @@ from invert.primitives.tf import REGISTRY
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import Entry, Registry, raises_tf
-from invert.tf.ops.node import decode_tensor
+from invert.protos.tensors import decode_tensor
 
 CONFIG = Config()
 
