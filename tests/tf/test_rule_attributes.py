@@ -49,7 +49,7 @@ WITHOUT_EFFECT = {
         validate_indices=False,
     ),
     "TridiagonalSolve": lambda x: tf.raw_ops.TridiagonalSolve(
-        diagonals=x + [[0.0], [9.0], [0.0]], rhs=x, partial_pivoting=False
+        diagonals=tf.add(x, [[0.0], [9.0], [0.0]]), rhs=x, partial_pivoting=False
     ),
 }
 
