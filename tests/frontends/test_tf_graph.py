@@ -15,10 +15,10 @@ from invert._config import Config
 from invert._errors import MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
 from invert.primitives.tf import REGISTRY
+from invert.protos.tensors import decode_tensor
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import Entry, Registry, raises_tf
-from invert.protos.tensors import decode_tensor
 
 CONFIG = Config()
 

@@ -40,18 +40,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "_FusedDepthwiseConv2dNative",
     ignores=("num_args", "use_cudnn_on_gpu"),
 )
-def _fused_conv(
-    x: Array,
-    kernel: Array,
-    *args: Array,
-    fused_ops: list[str],
-    epsilon: float,
-    leakyrelu_alpha: float,
-    node: Node,
-) -> Array:
+def _fused_conv(x: Array, kernel: Array, *args: Array, node: Node) -> Array:
     kernel = grouped(kernel) if "Depthwise" in node.op else kernel
-    y, where = conv_of(node, x.ndim)(x, kernel), layout(node, x.ndim)
-    return _epilogue(node, y, args, where, fused_ops, epsilon, leakyrelu_alpha)
+    return _epilogue(node, conv_of(node, x.ndim)(x, kernel), args, layout(node, x.ndim))
 
 
 @rule("FusedPadConv2D")
@@ -76,31 +67,15 @@ def _resized_conv(
 
 
 @rule("_FusedMatMul")
-def _fused_matmul(
-    a: Array,
-    b: Array,
-    *args: Array,
-    fused_ops: list[str],
-    epsilon: float,
-    leakyrelu_alpha: float,
-    node: Node,
-) -> Array:
-    y = product(node, a, b)
-    return _epilogue(node, y, args, Layout("NC"), fused_ops, epsilon, leakyrelu_alpha)
+def _fused_matmul(a: Array, b: Array, *args: Array, node: Node) -> Array:
+    return _epilogue(node, product(node, a, b), args, Layout("NC"))
 
 
-def _epilogue(
-    node: Node,
-    y: Array,
-    args: Sequence[Array],
-    where: Layout,
-    fused_ops: Sequence[str],
-    epsilon: float,
-    slope: float,
-) -> Array:
-    """Applies the fused ops to `y`, with their further operands `args`."""
+def _epilogue(node: Node, y: Array, args: Sequence[Array], where: Layout) -> Array:
+    """Applies the fused ops of a node to `y`, with their further operands `args`."""
+    epsilon, slope = node.attr("epsilon"), node.attr("leakyrelu_alpha")
     rest = list(args)
-    for op in fused_ops:
+    for op in node.attr("fused_ops"):
         if op == "BiasAdd":
             y = bias_add(y, rest.pop(0), where.channel)
         elif op == "Add":
@@ -122,18 +97,9 @@ def _activated(node: Node, activation: str, y: Array) -> Array:
 
 
 @rule("_FusedBatchNormEx")
-def _fused_batch_norm(
-    x: Array,
-    scale: Array,
-    offset: Array,
-    mean: Array,
-    variance: Array,
-    *side_input: Array,
-    activation_mode: str,
-    node: Node,
-) -> list[Array]:
-    y, *statistics = batch_norm(node, x, scale, offset, mean, variance)
-    for side in side_input:
+def _fused_batch_norm(*operands: Array, activation_mode: str, node: Node) -> list[Array]:
+    y, *statistics = batch_norm(node, *operands[:5])
+    for side in operands[5:]:
         y = y + side
     empty = jnp.zeros((0,), statistics[0].dtype)
     return [_activated(node, activation_mode, y), *statistics, empty]
