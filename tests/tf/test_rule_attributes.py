@@ -49,11 +49,7 @@ WITHOUT_EFFECT = {
         validate_indices=False,
     ),
     "TridiagonalSolve": lambda x: tf.raw_ops.TridiagonalSolve(
-<<<<<<< HEAD
-        diagonals=[*x, [0.0], [9.0], [0.0]], rhs=x, partial_pivoting=False
-=======
         diagonals=tf.add(x, [[0.0], [9.0], [0.0]]), rhs=x, partial_pivoting=False
->>>>>>> rules1
     ),
 }
 

@@ -12,8 +12,9 @@ import numpy as np
 from invert._config import Config
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert.primitives.binding import Signature
+from invert.protos.tensors import decode_dtype
 from invert.tf.ops.definition import type_at, types_of
-from invert.tf.ops.node import Node, decode_dtype
+from invert.tf.ops.node import Node
 from invert.tf.values import constants
 
 if TYPE_CHECKING:
