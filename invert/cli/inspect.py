@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         functions, others = [], ()
         try:
             readers, others = model.functions(Config(verify=False))
-        except UnsupportedOpError as error:  # what TensorFlow's loader would run
+        except UnsupportedOpError as error:  # ops that cannot be raised
             functions = [Function(model.path.name, problems=_problems(error))]
         else:
             for name, reader in readers.items():
