@@ -78,3 +78,16 @@ def test_attributes_without_support_are_refused() -> None:
 
     with pytest.raises(UnsupportedOpError, match=r"tf\.TridiagonalSolve: .*'perturb_singular'"):
         invert.convert(tf.function(solve), tf.TensorSpec((3, 3)), config=PLAIN)
+
+
+def test_a_rule_takes_the_attributes_of_the_op_as_parameters() -> None:
+    """XlaReducePrecision is the primitive, with the parameters that the op has as attributes."""
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+    def function(x):
+        return gen_xla_ops.xla_reduce_precision(x, exponent_bits=5, mantissa_bits=3)
+
+    module = invert.convert(tf.function(function, autograph=False), tf.TensorSpec([7], tf.float32))
+    (eqn,) = module.jaxpr.eqns
+    assert eqn.primitive.name == "reduce_precision"
+    assert (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (5, 3)

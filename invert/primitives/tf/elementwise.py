@@ -460,3 +460,8 @@ def _clip_by_value(x: Array, low: Array, high: Array) -> Array:
 @rule("Cross")
 def _cross(a: Array, b: Array) -> Array:
     return jnp.cross(a, b)
+
+
+@rule("XlaReducePrecision", rows=rows.elementwise)
+def _reduce_precision(x: Array, *, exponent_bits: int, mantissa_bits: int) -> Array:
+    return lax.reduce_precision(x, exponent_bits, mantissa_bits)
