@@ -176,12 +176,12 @@ def test_random_ops_never_go_over_the_bridge():
     for op in ("RandomUniform", "StatelessRandomUniformV2", "Multinomial", "StatefulUniform"):
         assert op in NEEDS_RULE and op not in BRIDGED
     node = Node("RandomUniform", "draw", {})
-    entry = bridge_entry("RandomUniform")
+    entry = bridge_entry(node)
     assert entry is not None and entry.check is not None
     (problem,) = entry.check(None, node)  # type: ignore[arg-type]
     assert "draws random numbers" in problem.reason
     with pytest.raises(UnsupportedOpError, match="draws random numbers"):
-        entry.rule(None, node, [])  # type: ignore[arg-type]
+        entry.call(None, node, [])  # type: ignore[arg-type]
 
 
 def test_only_pure_ops_go_over_the_bridge():

@@ -265,7 +265,7 @@ def test_branches_of_several_shapes_are_refused():
     def fn(x):
         return tf.cond(tf.reduce_sum(x) > 0.0, lambda: x, lambda: tf.concat([x, x], 0))
 
-    with pytest.raises(invert.UnsupportedOpError, match=r"result 0 is float32.* on another"):
+    with pytest.raises(invert.UnsupportedOpError, match=r"result 0 has type float32.* in another"):
         invert.convert(tf.function(fn), X)
 
 

@@ -42,7 +42,7 @@ def test_what_loops_found_out_is_kept_for_rows_too(monkeypatch: pytest.MonkeyPat
             traces.append(args)
             super().__init__(*args)
 
-    monkeypatch.setattr(while_loop, "Staged", Counted)
+    monkeypatch.setattr(while_loop, "TracedBranch", Counted)
     x = np.float32([1, -2, 3, 4, -1])
     counts = []
     for rows in (lambda x: x, lambda x: tf.boolean_mask(x, x > 0)):
