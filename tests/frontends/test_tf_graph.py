@@ -18,7 +18,7 @@ from invert.primitives.tf import REGISTRY
 from invert.protos.tensors import decode_tensor
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
-from invert.tf.interpreter.registry import Entry, Registry, raises_tf
+from invert.tf.interpreter.registry import Entry, Registry, rule
 
 CONFIG = Config()
 
@@ -293,7 +293,7 @@ def test_registry_refuses_duplicates_and_late_additions():
         registry.add("A", entry)
     assert registry.ops() == ("A",)
     with pytest.raises(RuntimeError, match="frozen"):
-        raises_tf("Added late")(entry.call)
+        rule("Added late")(lambda x: x)
     assert REGISTRY.get("Added late") is None
 
 

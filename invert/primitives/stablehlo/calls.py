@@ -199,10 +199,6 @@ def _identity(ctx: Context, op: Op, *operands: Value) -> Any:
     return list(operands)
 
 
-def _nothing(ctx: Context, op: Op, *operands: Value) -> Any:
-    return []
-
-
 def _composite_call(target: str) -> Callable:
     def rule(ctx: Context, op: Op, *operands: Value) -> Any:
         attributes = (

@@ -18,7 +18,7 @@ from jax import lax
 from invert.primitives.tf.dynamic_size import padded, places_of
 from invert.tf.fallback.eager import run_eagerly
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import Array, Int, Ints, Value, bound, raises_tf, rule
+from invert.tf.interpreter.registry import REGISTRY, Array, Entry, Int, Ints, Value, bound, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import array, ints, pack_dims, static
 
@@ -37,7 +37,8 @@ def _folding_rule(*ops: str) -> Callable[[Callable[..., Value]], Callable[..., V
                 return run_eagerly(ctx, node, values)
             return call(ctx, node, values)
 
-        raises_tf(*ops)(fold_or_trace)
+        for op in ops:
+            REGISTRY.add(op, Entry(fold_or_trace))
         return fn
 
     return register

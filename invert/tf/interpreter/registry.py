@@ -315,20 +315,3 @@ def row_rule(*ops: str, takes_sizes: bool = False) -> Callable[[RowRule], RowRul
         return rows
 
     return register
-
-
-def raises_tf(*ops: str, **options: Any) -> Callable[[Rule], Rule]:
-    """Registers a function of `(ctx, node, values)` as the rule of `ops`; see `Entry`."""
-
-    def register(fn: Rule) -> Rule:
-        for op in ops:
-            REGISTRY.add(op, Entry(fn, **options))
-        return fn
-
-    return register
-
-
-def add_table(table: Mapping[str, Rule], **options: Any) -> None:
-    """Registers one function of `(ctx, node, values)` for each op; see `Entry`."""
-    for op, fn in table.items():
-        REGISTRY.add(op, Entry(fn, **options))
