@@ -40,6 +40,8 @@ def _build(
         # A `tf.TensorSpec` among the examples may leave sizes open.
         if all(isinstance(n, int) for value in values for n in value.shape):
             function.begin(values)
+    if function.home is None:
+        function.begin_whole()
     return build(function)
 
 
@@ -64,6 +66,8 @@ def _build_methods(
         try:
             if function.is_static:
                 function.begin([_Shape(spec.shape) for spec in function.specs])
+            else:
+                function.begin_whole()
             functions[key] = function
         except InvertError as error:
             failed[key] = error

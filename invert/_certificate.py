@@ -18,6 +18,7 @@ class Certificate:
         `"unverified"`: neither was possible, or verification was switched off.
     - `reason`: why the certificate is not exact, or `""`.
     - `largest_error`: the largest absolute difference of a result, for `"numerical"`.
+    - `sizes`: for which sizes of the open dimensions it holds, or `""` where none is open.
     - `assumes`: an assumption about the program that its format leaves open, or `""`.
     """
 
@@ -25,6 +26,7 @@ class Certificate:
     reason: str = ""
     largest_error: float | None = None
     assumes: str = ""
+    sizes: str = ""
 
     def __str__(self) -> str:
         error = self.largest_error
@@ -34,4 +36,5 @@ class Certificate:
             self.assumes and f"provided that {self.assumes}",
         ]
         text = "; ".join(filter(None, details))
-        return f"{self.kind} ({text})" if text else self.kind
+        kind = f"{self.kind} for every {self.sizes}" if self.sizes else self.kind
+        return f"{kind} ({text})" if text else kind

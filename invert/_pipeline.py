@@ -23,6 +23,7 @@ from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs
 from invert.ir.match import equivalent
+from invert.ir.sizes import Constraint, constraints, dimensions
 from invert.modules.function import Stage
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage as PatternStage
@@ -32,13 +33,14 @@ _STRICT_ORDER = "the comparators of its sorts are strict weak orders"
 
 
 def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
-    """Raises an entry point at the given argument types and rewrites it."""
+    """Raises an entry point at the given argument types, whose sizes may be open, and rewrites it."""
     seconds = {}
     start = time.perf_counter()
     # Modules hold values of 64 bits whatever the session's setting.
     with nested_too_deep(entry.name), jax.enable_x64(True):
         config.begin(f"{entry.name}: raising")
-        closed = traced(entry, avals)
+        with constraints() as conditions:
+            closed = traced(entry, avals)
         seconds["raise"] = time.perf_counter() - start
         start = time.perf_counter()
         closed = jaxprs.canonicalize(closed)
@@ -67,6 +69,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         # The comparison is over the constants of the raw program; arrays come back after it.
         recovered = jaxprs.over_constants(closed, known)
         certificate = _certify(raw, recovered, known, platform, x64, config)
+        certificate = _for_sizes(certificate, avals, conditions)
         if hints.assumes_order(raw):
             certificate = dataclasses.replace(certificate, assumes=_STRICT_ORDER)
         seconds["verify"] = time.perf_counter() - start
@@ -92,7 +95,20 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         sizes=_sizes(entry, avals),
         outside=entry.outside,
     )
-    return Stage(jaxpr, constants, report, x64)
+    count = len(avals) - int(entry.draws)
+    shapes = tuple(tuple(a.shape) for a in avals[:count])
+    return Stage(jaxpr, constants, report, x64, shapes, tuple(conditions))
+
+
+def _for_sizes(
+    certificate: Certificate, avals: Sequence[Any], conditions: Sequence[Constraint]
+) -> Certificate:
+    """The certificate with the sizes for which it holds, where some are open."""
+    names = {d: None for a in avals for n in a.shape for d in sorted(dimensions(n))}
+    if not names:
+        return certificate
+    bounds = [f"{d} >= 1" for d in names] + [c.words() for c in conditions]
+    return dataclasses.replace(certificate, sizes=", ".join(bounds))
 
 
 def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ import jax
 import jax.export
 import numpy as np
 from jax._src import core, dispatch, source_info_util
+from jax._src import linear_util as lu
 from jax._src.ad_util import add_jaxvals_p as add_any_p
+from jax._src.export import shape_poly
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax as lax_internal
@@ -75,10 +77,55 @@ Primitive = core.Primitive
 abstract_token = core.abstract_token
 eval_context = core.eval_context
 # Symbolic dimensions.
+DimExpr = shape_poly._DimExpr
 InconclusiveDimensionOperation = core.InconclusiveDimensionOperation
+UnknownDimension = shape_poly.UnexpectedDimVar
 is_symbolic_dim = core.is_symbolic_dim
 max_dim = core.max_dim
 min_dim = core.min_dim
+dim_as_value_p = shape_poly.dim_as_value_p
+# A number, or an expression of open dimensions.
+DimSize: TypeAlias = int | DimExpr
+# A dimension by name, or an operation (`floordiv`, `mod`, `max`, `min`) with its operands.
+DimFactor: TypeAlias = str | tuple[str, tuple[DimSize, ...]]
+
+
+def dim_terms(size: DimSize) -> list[tuple[int, list[tuple[DimFactor, int]]]]:
+    """A size as a sum: for each term its coefficient and its factors with their exponents."""
+    if not isinstance(size, DimExpr):
+        return [(int(size), [])]
+    return [
+        (coefficient, [(_dim_factor(f), exponent) for f, exponent in term._factors])
+        for term, coefficient in size._sorted_terms
+    ]
+
+
+def _dim_factor(factor: Any) -> DimFactor:
+    if factor.var is not None:
+        return factor.var
+    operands = (_reduced(o) for o in factor.operands)
+    return factor.operation, tuple(operands)
+
+
+def _reduced(size: Any) -> DimSize:
+    constant = DimExpr._to_constant(size)
+    return size if constant is None else constant
+
+
+def size_as_value(size: DimSize, dtype: np.dtype) -> Any:
+    """A size as a traced integer, `dim_as_value`, of 32 or 64 bits."""
+    with jax.enable_x64(dtype == np.int64):
+        return dim_as_value_p.bind(dim=size)
+
+
+def mapped_thunk(thunk: Any, change: Callable[[Any], Any]) -> Any:
+    """A function that gives the jaxpr of a derivative, with that jaxpr changed."""
+
+    def call(*nonzero: Any) -> tuple[Any, ...]:
+        jaxpr, *rest = thunk.call_wrapped(*nonzero)
+        return change(jaxpr), *rest
+
+    return lu.wrap_init(call, debug_info=thunk.debug_info)
 
 rng_uniform = lax_internal.rng_uniform
 prngs = prng.prngs

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -17,30 +17,64 @@ from jax.experimental import checkify
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, traced
-from invert._errors import SignatureError
-from invert._private.jax import eval_context, eval_jaxpr, is_tracer, name_stack, open_jaxpr
+from invert._errors import InvertError, SignatureError
+from invert._private.jax import (
+    InconclusiveDimensionOperation,
+    UnknownDimension,
+    eval_context,
+    eval_jaxpr,
+    is_tracer,
+    name_stack,
+    open_jaxpr,
+)
 from invert._report import Report
 from invert.emission import Emission
 from invert.ir import jaxprs
 from invert.ir.jaxprs import equations
+from invert.ir.sizes import Constraint, DimSize, Shape, is_open, solve, substitute
 from invert.modules import signatures
+from invert.modules.dimensions import named_shapes, symbolic_shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """The recovered program at fixed argument types.
+    """The recovered program at the types of its arguments, whose sizes may be open.
 
     **Arguments:**
 
     - `jaxpr`: takes the constants, then the parameters, then the flat arguments.
     - `constants`: values of the leading arguments of `jaxpr`.
     - `report`: how it was recovered.
+    - `shapes`: those of the flat arguments.
+    - `constraints`: conditions on the open sizes under which the program is the original.
     """
 
     jaxpr: Any
     constants: tuple[np.ndarray, ...]
     report: Report
     x64: bool
+    shapes: tuple[Shape, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    _sized: dict[Hashable, Stage] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def is_open(self) -> bool:
+        """Whether it has open sizes."""
+        return any(is_open(n) for shape in self.shapes for n in shape)
+
+    def at(self, shapes: Sequence[Sequence[DimSize]]) -> Stage | None:
+        """The program at the shapes of some arguments; `None` where it does not hold there."""
+        if not self.is_open:
+            return self
+        sizes = solve(self.shapes, shapes)
+        if sizes is None or not all(c.holds(sizes) for c in self.constraints):
+            return None
+        key = tuple(sizes.items())
+        if key not in self._sized:
+            jaxpr = substitute(self.jaxpr, sizes)
+            shape = tuple(map(tuple, shapes))
+            self._sized[key] = dataclasses.replace(self, jaxpr=jaxpr, shapes=shape, _sized={})
+        return self._sized[key]
 
     @functools.cached_property
     def compiles_only(self) -> bool:
@@ -60,6 +94,14 @@ class Stage:
             return eval_jaxpr(self.jaxpr, widened)
 
 
+# What is raised where a program cannot be traced or recovered for all sizes: by comparisons that the
+# sizes leave open, by shapes that do not fit, and by what has to know a number.
+NO_EXPRESSION = (
+    InvertError, InconclusiveDimensionOperation, UnknownDimension, TypeError, ValueError,
+    NotImplementedError, IndexError, AssertionError, KeyError, AttributeError,
+)  # fmt: skip
+
+
 class Function:
     """An entry point with the programs recovered for the argument types seen so far."""
 
@@ -76,6 +118,9 @@ class Function:
         self._recover = recover
         self._stages: dict[Any, Stage] = {}
         self._compiled: dict[Stage, Callable[..., Any]] = {}
+        # Programs for all sizes, by the kind of the key.
+        self._whole: dict[Any, Stage | None] = {}
+        self.divided = ""
         self.home: Stage | None = None
         self._called: Stage | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
@@ -106,8 +151,8 @@ class Function:
 
     @property
     def called(self) -> Stage | None:
-        """The program at the sizes of an example or of the first call; `None` without either."""
-        return self.home or self._called
+        """The program for all sizes, or at those of an example or of the first call."""
+        return self.home or self.whole() or self._called
 
     @property
     def shown(self) -> Stage | None:
@@ -115,18 +160,68 @@ class Function:
         return self.called or next(iter(self._stages.values()), None)
 
     def begin(self, values: Sequence[Any]) -> None:
-        """Recovers the program at the shapes of an example, whose constants the module holds."""
-        self.home = self.stage(values)
+        """Recovers the program at the shapes of an example, whose constants the module holds.
+
+        Where it holds for all sizes, the module holds the constants of that program.
+        """
+        if (whole := self.whole()) is not None and whole.at([v.shape for v in values]) is not None:
+            self.home = whole
+        else:
+            self.home = self.stage(values)
+
+    def begin_whole(self) -> None:
+        """Recovers the program for all sizes, if there is one, whose constants the module holds."""
+        self.home = self.whole()
 
     def stage(self, values: Sequence[Any], key: Any = None) -> Stage:
-        """The program for the shapes of `values` and the kind of `key`, recovered once."""
+        """The program for the shapes of `values` and the kind of `key`, recovered once.
+
+        That is the program for all sizes, at these, wherever it holds.
+        """
         avals = self._avals(values, key)
+        whole = self.whole(key)
+        if whole is not None:
+            count = len(self.specs)
+            if (stage := whole.at([a.shape for a in avals[:count]])) is not None:
+                return stage
+        return self._at(avals)
+
+    def _at(self, avals: Sequence[Any]) -> Stage:
         types = tuple((a.shape, a.dtype) for a in avals)
         if types not in self._stages:
             # The caller may be traced; what is run to verify and to fold runs now.
             with eval_context(), name_stack(()):
                 self._stages[types] = self._recover(self.entry, avals)
         return self._stages[types]
+
+    def whole(self, key: Any = None) -> Stage | None:
+        """The program for all sizes; `None` where sizes are static, or it has to be recovered at
+        each, for the reason that `divided` gives."""
+        if self.is_static:
+            return None
+        kind = self._key_dtype(key)
+        if kind not in self._whole:
+            self._whole[kind] = self._recover_whole(key)
+        return self._whole[kind]
+
+    def _recover_whole(self, key: Any) -> Stage | None:
+        # Sizes that have no name may be one another's: of a text and its mask, the length.
+        tries = [named_shapes(self.specs, shared) for shared in (False, True)]
+        for shapes in tries[: 1 if tries[0] == tries[1] else 2]:
+            constraints: Sequence[Constraint] = ()
+            while (found := symbolic_shapes(shapes, constraints)) is not None:
+                avals = self._avals([jax.ShapeDtypeStruct(s, np.int8) for s in found], key)
+                try:
+                    stage = self._at(avals)
+                except NO_EXPRESSION as error:
+                    self.divided = self.divided or (str(error).splitlines() or [""])[0]
+                    break
+                if stage.constraints == tuple(constraints):
+                    return stage
+                # What was open under fewer constraints may be decided under these.
+                del self._stages[tuple((a.shape, a.dtype) for a in avals)]
+                constraints = stage.constraints
+        return None
 
     def raw(self, values: Sequence[Any]) -> Any:
         """The program for the shapes of `values` as it was read, a closed jaxpr."""
@@ -138,11 +233,16 @@ class Function:
             jax.ShapeDtypeStruct(tuple(v.shape), spec.dtype)
             for v, spec in zip(values, self.specs, strict=True)
         ]
-        if self._key:
-            # jax.random.key makes keys of the session's default generator.
-            drawn = (jax.random.key(0) if key is None else key).dtype
+        if (drawn := self._key_dtype(key)) is not None:
             avals.append(jax.ShapeDtypeStruct((), drawn))
         return avals
+
+    def _key_dtype(self, key: Any) -> Any:
+        """The type of the key that the function takes; `None` where it takes none."""
+        if not self._key:
+            return None
+        # jax.random.key makes keys of the session's default generator.
+        return (jax.random.key(0) if key is None else key).dtype
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
@@ -248,7 +348,8 @@ class Function:
         stage = self.stage(flat, key)
         self._called = self._called or stage
         # The module carries the constants of the program it was built with; others bring their own.
-        held = constants if stage is self.home else stage.constants
+        own = self.home is not None and stage.constants is self.home.constants
+        held = constants if own else stage.constants
         read = [_read_param(p, state) for p in params]
         values = (*held, *read, *flat, *(() if key is None else (key,)))
         traced = any(is_tracer(v) for v in values)

@@ -15,6 +15,7 @@ from invert._private.jax import eval_closed, trace_closed
 from invert._private.mlir import attribute_names
 from invert.ir.composite import composite
 from invert.ir.interpret import inline_calls
+from invert.ir.size_algebra import Sizes
 from invert.primitives.stablehlo import chlo, dynamic, sharding
 from invert.stablehlo.ops.attributes import (
     aval,
@@ -27,7 +28,7 @@ from invert.stablehlo.ops.attributes import (
     string,
     symbol_name,
 )
-from invert.stablehlo.ops.interpreter import Context, Op, Value, call_function, raises
+from invert.stablehlo.ops.interpreter import Context, Op, Value, call_function, data, raises
 
 
 @raises("func.call")
@@ -44,13 +45,21 @@ def _composite(ctx: Context, op: Op, *operands: Value) -> Any:
     version = op.get("version")
     number = 0 if version is None else integer(version)
     if (rule := NAMED.get(name)) is not None:
-        return rule(attributes, *operands)
+        return rule(attributes, *map(data, operands))
 
     # Traced now: differentiation and batching may come when the module is gone.
-    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-    closed = inline_calls(trace_closed(lambda *xs: call_function(ctx, decomposition, xs), *avals))
+    held = [isinstance(x, Sizes) for x in operands]
+    arrays = [x for x, size in zip(operands, held, strict=True) if not size]
+
+    def call(*values: Value) -> list[Value]:
+        rest = iter(values)
+        args = [x if size else next(rest) for x, size in zip(operands, held, strict=True)]
+        return call_function(ctx, decomposition, args)
+
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    closed = inline_calls(trace_closed(call, *avals))
     mark = composite(name, number, attributes)
-    return mark(lambda *xs: eval_closed(closed, xs))(*operands)
+    return mark(lambda *xs: eval_closed(closed, xs))(*arrays)
 
 
 def _plain(attribute: Any) -> dict[str, Any]:
@@ -164,14 +173,18 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
     computations = tuple(_computation(ctx, c) for c in called or ())
     names = set(attribute_names(op.op)) - _DROPPED
     texts = {n: str(op.op.attributes[n]) for n in names}
-    data, avals = dynamic.result_avals(op, operands)
-    if len(data) < len(operands) and "operand_layouts" in texts:
+    # The last operand of that target is a number.
+    last = len(operands) - 1 if target == _OPEN_TOP_K else None
+    shapes = dynamic.shape_places(op)
+    operands = tuple(x if i in (*shapes, last) else data(x) for i, x in enumerate(operands))
+    arrays, avals = dynamic.result_avals(op, operands)
+    if len(arrays) < len(operands) and "operand_layouts" in texts:
         declared: Any = op.op.attributes["operand_layouts"]
         layouts = list(map(str, declared))
-        kept = [t for x, t in zip(operands, layouts, strict=True) if any(x is d for d in data)]
+        kept = [t for x, t in zip(operands, layouts, strict=True) if any(x is a for a in arrays)]
         texts["operand_layouts"] = f"[{', '.join(kept)}]"
     if target == _OPEN_TOP_K:  # its last operand is the number that `ApproxTopK` has as an option
-        *data, k = data
+        *arrays, k = arrays
         target, (k,) = "ApproxTopK", dynamic.sizes(k, op)
         options = texts["mhlo.backend_config"].removesuffix("}")
         texts["mhlo.backend_config"] = f"{options}, top_k = {k} : i64}}"
@@ -180,7 +193,7 @@ def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
     types = op.result_types()
     packed = len(types) == 1 and is_tuple(types[0])
     results = _opaque.custom_call(
-        *data,
+        *arrays,
         target=target,
         attributes=tuple(sorted(texts.items())),
         avals=tuple(avals),
@@ -196,7 +209,7 @@ def _computation(ctx: Context, symbol: Any) -> Any:
 
 
 def _identity(ctx: Context, op: Op, *operands: Value) -> Any:
-    return list(operands)
+    return list(map(data, operands))
 
 
 def _composite_call(target: str) -> Callable:
@@ -206,7 +219,7 @@ def _composite_call(target: str) -> Callable:
             if ("mhlo.attributes" in op.op.attributes)
             else {}
         )
-        return NAMED[target](attributes, *operands)
+        return NAMED[target](attributes, *map(data, operands))
 
     return rule
 

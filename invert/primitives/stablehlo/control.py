@@ -10,12 +10,14 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import close_like, open_jaxpr, trace_closed
+from invert.ir.size_algebra import Sizes
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.interpreter import (
     Context,
     Known,
     Op,
     Value,
+    data,
     free_values,
     is_constant,
     is_shape,
@@ -46,6 +48,9 @@ def _while(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
     fixed = _invariants(body)
     carried = [i for i in range(len(operands)) if i not in fixed]
 
+    # What the body passes on may be a size, which stays one inside.
+    operands = tuple(x if i in fixed else data(x) for i, x in enumerate(operands))
+
     def bind(region: Any, carry: Sequence[Value]) -> list[Value]:
         args = list(operands)
         for i, value in zip(carried, carry, strict=True):
@@ -64,7 +69,7 @@ def _while(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
     )
     for i, value in zip(carried, final, strict=True):
         results[i] = value
-    return results
+    return list(map(data, results))
 
 
 def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
@@ -91,7 +96,7 @@ def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
 
 def _stays_outside(name: Any, value: Value) -> bool:
     """Whether branches find a value where it is: numbers, those repeated, and shapes."""
-    if is_splat(value) or isinstance(value, Known):
+    if is_splat(value) or isinstance(value, (Known, Sizes)):
         return True
     return is_constant(value) and (value.ndim == 0 or is_shape(name))
 

@@ -9,22 +9,39 @@ import jax
 import numpy as np
 
 from invert._errors import InvertError, SignatureError
+from invert.ir.size_algebra import Sizes, constraint_of
+from invert.ir.sizes import DimSize, constrain
 from invert.primitives.stablehlo import chlo, random, reduction
 from invert.stablehlo.ops import attributes
-from invert.stablehlo.ops.interpreter import Context, Op, Value, is_constant
+from invert.stablehlo.ops.interpreter import Context, Op, Value, data, is_constant
 
 
-def sizes(value: Value, op: Op) -> tuple[int, ...]:
-    """The numbers of a known array.
+def are_known(value: Value) -> bool:
+    """Whether a value holds sizes: numbers, or expressions of open ones."""
+    return is_constant(value) or (isinstance(value, Sizes) and value.sizes() is not None)
+
+
+def sizes(value: Value, op: Op) -> tuple[DimSize, ...]:
+    """The sizes in an array.
 
     **Raises:** `InvertError` where they are computed from data.
     """
+    if isinstance(value, Sizes):
+        if (found := value.sizes()) is None:
+            raise InvertError(f"{op.name}: a size has no expression of the open dimensions")
+        return found
     if not is_constant(value):
         raise InvertError(
             f"{op.name}: a size is computed from data; only sizes that follow from the shapes of "
             "the arguments can be compiled"
         )
     return tuple(int(v) for v in np.asarray(value).reshape(-1))
+
+
+def shape_places(op: Op) -> tuple[int, ...]:
+    """Which operands of a custom call hold the shapes of its results."""
+    indices = op.get("indices_of_shape_operands")
+    return () if indices is None else attributes.dense_ints(indices)
 
 
 def result_avals(
@@ -37,9 +54,8 @@ def result_avals(
     types = op.result_types()
     if len(types) == 1 and attributes.is_tuple(types[0]):  # several results in older TPU modules
         types = list(attributes.tuple_types(types[0]))
-    indices = op.get("indices_of_shape_operands")
-    places = () if indices is None else attributes.dense_ints(indices)
-    if indices is not None and len(places) != len(types):
+    places = shape_places(op)
+    if places and len(places) != len(types):
         raise InvertError(f"{op.name}: {len(places)} operands hold shapes of {len(types)} results")
     shapes: list[Any] = [sizes(operands[i], op) for i in places] or [None] * len(types)
     avals = [
@@ -55,12 +71,17 @@ def result_avals(
 
 def _shape_assertion(ctx: Context, op: Op, ok: Value, *values: Value) -> Any:
     """A constraint on sizes, with the message of the exporter."""
+    if isinstance(ok, Sizes):
+        if (constraint := constraint_of(ok.numbers[()])) is None:
+            raise InvertError("shape_assertion: a condition on sizes that is not a comparison")
+        constrain(constraint)
+        return []
     if not is_constant(ok):
         raise InvertError("shape_assertion: a condition on sizes is computed from data")
     if not bool(ok):
         message = attributes.string(op.op.attributes["error_message"])
         for i, value in enumerate(values):
-            shown = str(int(value)) if is_constant(value) else "?"
+            shown = str(sizes(value, op)[0]) if are_known(value) else "?"
             message = message.replace(f"{{{i}}}", shown)
         raise SignatureError(message)
     return []
@@ -72,12 +93,12 @@ def _rng_bit_generator(ctx: Context, op: Op, state: Value, shape: Value) -> Sequ
 
 
 def _top_k(ctx: Context, op: Op, x: Value, k: Value) -> Any:
-    return chlo.top_k(x, sizes(k, op)[0])
+    return chlo.top_k(data(x), sizes(k, op)[0])
 
 
 def _reduce_window(ctx: Context, op: Op, *operands: Value) -> Any:
     """Arrays and initial values; then window, strides, dilations and padding."""
-    *data, dimensions, strides, base, window, padding = operands
+    *arrays, dimensions, strides, base, window, padding = operands
     edges = sizes(padding, op)
     called: Any = op.op.attributes["called_computations"]
     (reducer,) = called
@@ -85,7 +106,7 @@ def _reduce_window(ctx: Context, op: Op, *operands: Value) -> Any:
     return reduction.reduce_window(
         ctx,
         region,
-        data,
+        list(map(data, arrays)),
         {
             "window_dimensions": sizes(dimensions, op),
             "window_strides": sizes(strides, op),

@@ -12,6 +12,8 @@ from jax import lax
 
 from invert._errors import InvertError
 from invert._private.jax import trace_open
+from invert.ir.sizes import DimSize
+from invert.primitives.stablehlo import dynamic
 from invert.primitives.stablehlo.reduction import complex_extremum, scalar_computation, single_op
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.attributes import dense_ints
@@ -28,7 +30,7 @@ def _index_vectors_last(indices: Value, dimension: int) -> Value:
     return indices
 
 
-def _gather(op: Op, x: Value, indices: Value, slice_sizes: tuple[int, ...]) -> Value:
+def _gather(op: Op, x: Value, indices: Value, slice_sizes: tuple[DimSize, ...]) -> Value:
     dims = attributes.gather_dims(op["dimension_numbers"])
     is_sorted = op.get("indices_are_sorted")
     return lax.gather(
@@ -56,7 +58,7 @@ def _gather_rule(ctx: Context, op: Op, x: Value, indices: Value) -> Value:
 
 @raises("stablehlo.dynamic_gather")
 def _dynamic_gather(ctx: Context, op: Op, x: Value, indices: Value, sizes: Value) -> Value:
-    return _gather(op, x, indices, tuple(int(s) for s in np.asarray(sizes)))
+    return _gather(op, x, indices, dynamic.sizes(sizes, op))
 
 
 _SCATTERS: dict[str, Callable] = {
@@ -131,7 +133,7 @@ def _dynamic_slice(ctx: Context, op: Op, x: Value, *starts: Value) -> Value:
     return bind_dynamic_slice(x, starts, dense_ints(op["slice_sizes"]))
 
 
-def bind_dynamic_slice(x: Value, starts: tuple[Value, ...], sizes: tuple[int, ...]) -> Value:
+def bind_dynamic_slice(x: Value, starts: tuple[Value, ...], sizes: tuple[DimSize, ...]) -> Value:
     # Bound directly: `lax.dynamic_slice` normalizes negative starts first, which adds equations.
     return lax.dynamic_slice_p.bind(x, *starts, slice_sizes=sizes)
 

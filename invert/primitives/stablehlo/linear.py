@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
+from invert.primitives.stablehlo.dynamic import sizes
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.attributes import dense_ints
 from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
@@ -137,8 +138,8 @@ def _convolution_rule(ctx: Context, op: Op, x: Value, kernel: Value) -> Value:
 
 @raises("stablehlo.dynamic_conv")
 def _dynamic_conv(ctx: Context, op: Op, x: Value, kernel: Value, padding: Value) -> Value:
-    rows = np.asarray(padding).tolist()
-    return _convolution(ctx, op, x, kernel, [(low, high) for low, high in rows])
+    edges = sizes(padding, op)
+    return _convolution(ctx, op, x, kernel, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 @raises("stablehlo.fft")

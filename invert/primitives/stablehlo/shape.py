@@ -9,11 +9,13 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
-from invert.primitives.stablehlo.dynamic import sizes
+from invert.ir.size_algebra import Sizes
+from invert.ir.sizes import DimSize, is_open
+from invert.primitives.stablehlo.dynamic import are_known, sizes
 from invert.primitives.stablehlo.indexing import bind_dynamic_slice
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.attributes import dense_ints
-from invert.stablehlo.ops.interpreter import Context, Known, Op, Value, is_constant, raises
+from invert.stablehlo.ops.interpreter import Context, Known, Op, Value, data, is_constant, raises
 
 # Constants up to this size may be shapes, which other rules have to know: they stay arrays.
 _SMALL = 8
@@ -36,7 +38,7 @@ def _broadcast_in_dim(ctx: Context, op: Op, x: Value) -> Value:
     return _broadcast_to(ctx, op, x, ctx.aval(op).shape)
 
 
-def _broadcast_to(ctx: Context, op: Op, x: Value, shape: tuple[int, ...]) -> Value:
+def _broadcast_to(ctx: Context, op: Op, x: Value, shape: tuple[DimSize, ...]) -> Value:
     dimensions = dense_ints(op["broadcast_dimensions"])
     if x.shape == shape and dimensions == tuple(range(len(shape))):
         return x
@@ -59,7 +61,7 @@ def _reshape(ctx: Context, op: Op, x: Value) -> Value:
     return _reshape_to(x, ctx.aval(op).shape)
 
 
-def _reshape_to(x: Value, shape: tuple[int, ...]) -> Value:
+def _reshape_to(x: Value, shape: tuple[DimSize, ...]) -> Value:
     return x if x.shape == shape else lax.reshape(x, shape)
 
 
@@ -88,7 +90,7 @@ def _slice(ctx: Context, op: Op, x: Value) -> Value:
 
 
 def _sliced(
-    x: Value, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]
+    x: Value, starts: Sequence[DimSize], limits: Sequence[DimSize], strides: Sequence[DimSize]
 ) -> Value:
     # JAX's own functions leave unit strides out, and so do the patterns.
     return lax.slice(x, starts, limits, None if all(s == 1 for s in strides) else strides)
@@ -141,14 +143,15 @@ def _get_tuple_element(ctx: Context, op: Op, operand: Value) -> Value:
     return [operand[attributes.integer(op["index"])]]
 
 
-# Dynamic shapes. The arguments have sizes when a module is raised, and what is computed from these
-# alone is known (`invert.stablehlo.ops.interpreter.Known`), so that the ops become those of fixed
-# shapes.
+# Dynamic shapes. The arguments have sizes when a module is raised, numbers or dimension expressions,
+# and what is computed from these alone is known (`invert.stablehlo.ops.interpreter.Known`,
+# `invert.ir.size_algebra.Sizes`), so that the ops become those of static shapes.
 
 
 @raises("stablehlo.get_dimension_size")
 def _get_dimension_size(ctx: Context, op: Op, x: Value) -> Value:
-    return Known.of(x.shape[attributes.integer(op["dimension"])])
+    size = x.shape[attributes.integer(op["dimension"])]
+    return Sizes.of(size, np.dtype(np.int32)) if is_open(size) else Known.of(size)
 
 
 @raises("stablehlo.set_dimension_size")
@@ -189,7 +192,7 @@ def _real_dynamic_slice(
     ctx: Context, op: Op, x: Value, start: Value, limit: Value, stride: Value
 ) -> Value:
     strides = sizes(stride, op)
-    if is_constant(start) and is_constant(limit):
+    if are_known(start) and are_known(limit):
         return _sliced(x, sizes(start, op), sizes(limit, op), strides)
     if any(s != 1 for s in strides):
         raise InvertError("stablehlo.real_dynamic_slice: strided slice with a start from data")
@@ -199,7 +202,7 @@ def _real_dynamic_slice(
         raise InvertError("stablehlo.real_dynamic_slice: its size is computed from data")
     extent = sizes(shape, op)
     last = [n - m for n, m in zip(x.shape, extent, strict=True)]
-    starts = _parts(_unclamped(op.op.operands[1], last, ctx), ctx)
+    starts = _parts(_unclamped(op, op.op.operands[1], last, ctx), ctx)
     return bind_dynamic_slice(x, starts, extent)
 
 
@@ -213,18 +216,18 @@ def _other(sum_: Any, term: Any, ctx: Context) -> Value | None:
     """What is added to `term`, where it is known."""
     if (add := _op_of(sum_, "stablehlo.add")) is not None:
         for a, b in (add.operands, reversed(list(add.operands))):
-            if a == term and is_constant(ctx.env[b]):
+            if a == term and are_known(ctx.env[b]):
                 return ctx.env[b]
     return None
 
 
-def _unclamped(start: Any, last: list[int], ctx: Context) -> Any:
+def _unclamped(op: Op, start: Any, last: list[DimSize], ctx: Context) -> Any:
     """The name of starts without a clamp to the range that `dynamic_slice` clamps to itself."""
     if (clamp := _op_of(start, "stablehlo.clamp")) is not None:
         low, _, high = (ctx.env[v] for v in clamp.operands)
-        known = is_constant(low) and is_constant(high)
-        if known and not np.any(low) and np.asarray(high).tolist() == last:
-            return clamp.operands[1]
+        if are_known(low) and are_known(high) and not any(sizes(low, op)):
+            if list(sizes(high, op)) == last:
+                return clamp.operands[1]
     return start
 
 
@@ -232,9 +235,9 @@ def _parts(vector: Any, ctx: Context) -> tuple[Value, ...]:
     """The numbers of a vector: those that it was put together from, where it was."""
     if (whole := _op_of(vector, "stablehlo.concatenate")) is not None:
         return tuple(part for v in whole.operands for part in _parts(v, ctx))
-    value = ctx.env[vector]
+    value = data(ctx.env[vector])
     if is_constant(value):
         return tuple(np.asarray(value).reshape(-1))
     if (number := _op_of(vector, "stablehlo.reshape")) is not None and value.shape == (1,):
-        return (_reshape_to(ctx.env[number.operands[0]], ()),)
+        return (_reshape_to(data(ctx.env[number.operands[0]]), ()),)
     return tuple(lax.squeeze(lax.slice(value, (i,), (i + 1,)), (0,)) for i in range(value.size))

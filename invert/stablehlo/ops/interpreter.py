@@ -23,7 +23,9 @@ from invert._errors import InvertError, Problem, UnsupportedOpError
 from invert._private.jax import name_stack
 from invert._private.mlir import attribute_names, ir
 from invert.ir.hints import Hint, decode, is_hint
+from invert.ir.size_algebra import Sizes
 from invert.stablehlo.ops import attributes as op_attributes
+from invert.stablehlo.ops import sizes as size_ops
 
 Value = Any  # a tracer, or a NumPy array where the value is known at conversion
 
@@ -32,6 +34,7 @@ class Known(np.ndarray):
     """A number that the program computes and conversion knows: a size, or the platform's index.
 
     What is computed from such numbers alone is known as well, also inside of called functions.
+    Sizes of which some are open are `Sizes` instead.
     """
 
     __slots__ = ()
@@ -171,7 +174,12 @@ class Context:
         return self.scalars.get(id(value))
 
     def region(self, region: Any) -> Callable[..., list[Value]]:
-        """The one-block `region` as a function of its block arguments."""
+        """The one-block `region` as a function of its block arguments, of values of JAX."""
+        call = self.raw_region(region)
+        return lambda *args: list(map(data, call(*args)))
+
+    def raw_region(self, region: Any) -> Callable[..., list[Value]]:
+        """The same, whose results may be sizes."""
         block = region.blocks[0]
 
         def call(*args: Value) -> list[Value]:
@@ -239,6 +247,12 @@ class Context:
         rule = _RULES.get(op.name)
         if rule is None:
             raise UnsupportedOpError([_problem(operation)])
+        if any(isinstance(x, Sizes) for x in operands):
+            if (size := size_ops.result_of(operation, operands)) is not None:
+                return [Known.of(size.value(), size.dtype) if size.is_known() else size]
+            if op.name not in _TAKE_SIZES:
+                places = size_ops.SHAPE_OPERANDS.get(op.name, ())
+                operands = [x if i in places else data(x) for i, x in enumerate(operands)]
         computes_size = _computes_size(operation, operands)
         if not (operation.regions or op.name in _CALLS):
             operands = [x.view(np.ndarray) if isinstance(x, Known) else x for x in operands]
@@ -260,7 +274,9 @@ class Context:
                 [Problem(op.name, f"unknown attributes {sorted(unread)}", op.location)]
             )
         self._check(op, results)
-        return [Known.of(x, x.dtype) for x in results] if computes_size else results
+        if computes_size:
+            return [x if isinstance(x, Sizes) else Known.of(x, x.dtype) for x in results]
+        return results
 
     def _check(self, op: Op, results: Sequence[Value]) -> None:
         types = op.result_types()
@@ -297,6 +313,8 @@ _NOT_TAKEN = (TypeError, ValueError, NotImplementedError, OverflowError, MemoryE
 # Shapes, paddings and the like have no more numbers than this.
 _MOST_SIZES = 64
 _CALLS = frozenset({"func.call", "stablehlo.composite"})
+# Ops whose rules see to sizes themselves.
+_TAKE_SIZES = _CALLS | {"stablehlo.custom_call", "stablehlo.while"}
 
 
 def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
@@ -312,21 +330,6 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
         and all(r.type.rank == 0 or is_shape(r) for r in operation.results)
         and all(op_attributes.element_dtype(r.type).kind in "iub" for r in operation.results)
     )
-
-
-# Ops that take shapes and paddings as operands. JAX puts these together from numbers one by one, so
-# one in which no size is open is made from constants alone.
-_TAKE_SHAPES = frozenset(
-    {
-        "stablehlo.dynamic_broadcast_in_dim",
-        "stablehlo.dynamic_conv",
-        "stablehlo.dynamic_gather",
-        "stablehlo.dynamic_iota",
-        "stablehlo.dynamic_pad",
-        "stablehlo.dynamic_reshape",
-        "stablehlo.real_dynamic_slice",
-    }
-)
 
 
 # By these a shape is put together; the starts of a slice are clamped so that it fits.
@@ -363,7 +366,9 @@ def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
 
 def _takes_shape(operation: ir.Operation) -> bool:
     if operation.name != "stablehlo.custom_call":
-        return operation.name in _TAKE_SHAPES
+        # JAX puts shapes together from numbers one by one, so one in which no size is open is made
+        # from constants alone.
+        return operation.name in size_ops.SHAPE_OPERANDS
     attributes = operation.attributes
     target = op_attributes.string(attributes["call_target_name"])
     return target.startswith("stablehlo.dynamic_") or "indices_of_shape_operands" in attributes
@@ -409,17 +414,21 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     Known numbers are not arguments but constants, which choose branches and shapes inside.
     """
     function = ctx.functions[name]
-    fixed = {i: x for i, x in enumerate(args) if isinstance(x, Known)}
-    if fixed and all(map(is_constant, args)) and all(map(_is_small, _result_types(function))):
+    fixed = {i: x for i, x in enumerate(args) if isinstance(x, (Known, Sizes))}
+    small = all(map(_is_small, _result_types(function)))
+    if fixed and small and all(is_constant(x) or isinstance(x, Sizes) for x in args):
         # It computes sizes, which the caller has to know.
-        args = [Known.of(x, x.dtype) for x in args]
-        key = (name, tuple((x.shape, x.tobytes()) for x in args))
+        args = [x if isinstance(x, Sizes) else Known.of(x, x.dtype) for x in args]
+        key = (name, tuple(map(_key, args)))
         if key not in ctx.sizes:
-            ctx.sizes[key] = _fresh(ctx).region(function.regions[0])(*args)
+            results = _fresh(ctx).raw_region(function.regions[0])(*args)
+            if not all(isinstance(x, (np.ndarray, Sizes)) for x in results):
+                return results  # values of the trace at hand
+            ctx.sizes[key] = results
         return ctx.sizes[key]
     if name.startswith(_WRAPPER):
-        return _fresh(ctx).region(function.regions[0])(*args)
-    key = (name, tuple((i, x.shape, x.tobytes()) for i, x in fixed.items()))
+        return _fresh(ctx).raw_region(function.regions[0])(*args)
+    key = (name, tuple((i, _key(x)) for i, x in fixed.items()))
     if key not in ctx.jitted:
 
         def call(*rest: Value) -> list[Value]:
@@ -432,6 +441,15 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
         call.__name__ = call.__qualname__ = _jit_name(name)
         ctx.jitted[key] = jax.jit(call)
     return list(ctx.jitted[key](*(x for i, x in enumerate(args) if i not in fixed)))
+
+
+def _key(value: Value) -> tuple[Any, ...]:
+    return value.key if isinstance(value, Sizes) else (value.shape, value.tobytes())
+
+
+def data(value: Value) -> Value:
+    """A value as JAX has it: sizes that are open as traced integers."""
+    return value.value() if isinstance(value, Sizes) else value
 
 
 def _fresh(ctx: Context) -> Context:

@@ -1,0 +1,396 @@
+"""Arithmetic of sizes while a program is raised.
+
+Lowering computes sizes by ordinary ops on integers. Where all operands are sizes, the result is one
+too: JAX's dimension expressions have `+ * min max` themselves. What has to know a sign or a
+comparison that is open stays a `Term` of the ops it was made by. So do the parts of a division
+rounded down, whose whole is then recognized: it is the term that JAX's own division is traced to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from invert._private.jax import (
+    InconclusiveDimensionOperation,
+    is_symbolic_dim,
+    max_dim,
+    min_dim,
+    open_jaxpr,
+    trace_closed,
+)
+from invert.ir.interpret import interpret
+from invert.ir.sizes import Constraint, DimSize, as_value, is_open
+from invert.ir.types import Eqn, Literal, Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """An operation on sizes that has no dimension expression: its primitive and its operands."""
+
+    primitive: str
+    operands: tuple[Number, ...]
+
+
+# A number, a truth, a dimension expression, or what has none.
+Number: TypeAlias = "DimSize | bool | Term"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sizes:
+    """An array of sizes that a program computes, some of which are open.
+
+    **Arguments:**
+
+    - `numbers`: a NumPy array of objects, each a `Number`.
+    - `dtype`: the dtype that they have in the program, an integer or `bool`.
+    """
+
+    numbers: np.ndarray
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, number: Number, dtype: np.dtype) -> Sizes:
+        """One number."""
+        array = np.empty((), object)
+        array[()] = number.item() if isinstance(number, np.generic) else number
+        return cls(array, np.dtype(dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numbers.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.numbers.ndim
+
+    @property
+    def size(self) -> int:
+        return self.numbers.size
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for arrays of the same numbers."""
+        return self.shape, self.dtype, tuple(self.numbers.reshape(-1))
+
+    def is_known(self) -> bool:
+        """Whether all of them are numbers."""
+        return all(_is_number(n) for n in self.numbers.reshape(-1))
+
+    def sizes(self) -> tuple[DimSize, ...] | None:
+        """Them as sizes, in order; `None` where one of them is a `Term`."""
+        flat = self.numbers.reshape(-1)
+        if any(isinstance(n, Term) for n in flat):
+            return None
+        return tuple(n if is_open(n) else int(n) for n in flat)
+
+    def value(self) -> Value:
+        """Them as a value of a program: an array, or traced integers."""
+        if self.is_known():
+            return self.numbers.astype(self.dtype)
+        flat = [_as_value(n, self.dtype) for n in self.numbers.reshape(-1)]
+        if not self.shape:
+            return flat[0]
+        return lax.reshape(lax.concatenate([lax.reshape(x, (1,)) for x in flat], 0), self.shape)
+
+
+def _is_number(n: Number) -> bool:
+    return not is_open(n) and not isinstance(n, Term)
+
+
+def _as_value(n: Number, dtype: np.dtype) -> Value:
+    if not isinstance(n, Term):
+        return as_value(n, dtype) if dtype != np.bool_ else np.asarray(n, dtype)[()]
+    inner = _inner_dtype(n, dtype)
+    return _LAX[n.primitive](*(_as_value(o, d) for o, d in zip(n.operands, inner, strict=True)))
+
+
+def _inner_dtype(n: Term, dtype: np.dtype) -> Sequence[np.dtype]:
+    """The dtypes of the operands of a term: comparisons take integers."""
+    if n.primitive == "select":
+        return [np.dtype(bool), dtype, dtype]
+    if n.primitive == "as_integer":
+        return [np.dtype(bool)]
+    compares = n.primitive in _RELATIONS and not any(map(_is_truth, n.operands))
+    return [np.dtype(np.int32) if compares else dtype] * len(n.operands)
+
+
+def _is_truth(n: Number) -> bool:
+    if isinstance(n, Term):
+        return n.primitive in _RELATIONS or n.primitive in ("and", "or", "not")
+    return isinstance(n, (bool, np.bool_))
+
+
+def lifted(value: object) -> Sizes | None:
+    """A value as sizes: those that it is, or a small array of whole numbers that is known."""
+    if isinstance(value, Sizes):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)) and value.size <= _MOST_SIZES:
+        if value.dtype.kind in "ib":
+            return Sizes(np.asarray(value).astype(object), np.dtype(value.dtype))
+    return None
+
+
+# Shapes, paddings and the like have no more numbers than this.
+_MOST_SIZES = 64
+# A larger factor is not a size's but a hash's, whose product is meant to wrap around.
+_LARGEST_FACTOR = 1 << 16
+
+
+def apply(
+    primitive: str, operands: Sequence[Sizes], dtype: np.dtype, recognize: bool = True
+) -> Sizes | None:
+    """An operation on sizes, number by number; `None` where it is not one on sizes.
+
+    **Arguments:**
+
+    - `primitive`: the name of the primitive in `jax.lax`; `select` is that of StableHLO.
+    - `dtype`: the dtype of the result.
+    """
+    function = _OPERATIONS.get(primitive)
+    if function is None or dtype.kind not in "ib":
+        return None
+    arrays = np.broadcast_arrays(*(o.numbers for o in operands))
+    out = np.empty(arrays[0].shape, object)
+    for index in np.ndindex(out.shape):
+        number = function(*(a[index] for a in arrays))
+        if number is None:
+            return None
+        if recognize and isinstance(number, Term):
+            number = _recognized(number, dtype)
+        out[index] = number
+    return Sizes(out, np.dtype(dtype))
+
+
+def _any_term(*operands: Number) -> bool:
+    return any(isinstance(o, Term) for o in operands)
+
+
+def _plain(name: str, function: Callable[..., Any]) -> Callable[..., Number]:
+    def run(*operands: Number) -> Number:
+        return Term(name, operands) if _any_term(*operands) else function(*operands)
+
+    return run
+
+
+def decided(relation: str, a: Number, b: Number) -> bool | None:
+    """Whether two sizes compare; `None` where that depends on the sizes."""
+    if _any_term(a, b):
+        return (a == b) == (relation in ("eq", "ge", "le")) if a == b else None
+    if _is_number(a) and _is_number(b):
+        return bool(_RELATIONS[relation](a, b))
+    if relation in ("eq", "ne"):
+        difference: Any = a - b  # pyright: ignore[reportOperatorIssue]
+        if not is_open(difference):
+            return (difference == 0) == (relation == "eq")
+        # They differ where one is always larger.
+        larger = decided("gt", a, b) or decided("lt", a, b)
+        return (relation == "ne") if larger else None
+    try:
+        return bool(_RELATIONS[relation](a, b))
+    except InconclusiveDimensionOperation:
+        return None
+
+
+def _compare(relation: str) -> Callable[[Number, Number], Number]:
+    def run(a: Number, b: Number) -> Number:
+        known = decided(relation, a, b)
+        return Term(relation, (a, b)) if known is None else known
+
+    return run
+
+
+def _sign(a: Number) -> Number:
+    if _is_number(a):
+        return (a > 0) - (a < 0)  # pyright: ignore[reportOperatorIssue]
+    if decided("gt", a, 0):
+        return 1
+    if decided("lt", a, 0):
+        return -1
+    return Term("sign", (a,))
+
+
+def _abs(a: Number) -> Number:
+    if decided("ge", a, 0):
+        return a
+    if decided("le", a, 0):
+        return -a  # pyright: ignore[reportOperatorIssue]
+    return Term("abs", (a,))
+
+
+def _multiply(a: Number, b: Number) -> Number | None:
+    if any(_is_number(n) and abs(int(n)) > _LARGEST_FACTOR for n in (a, b)):  # pyright: ignore
+        return None
+    return Term("mul", (a, b)) if _any_term(a, b) else a * b  # pyright: ignore
+
+
+def _toward_zero(name: str, up: Callable[[Any, Any], Any]) -> Callable[[Number, Number], Number]:
+    """Division or its remainder, which round towards zero: for positive numbers, down."""
+
+    def run(a: Number, b: Number) -> Number | None:
+        if _is_number(a) and _is_number(b):
+            if not b:
+                return None
+            quotient = abs(int(a)) // abs(int(b))  # pyright: ignore
+            quotient = quotient if (a >= 0) == (b > 0) else -quotient  # pyright: ignore
+            return quotient if name == "div" else a - quotient * b  # pyright: ignore
+        if decided("ge", a, 0) and decided("gt", b, 0):
+            return up(a, b)
+        return Term(name, (a, b))
+
+    return run  # pyright: ignore[reportReturnType]
+
+
+def _select(chosen: Number, yes: Number, no: Number) -> Number:
+    if isinstance(chosen, Term):
+        return yes if _equal(yes, no) else Term("select", (chosen, yes, no))
+    return yes if chosen else no
+
+
+def _equal(a: Number, b: Number) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+def _and(a: Number, b: Number) -> Number:
+    for one, other in ((a, b), (b, a)):
+        if not isinstance(one, Term):
+            return other if one else False
+    return Term("and", (a, b))
+
+
+def _or(a: Number, b: Number) -> Number:
+    for one, other in ((a, b), (b, a)):
+        if not isinstance(one, Term):
+            return True if one else other
+    return Term("or", (a, b))
+
+
+def _not(a: Number) -> Number:
+    return Term("not", (a,)) if isinstance(a, Term) else not a
+
+
+def _clamp(low: Number, x: Number, high: Number) -> Number:
+    if _any_term(low, x, high):
+        return Term("clamp", (low, x, high))
+    return min_dim(max_dim(x, low), high)  # pyright: ignore
+
+
+def _as_integer(a: Number) -> Number:
+    if isinstance(a, Term):
+        return Term("as_integer", (a,)) if _is_truth(a) else a
+    return int(a) if _is_number(a) else a
+
+
+_RELATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "ge", "gt", "le", "lt")
+}
+
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "add": _plain("add", operator.add),
+    "sub": _plain("sub", operator.sub),
+    "mul": _multiply,
+    "neg": _plain("neg", operator.neg),
+    "div": _toward_zero("div", operator.floordiv),
+    "rem": _toward_zero("rem", operator.mod),
+    "sign": _sign,
+    "abs": _abs,
+    "max": _plain("max", max_dim),
+    "min": _plain("min", min_dim),
+    "clamp": _clamp,
+    "select": _select,
+    "and": _and,
+    "or": _or,
+    "not": _not,
+    "convert_element_type": _as_integer,
+    **{name: _compare(name) for name in _RELATIONS},
+}
+
+_LAX: Mapping[str, Callable[..., Any]] = {
+    "add": lax.add,
+    "sub": lax.sub,
+    "mul": lax.mul,
+    "neg": lax.neg,
+    "div": lax.div,
+    "rem": lax.rem,
+    "sign": lax.sign,
+    "abs": lax.abs,
+    "max": lax.max,
+    "min": lax.min,
+    "clamp": lax.clamp,
+    "select": lax.select,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "not": lax.bitwise_not,
+    "as_integer": lambda x: lax.convert_element_type(x, np.int32),
+    **{name: getattr(lax, name) for name in _RELATIONS},
+}
+
+
+def _recognized(term: Term, dtype: np.dtype) -> Number:
+    """The dimension expression of a division or remainder rounded down, as JAX writes these."""
+    if term.primitive != "select":
+        return term
+    for leaf in _divisions(term):
+        a, b = leaf.operands
+        if _any_term(a, b) or not decided("ne", b, 0):
+            continue
+        for function, meaning in ((jnp.floor_divide, operator.floordiv), (jnp.remainder, operator.mod)):
+            if _equal(_traced(function, a, b, dtype), term):
+                return meaning(a, b)
+    return term
+
+
+def _divisions(term: Term) -> list[Term]:
+    """The divisions and remainders in a term."""
+    found = [term] if term.primitive in ("div", "rem") else []
+    for operand in term.operands:
+        if isinstance(operand, Term):
+            found += _divisions(operand)
+    return list(dict.fromkeys(found))
+
+
+def _traced(
+    function: Callable[[Any, Any], Any], a: Number, b: Number, dtype: np.dtype
+) -> Number | None:
+    """What a function of `jax.numpy` is in terms, for two sizes."""
+    number = jax.ShapeDtypeStruct((), dtype)
+    with jax.enable_x64(True):
+        program = trace_closed(function, number, number)
+
+    def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+        if eqn.primitive.name == "jit":
+            return interpret(eqn.params["jaxpr"], operands, on_eqn, on_literal)
+        name, values = eqn.primitive.name, list(operands)
+        if name == "select_n":
+            name, values = "select", [values[0], values[2], values[1]]
+        result = apply(name, values, np.dtype(eqn.outvars[0].aval.dtype), recognize=False)
+        if result is None:
+            raise NotImplementedError(name)
+        return [result]
+
+    def on_literal(literal: Literal) -> Value:
+        return Sizes.of(literal.val, np.dtype(literal.aval.dtype))
+
+    try:
+        args = [Sizes.of(a, dtype), Sizes.of(b, dtype)]
+        (result,) = interpret(open_jaxpr(program), args, on_eqn, on_literal)
+    except NotImplementedError:
+        return None
+    return result.numbers[()]
+
+
+def constraint_of(truth: Number) -> Constraint | None:
+    """A comparison of sizes that is open, as a constraint; `None` for other terms."""
+    if isinstance(truth, Term) and truth.primitive in _RELATIONS:
+        left, right = truth.operands
+        if not _any_term(left, right):
+            return Constraint(truth.primitive, left, right)  # pyright: ignore
+    return None

@@ -1,0 +1,76 @@
+"""The open dimensions of a function's arguments: their names, and shapes of expressions of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import jax.export
+
+from invert._entry import ArgSpec
+from invert._private.jax import UnknownDimension
+from invert.emission.python.naming import Names, identifier
+from invert.ir.sizes import Constraint, Shape, parsed, scope
+
+# JAX's parser takes these for operations.
+_OPERATIONS = ("floordiv", "mod", "max", "min")
+_EXPRESSION = re.compile(r"[\w\s+*(),-]*")
+
+
+def named_shapes(specs: Sequence[ArgSpec], shared: bool = False) -> list[list[int | str]]:
+    """The shapes with a name, or the expression that the container states, for each open size.
+
+    Open sizes without a name are the batch where they come first, which all arguments share;
+    where `shared`, so are those of every other axis.
+    """
+    stated = [n for spec in specs for n in spec.shape if isinstance(n, str)]
+    taken = Names()
+    for name in {word for n in stated for word in re.findall(r"[A-Za-z_]\w*", n)}:
+        taken.new(name)
+    for name in _OPERATIONS:
+        taken.new(name)
+    known: dict[tuple[str, int] | str, str] = {}
+    shapes: list[list[int | str]] = []
+    for spec in specs:
+        shape: list[int | str] = []
+        for axis, size in enumerate(spec.shape):
+            if size is not None:
+                shape.append(size)
+                continue
+            own = ("" if shared else spec.name, axis)
+            key = "batch" if axis == 0 else own
+            if key not in known:
+                # What has two axes or more is a row of steps for each of the batch.
+                common = "length" if axis == 1 else f"size_{axis}"
+                wanted = "batch" if axis == 0 else f"{own[0]}_{axis}" if own[0] else common
+                known[key] = taken.new(identifier(wanted, "size"))
+            shape.append(known[key])
+        shapes.append(shape)
+    return shapes
+
+
+def symbolic_shapes(
+    shapes: Sequence[Sequence[int | str]], constraints: Sequence[Constraint] = ()
+) -> list[Shape] | None:
+    """The shapes as expressions of their dimensions; `None` where one cannot be read."""
+    if any(not _EXPRESSION.fullmatch(n) for shape in shapes for n in shape if isinstance(n, str)):
+        return None
+    try:
+        of = _scope_of(constraints)
+        return [parsed(shape, of) for shape in shapes]
+    except (ValueError, NotImplementedError, UnknownDimension):
+        return None
+
+
+def _scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
+    """The scope under those of the constraints that JAX can hold."""
+    kept: list[str] = []
+    for text in (c.text() for c in constraints):
+        if not text:
+            continue
+        try:
+            scope([*kept, text])
+            kept.append(text)
+        except (ValueError, NotImplementedError):
+            continue  # it is checked when the program runs
+    return scope(kept)
