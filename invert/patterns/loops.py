@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence, Set
 import numpy as np
 from jax import lax
 
-from invert._private.jax import Literal, consts_of, open_jaxpr
+from invert._private.jax import Literal, consts_of, dim_as_value_p, max_dim
 from invert.ir.graph import Graph
 from invert.ir.interpret import evaluate, replacing
 from invert.ir.loops import WhileParts
+from invert.ir.sizes import DimSize, as_value, is_open
 from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Value, Var
 from invert.rewriting.pattern import EquationPattern, Site
 
@@ -30,19 +31,21 @@ class Counted:
 
     - `body`: the body as a graph; `consts`, `carry`: its arguments.
     - `counter`: position of `i` in the carry.
+    - `length`: a number, or an expression of open dimensions.
     """
 
     body: Graph
     consts: Sequence[Var]
     carry: Sequence[Var]
     counter: int
-    length: int
+    length: DimSize
 
-    def index(self, atom: Atom) -> tuple[int, int] | None:
+    def index(self, atom: Atom) -> tuple[int, DimSize] | None:
         """`(a, b)` where the value of `atom` is `a * i + b`, else `None`."""
+        if (size := _size(atom, self.body)) is not None:
+            return 0, size
         if isinstance(atom, Literal):
-            value = np.asarray(atom.val)
-            return (0, int(value)) if value.ndim == 0 and value.dtype.kind in "iu" else None
+            return None
         if atom is self.carry[self.counter]:
             return 1, 0
         eqn = self.body.producers.get(atom)
@@ -62,15 +65,28 @@ class Counted:
         return True if found == (-1, self.length - 1) else None
 
 
+def _size(atom: Atom, graph: Graph) -> DimSize | None:
+    """The whole number that an atom is, or the size."""
+    if isinstance(atom, Literal):
+        value = np.asarray(atom.val)
+        return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
+    eqn = graph.producers.get(atom)
+    return eqn.params["dim"] if eqn is not None and eqn.primitive is dim_as_value_p else None
+
+
 def counted(eqn: Eqn) -> Counted | None:
     parts = WhileParts.of(eqn)
-    test = open_jaxpr(parts.cond)
-    if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt":
+    test = Graph(parts.cond, consts_of(parts.cond))
+    *sizes, compare = test.eqns or [None]
+    if compare is None or compare.primitive.name != "lt":
         return None
-    variable, limit = test.eqns[0].invars
-    if list(test.outvars) != list(test.eqns[0].outvars):
+    if any(e.primitive is not dim_as_value_p for e in sizes):
         return None
-    if not isinstance(limit, Literal) or variable not in parts.tested:
+    variable, limit = compare.invars
+    if list(test.jaxpr.outvars) != list(compare.outvars):
+        return None
+    length = _size(limit, test)
+    if length is None or variable not in parts.tested:
         return None
     counter = parts.tested.index(variable)
     start = parts.init[counter]
@@ -78,7 +94,7 @@ def counted(eqn: Eqn) -> Counted | None:
         return None
     graph = Graph(parts.body, consts_of(parts.body))
     held = graph.jaxpr.invars[: len(parts.body_consts)]
-    loop = Counted(graph, held, parts.carried, counter, max(int(limit.val), 0))
+    loop = Counted(graph, held, parts.carried, counter, max_dim(length, 0))
     return loop if loop.index(graph.jaxpr.outvars[counter]) == (1, 1) else None
 
 
@@ -192,6 +208,8 @@ def _scan(site: Site) -> JaxFunction | None:
         if direction is None or direction == backwards:
             direction = backwards
             outputs[position] = found
+    if is_open(length) and not reads:
+        return None  # JAX has no such scan; its `fori_loop` is a `while` there, too
     return _build(site.eqn, loop, reads, outputs, bool(direction))
 
 
@@ -241,13 +259,14 @@ def _build(
             step,
             [init[i] for i in carried],
             [outside[x] for x in xs],
-            length=loop.length,
+            # `lax.scan` takes a length that is open from its inputs only.
+            length=None if is_open(loop.length) else loop.length,
             reverse=reverse,
         )
         by_position = dict(zip((*carried, *sorted(outputs)), (*final, *ys), strict=True))
         if loop.counter not in by_position:
             dtype = loop.carry[loop.counter].aval.dtype
-            by_position[loop.counter] = np.asarray(loop.length, dtype)
+            by_position[loop.counter] = as_value(loop.length, np.dtype(dtype))
         return [by_position[i] for i in range(len(loop.carry))]
 
     return call

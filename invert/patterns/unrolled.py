@@ -22,6 +22,7 @@ from jax import lax
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import evaluate, replacing
 from invert.ir.loops import WhileParts
+from invert.ir.sizes import is_open
 from invert.ir.types import Atom, Eqn, JaxFunction, Value
 from invert.patterns.loops import Access, Counted, access, counted, read, write
 from invert.rewriting.pattern import Call, Pattern, Site
@@ -64,7 +65,7 @@ class _Loop:
 
 def _loop(eqn: Eqn) -> _Loop | None:
     loop = counted(eqn)
-    if loop is None or loop.length < 1:
+    if loop is None or is_open(loop.length) or loop.length < 1:
         return None
     graph = loop.body
     found = [access(e, graph, read) for e in graph.eqns]
