@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from invert._private.jax import InconclusiveDimensionOperation
+from invert._private.jax import SIZE_ERRORS
 
 
 def plain(text: str) -> str:
@@ -150,7 +150,7 @@ def optional_step(
         return function(*args)
     except (InvertError, MemoryError, RecursionError, DefectWarning):
         raise
-    except InconclusiveDimensionOperation:
+    except SIZE_ERRORS:
         return None  # it has to know a size that is open
     except Exception as error:  # noqa: BLE001  told to the reader, and an error in the tests
         first = (str(error).splitlines() or [""])[0]

@@ -33,7 +33,7 @@ _STRICT_ORDER = "the comparators of its sorts are strict weak orders"
 
 
 def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
-    """Raises an entry point at the given argument types, whose sizes may be open, and rewrites it."""
+    """Raises an entry point at some types, whose sizes may be open, and rewrites it."""
     seconds = {}
     start = time.perf_counter()
     # Modules hold values of 64 bits whatever the session's setting.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,21 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._certificate import Certificate
-from invert._config import Config
 from invert._errors import InvertError
 from invert._private.jax import (
+    SIZE_ERRORS,
     eval_closed,
-    from_words,
-    lowered_module,
     open_jaxpr,
     trace_closed,
-    words_of,
 )
 from invert.ir import jaxprs
 from invert.ir.match import difference
 from invert.ir.normal_form import normal_form
 from invert.ir.numbers import largest_gap, random_value
-from invert.stablehlo.program import Program
+from invert.ir.sizes import at_samples, evaluate, samples
+from invert.stablehlo.lowered import raised_again
+
+# Raised where a program does not lower or run, or not at sizes that are open.
+_REFUSALS = (TypeError, ValueError, NotImplementedError, InvertError, *SIZE_ERRORS)
 
 # More numbers than this are not run only to compare a text.
 _MOST_RUN = 1 << 26
@@ -56,7 +58,7 @@ def certify(
     for mode in (x64, not x64) if jaxprs.has_wide_types(raw) else (False,):
         try:
             again = _again(recovered, avals, platform, mode)
-        except (TypeError, ValueError, NotImplementedError, InvertError) as error:
+        except _REFUSALS as error:
             where = where or f"it does not lower again: {error}"
             continue
         found = difference(raw, again, constants)
@@ -73,7 +75,7 @@ def same_lowering(a: Any, b: Any, platform: str, x64: bool) -> bool:
     try:
         one, two = (normal_form(_again(p, avals, platform, x64)) for p in (a, b))
         return difference(one, two, ()) is None
-    except (TypeError, ValueError, NotImplementedError, InvertError):
+    except _REFUSALS:
         return False
 
 
@@ -83,7 +85,8 @@ def same_numbers(a: Any, b: Any, x64: bool) -> bool:
     At sizes of one many programs are the same that lower to others: an iota is a zero there.
     """
     types: list[Any] = [v.aval for v in open_jaxpr(a).invars]
-    if sum(math.prod(t.shape) for t in types) > _MOST_RUN:
+    largest = max(samples(a), key=lambda sizes: sum(sizes.values()))  # pyright: ignore
+    if sum(math.prod(evaluate(n, largest) for n in t.shape) for t in types) > _MOST_RUN:
         return False
     try:
         with jax.enable_x64(x64):
@@ -92,7 +95,7 @@ def same_numbers(a: Any, b: Any, x64: bool) -> bool:
                 scale = float(np.max(finite, initial=1.0))
                 if not largest_gap(x, y) <= 1e-5 * scale:
                     return False
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, InvertError):
+    except (RuntimeError, *_REFUSALS):
         return False
     return True
 
@@ -100,11 +103,16 @@ def same_numbers(a: Any, b: Any, x64: bool) -> bool:
 def _runs(
     a: Any, b: Any, avals: Sequence[Any], constants: Sequence[Any] = ()
 ) -> Iterator[tuple[Any, Any]]:
-    """The results of two programs on random inputs behind the constants, drawn twice."""
+    """The results of two programs on random inputs behind the constants, at sample sizes."""
     rng = np.random.default_rng(0)
-    run = jax.jit(lambda *xs: [eval_closed(p, xs) for p in (a, b)])
-    for _ in range(2):
-        yield from zip(*run(*constants, *(random_value(rng, t) for t in avals)), strict=True)
+    both = trace_closed(lambda *xs: [eval_closed(p, xs) for p in (a, b)], *constants, *avals)
+    for program in at_samples(both):
+        types = [v.aval for v in open_jaxpr(program).invars[len(constants) :]]
+        run = jax.jit(functools.partial(eval_closed, program))
+        for _ in range(2):
+            results = run([*constants, *(random_value(rng, t) for t in types)])
+            half = len(results) // 2
+            yield from zip(results[:half], results[half:], strict=True)
 
 
 def _lower_alike(
@@ -120,7 +128,7 @@ def _lower_alike(
         if difference(lowered, again, constants) is None:
             return True
         return difference(normal_form(lowered), normal_form(again), constants) is None
-    except (TypeError, ValueError, NotImplementedError, InvertError):
+    except _REFUSALS:
         return False
 
 
@@ -130,18 +138,8 @@ def _again(recovered: Any, avals: Sequence[Any], platform: str, x64: bool) -> An
     def run(*values: Any) -> list[Any]:
         return eval_closed(recovered, values)
 
-    with jax.enable_x64(x64):
-        module = lowered_module(run, *avals, platform=platform)
-    program = Program(module, Config())
-    outvars: list[Any] = open_jaxpr(recovered).outvars
-
-    def raised(*values: Any) -> list[Any]:
-        results = program(*map(words_of, values))
-        return [from_words(r, v.aval.dtype) for r, v in zip(results, outvars, strict=True)]
-
-    with jax.enable_x64(True):
-        closed = trace_closed(raised, *avals)
-        return jaxprs.canonicalize(closed)
+    outs: list[Any] = [v.aval for v in open_jaxpr(recovered).outvars]
+    return raised_again(run, avals, outs, platform=platform, x64=x64)
 
 
 def _numerical(
@@ -154,6 +152,6 @@ def _numerical(
         try:
             for x, y in _runs(raw, recovered, avals[len(constants) :], constants):
                 largest = max(largest, largest_gap(x, y))
-        except (RuntimeError, ValueError, TypeError, NotImplementedError, InvertError) as error:
+        except (RuntimeError, *_REFUSALS) as error:
             return Certificate("unverified", f"{reason}; it could not be run: {error}")
     return Certificate("numerical", reason, largest)

@@ -59,7 +59,12 @@ if TYPE_CHECKING:
     class ClosedJaxpr(core.ClosedJaxpr):
         jaxpr: Jaxpr
         consts: Sequence[Any]
+
+    # JAX takes these wherever it takes numbers, and says `int`.
+    class DimExpr(int):
+        scope: jax.export.SymbolicScope
 else:
+    DimExpr = shape_poly._DimExpr
     Var, Literal, Eqn, Jaxpr = core.Var, core.Literal, core.JaxprEqn, core.Jaxpr
     # jax 0.12 has one class for closed and open jaxprs.
     ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
@@ -77,15 +82,15 @@ Primitive = core.Primitive
 abstract_token = core.abstract_token
 eval_context = core.eval_context
 # Symbolic dimensions.
-DimExpr = shape_poly._DimExpr
 InconclusiveDimensionOperation = core.InconclusiveDimensionOperation
-UnknownDimension = shape_poly.UnexpectedDimVar
+# Raised for what is open: by comparisons, and by dimensions that no argument has.
+SIZE_ERRORS = (core.InconclusiveDimensionOperation, shape_poly.UnexpectedDimVar)
 is_symbolic_dim = core.is_symbolic_dim
 max_dim = core.max_dim
 min_dim = core.min_dim
 dim_as_value_p = shape_poly.dim_as_value_p
 # A number, or an expression of open dimensions.
-DimSize: TypeAlias = int | DimExpr
+DimSize: TypeAlias = int
 # A dimension by name, or an operation (`floordiv`, `mod`, `max`, `min`) with its operands.
 DimFactor: TypeAlias = str | tuple[str, tuple[DimSize, ...]]
 
@@ -94,9 +99,10 @@ def dim_terms(size: DimSize) -> list[tuple[int, list[tuple[DimFactor, int]]]]:
     """A size as a sum: for each term its coefficient and its factors with their exponents."""
     if not isinstance(size, DimExpr):
         return [(int(size), [])]
+    terms: Any = size
     return [
         (coefficient, [(_dim_factor(f), exponent) for f, exponent in term._factors])
-        for term, coefficient in size._sorted_terms
+        for term, coefficient in terms._sorted_terms
     ]
 
 
@@ -108,8 +114,14 @@ def _dim_factor(factor: Any) -> DimFactor:
 
 
 def _reduced(size: Any) -> DimSize:
-    constant = DimExpr._to_constant(size)
+    constant = shape_poly._DimExpr._to_constant(size)
     return size if constant is None else constant
+
+
+def explicit_constraints(size: Any) -> list[tuple[DimSize, bool]]:
+    """The conditions on an open size's scope: what is zero, or else at least zero (`False`)."""
+    found = size.scope._explicit_constraints
+    return [(c.diff, c.cmp is shape_poly.Comparator.EQ) for c in found]
 
 
 def size_as_value(size: DimSize, dtype: np.dtype) -> Any:
@@ -126,6 +138,7 @@ def mapped_thunk(thunk: Any, change: Callable[[Any], Any]) -> Any:
         return change(jaxpr), *rest
 
     return lu.wrap_init(call, debug_info=thunk.debug_info)
+
 
 rng_uniform = lax_internal.rng_uniform
 prngs = prng.prngs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -9,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import InvertError
-from invert._private.jax import eval_closed, open_jaxpr
+from invert._private.jax import SIZE_ERRORS, eval_closed, open_jaxpr, trace_closed
 from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
 from invert.ir.loops import WhileParts
 from invert.ir.numbers import largest_gap, random_value
-from invert.ir.types import AnyJaxpr, Aval, JaxFunction
+from invert.ir.sizes import at_samples
+from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value
 
 # What JAX raises if it cannot differentiate, lower or run a correct program: `jax.vjp` raises
 # `ValueError` for a loop without a reverse derivative and `TypeError` for a `custom_vjp`
@@ -22,6 +24,7 @@ from invert.ir.types import AnyJaxpr, Aval, JaxFunction
 # `NotImplementedError`; the compiler and the running program raise `JaxRuntimeError`.
 FAILURES = (
     NotImplementedError, TypeError, ValueError, InvertError, jax.errors.JaxRuntimeError,
+    *SIZE_ERRORS,
 )  # fmt: skip
 
 # The same for `jax.linear_transpose`, whose rules for products (`lax.mul`, `dot_general`) only
@@ -72,15 +75,24 @@ def once(function: JaxFunction) -> JaxFunction:
 def largest_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
     """Largest difference between the two gradients beyond rounding; 0 if there is none."""
     largest = 0.0
+    count = len(region.numbers)
     with jax.enable_x64(x64):
-        both = once(lambda *xs: (eval_closed(raw, xs), region.autodiff(*xs)))
-        count = len(region.numbers)
-        for values in samples(region.avals, count):
-            moved = both(*values[:-count], *map(_rounded, values[-count:]))[0]
-            for x, y, z in zip(*both(*values), moved, strict=True):
-                gap = beyond_rounding(np.asarray(x), np.asarray(y), np.asarray(z))
-                largest = max(largest, gap)
+        traced = trace_closed(
+            lambda *xs: [*eval_closed(raw, xs), *region.autodiff(*xs)], *region.avals
+        )
+        for program in at_samples(traced):
+            run = once(functools.partial(_halves, program))
+            for values in samples([v.aval for v in open_jaxpr(program).invars], count):
+                moved = run(*values[:-count], *map(_rounded, values[-count:]))[0]
+                for x, y, z in zip(*run(*values), moved, strict=True):
+                    gap = beyond_rounding(np.asarray(x), np.asarray(y), np.asarray(z))
+                    largest = max(largest, gap)
     return largest
+
+
+def _halves(program: AnyJaxpr, *values: Value) -> tuple[list[Value], list[Value]]:
+    results = eval_closed(program, values)
+    return results[: len(results) // 2], results[len(results) // 2 :]
 
 
 # By how many units in the last place results may differ after long sums.

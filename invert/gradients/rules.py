@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from invert._private.jax import consts_of, eval_closed, eval_jaxpr, trace_closed
+from invert._private.jax import consts_of, eval_closed, eval_jaxpr, open_jaxpr, trace_closed
 from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once, samples
 from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
+from invert.ir.sizes import at_samples
 from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Literal, Value
 
 
@@ -162,21 +164,30 @@ def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool
         trace_closed(push, *types[:n], *moved)
         if shown:
             return True
+        traced = trace_closed(at, *types)
         with jax.enable_x64(x64):
-            run = once(at)
-            for values in samples(types, len(region.numbers))[::3]:
-                operands, a = values[:n], values[n:]
-                b = [np.asarray(30 * np.roll(x, 1), x.dtype) for x in a]
-                zero = run(*operands, *(np.zeros_like(x) for x in a))
-                both = run(
-                    *operands, *(np.asarray(x + y, x.dtype) for x, y in zip(a, b, strict=True))
-                )
-                parts_ = zip(run(*operands, *a), run(*operands, *b), both, zero, strict=True)
-                for one, two, sum_, none in parts_:
-                    if np.any(np.nan_to_num(np.asarray(none), posinf=0.0, neginf=0.0)):
-                        return False
-                    if beyond_rounding(np.asarray(one) + np.asarray(two), np.asarray(sum_)):
-                        return False
+            return all(_is_additive(p, n, len(region.numbers)) for p in at_samples(traced))
     except NOT_TRANSPOSED:
         return False
+
+
+def _is_additive(program: AnyJaxpr, count: int, cotangents: int) -> bool:
+    """Whether a gradient of sums of cotangents is the sum of gradients, on samples."""
+    run = once(functools.partial(_run, program))
+    types = [v.aval for v in open_jaxpr(program).invars]
+    for values in samples(types, cotangents)[::3]:
+        operands, a = values[:count], values[count:]
+        b = [np.asarray(30 * np.roll(x, 1), x.dtype) for x in a]
+        zero = run(*operands, *(np.zeros_like(x) for x in a))
+        both = run(*operands, *(np.asarray(x + y, x.dtype) for x, y in zip(a, b, strict=True)))
+        parts_ = zip(run(*operands, *a), run(*operands, *b), both, zero, strict=True)
+        for one, two, sum_, none in parts_:
+            if np.any(np.nan_to_num(np.asarray(none), posinf=0.0, neginf=0.0)):
+                return False
+            if beyond_rounding(np.asarray(one) + np.asarray(two), np.asarray(sum_)):
+                return False
     return True
+
+
+def _run(program: AnyJaxpr, *values: Value) -> list[Value]:
+    return eval_closed(program, values)

@@ -20,7 +20,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import InvertError
-from invert._private.jax import consts_of, eval_context, lowered_module, open_jaxpr, trace_closed
+from invert._private.jax import consts_of, eval_context, open_jaxpr, trace_closed
 from invert.gradients.cache import GradientCache, inlined
 from invert.gradients.compare import FAILURES, largest_difference, may_not_end
 from invert.gradients.region import MarkedRegion
@@ -40,7 +40,7 @@ from invert.ir.graph import Graph
 from invert.ir.match import difference
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, J, Jaxpr, Var
 from invert.rewriting.driver import Replacement, replace
-from invert.stablehlo.program import Program
+from invert.stablehlo.lowered import raised_again
 
 # Constants of at least this many elements are passed as arguments instead of lowered.
 _LARGE = 1 << 14
@@ -232,6 +232,5 @@ class GradientResolver:
         avals = [*map(type_of, large), *region.avals]
         run = functools.partial(region.autodiff_over, large)
         with jax.enable_x64(x64):
-            module = lowered_module(run, *avals, platform=self.platform)
-        program = Program(module, Config())
-        return jaxprs.canonicalize(trace_closed(lambda *xs: program(*xs), *avals))
+            outs = jax.eval_shape(run, *avals)
+        return raised_again(run, avals, list(outs), platform=self.platform, x64=x64)

@@ -9,7 +9,6 @@ rounded down, whose whole is then recognized: it is the term that JAX's own divi
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -21,7 +20,6 @@ from jax import lax
 
 from invert._private.jax import (
     InconclusiveDimensionOperation,
-    is_symbolic_dim,
     max_dim,
     min_dim,
     open_jaxpr,
@@ -133,9 +131,9 @@ def lifted(value: object) -> Sizes | None:
     """A value as sizes: those that it is, or a small array of whole numbers that is known."""
     if isinstance(value, Sizes):
         return value
-    if isinstance(value, (np.ndarray, np.generic)) and value.size <= _MOST_SIZES:
-        if value.dtype.kind in "ib":
-            return Sizes(np.asarray(value).astype(object), np.dtype(value.dtype))
+    known = isinstance(value, (np.ndarray, np.generic)) and value.size <= _MOST_SIZES
+    if known and value.dtype.kind in "ib":
+        return Sizes(np.asarray(value).astype(object), np.dtype(value.dtype))
     return None
 
 
@@ -334,6 +332,9 @@ _LAX: Mapping[str, Callable[..., Any]] = {
 }
 
 
+_ROUNDED_DOWN = ((jnp.floor_divide, operator.floordiv), (jnp.remainder, operator.mod))
+
+
 def _recognized(term: Term, dtype: np.dtype) -> Number:
     """The dimension expression of a division or remainder rounded down, as JAX writes these."""
     if term.primitive != "select":
@@ -342,7 +343,7 @@ def _recognized(term: Term, dtype: np.dtype) -> Number:
         a, b = leaf.operands
         if _any_term(a, b) or not decided("ne", b, 0):
             continue
-        for function, meaning in ((jnp.floor_divide, operator.floordiv), (jnp.remainder, operator.mod)):
+        for function, meaning in _ROUNDED_DOWN:
             if _equal(_traced(function, a, b, dtype), term):
                 return meaning(a, b)
     return term

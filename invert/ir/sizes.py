@@ -23,6 +23,7 @@ from invert._private.jax import (
     close_like,
     dim_as_value_p,
     dim_terms,
+    explicit_constraints,
     is_jaxpr,
     mapped_thunk,
     max_dim,
@@ -58,9 +59,7 @@ def scope(constraints: Sequence[str] = ()) -> jax.export.SymbolicScope:
 _scope = functools.lru_cache(maxsize=256)(jax.export.SymbolicScope)
 
 
-def parsed(
-    shape: Iterable[int | str], of: jax.export.SymbolicScope
-) -> Shape:
+def parsed(shape: Iterable[int | str], of: jax.export.SymbolicScope) -> Shape:
     """A shape with expressions for the names and expressions in it."""
     return tuple(
         n if isinstance(n, int) else jax.export.symbolic_shape(n, scope=of)[0] for n in shape
@@ -77,6 +76,15 @@ def dimensions(size: DimSize) -> frozenset[str]:
             else:
                 found.update(*map(dimensions, factor[1]))
     return frozenset(found)
+
+
+def variables(sizes: Iterable[DimSize]) -> list[DimSize]:
+    """The dimensions in some sizes, each once, by name."""
+    found: dict[str, DimSize] = {}
+    for size in filter(is_open, sizes):
+        for name in dimensions(size):
+            found.setdefault(name, parsed((name,), size.scope)[0])  # pyright: ignore
+    return [found[name] for name in sorted(found)]
 
 
 def dimension(size: DimSize) -> str | None:
@@ -230,6 +238,32 @@ def has_open_sizes(jaxpr: Jaxpr) -> bool:
     """Whether the type of a value in a program has an open size."""
     atoms = (a for e in equations(jaxpr) for a in (*e.invars, *e.outvars))
     return any(is_open(n) for a in (*jaxpr.invars, *atoms) for n in getattr(a.aval, "shape", ()))
+
+
+# Sizes at which programs are run, one for each dimension: no two alike, powers of two, ones.
+_SAMPLES = ((3, 5, 2, 7, 4), (8, 4, 16, 2, 12), (1, 1, 1, 1, 1), (17, 11, 13, 19, 23))
+
+
+def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
+    """Some sizes for the dimensions of a program; `[{}]` where none is open."""
+    avals: list[Any] = [v.aval for v in open_jaxpr(program).invars]
+    sizes = variables(n for a in avals for n in getattr(a, "shape", ()))
+    if not sizes:
+        return [{}]
+    names = [str(n) for n in sizes]
+    conditions = explicit_constraints(sizes[0])
+    found = []
+    for numbers in _SAMPLES:
+        values = {name: numbers[i % len(numbers)] for i, name in enumerate(names)}
+        at = [(evaluate(n, values), is_equality) for n, is_equality in conditions]
+        if all(n == 0 if is_equality else n >= 0 for n, is_equality in at):
+            found.append(values)
+    return found
+
+
+def at_samples(program: J) -> list[J]:
+    """A program at some sizes, itself where none of them is open."""
+    return [substitute(program, sizes) if sizes else program for sizes in samples(program)]
 
 
 def substitute(program: J, values: Mapping[str, DimSize]) -> J:

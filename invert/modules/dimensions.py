@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax.export
 
 from invert._entry import ArgSpec
-from invert._private.jax import UnknownDimension
+from invert._private.jax import SIZE_ERRORS
 from invert.emission.python.naming import Names, identifier
 from invert.ir.sizes import Constraint, Shape, parsed, scope
 
@@ -58,7 +58,7 @@ def symbolic_shapes(
     try:
         of = _scope_of(constraints)
         return [parsed(shape, of) for shape in shapes]
-    except (ValueError, NotImplementedError, UnknownDimension):
+    except (ValueError, NotImplementedError, *SIZE_ERRORS):
         return None
 
 

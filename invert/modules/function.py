@@ -19,8 +19,7 @@ from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, traced
 from invert._errors import InvertError, SignatureError
 from invert._private.jax import (
-    InconclusiveDimensionOperation,
-    UnknownDimension,
+    SIZE_ERRORS,
     eval_context,
     eval_jaxpr,
     is_tracer,
@@ -94,10 +93,10 @@ class Stage:
             return eval_jaxpr(self.jaxpr, widened)
 
 
-# What is raised where a program cannot be traced or recovered for all sizes: by comparisons that the
-# sizes leave open, by shapes that do not fit, and by what has to know a number.
+# What is raised where a program cannot be recovered for all sizes: by comparisons that the sizes
+# leave open, by shapes that do not fit, and by what has to know a number.
 NO_EXPRESSION = (
-    InvertError, InconclusiveDimensionOperation, UnknownDimension, TypeError, ValueError,
+    *SIZE_ERRORS, InvertError, TypeError, ValueError,
     NotImplementedError, IndexError, AssertionError, KeyError, AttributeError,
 )  # fmt: skip
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import jax
 
-from invert._config import Config
-from invert._private.jax import (
-    from_words,
-    lowered_module,
-    open_jaxpr,
-    trace_closed,
-    words_of,
-)
+from invert._private.jax import SIZE_ERRORS, open_jaxpr, trace_closed
 from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
-from invert.ir.types import ClosedJaxpr, Value
+from invert.ir.types import ClosedJaxpr
 from invert.rewriting.pattern import Call, kept_by_call
-from invert.stablehlo.program import Program
+from invert.stablehlo.lowered import raised_again
 
 
 @kept_by_call
@@ -25,25 +18,17 @@ def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
     try:
         with jax.enable_x64(call.needs_x64):
             outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
-            module = lowered_module(call.before or call.function, *call.avals, platform=platform)
+        function = call.before or call.function
+        closed = raised_again(function, call.avals, outs, platform=platform, x64=call.needs_x64)
     # Raised for types that a call does not take: by the checks of `jax.lax` and `jax.numpy`, by
     # `mlir.lower_jaxpr_to_module` for a primitive without a lowering for the platform, by lowerings
     # that only assert (`iota_2x32_shape` without axes) or overflow (`select_and_gather_add` of
-    # integers). Missing names and attributes are defects.
+    # integers), and by what has to know a size that is open. Missing names are defects.
     except (
-        TypeError, ValueError, RuntimeError, ArithmeticError, IndexError, AssertionError
+        TypeError, ValueError, RuntimeError, ArithmeticError, IndexError, AssertionError,
+        *SIZE_ERRORS,
     ):  # fmt: skip
         return None
-    program = Program(module, Config())
-
-    def run(*values: Value) -> list[Value]:
-        # Lowering replaces keys by their words.
-        results = program(*map(words_of, values))
-        return [from_words(r, out.dtype) for r, out in zip(results, outs, strict=True)]
-
-    with jax.enable_x64(True):
-        closed = trace_closed(run, *call.avals)
-    closed = jaxprs.canonicalize(closed)
     return closed if call.is_call else unwrap(closed)
 
 

@@ -24,7 +24,9 @@ def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
     narrow = [x if f is None else f[1] for x, f in zip(operands, found, strict=True)]
     for i, f in enumerate(found):
         sizes = [x.shape for x in narrow if x.shape] or [()]
-        if tuple(map(max, zip(*sizes, strict=True))) == shape:
+        # The size that is not one, where there is such: open sizes cannot be compared with it.
+        wide = [max(axis, key=lambda n: n != 1) for axis in zip(*sizes, strict=True)]
+        if tuple(wide) == shape:
             break
         if f is not None:
             narrow[i] = operands[i]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +14,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
+from invert._private.jax import open_jaxpr, trace_closed
+from invert.ir.interpret import bind
+from invert.ir.sizes import DimSize, is_open
 from invert.primitives.stablehlo.dynamic import sizes
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.attributes import dense_ints
@@ -89,7 +94,7 @@ raises("stablehlo.einsum", "stablehlo.unary_einsum")(_einsum)
 
 
 def _convolution(
-    ctx: Context, op: Op, x: Value, kernel: Value, padding: Sequence[tuple[int, int]]
+    ctx: Context, op: Op, x: Value, kernel: Value, padding: Sequence[tuple[DimSize, DimSize]]
 ) -> Value:
     d = attributes.conv_dims(op["dimension_numbers"])
     n = len(d.input_spatial_dimensions)
@@ -102,11 +107,9 @@ def _convolution(
     if reversal is not None and any(flags := attributes.dense_bools(reversal)):
         axes = [a for a, f in zip(d.kernel_spatial_dimensions, flags, strict=True) if f]
         kernel = lax.rev(kernel, axes)
-    return lax.conv_general_dilated(
-        x,
-        kernel,
+    convolve = functools.partial(
+        lax.conv_general_dilated,
         window_strides=ints("window_strides"),
-        padding=padding,
         lhs_dilation=ints("lhs_dilation"),
         rhs_dilation=ints("rhs_dilation"),
         dimension_numbers=lax.ConvDimensionNumbers(
@@ -123,6 +126,12 @@ def _convolution(
         precision=_precision(op),
         preferred_element_type=ctx.dtype(op),
     )
+    if not any(map(is_open, itertools.chain(*padding))):
+        return convolve(x, kernel, padding=padding)
+    # The function takes padding that depends on sizes only by a name, `"SAME"`.
+    traced = open_jaxpr(trace_closed(functools.partial(convolve, padding="VALID"), x, kernel))
+    eqn = traced.eqns[-1]
+    return bind(eqn.replace(params={**eqn.params, "padding": tuple(padding)}), [x, kernel])[0]
 
 
 @raises("stablehlo.convolution")

@@ -143,9 +143,9 @@ def _get_tuple_element(ctx: Context, op: Op, operand: Value) -> Value:
     return [operand[attributes.integer(op["index"])]]
 
 
-# Dynamic shapes. The arguments have sizes when a module is raised, numbers or dimension expressions,
-# and what is computed from these alone is known (`invert.stablehlo.ops.interpreter.Known`,
-# `invert.ir.size_algebra.Sizes`), so that the ops become those of static shapes.
+# Dynamic shapes. The arguments have sizes when a module is raised, numbers or expressions, and what
+# is computed from these alone is known (`Known`, `Sizes`), so that the ops become those of static
+# shapes.
 
 
 @raises("stablehlo.get_dimension_size")
@@ -225,9 +225,9 @@ def _unclamped(op: Op, start: Any, last: list[DimSize], ctx: Context) -> Any:
     """The name of starts without a clamp to the range that `dynamic_slice` clamps to itself."""
     if (clamp := _op_of(start, "stablehlo.clamp")) is not None:
         low, _, high = (ctx.env[v] for v in clamp.operands)
-        if are_known(low) and are_known(high) and not any(sizes(low, op)):
-            if list(sizes(high, op)) == last:
-                return clamp.operands[1]
+        known = are_known(low) and are_known(high)
+        if known and not any(sizes(low, op)) and list(sizes(high, op)) == last:
+            return clamp.operands[1]
     return start
 
 

@@ -67,7 +67,7 @@ def result_of(op: Any, operands: Sequence[Any]) -> Sizes | None:
 
 
 def _reshape(op: Any, operands: Sequence[np.ndarray]) -> np.ndarray:
-    return operands[0].reshape(attributes.shape_of(op.results[0].type))
+    return operands[0].reshape(op.results[0].type.shape)
 
 
 def _concatenate(op: Any, operands: Sequence[np.ndarray]) -> np.ndarray:
@@ -75,7 +75,7 @@ def _concatenate(op: Any, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _broadcast_in_dim(op: Any, operands: Sequence[np.ndarray]) -> np.ndarray:
-    shape = attributes.shape_of(op.results[0].type)
+    shape = op.results[0].type.shape
     place = dense_ints(op.attributes["broadcast_dimensions"])
     aligned = [1] * len(shape)
     for axis, size in zip(place, operands[0].shape, strict=True):

@@ -1,0 +1,47 @@
+"""Functions that JAX lowers, raised again: what a program is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from invert._config import Config
+from invert._private.jax import from_words, lowered_module, trace_closed, words_of
+from invert.ir import jaxprs
+from invert.ir.sizes import variables
+from invert.ir.types import Aval, ClosedJaxpr, JaxFunction, Value
+from invert.stablehlo.program import Program
+
+
+def raised_again(
+    function: JaxFunction, avals: Sequence[Aval], outs: Sequence[Aval], *, platform: str, x64: bool
+) -> ClosedJaxpr:
+    """A function of arrays, lowered and raised at some types, in canonical form.
+
+    **Arguments:**
+
+    - `avals`, `outs`: the types of its arguments and of its results. Their sizes may be open.
+    - `x64`: whether it is lowered with 64-bit types enabled.
+
+    **Raises:** what JAX raises for functions that it cannot lower; `InvertError`.
+    """
+    # JAX computes the open sizes from those of the arguments, so each of them is one's.
+    sizes = variables(n for a in (*avals, *outs) for n in a.shape)
+    carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
+    run: Callable[..., Any] = lambda *values: function(*values[len(carriers) :])  # noqa: E731
+    with jax.enable_x64(x64):
+        module = lowered_module(run if carriers else function, *carriers, *avals, platform=platform)
+    program = Program(module, Config())
+
+    def raised(*values: Value) -> list[Value]:
+        held = [lax.full(c.shape, False) for c in carriers]
+        # Lowering replaces keys by their words.
+        results = program(*held, *map(words_of, values))
+        return [from_words(r, out.dtype) for r, out in zip(results, outs, strict=True)]
+
+    with jax.enable_x64(True):
+        return jaxprs.canonicalize(trace_closed(raised, *avals))
