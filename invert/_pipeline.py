@@ -23,7 +23,7 @@ from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs
 from invert.ir.match import equivalent
-from invert.ir.sizes import Constraint, constraints, dimensions
+from invert.ir.sizes import Constraint, dimensions, listening
 from invert.modules.function import Stage
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage as PatternStage
@@ -39,7 +39,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     # Modules hold values of 64 bits whatever the session's setting.
     with nested_too_deep(entry.name), jax.enable_x64(True):
         config.begin(f"{entry.name}: raising")
-        with constraints() as conditions:
+        with listening() as said:
             closed = traced(entry, avals)
         seconds["raise"] = time.perf_counter() - start
         start = time.perf_counter()
@@ -69,7 +69,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         # The comparison is over the constants of the raw program; arrays come back after it.
         recovered = jaxprs.over_constants(closed, known)
         certificate = _certify(raw, recovered, known, platform, x64, config)
-        certificate = _for_sizes(certificate, avals, conditions)
+        certificate = _for_sizes(certificate, avals, said.constraints)
         if hints.assumes_order(raw):
             certificate = dataclasses.replace(certificate, assumes=_STRICT_ORDER)
         seconds["verify"] = time.perf_counter() - start
@@ -97,7 +97,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     )
     count = len(avals) - int(entry.draws)
     shapes = tuple(tuple(a.shape) for a in avals[:count])
-    return Stage(jaxpr, constants, report, x64, shapes, tuple(conditions))
+    return Stage(jaxpr, constants, report, x64, shapes, tuple(said.constraints))
 
 
 def _for_sizes(

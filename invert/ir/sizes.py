@@ -193,27 +193,46 @@ class Constraint:
         return f"{self.left} {relation} {self.right + shift}" if relation else ""
 
 
-_found: contextvars.ContextVar[list[Constraint] | None] = contextvars.ContextVar(
-    "constraints", default=None
-)
+@dataclasses.dataclass
+class Said:
+    """What a container says of open sizes, found while its program is traced.
+
+    **Attributes:**
+
+    - `constraints`: conditions under which the program holds.
+    - `names`: its own names of dimensions, by the names under which it is traced.
+    """
+
+    constraints: list[Constraint] = dataclasses.field(default_factory=list)
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+_said: contextvars.ContextVar[Said | None] = contextvars.ContextVar("said", default=None)
 
 
 def constrain(constraint: Constraint) -> None:
     """Notes a condition under which the program that is being traced holds."""
-    found = _found.get()
-    if found is not None and constraint not in found:
-        found.append(constraint)
+    said = _said.get()
+    if said is not None and constraint not in said.constraints:
+        said.constraints.append(constraint)
+
+
+def call_dimension(size: DimSize, name: str) -> None:
+    """Notes the name of a dimension of the program that is being traced."""
+    said = _said.get()
+    if said is not None and (traced := dimension(size)) is not None:
+        said.names.setdefault(traced, name)
 
 
 @contextlib.contextmanager
-def constraints() -> Iterator[list[Constraint]]:
-    """The conditions that are noted inside."""
-    found: list[Constraint] = []
-    token = _found.set(found)
+def listening() -> Iterator[Said]:
+    """Gathers what is noted inside."""
+    said = Said()
+    token = _said.set(said)
     try:
-        yield found
+        yield said
     finally:
-        _found.reset(token)
+        _said.reset(token)
 
 
 _RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {

@@ -24,6 +24,7 @@ from invert._private.jax import name_stack
 from invert._private.mlir import attribute_names, ir
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
+from invert.ir.sizes import call_dimension
 from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops import sizes as size_ops
 
@@ -427,6 +428,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
             ctx.sizes[key] = results
         return ctx.sizes[key]
     if name.startswith(_WRAPPER):
+        _call_dimensions(function, args)
         return _fresh(ctx).raw_region(function.regions[0])(*args)
     key = (name, tuple((i, _key(x)) for i, x in fixed.items()))
     if key not in ctx.jitted:
@@ -441,6 +443,17 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
         call.__name__ = call.__qualname__ = _jit_name(name)
         ctx.jitted[key] = jax.jit(call)
     return list(ctx.jitted[key](*(x for i, x in enumerate(args) if i not in fixed)))
+
+
+def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
+    """Notes the names that the exporter gave to the dimensions it passes on."""
+    if "arg_attrs" not in function.attributes:
+        return
+    for value, attributes in zip(args, function.attributes["arg_attrs"], strict=False):
+        if isinstance(value, Sizes) and "jax.global_constant" in attributes:
+            name = op_attributes.string(attributes["jax.global_constant"])
+            for size in value.sizes() or ():
+                call_dimension(size, name)
 
 
 def _key(value: Value) -> tuple[Any, ...]:
