@@ -23,7 +23,7 @@ from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs
 from invert.ir.match import equivalent
-from invert.ir.sizes import Constraint, dimensions, listening
+from invert.ir.sizes import DimSize, evaluate, listening, renaming, substitute
 from invert.modules.function import Stage
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage as PatternStage
@@ -41,6 +41,9 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         config.begin(f"{entry.name}: raising")
         with listening() as said:
             closed = traced(entry, avals)
+        # The container may have names for open dimensions.
+        if names := renaming((n for a in avals for n in a.shape), said.names):
+            closed, avals = substitute(closed, names), [_renamed(a, names) for a in avals]
         seconds["raise"] = time.perf_counter() - start
         start = time.perf_counter()
         closed = jaxprs.canonicalize(closed)
@@ -69,7 +72,6 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         # The comparison is over the constants of the raw program; arrays come back after it.
         recovered = jaxprs.over_constants(closed, known)
         certificate = _certify(raw, recovered, known, platform, x64, config)
-        certificate = _for_sizes(certificate, avals, said.constraints)
         if hints.assumes_order(raw):
             certificate = dataclasses.replace(certificate, assumes=_STRICT_ORDER)
         seconds["verify"] = time.perf_counter() - start
@@ -97,18 +99,12 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     )
     count = len(avals) - int(entry.draws)
     shapes = tuple(tuple(a.shape) for a in avals[:count])
-    return Stage(jaxpr, constants, report, x64, shapes, tuple(said.constraints))
+    return Stage(jaxpr, constants, report, x64, shapes, names)
 
 
-def _for_sizes(
-    certificate: Certificate, avals: Sequence[Any], conditions: Sequence[Constraint]
-) -> Certificate:
-    """The certificate with the sizes for which it holds, where some are open."""
-    names = {d: None for a in avals for n in a.shape for d in sorted(dimensions(n))}
-    if not names:
-        return certificate
-    bounds = [f"{d} >= 1" for d in names] + [c.words() for c in conditions]
-    return dataclasses.replace(certificate, sizes=", ".join(bounds))
+def _renamed(aval: Any, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:
+    shape = tuple(evaluate(n, names) for n in aval.shape)
+    return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
 def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:

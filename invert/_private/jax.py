@@ -118,16 +118,19 @@ def _reduced(size: Any) -> DimSize:
     return size if constant is None else constant
 
 
-def explicit_constraints(size: Any) -> list[tuple[DimSize, bool]]:
-    """The conditions on an open size's scope: what is zero, or else at least zero (`False`)."""
+def explicit_constraints(size: Any) -> list[tuple[DimSize, str, DimSize]]:
+    """The conditions on an open size's scope: two sizes, and `==` or `>=` between them."""
     found = size.scope._explicit_constraints
-    return [(c.diff, c.cmp is shape_poly.Comparator.EQ) for c in found]
+    is_equality = shape_poly.Comparator.EQ
+    return [(c.e1, "==" if c.cmp is is_equality else ">=", c.e2) for c in found]
 
 
 def size_as_value(size: DimSize, dtype: np.dtype) -> Any:
-    """A size as a traced integer, `dim_as_value`, of 32 or 64 bits."""
-    with jax.enable_x64(dtype == np.int64):
-        return dim_as_value_p.bind(dim=size)
+    """A size as a traced number: `dim_as_value`, converted."""
+    value = dim_as_value_p.bind(dim=size)
+    return jax.lax.convert_element_type_p.bind(
+        value, new_dtype=dtype, weak_type=False, sharding=None
+    )
 
 
 def mapped_thunk(thunk: Any, change: Callable[[Any], Any]) -> Any:

@@ -14,10 +14,15 @@ import numpy as np
 from invert._errors import InvertError, VerificationError
 from invert._report import Report
 from invert.cli.model import Model
-from invert.emission import dimension_names
 from invert.frontends import original
 from invert.ir.numbers import largest_gap, random_value
 from invert.modules import save
+from invert.modules.dimensions import (
+    at_numbers,
+    dimension_order,
+    named_shapes,
+    symbolic_shapes,
+)
 from invert.modules.function import Function
 from invert.modules.module import Module
 
@@ -50,16 +55,13 @@ def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]
         found.lines.append("  not run: only modules of one function are; use --signature")
         return found
     function = module._function
-    names = dimension_names(function.specs)
-    if names is None:
-        found.lines.append("  not run: its open sizes have no names")
-        return found
-    dims = list(dict.fromkeys(n for shape in names for n in shape if isinstance(n, str)))
+    names = named_shapes(function.specs)
+    dims = dimension_order(symbolic_shapes(names) or ())
     loaded: Any = save.load_saved(target)
     for row in _SIZES if dims else _SIZES[:1]:
-        sizes = {n: row[i % len(row)] for i, n in enumerate(dims)}
-        at = f" at {', '.join(f'{n} = {size}' for n, size in sizes.items())}" if sizes else ""
-        values = _arguments(function, names, sizes)
+        sizes = [f"{n} = {row[i % len(row)]}" for i, n in enumerate(dims)]
+        at = f" at {', '.join(sizes)}" if sizes else ""
+        values = _arguments(function, at_numbers(names, row))
         args, kwargs = jax.tree_util.tree_unflatten(function.in_tree, values)
         try:
             here = _results(module, function, args, kwargs)
@@ -85,17 +87,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _arguments(
-    function: Function, names: Sequence[Sequence[int | str]], sizes: Mapping[str, int]
-) -> list[Any]:
-    """Random arguments of these sizes."""
+def _arguments(function: Function, shapes: Sequence[Sequence[int]]) -> list[Any]:
+    """Random arguments of these shapes."""
     rng = np.random.default_rng(0)
     return [
-        random_value(
-            rng,
-            jax.ShapeDtypeStruct([sizes.get(n, n) for n in shape], spec.dtype),  # pyright: ignore
-        )
-        for shape, spec in zip(names, function.specs, strict=True)
+        random_value(rng, jax.ShapeDtypeStruct(shape, spec.dtype))
+        for shape, spec in zip(shapes, function.specs, strict=True)
     ]
 
 

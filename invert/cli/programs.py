@@ -13,9 +13,11 @@ import numpy as np
 
 from invert._errors import SignatureError
 from invert._private.jax import open_jaxpr, trace_closed
-from invert.emission import dimension_names, inlined, strong
+from invert.emission import inlined, strong
 from invert.ir import jaxprs
 from invert.ir.graph import is_var
+from invert.ir.sizes import Shape, evaluate, renaming, variables
+from invert.modules.dimensions import at_numbers, dimension_order, named_shapes
 from invert.modules.function import Function
 from invert.modules.methods import Methods
 from invert.modules.module import Module
@@ -58,24 +60,22 @@ def programs_of(module: Any, other: Any) -> Mapping[str, Program]:
 
 
 def _avals(function: Function) -> list[jax.ShapeDtypeStruct]:
-    names = dimension_names(function.specs)
-    if names is None:
-        raise SignatureError(f"{function.entry.name}: its open sizes cannot be told apart")
-    return _at_sizes(
-        [(shape, spec.dtype) for shape, spec in zip(names, function.specs, strict=True)]
-    )
+    """The types of the arguments: open sizes where the program is one for all of them."""
+    names = named_shapes(function.specs)
+    whole = function.whole()
+    shapes = at_numbers(names, _SIZES) if whole is None else _anonymous(whole.shapes)
+    return [
+        jax.ShapeDtypeStruct(shape, spec.dtype)
+        for shape, spec in zip(shapes, function.specs, strict=True)
+    ]
 
 
-def _at_sizes(types: Sequence[tuple[Sequence[int | str], Any]]) -> list[jax.ShapeDtypeStruct]:
-    sizes: dict[str, int] = {}
-    found = []
-    for shape, dtype in types:
-        for n in shape:
-            if isinstance(n, str):
-                sizes.setdefault(n, _SIZES[len(sizes) % len(_SIZES)])
-        numbers = [sizes[n] if isinstance(n, str) else n for n in shape]
-        found.append(jax.ShapeDtypeStruct(tuple(numbers), dtype))
-    return found
+def _anonymous(shapes: Sequence[Shape]) -> list[Shape]:
+    """The shapes with numbered dimensions, as containers may call the same by other names."""
+    sizes = variables(n for shape in shapes for n in shape)
+    order = dimension_order(shapes)
+    names = renaming(sizes, {name: f"n{i}" for i, name in enumerate(order)})
+    return [tuple(evaluate(n, names) for n in shape) for shape in shapes] if names else [*shapes]
 
 
 def _of_function(function: Function, constants: Sequence[Any]) -> Program:
@@ -142,7 +142,9 @@ def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]
         dims = parameter.annotation.dim_str.split()
         shape: list[int | str] = [int(d) if d.isdigit() else d for d in dims]
         types.append((shape, np.dtype((usual or list(kinds))[0])))
-    return [p.name for p in parameters], _at_sizes(types)
+    shapes = at_numbers([shape for shape, _ in types], _SIZES)
+    avals = [jax.ShapeDtypeStruct(s, t) for s, (_, t) in zip(shapes, types, strict=True)]
+    return [p.name for p in parameters], avals
 
 
 def _program(jaxpr: Any, held: Sequence[tuple[str, Any]], arguments: Sequence[str]) -> Program:

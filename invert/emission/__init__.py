@@ -1,9 +1,9 @@
 """Recovered programs as readable Python: the text of an Equinox module.
 
-`emission_of` is the entry point. It chooses the programs (`recovered`), merges them into one whose
-sizes are expressions (`sizes`), cuts that into layers (`layers`), and writes classes (`classes`,
-`main_class`) of functions and statements (`expressions`). Every expression is proved by tracing
-(`expressions.proof`, `ir.traced_form`), and so is the whole file (`emit`).
+`emission_of` is the entry point. It chooses the programs (`recovered`), cuts them into layers
+(`layers`), and writes classes (`classes`, `main_class`) of functions and statements
+(`expressions`). Every expression is proved by tracing (`expressions.proof`, `ir.traced_form`), and
+so is the whole file (`emit`), at the open sizes of the program.
 """
 
 from invert.emission.emit import STYLES as STYLES
@@ -12,7 +12,6 @@ from invert.emission.emit import constant_name as constant_name
 from invert.emission.emit import inlined as inlined
 from invert.emission.main_class import CALL as CALL
 from invert.emission.python.naming import comment as comment
-from invert.emission.recovered import dimension_names as dimension_names
 from invert.emission.recovered import emission_of as emission_of
 from invert.ir.traced_form import difference as difference
 from invert.ir.traced_form import strong as strong

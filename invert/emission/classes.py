@@ -23,9 +23,10 @@ from invert.emission.layers.tree import METHODS, Node, Path, Tree
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier
 from invert.emission.python.nouns import NOUNS, PLAIN, of_layer, says
-from invert.emission.sizes.size import Size
+from invert.emission.sizes import text
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
+from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Type of jaxtyping for the kinds of dtype.
@@ -379,14 +380,14 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def _dimension(
-    sizes: tuple[int, ...],
+    sizes: tuple[DimSize, ...],
     axis: int,
     rank: int,
     names: dict[tuple[str, ...], str],
     taken: set[str],
 ) -> str:
     """A size in an annotation, for all layers of a class."""
-    keys = tuple(s.text() if isinstance(s, Size) else str(int(s)) for s in sizes)
+    keys = tuple(map(text, sizes))
     if len(set(keys)) == 1:
         return keys[0]
     if keys not in names:
@@ -401,6 +402,6 @@ def _dimension(
     return names[keys]
 
 
-def dimensions_of(shape: Sequence[int]) -> str:
+def dimensions_of(shape: Sequence[DimSize]) -> str:
     """A shape as a jaxtyping string."""
-    return " ".join(s.text() if isinstance(s, Size) else str(int(s)) for s in shape)
+    return " ".join(map(text, shape))

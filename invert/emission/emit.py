@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError, optional_step
 from invert._private.jax import (
+    SIZE_ERRORS,
     close_like,
     consts_of,
     forget_traces,
@@ -24,7 +24,6 @@ from invert._private.jax import (
     trace_closed,
     with_names,
 )
-from invert._verify import same_lowering, same_numbers
 from invert.emission import main_class
 from invert.emission.classes import Classes
 from invert.emission.equinox_nn import construct, replace, weights
@@ -39,13 +38,12 @@ from invert.emission.layers.tree import Node
 from invert.emission.page import page_of
 from invert.emission.python import load
 from invert.emission.python.naming import camel, wrapped_comment
-from invert.emission.sizes import merge
-from invert.emission.sizes.probes import DoesNotRun, Shown, SizeError, words
-from invert.emission.sizes.size import Points
+from invert.emission.sizes import Program, together
 from invert.ir import traced_form
 from invert.ir.arrays import device_array
 from invert.ir.graph import is_var
 from invert.ir.interpret import inline_calls
+from invert.ir.sizes import Constraint
 from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Var
 
 # The styles of layers that a caller may choose.
@@ -58,26 +56,23 @@ class Recovered:
 
     **Arguments:**
 
-    - `programs`: the jaxprs, over constants, parameters and arguments, at the corners of `points`;
-        one program where `points` is `None`.
+    - `program`: the jaxpr, over constants, parameters and arguments. Its sizes may be open.
     - `certificate`: one line about how far the recovery is proved.
     - `held`: names of the parameters in the state; those that the programs assign always are.
     - `checkify`: whether assertions are written as `checkify.check` rather than `eqx.error_if`.
-    - `probe`: compares a text with the programs at sizes that it was not written from, and returns
-        these sizes; its argument compares the text with one program.
     - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
+    - `constraints`: conditions on its open dimensions.
     """
 
     entry: EntryPoint
-    programs: Sequence[ClosedJaxpr]
+    program: ClosedJaxpr
     constants: Sequence[np.ndarray]
     x64: bool
     certificate: str = ""
-    points: Points | None = None
     held: Set[str] = frozenset()
     checkify: bool = False
-    probe: Callable[[Callable[[ClosedJaxpr], bool]], Shown] | None = None
     fixed: str = ""
+    constraints: Sequence[Constraint] = ()
 
     @property
     def in_state(self) -> list[bool]:
@@ -100,7 +95,7 @@ class Emission:
     - `messages`: what could not be written as asked for, and how layers were written instead.
     - `layouts`: for arrays whose axes differ from those of their variable in the container, the
         order of its axes and the new shape.
-    - `certificates`: for each method, how far the recovery is proved, and at which sizes.
+    - `certificates`: for each method, how far the recovery is proved, and for which sizes.
     """
 
     source: str
@@ -170,7 +165,6 @@ def emit_methods(
     """
     messages: list[str] = []
     failures: list[str] = []
-    refused: SizeError | None = None
     checks = styles - STYLES
     forms = [(True, False, checks), (False, False, checks), (False, True, checks)]
     if styles != checks:
@@ -185,8 +179,6 @@ def emit_methods(
             )
         except EmissionError as error:
             failures.append(str(error))
-            if isinstance(error, SizeError):
-                refused = refused or error
             continue
         if emission is None:
             continue
@@ -205,8 +197,6 @@ def emit_methods(
             emission.messages,
         )
         return emission
-    if refused is not None:
-        raise refused
     raise EmissionError("no text traces to the program: " + "; ".join(dict.fromkeys(failures)))
 
 
@@ -244,9 +234,11 @@ class _Variant:
             return self._run(module_of)
 
     def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:
-        merged = {name: _merged(r) for name, r in self.recovered.items()}
-        programs = {name: self._parameters(name, program) for name, program in merged.items()}
-        program = merge.together(list(programs.values()))
+        programs = {
+            name: self._parameters(name, Program.of(traced_form.strong(r.program)))
+            for name, r in self.recovered.items()
+        }
+        program = together(list(programs.values()))
         settings = (True,) if self.x64 else (False, True)
         prover = Prover(settings, program.dimensions)
         file = File(program, prover, plain=self.plain)
@@ -272,6 +264,7 @@ class _Variant:
                 r.x64,
                 r.checkify,
                 r.fixed,
+                r.constraints,
             )
             for name, r in self.recovered.items()
         ]
@@ -289,10 +282,6 @@ class _Variant:
         certificates = self._compare(namespace, tree.root, main, jaxprs)
         forget_traces(vars(namespace))
         self.messages += prover.defects
-        if any(r.probe is not None for r in self.recovered.values()):
-            text = file.text() if main.limited else text
-            source = headed(text, self._doc(certificates))
-            namespace = module_of(source, f"emitted_{cls}")
         return self._emission(source, namespace, cls, tree.root, certificates)
 
     def _compare(
@@ -311,15 +300,8 @@ class _Variant:
             own = list(jaxprs[name].invars[: len(r.constants) + len(r.entry.params)])
             cls = getattr(namespace, main.name)
             check = self._comparison(cls, node, main.compiled[name], r, own)
-            for program in r.programs:
-                check(program, lowered=False)
+            check(r.program)
             certificates[name] = r.certificate
-            if r.probe is not None:
-                # At other sizes a pattern may have chosen another name for the same operation: a
-                # window of size one has no direction.
-                shown = r.probe(functools.partial(check, lowered=True))
-                certificates[name] = _with_sizes(r.certificate, shown)
-                main.limit(name, shown.limits)
         return certificates
 
     def _emission(
@@ -338,7 +320,7 @@ class _Variant:
         messages = tuple(self.messages)
         return Emission(source, model, namespace, leaves, messages, laid, certificates)
 
-    def _parameters(self, method: str, program: merge.Program) -> merge.Program:
+    def _parameters(self, method: str, program: Program) -> Program:
         """The program over the variables of parameters that all programs share."""
         recovered = self.recovered[method]
         params = recovered.entry.params
@@ -384,7 +366,7 @@ class _Variant:
         flags = {p.name: p.trainable for p in params}
         return {v: flags.get(name) for v, name in self.containers.items()}
 
-    def _restyle(self, roots: Mapping[str, cut.Layer], program: merge.Program) -> None:
+    def _restyle(self, roots: Mapping[str, cut.Layer], program: Program) -> None:
         """Replaces layers by those of Equinox, and stacks layers."""
         if len(roots) > 1:
             raise EmissionError(
@@ -434,12 +416,10 @@ class _Variant:
         method: str,
         recovered: Recovered,
         own: Sequence[Var],
-    ) -> Callable[..., bool]:
+    ) -> Callable[[ClosedJaxpr], None]:
         """A function that traces a method at the sizes of a program and compares the two.
 
-        It returns whether they are proved to be equal, and raises `EmissionError` where they
-        differ. With `lowered=True`, equal lowerings are a proof as well, and programs that agree on
-        random inputs are accepted without one.
+        The sizes may be open. It raises `EmissionError` where they differ.
 
         **Arguments:**
 
@@ -449,28 +429,18 @@ class _Variant:
         leaves = [v for _, v in node.leaves()] if self.weights.changed else list(own)
         run = self._traceable(cls, node, method, recovered, own, leaves)
 
-        def check(program: ClosedJaxpr, *, lowered: bool) -> bool:
-            proved = True
+        def check(program: ClosedJaxpr) -> None:
             avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
             avals[: len(own)] = map(self.weights.type_of, leaves)
             for x64 in (True,) if recovered.x64 else (False, True):
                 with jax.enable_x64(x64):
                     try:
                         again = trace_closed(run, *avals)
-                    except (TypeError, ValueError) as error:  # what JAX raises at other sizes
-                        raise DoesNotRun(f"the text does not run: {error}") from error
-                again = inlined(again)
-                difference = self.weights.difference(again, program, own, leaves)
-                if difference is None:
-                    continue
-                platform = recovered.entry.platform or "cpu"
-                comparable = lowered and not self.weights.changed
-                if comparable and same_lowering(again, program, platform, x64):
-                    continue
-                if not (comparable and same_numbers(again, program, x64)):
+                    except (TypeError, ValueError, *SIZE_ERRORS) as error:
+                        raise EmissionError(f"the text does not run: {error}") from error
+                difference = self.weights.difference(inlined(again), program, own, leaves)
+                if difference is not None:
                     raise EmissionError(f"the text traces to another program: {difference}")
-                proved = False
-            return proved
 
         return check
 
@@ -510,30 +480,6 @@ class _Variant:
             return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
         return run
-
-
-def _with_sizes(certificate: str, shown: Shown) -> str:
-    """The certificate of a program with open sizes, with the sizes at which it was proved."""
-    text = f"{certificate} at {words(shown.recovered)}"
-    if shown.raw:
-        text += f"; the same expressions of the sizes at {words(shown.raw)}"
-    if shown.run:
-        text += f"; equal on random inputs at {words(shown.run)}"
-    if shown.limits:
-        text += "; for " + " and ".join(f"{d} up to {n}" for d, n in shown.limits.items())
-    if shown.raises:
-        text += f"; the text raises at {words(shown.raises)}"
-    if shown.refused:
-        text += f"; the program refuses {words(shown.refused)}"
-    return text
-
-
-def _merged(recovered: Recovered) -> merge.Program:
-    """One program for all sizes."""
-    if recovered.points is None:
-        return merge.Program(open_jaxpr(traced_form.strong(recovered.programs[0])))
-    clean = [traced_form.strong(p) for p in recovered.programs]
-    return merge.merge(clean, recovered.points)
 
 
 def _build(cls: Any, node: Node, values: Mapping[Var, Any]) -> Any:

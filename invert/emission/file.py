@@ -18,9 +18,9 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted, formatted
 from invert.emission.python.naming import Names, comment, snake
-from invert.emission.sizes.merge import Program
-from invert.emission.sizes.size import Size, dimension_token
+from invert.emission.sizes import Program, dimension_token
 from invert.ir.composite import composite
+from invert.ir.sizes import dimension
 from invert.ir.traced_form import difference
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, Jaxpr, Var
 
@@ -88,7 +88,7 @@ class File(Writer):
         sizes: dict[str, Statement] = {}
         for v in arguments:
             for axis, size in enumerate(self.program.shape(v)):
-                name = size.dimension if isinstance(size, Size) else None
+                name = dimension(size)
                 if name in wanted and name not in sizes:
                     part = (given or {}).get(v)
                     value = part or ast.Name(self.token(v), ast.Load())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import jax
@@ -24,8 +24,9 @@ from invert.emission.outer_method import around
 from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
 from invert.emission.python.nouns import PLAIN, says
-from invert.emission.sizes.size import Size
+from invert.emission.sizes import dimension_of, dimension_token, expression
 from invert.ir.graph import is_var
+from invert.ir.sizes import Constraint, Shape, dimension
 from invert.ir.types import Atom, Var
 
 
@@ -42,6 +43,7 @@ class Method:
     - `x64`: whether the program has 64-bit values.
     - `checkify`: whether assertions are written as `checkify.check`.
     - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
+    - `constraints`: conditions on its open dimensions, which the text checks.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Method:
     x64: bool
     checkify: bool = False
     fixed: str = ""
+    constraints: Sequence[Constraint] = ()
 
 
 CALL = "__call__"
@@ -90,8 +93,6 @@ class Main:
         self.file = classes.file
         self.messages: list[str] = []
         self.name = ""
-        # Whether a method got limits after its class was added.
-        self.limited = False
         # The compiled method for each method: itself, or one that it calls.
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
@@ -134,36 +135,6 @@ class Main:
             [path for path, v in places if v in trained],
         )
         return name
-
-    def limit(self, name: str, limits: Mapping[str, int]) -> None:
-        """Has a method refuse sizes larger than those that its text holds for."""
-        if not limits:
-            return
-        self.limited = True
-        (method,) = (m for m in self.methods if m.name == name)
-        for definition in self.file.definitions:
-            if isinstance(definition, ast.ClassDef) and definition.name == self.name:
-                for node in definition.body:
-                    if isinstance(node, ast.FunctionDef) and node.name == self.compiled[name]:
-                        _guard(node, self._limits(method, node, limits))
-
-    def _limits(
-        self, method: Method, node: ast.FunctionDef, limits: Mapping[str, int]
-    ) -> list[ast.stmt]:
-        guards: list[ast.stmt] = []
-        left = dict(limits)
-        for value, _, v in _open_arguments(method, node):
-            for axis, size in enumerate(self.file.program.shape(v)):
-                dimension = size.dimension if isinstance(size, Size) else None
-                if dimension is None or dimension not in left:
-                    continue
-                most = left.pop(dimension)
-                actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
-                message = f"{dimension} is {{}}, but this text is for {dimension} up to {most}"
-                guards.append(_refusal(actual, ast.Gt(), syntax.number(most), message))
-        if left:
-            raise EmissionError(f"no argument has the size {next(iter(left))} that is limited")
-        return guards
 
     def _array(self, v: Atom) -> ast.expr:
         if is_key(v):
@@ -309,8 +280,8 @@ def _doc(entry: EntryPoint) -> str:
 
 
 def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
-    """The method, with a check of its argument shapes where its text is for fixed sizes."""
-    guards: list[ast.stmt] = []
+    """The method, with checks of the sizes that its text is for."""
+    guards: list[ast.stmt] = [_check(method, node, c) for c in method.constraints]
     for value, shape, _ in _open_arguments(method, node) if method.fixed else ():
         actual = syntax.field(value, "shape")
         expected = syntax.tuple_of([syntax.number(n) for n in shape])
@@ -319,6 +290,30 @@ def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
         guards.append(_refusal(actual, ast.NotEq(), expected, message))
     _guard(node, guards)
     return node
+
+
+def _check(method: Method, node: ast.FunctionDef, constraint: Constraint) -> ast.stmt:
+    """`if x.shape[0] > 64: raise ValueError(...)`."""
+    values: dict[str, ast.expr] = {}
+    for value, shape, _ in _open_arguments(method, node):
+        for axis, size in enumerate(shape):
+            if (name := dimension(size)) is not None:
+                number = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                values.setdefault(dimension_token(name), number)
+    left, right = (expression(s) for s in (constraint.left, constraint.right))
+    test = syntax.infix(left, _OPPOSITES[constraint.relation], right)
+    missing = [t for t in syntax.tokens_in(test) if t not in values]
+    if missing:
+        raise EmissionError(
+            f"no argument has the size {dimension_of(missing[0])} alone, which has to fulfil "
+            f"{constraint.words()}"
+        )
+    message = constraint.message or f"this text is for {constraint.words()} only"
+    refuse = ast.Raise(syntax.call("ValueError", ast.Constant(message)))
+    return ast.If(syntax.substitute(test, values), [refuse], [])
+
+
+_OPPOSITES = {"eq": "!=", "ne": "==", "ge": "<", "gt": "<=", "le": ">", "lt": ">="}
 
 
 def _refusal(actual: ast.expr, test: ast.cmpop, limit: ast.expr, message: str) -> ast.stmt:
@@ -334,9 +329,7 @@ def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
     node.body[first:first] = guards
 
 
-def _open_arguments(
-    method: Method, node: ast.FunctionDef
-) -> Iterator[tuple[ast.expr, tuple[int, ...], Var]]:
+def _open_arguments(method: Method, node: ast.FunctionDef) -> Iterator[tuple[ast.expr, Shape, Var]]:
     """Arrays among the arguments that have open sizes: expression, shape and variable."""
     given = node.args
     arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]

@@ -35,6 +35,7 @@ from invert._private.jax import (
     trace_closed,
 )
 from invert.ir.loops import WhileParts
+from invert.ir.size_values import with_size_values
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
 
 _T = TypeVar("_T")
@@ -93,7 +94,7 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
             eqns.append(eqn)
         eqns.reverse()
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-            return jaxpr
+            return with_size_values(jaxpr)
         jaxpr = jaxpr.replace(eqns=eqns)
 
 

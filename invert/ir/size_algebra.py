@@ -388,10 +388,10 @@ def _traced(
     return result.numbers[()]
 
 
-def constraint_of(truth: Number) -> Constraint | None:
+def constraint_of(truth: Number, message: str) -> Constraint | None:
     """A comparison of sizes that is open, as a constraint; `None` for other terms."""
     if isinstance(truth, Term) and truth.primitive in _RELATIONS:
         left, right = truth.operands
         if not _any_term(left, right):
-            return Constraint(truth.primitive, left, right)  # pyright: ignore
+            return Constraint(truth.primitive, left, right, message)  # pyright: ignore
     return None

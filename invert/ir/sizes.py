@@ -166,11 +166,15 @@ def _solve_one(size: DimSize, value: DimSize, values: dict[str, DimSize]) -> boo
 
 @dataclasses.dataclass(frozen=True)
 class Constraint:
-    """A condition on sizes: whether `left` and `right` compare by `relation`."""
+    """A condition on sizes: whether `left` and `right` compare by `relation`.
+
+    `message` is what the container says where it does not hold, or `""`.
+    """
 
     relation: str
     left: DimSize
     right: DimSize
+    message: str = ""
 
     def holds(self, values: Mapping[str, DimSize]) -> bool:
         """Whether it holds at some sizes; true where that cannot be told."""
@@ -179,6 +183,11 @@ class Constraint:
             return bool(_RELATIONS[self.relation](left, right))
         except InconclusiveDimensionOperation:
             return True
+
+    def at(self, values: Mapping[str, DimSize]) -> Constraint:
+        """The same of other sizes."""
+        left, right = (evaluate(s, values) for s in (self.left, self.right))
+        return Constraint(self.relation, left, right, self.message)
 
     def words(self) -> str:
         """`b >= 4`."""
@@ -193,6 +202,30 @@ class Constraint:
         return f"{self.left} {relation} {self.right + shift}" if relation else ""
 
 
+def renaming(sizes: Iterable[DimSize], names: Mapping[str, str]) -> dict[str, DimSize]:
+    """The dimensions in some sizes under other names, in a scope with the same constraints.
+
+    A name that is another's already is left out.
+    """
+    old = variables(sizes)
+    new: dict[str, str] = {}
+    for n in map(str, old):
+        name = names.get(n, n)
+        new[n] = n if name in new.values() or (name != n and name in map(str, old)) else name
+    if not old or all(a == b for a, b in new.items()):
+        return {}
+
+    def under(of: jax.export.SymbolicScope) -> dict[str, DimSize]:
+        return dict(zip(new, parsed(new.values(), of), strict=True))
+
+    plain = under(scope())
+    conditions = [
+        f"{evaluate(a, plain)} {sign} {evaluate(b, plain)}"
+        for a, sign, b in explicit_constraints(old[0])
+    ]
+    return under(scope(conditions))
+
+
 @dataclasses.dataclass
 class Said:
     """What a container says of open sizes, found while its program is traced.
@@ -200,10 +233,12 @@ class Said:
     **Attributes:**
 
     - `constraints`: conditions under which the program holds.
+    - `assumptions`: conditions that may be needed for it to be traced at all.
     - `names`: its own names of dimensions, by the names under which it is traced.
     """
 
     constraints: list[Constraint] = dataclasses.field(default_factory=list)
+    assumptions: list[Constraint] = dataclasses.field(default_factory=list)
     names: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -217,6 +252,13 @@ def constrain(constraint: Constraint) -> None:
         said.constraints.append(constraint)
 
 
+def suggest(constraint: Constraint) -> None:
+    """Notes a condition under which a program may be traced that is not without it."""
+    said = _said.get()
+    if said is not None and constraint not in said.assumptions:
+        said.assumptions.append(constraint)
+
+
 def call_dimension(size: DimSize, name: str) -> None:
     """Notes the name of a dimension of the program that is being traced."""
     said = _said.get()
@@ -226,13 +268,17 @@ def call_dimension(size: DimSize, name: str) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Said]:
-    """Gathers what is noted inside."""
+    """Gathers what is noted inside, for those outside too."""
     said = Said()
     token = _said.set(said)
     try:
         yield said
     finally:
         _said.reset(token)
+        if (outer := _said.get()) is not None:
+            outer.constraints += [c for c in said.constraints if c not in outer.constraints]
+            outer.assumptions += [c for c in said.assumptions if c not in outer.assumptions]
+            outer.names = {**said.names, **outer.names}
 
 
 _RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -274,8 +320,8 @@ def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
     found = []
     for numbers in _SAMPLES:
         values = {name: numbers[i % len(numbers)] for i, name in enumerate(names)}
-        at = [(evaluate(n, values), is_equality) for n, is_equality in conditions]
-        if all(n == 0 if is_equality else n >= 0 for n, is_equality in at):
+        at = [(evaluate(a, values) - evaluate(b, values), sign) for a, sign, b in conditions]
+        if all(n == 0 if sign == "==" else n >= 0 for n, sign in at):
             found.append(values)
     return found
 
@@ -309,8 +355,8 @@ class _Substitution:
         eqns = []
         for eqn in jaxpr.eqns:
             if eqn.primitive is dim_as_value_p and not is_open(n := self._size(eqn.params["dim"])):
-                aval: Any = eqn.outvars[0].aval
-                names[eqn.outvars[0]] = Literal(np.asarray(n, aval.dtype)[()], aval)
+                # As a Python number, which either setting of 64-bit types takes.
+                names[eqn.outvars[0]] = Literal(n, eqn.outvars[0].aval)
                 continue
             eqns.append(self._eqn(eqn, names))
         outvars = [self._atom(v, names) for v in jaxpr.outvars]

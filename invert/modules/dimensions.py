@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import jax.export
 
 from invert._entry import ArgSpec
+from invert._errors import SignatureError
 from invert._private.jax import SIZE_ERRORS
 from invert.emission.python.naming import Names, identifier
-from invert.ir.sizes import Constraint, Shape, parsed, scope
+from invert.ir.sizes import Constraint, Shape, dimensions, evaluate, parsed, scope
 
 # JAX's parser takes these for operations.
 _OPERATIONS = ("floordiv", "mod", "max", "min")
@@ -74,3 +75,20 @@ def _scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
         except (ValueError, NotImplementedError):
             continue  # it is checked when the program runs
     return scope(kept)
+
+
+def at_numbers(shapes: Sequence[Sequence[int | str]], numbers: Sequence[int]) -> list[list[int]]:
+    """The shapes at numbers for their dimensions, in order of appearance, again from the first.
+
+    **Raises:** `SignatureError` where a size cannot be read.
+    """
+    if (found := symbolic_shapes(shapes)) is None:
+        raise SignatureError(f"the sizes {[*map(list, shapes)]} cannot be read")
+    names = dimension_order(found)
+    values = {name: numbers[i % len(numbers)] for i, name in enumerate(names)}
+    return [[evaluate(n, values) for n in shape] for shape in found]
+
+
+def dimension_order(shapes: Sequence[Shape]) -> list[str]:
+    """The names of the dimensions in some shapes, in order of appearance."""
+    return list(dict.fromkeys(d for shape in shapes for n in shape for d in sorted(dimensions(n))))

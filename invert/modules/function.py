@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import checkify
 
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint, traced
+from invert._entry import ArgSpec, EntryPoint
 from invert._errors import InvertError, SignatureError
 from invert._private.jax import (
     SIZE_ERRORS,
@@ -28,9 +28,17 @@ from invert._private.jax import (
 )
 from invert._report import Report
 from invert.emission import Emission
-from invert.ir import jaxprs
 from invert.ir.jaxprs import equations
-from invert.ir.sizes import Constraint, DimSize, Shape, is_open, solve, substitute
+from invert.ir.sizes import (
+    Constraint,
+    DimSize,
+    Shape,
+    is_open,
+    listening,
+    solve,
+    substitute,
+    variables,
+)
 from invert.modules import signatures
 from invert.modules.dimensions import named_shapes, symbolic_shapes
 
@@ -45,6 +53,7 @@ class Stage:
     - `constants`: values of the leading arguments of `jaxpr`.
     - `report`: how it was recovered.
     - `shapes`: those of the flat arguments.
+    - `names`: the dimensions as they are called, by the names at which it was traced.
     - `constraints`: conditions on the open sizes under which the program is the original.
     """
 
@@ -53,6 +62,7 @@ class Stage:
     report: Report
     x64: bool
     shapes: tuple[Shape, ...] = ()
+    names: Mapping[str, DimSize] = dataclasses.field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
     _sized: dict[Hashable, Stage] = dataclasses.field(default_factory=dict)
 
@@ -93,6 +103,18 @@ class Stage:
             return eval_jaxpr(self.jaxpr, widened)
 
 
+def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
+    """The program for all sizes, with the conditions under which it holds."""
+    names = stage.names
+    kept = tuple(c.at(names) if names else c for c in constraints)
+    certificate = stage.report.certificate
+    dimensions = variables(n for shape in stage.shapes for n in shape)
+    sizes = ", ".join([*(f"{d} >= 1" for d in dimensions), *(c.words() for c in kept)])
+    certificate = dataclasses.replace(certificate, sizes=sizes)
+    report = dataclasses.replace(stage.report, certificate=certificate)
+    return dataclasses.replace(stage, report=report, constraints=kept)
+
+
 # What is raised where a program cannot be recovered for all sizes: by comparisons that the sizes
 # leave open, by shapes that do not fit, and by what has to know a number.
 NO_EXPRESSION = (
@@ -122,6 +144,7 @@ class Function:
         self.divided = ""
         self.home: Stage | None = None
         self._called: Stage | None = None
+        self._example: Sequence[Any] | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
         # Of several functions on the same parameters, the first one has the text of all.
         self.emissions_together: dict[frozenset[str], Emission] = {}
@@ -154,6 +177,11 @@ class Function:
         return self.home or self.whole() or self._called
 
     @property
+    def sized(self) -> Stage | None:
+        """The program at the sizes of an example or of the first call; `None` without either."""
+        return self._called if self._example is None else self.stage(self._example)
+
+    @property
     def shown(self) -> Stage | None:
         """What there is to report: the program of a call, else one that a text was written from."""
         return self.called or next(iter(self._stages.values()), None)
@@ -163,6 +191,7 @@ class Function:
 
         Where it holds for all sizes, the module holds the constants of that program.
         """
+        self._example = values
         if (whole := self.whole()) is not None and whole.at([v.shape for v in values]) is not None:
             self.home = whole
         else:
@@ -207,25 +236,30 @@ class Function:
         # Sizes that have no name may be one another's: of a text and its mask, the length.
         tries = [named_shapes(self.specs, shared) for shared in (False, True)]
         for shapes in tries[: 1 if tries[0] == tries[1] else 2]:
-            constraints: Sequence[Constraint] = ()
-            while (found := symbolic_shapes(shapes, constraints)) is not None:
-                avals = self._avals([jax.ShapeDtypeStruct(s, np.int8) for s in found], key)
+            if (stage := self._recover_named(shapes, key)) is not None:
+                return stage
+        return None
+
+    def _recover_named(self, shapes: Sequence[Sequence[int | str]], key: Any) -> Stage | None:
+        """The program at shapes with names, under the constraints that it takes to trace it."""
+        assumed: list[Constraint] = []
+        while (found := symbolic_shapes(shapes, assumed)) is not None:
+            avals = self._avals([jax.ShapeDtypeStruct(s, np.int8) for s in found], key)
+            stage = None
+            with listening() as said:
                 try:
                     stage = self._at(avals)
                 except NO_EXPRESSION as error:
                     self.divided = self.divided or (str(error).splitlines() or [""])[0]
-                    break
-                if stage.constraints == tuple(constraints):
-                    return stage
-                # What was open under fewer constraints may be decided under these.
-                del self._stages[tuple((a.shape, a.dtype) for a in avals)]
-                constraints = stage.constraints
+            new = [c for c in said.constraints if c not in assumed]
+            if stage is not None:
+                return _under([*assumed, *new], stage)
+            # What is open may be decided under the constraints met so far, or under assumptions.
+            new = new or [c for c in said.assumptions if c not in assumed]
+            if not new:
+                break
+            assumed += new
         return None
-
-    def raw(self, values: Sequence[Any]) -> Any:
-        """The program for the shapes of `values` as it was read, a closed jaxpr."""
-        with eval_context(), name_stack(()), jax.enable_x64(True):
-            return jaxprs.canonicalize(traced(self.entry, self._avals(values, None)))
 
     def _avals(self, values: Sequence[Any], key: Any) -> list[jax.ShapeDtypeStruct]:
         avals = [

@@ -71,6 +71,8 @@ def _size(atom: Atom, graph: Graph) -> DimSize | None:
         value = np.asarray(atom.val)
         return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
     eqn = graph.producers.get(atom)
+    if eqn is not None and eqn.primitive.name == "convert_element_type":
+        eqn = graph.producer(eqn.invars[0])
     return eqn.params["dim"] if eqn is not None and eqn.primitive is dim_as_value_p else None
 
 
@@ -80,7 +82,7 @@ def counted(eqn: Eqn) -> Counted | None:
     *sizes, compare = test.eqns or [None]
     if compare is None or compare.primitive.name != "lt":
         return None
-    if any(e.primitive is not dim_as_value_p for e in sizes):
+    if any(e.primitive.name not in ("dim_as_value", "convert_element_type") for e in sizes):
         return None
     variable, limit = compare.invars
     if list(test.jaxpr.outvars) != list(compare.outvars):

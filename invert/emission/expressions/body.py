@@ -16,7 +16,7 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, noun, says
-from invert.emission.sizes.size import dimension_of
+from invert.emission.sizes import dimension_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import CondParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
@@ -138,7 +138,7 @@ class Body:
     def run(self) -> list[ast.expr]:
         """Writes all equations; returns the results."""
         jaxpr = self.graph.jaxpr
-        groups = {} if self.writer.plain else idioms.find(self.graph, self.writer)
+        groups = idioms.find(self.graph, self.writer)
         self.chosen = _choices(self.graph)
         inside = {i for group in groups.values() for i in group.covered}
         inside |= {id(choice.eqn) for choice in self.chosen.values()}
@@ -291,9 +291,5 @@ class Body:
         return ast.Name(self.token(atom), ast.Load())
 
     def literal(self, atom: Literal) -> ast.expr:
-        """A literal with its type, also where it depends on open sizes."""
-        size = self.program.literals.get(id(atom))
-        if size is not None:
-            kind = literals.dtype(atom.aval.dtype)
-            return syntax.call("np.asarray", size.expression(), kind)
+        """A literal with its type."""
         return literals.of_literal(atom, plain=False)

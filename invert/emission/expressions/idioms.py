@@ -11,13 +11,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from invert._errors import optional_step
-from invert.emission.expressions import indexing
+from invert.emission.expressions import indexing, literals
 from invert.emission.expressions.products import dot_options, relettered, subscripts
 from invert.emission.expressions.spelling import axis_of
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.nouns import NOUNS, PLAIN, PRODUCT
 from invert.emission.python.syntax import call, number
+from invert.emission.sizes import expression
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
 from invert.ir.traced_form import is_weak
@@ -88,8 +89,8 @@ def _keepdims(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if is_var(x) and len(eqn.params["shape"]) == len(x.aval.shape):
             name = _KEPT[inner.primitive.name]
             keywords = _axis(inner.params["axes"], x)
-            expression = call(name, _x(), **keywords, keepdims=number(True))
-            yield Proposal(expression, (x,), NOUNS.get(inner.primitive.name, PLAIN))
+            reduction = call(name, _x(), **keywords, keepdims=number(True))
+            yield Proposal(reduction, (x,), NOUNS.get(inner.primitive.name, PLAIN))
 
 
 def _reduced(eqn: Eqn, graph: Graph) -> tuple[Eqn, bool] | None:
@@ -114,7 +115,10 @@ def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             for axis in range(-1, -rank - 1, -1):
                 keywords = {} if axis == -1 else {"axis": number(axis)}
                 yield Proposal(call("jax.nn.softmax", _x(), **keywords), (x,), "softmax")
-    if not is_var(eqn.invars[1]) and (reduced := _reduced(eqn, graph)) is not None:
+    size = _size_of(graph, eqn.invars[1])
+    if (size is not None or not is_var(eqn.invars[1])) and (
+        reduced := _reduced(eqn, graph)
+    ) is not None:
         total, kept = reduced
         x = total.invars[0]
         if is_var(x) and "axes" in total.params:
@@ -159,8 +163,8 @@ def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         (f"{right},{left}->{moved}", inner.invars[::-1]),
         (f"{left},{right}->{moved}", inner.invars),
     ):
-        expression = call("jnp.einsum", number(relettered(text)), _x(0), _x(1), **keywords)
-        yield Proposal(expression, tuple(atoms), PRODUCT)
+        product = call("jnp.einsum", number(relettered(text)), _x(0), _x(1), **keywords)
+        yield Proposal(product, tuple(atoms), PRODUCT)
 
 
 def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -201,12 +205,55 @@ def _broadcasting(sign: str) -> Row:
     return row
 
 
+def _size_of(graph: Graph, atom: Atom) -> ast.expr | None:
+    """The expression of a value that is a size, if it is one."""
+    eqn = _producer(graph, atom, "dim_as_value", "convert_element_type")
+    if eqn is not None and eqn.primitive.name == "convert_element_type":
+        eqn = _producer(graph, eqn.invars[0], "dim_as_value")
+    return None if eqn is None else expression(eqn.params["dim"])
+
+
+def _with_size(sign: str) -> Row:
+    """`x / batch`: an operation on an array and a size."""
+
+    def row(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+        for i, (atom, other) in enumerate(zip(eqn.invars, eqn.invars[::-1], strict=True)):
+            if is_var(other) and (size := _size_of(graph, atom)) is not None:
+                sides = (size, _x()) if i == 0 else (_x(), size)
+                yield Proposal(syntax.infix(sides[0], sign, sides[1]), (other,), PLAIN, True)
+
+    return row
+
+
+def _size_value(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.asarray(batch, jnp.int32)`."""
+    if (size := _size_of(graph, eqn.outvars[0])) is not None:
+        yield Proposal(call("jnp.asarray", size, literals.dtype(eqn.outvars[0].aval.dtype)), ())
+
+
+_SIZES: Mapping[str, tuple[Row, ...]] = {
+    "convert_element_type": (_size_value,),
+    "dim_as_value": (_size_value,),
+}
+
 ROWS: Mapping[str, tuple[Row, ...]] = {
+    **_SIZES,
     "broadcast_in_dim": (_keepdims,),
-    "div": (_division, _broadcasting("/")),
-    "mul": (_gelu, _broadcasting("*")),
-    "add": (_broadcasting("+"),),
-    "sub": (_broadcasting("-"),),
+    "div": (_division, _with_size("/"), _broadcasting("/")),
+    "mul": (_gelu, _with_size("*"), _broadcasting("*")),
+    "add": (_with_size("+"), _broadcasting("+")),
+    "sub": (_with_size("-"), _broadcasting("-")),
+    **{
+        name: (_with_size(sign),)
+        for name, sign in (
+            ("lt", "<"),
+            ("le", "<="),
+            ("gt", ">"),
+            ("ge", ">="),
+            ("eq", "=="),
+            ("ne", "!="),
+        )
+    },
     "squeeze": (_item,),
     "transpose": (_einsum,),
 }
@@ -219,10 +266,12 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
     """
     groups: dict[int, Group] = {}
     taken: set[int] = set()
+    # Plain text has one expression for each equation, but sizes are none by themselves.
+    rows = _SIZES if writer.plain else ROWS
     for eqn in reversed(graph.eqns):
         if id(eqn) in taken:
             continue
-        for row in ROWS.get(eqn.primitive.name, ()):
+        for row in rows.get(eqn.primitive.name, ()):
             step, defects = f"an idiom for {eqn.primitive.name}", writer.prover.defects
             group = optional_step(step, defects, _first, row, eqn, graph, writer, taken)
             if group is not None:
@@ -262,7 +311,8 @@ def _try(
         if match.outputs() is None or match.inputs() != variables:
             return None
         covered = frozenset(id(e) for e in match.eqns.values())
-        if covered & taken or len(covered) < 2 or _shared(match, graph, eqn):
+        alone = len(covered) < 2 and eqn.primitive.name != "dim_as_value"
+        if covered & taken or alone or _shared(match, graph, eqn):
             return None
         if is_weak(result[0]) != is_weak(eqn.outvars[0]):
             return None

@@ -12,7 +12,7 @@ from jax import lax
 from invert.emission.expressions import literals
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
-from invert.emission.sizes.merge import Program
+from invert.emission.sizes import Program
 from invert.ir.graph import is_var
 from invert.ir.types import Eqn, Literal
 
@@ -33,9 +33,9 @@ def broadcast(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressio
         dtype = literals.dtype(operand.aval.dtype)
         if isinstance(operand, Literal):
             value = operand.val
-            if id(operand) not in program.literals and value == 0:
+            if value == 0:
                 yield call("jnp.zeros", literals.shape(shape), dtype)
-            if id(operand) not in program.literals and value == 1:
+            if value == 1:
                 yield call("jnp.ones", literals.shape(shape), dtype)
             yield call("jnp.full", literals.shape(shape), args[0], dtype)
         yield call("jnp.full", literals.shape(shape), args[0])

@@ -19,8 +19,10 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from invert._errors import EmissionError
+from invert._private.jax import DimExpr
+from invert.emission import sizes
 from invert.emission.python import syntax
-from invert.emission.sizes.size import Size
+from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Literal
 
 
@@ -115,9 +117,9 @@ def array(value: ArrayLike) -> ast.expr:
     return syntax.call("np.array", nested(value), dtype(value.dtype))
 
 
-def size(value: int) -> ast.expr:
+def size(value: DimSize) -> ast.expr:
     """A size; open dimensions are tokens."""
-    return value.expression() if isinstance(value, Size) else syntax.number(int(value))
+    return sizes.expression(value) if is_open(value) else syntax.number(int(value))
 
 
 def shape(value: Iterable[int]) -> ast.expr:
@@ -161,6 +163,7 @@ _LEAVES: tuple[tuple[type, Callable[[Any], ast.expr]], ...] = (
     (bool, syntax.number),
     (np.bool_, lambda v: syntax.number(bool(v))),
     (int, size),
+    (DimExpr, size),
     (np.integer, lambda v: syntax.number(int(v))),
     (float, _float),
     (str, syntax.number),

@@ -15,11 +15,14 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, optional_step
-from invert._private.jax import close_like, consts_of, open_jaxpr, rename, trace_closed
+from invert._private.jax import SIZE_ERRORS, close_like, consts_of, open_jaxpr, rename, trace_closed
 from invert.emission.python import load, syntax
-from invert.emission.sizes.size import dimension_token
+from invert.emission.sizes import dimension_token
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
+from invert.ir.jaxprs import map_jaxprs
+from invert.ir.size_values import with_size_values
+from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Literal, Var
 
 # The modules that emitted text may use.
@@ -30,6 +33,7 @@ NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "e
 # Everything else, such as a `NameError`, is a defect of the text.
 REFUSALS = (
     TypeError, ValueError, NotImplementedError, ArithmeticError, IndexError, AssertionError,
+    *SIZE_ERRORS,
 )  # fmt: skip
 
 
@@ -40,13 +44,13 @@ class Prover:
     **Arguments:**
 
     - `settings`: the values of `jax_enable_x64` under which the text will run.
-    - `dimensions`: the open dimensions and their sizes in the program.
+    - `dimensions`: the open dimensions of the program.
     - `chosen`: the number of the form that was chosen for an equation, by its signature.
     - `defects`: receives a line for each expression that was left out because of a defect.
     """
 
     settings: tuple[bool, ...] = (False, True)
-    dimensions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    dimensions: Mapping[str, DimSize] = dataclasses.field(default_factory=dict)
     chosen: dict[Hashable, int] = dataclasses.field(default_factory=dict)
     defects: list[str] = dataclasses.field(default_factory=list)
     _traced: dict[Hashable, ClosedJaxpr | None] = dataclasses.field(default_factory=dict)
@@ -66,12 +70,13 @@ class Prover:
         values: dict[str, ast.expr] = {
             t: ast.Name(n, ast.Load()) for t, n in zip(tokens, names, strict=True)
         }
-        for dimension, size in self.dimensions.items():
-            values[dimension_token(dimension)] = ast.Constant(size)
+        for i, dimension in enumerate(self.dimensions):
+            values[dimension_token(dimension)] = ast.Name(f"n{i}", ast.Load())
         closed = syntax.substitute(expression, values)
         key = (syntax.text_of(closed), tuple(map(_type_key, avals)), x64)
         if key not in self._traced:
-            function = load.function_of(names, closed, NAMESPACE)
+            sizes = {f"n{i}": n for i, n in enumerate(self.dimensions.values())}
+            function = load.function_of(names, closed, {**NAMESPACE, **sizes})
             step = f"the expression {key[0]}"
             self._traced[key] = optional_step(step, self.defects, _trace, function, avals, x64)
         return self._traced[key]
@@ -146,6 +151,7 @@ def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> Cl
 
 def _without_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The program without `copy` equations, which lowering drops."""
+    closed = map_jaxprs(closed, with_size_values)
     jaxpr = open_jaxpr(closed)
     names: dict[Var, Atom] = {}
     for eqn in jaxpr.eqns:

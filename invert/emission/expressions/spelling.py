@@ -22,8 +22,7 @@ from invert.emission.expressions import indexing, literals, products
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, infix, method, number
-from invert.emission.sizes.merge import Program
-from invert.emission.sizes.size import Size
+from invert.emission.sizes import Program
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Eqn, Literal, Var
@@ -289,12 +288,6 @@ def operands(eqn: Eqn, writer: Writer, bare: bool) -> list[ast.expr]:
     for atom in eqn.invars:
         if not isinstance(atom, Literal):
             expressions.append(ast.Name(writer.token(atom), ast.Load()))
-            continue
-        size = writer.program.literals.get(id(atom))
-        if size is not None:
-            node = size.expression()
-            dtype = literals.dtype(atom.aval.dtype)
-            expressions.append(node if bare else call("np.asarray", node, dtype))
         else:
             expressions.append(literals.of_literal(atom, plain=bare))
     return expressions
@@ -348,17 +341,14 @@ def _signature(eqn: Eqn, program: Program) -> Hashable | None:
             number = order.setdefault(atom, len(order))
             operands.append((number, shape, getattr(atom.aval, "dtype", None)))
         else:
-            size = program.literals.get(id(atom))
             value = np.asarray(atom.val)
-            operands.append((value.dtype, value.tobytes(), value.shape, _frozen(size)))
+            operands.append((value.dtype, value.tobytes(), value.shape))
     outs = tuple(_frozen(program.shape(v)) for v in eqn.outvars if hasattr(v.aval, "shape"))
     return eqn.primitive.name, params, tuple(operands), outs
 
 
 def _frozen(value: object) -> Hashable:
-    """A hashable value in which open sizes differ from equal numbers."""
-    if isinstance(value, Size):
-        return int(value), tuple(sorted(value.terms.items()))
+    """A hashable value in which numbers of different types differ."""
     if isinstance(value, (tuple, list)):
         return type(value).__name__, tuple(_frozen(v) for v in value)
     if isinstance(value, (bool, float)):

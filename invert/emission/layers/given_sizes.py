@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from invert.emission.layers.cut import Layer, LayerCall
-from invert.emission.sizes.size import Size
+from invert.ir.sizes import DimSize, dimension, dimensions
 from invert.ir.types import Atom, Var
 
-Shape = Callable[[Atom], Sequence[int]]
+Shape = Callable[[Atom], Sequence[DimSize]]
 
 
 def give_sizes(root: Layer, shape: Shape) -> None:
@@ -20,7 +20,7 @@ def give_sizes(root: Layer, shape: Shape) -> None:
 
     **Arguments:**
 
-    - `shape`: the shape of a variable, open sizes as `Size`.
+    - `shape`: the shape of a variable, open sizes as expressions.
     """
     missing: dict[Layer, tuple[str, ...]] = {}
     _find(root, shape, missing)
@@ -33,17 +33,15 @@ def _having(variables: Sequence[Var], shape: Shape) -> dict[str, Var]:
     variables_by_size: dict[str, Var] = {}
     for v in variables:
         for size in shape(v):
-            if isinstance(size, Size) and size.dimension is not None:
-                variables_by_size.setdefault(size.dimension, v)
+            if (name := dimension(size)) is not None:
+                variables_by_size.setdefault(name, v)
     return variables_by_size
 
 
 def _find(layer: Layer, shape: Shape, missing: dict[Layer, tuple[str, ...]]) -> Sequence[str]:
     """The open sizes that a layer and its inner layers need from above."""
     if layer not in missing:
-        wanted = [
-            d for v in layer.outputs for s in shape(v) if isinstance(s, Size) for d in s.dimensions
-        ]
+        wanted = [d for v in layer.outputs for s in shape(v) for d in sorted(dimensions(s))]
         for step in layer.steps:
             if isinstance(step, LayerCall):
                 wanted += _find(step.layer, shape, missing)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
-from invert.emission.sizes.size import Size
+from invert.ir.sizes import is_open
 
 # A small number may be a stride or an axis: it is a size only where several layers agree.
 _SMALL, _FEW = 5, 3
@@ -161,7 +161,7 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
             continue
         axes = list(enumerate(zip(*shapes, strict=True)))
         for axis, sizes in axes[-1:] + axes[:-1]:  # the last axis has the features
-            if any(isinstance(s, Size) and s.dimensions for s in sizes):
+            if any(map(is_open, sizes)):
                 continue
             place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
             size = syntax.item(syntax.field(source, "shape"), syntax.number(place))

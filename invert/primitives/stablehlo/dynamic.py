@@ -71,18 +71,18 @@ def result_avals(
 
 def _shape_assertion(ctx: Context, op: Op, ok: Value, *values: Value) -> Any:
     """A constraint on sizes, with the message of the exporter."""
+    message = attributes.string(op.op.attributes["error_message"])
+    for i, value in enumerate(values):
+        shown = str(sizes(value, op)[0]) if are_known(value) else "?"
+        message = message.replace(f"{{{i}}}", shown)
     if isinstance(ok, Sizes):
-        if (constraint := constraint_of(ok.numbers[()])) is None:
+        if (constraint := constraint_of(ok.numbers[()], message)) is None:
             raise InvertError("shape_assertion: a condition on sizes that is not a comparison")
         constrain(constraint)
         return []
     if not is_constant(ok):
         raise InvertError("shape_assertion: a condition on sizes is computed from data")
     if not bool(ok):
-        message = attributes.string(op.op.attributes["error_message"])
-        for i, value in enumerate(values):
-            shown = str(sizes(value, op)[0]) if are_known(value) else "?"
-            message = message.replace(f"{{{i}}}", shown)
         raise SignatureError(message)
     return []
 

@@ -24,7 +24,7 @@ from invert._private.jax import name_stack
 from invert._private.mlir import attribute_names, ir
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
-from invert.ir.sizes import call_dimension
+from invert.ir.sizes import DimSize, as_value, call_dimension
 from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops import sizes as size_ops
 
@@ -251,6 +251,8 @@ class Context:
         if any(isinstance(x, Sizes) for x in operands):
             if (size := size_ops.result_of(operation, operands)) is not None:
                 return [Known.of(size.value(), size.dtype) if size.is_known() else size]
+            if op.name == "stablehlo.convert" and (number := _as_number(operands[0])) is not None:
+                return [as_value(number, self.dtype(op))]
             if op.name not in _TAKE_SIZES:
                 places = size_ops.SHAPE_OPERANDS.get(op.name, ())
                 operands = [x if i in places else data(x) for i, x in enumerate(operands)]
@@ -458,6 +460,12 @@ def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
 
 def _key(value: Value) -> tuple[Any, ...]:
     return value.key if isinstance(value, Sizes) else (value.shape, value.tobytes())
+
+
+def _as_number(value: Value) -> DimSize | None:
+    """The size that a scalar is; `None` for others."""
+    sizes = value.sizes() if isinstance(value, Sizes) and not value.shape else None
+    return None if sizes is None else sizes[0]
 
 
 def data(value: Value) -> Value:

@@ -1,0 +1,115 @@
+"""Sizes in the text: expressions of the open dimensions, which have names there."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Sequence
+
+from invert._private.jax import DimFactor, dim_terms, open_jaxpr
+from invert.emission.python import syntax
+from invert.ir.sizes import DimSize, Shape, is_open, variables
+from invert.ir.traced_form import rule_of, strong
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr
+
+_DIMENSION = "$dim:"
+
+
+def dimension_token(dimension: str) -> str:
+    """What stands for the size of an open dimension until it has a name."""
+    return _DIMENSION + dimension
+
+
+def dimension_of(token: str) -> str | None:
+    """The dimension that a token stands for."""
+    return token.removeprefix(_DIMENSION) if token.startswith(_DIMENSION) else None
+
+
+# What text calls operations that Python's own would compare sizes in, which may be open there too.
+_FUNCTIONS = {"max": "jax.core.max_dim", "min": "jax.core.min_dim"}
+_OPERATORS = {"floordiv": "//", "mod": "%"}
+
+
+def expression(size: DimSize) -> ast.expr:
+    """`2 * batch + 1`, with the token of each dimension."""
+    return _expression(size, _FUNCTIONS)
+
+
+def _expression(size: DimSize, functions: dict[str, str]) -> ast.expr:
+    total: ast.expr | None = None
+    terms = dim_terms(size)
+    # What is subtracted comes last: `4 - batch` rather than `-batch + 4`.
+    for coefficient, factors in sorted(terms, key=lambda t: t[0] < 0):
+        part: ast.expr | None = None
+        for factor, exponent in factors:
+            value = _factor(factor, functions)
+            for _ in range(exponent):
+                part = value if part is None else syntax.infix(part, "*", value)
+        if part is None:
+            part = syntax.number(abs(coefficient))
+        elif abs(coefficient) != 1:
+            part = syntax.infix(syntax.number(abs(coefficient)), "*", part)
+        if total is None:
+            total = part if coefficient > 0 else syntax.prefix("-", part)
+        else:
+            total = syntax.infix(total, "+" if coefficient > 0 else "-", part)
+    return total if total is not None else syntax.number(0)
+
+
+def _factor(factor: DimFactor, functions: dict[str, str]) -> ast.expr:
+    if isinstance(factor, str):
+        return ast.Name(dimension_token(factor), ast.Load())
+    operation, operands = factor
+    left, right = (_expression(o, functions) for o in operands)
+    if operation in _OPERATORS:
+        return syntax.infix(left, _OPERATORS[operation], right)
+    return syntax.call(functions[operation], left, right)
+
+
+def text(size: DimSize) -> str:
+    """As a jaxtyping dimension: `2*batch+1`."""
+    if not is_open(size):
+        return str(int(size))
+    node = _expression(size, {"max": "max", "min": "min"})
+    for found in syntax.names_in(node):
+        found.id = found.id.removeprefix(_DIMENSION)
+    return syntax.text_of(node).replace(" ", "")
+
+
+@dataclasses.dataclass
+class Program:
+    """The program that a text is written of.
+
+    **Arguments:**
+
+    - `jaxpr`: over constants, parameters and arguments.
+    - `dimensions`: the open dimensions by name.
+    """
+
+    jaxpr: Jaxpr
+    dimensions: dict[str, DimSize] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: AnyJaxpr) -> Program:
+        """A program with the open dimensions of its arguments."""
+        sizes = variables(n for v in open_jaxpr(program).invars for n in shape_of(v))
+        return cls(open_jaxpr(program), {str(n): n for n in sizes})
+
+    def shape(self, v: Atom) -> Shape:
+        """The shape of a variable; a result of the program may be a literal."""
+        return shape_of(v)
+
+    def rule(self, eqn: Eqn) -> ClosedJaxpr | str:
+        """The derivative of a function with one of its own, as `rule_of` gives it."""
+        rule = rule_of(eqn)
+        return rule if isinstance(rule, str) else strong(rule)
+
+
+def together(programs: Sequence[Program]) -> Program:
+    """The dimensions of some programs; its jaxpr is the first one."""
+    return Program(programs[0].jaxpr, {n: d for p in programs for n, d in p.dimensions.items()})
+
+
+def shape_of(v: Atom) -> Shape:
+    """The shape of a value; that of what is not an array is empty."""
+    return tuple(getattr(v.aval, "shape", ()))

@@ -1,1 +1,0 @@
-"""One text for all sizes: programs at several sizes, merged."""
