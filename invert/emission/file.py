@@ -18,9 +18,8 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted, formatted
 from invert.emission.python.naming import Names, comment, snake
-from invert.emission.sizes import Program, dimension_token
+from invert.emission.sizes import Program, dimension_sources, dimension_token
 from invert.ir.composite import composite
-from invert.ir.sizes import dimension
 from invert.ir.traced_form import difference
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, Jaxpr, Var
 
@@ -86,14 +85,13 @@ class File(Writer):
         if not wanted:
             return function
         sizes: dict[str, Statement] = {}
-        for v in arguments:
-            for axis, size in enumerate(self.program.shape(v)):
-                name = dimension(size)
-                if name in wanted and name not in sizes:
-                    part = (given or {}).get(v)
-                    value = part or ast.Name(self.token(v), ast.Load())
-                    shape = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
-                    sizes[name] = Statement([dimension_token(name)], shape, [snake(name, "size")])
+        axes = [
+            ((given or {}).get(v) or ast.Name(self.token(v), ast.Load()), self.program.shape(v))
+            for v in arguments
+        ]
+        for name, value in dimension_sources(axes).items():
+            if name in wanted:
+                sizes[name] = Statement([dimension_token(name)], value, [snake(name, "size")])
         nowhere = [d for d in wanted if d not in sizes]
         if missing is not None:
             missing += nowhere

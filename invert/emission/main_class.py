@@ -24,9 +24,9 @@ from invert.emission.outer_method import around
 from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
 from invert.emission.python.nouns import PLAIN, says
-from invert.emission.sizes import dimension_of, dimension_token, expression
+from invert.emission.sizes import dimension_of, dimension_sources, dimension_token, expression
 from invert.ir.graph import is_var
-from invert.ir.sizes import Constraint, Shape, dimension
+from invert.ir.sizes import Constraint, Shape, dimension, is_open
 from invert.ir.types import Atom, Var
 
 
@@ -281,7 +281,7 @@ def _doc(entry: EntryPoint) -> str:
 
 def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
     """The method, with checks of the sizes that its text is for."""
-    guards: list[ast.stmt] = [_check(method, node, c) for c in method.constraints]
+    guards: list[ast.stmt] = [] if method.fixed else list(_checks(method, node))
     for value, shape, _ in _open_arguments(method, node) if method.fixed else ():
         actual = syntax.field(value, "shape")
         expected = syntax.tuple_of([syntax.number(n) for n in shape])
@@ -292,25 +292,30 @@ def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
     return node
 
 
-def _check(method: Method, node: ast.FunctionDef, constraint: Constraint) -> ast.stmt:
-    """`if x.shape[0] > 64: raise ValueError(...)`."""
-    values: dict[str, ast.expr] = {}
-    for value, shape, _ in _open_arguments(method, node):
+def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
+    """`if x.shape[0] > 64: raise ValueError(...)`, for each condition on open sizes."""
+    arrays = [(value, shape) for value, shape, _ in _open_arguments(method, node)]
+    values = {dimension_token(d): e for d, e in dimension_sources(arrays).items()}
+
+    def unless(left: ast.expr, relation: str, right: ast.expr, message: str) -> ast.stmt:
+        test = syntax.infix(left, _OPPOSITES[relation], right)
+        if missing := [t for t in syntax.tokens_in(test) if t.startswith("$") and t not in values]:
+            raise EmissionError(
+                f"no argument has the size {dimension_of(missing[0])}, on which there is a "
+                f"condition: {message}"
+            )
+        refuse = ast.Raise(syntax.call("ValueError", ast.Constant(message)))
+        return ast.If(syntax.substitute(test, values), [refuse], [])
+
+    for value, shape in arrays:
         for axis, size in enumerate(shape):
-            if (name := dimension(size)) is not None:
-                number = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
-                values.setdefault(dimension_token(name), number)
-    left, right = (expression(s) for s in (constraint.left, constraint.right))
-    test = syntax.infix(left, _OPPOSITES[constraint.relation], right)
-    missing = [t for t in syntax.tokens_in(test) if t not in values]
-    if missing:
-        raise EmissionError(
-            f"no argument has the size {dimension_of(missing[0])} alone, which has to fulfil "
-            f"{constraint.words()}"
-        )
-    message = constraint.message or f"this text is for {constraint.words()} only"
-    refuse = ast.Raise(syntax.call("ValueError", ast.Constant(message)))
-    return ast.If(syntax.substitute(test, values), [refuse], [])
+            if is_open(size) and dimension(size) is None:
+                actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                message = f"{syntax.text_of(actual)} has to be {size}"
+                yield unless(actual, "eq", expression(size), message)
+    for c in method.constraints:
+        message = c.message or f"this text is for {c.words()} only"
+        yield unless(expression(c.left), c.relation, expression(c.right), message)
 
 
 _OPPOSITES = {"eq": "!=", "ne": "==", "ge": "<", "gt": "<=", "le": ">", "lt": ">="}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from invert._private.jax import DimFactor, dim_terms, open_jaxpr
 from invert.emission.python import syntax
-from invert.ir.sizes import DimSize, Shape, is_open, variables
+from invert.ir.sizes import DimSize, Shape, is_open, linear, variables
 from invert.ir.traced_form import rule_of, strong
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr
 
@@ -23,6 +23,30 @@ def dimension_token(dimension: str) -> str:
 def dimension_of(token: str) -> str | None:
     """The dimension that a token stands for."""
     return token.removeprefix(_DIMENSION) if token.startswith(_DIMENSION) else None
+
+
+def dimension_sources(arrays: Sequence[tuple[ast.expr, Shape]]) -> dict[str, ast.expr]:
+    """The expression of each dimension by the shape of an array: `x.shape[0]`.
+
+    Where no axis is the dimension alone, it is computed from one that is linear in it.
+    """
+    found: dict[str, ast.expr] = {}
+    for exact in (True, False):
+        for value, shape in arrays:
+            for axis, size in enumerate(shape):
+                if (parts := linear(size)) is None or parts[0] in found:
+                    continue
+                name, slope, offset = parts
+                if exact != ((slope, offset) == (1, 0)) or slope < 1:
+                    continue
+                source = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                if offset:
+                    sign = "-" if offset > 0 else "+"
+                    source = syntax.infix(source, sign, syntax.number(abs(offset)))
+                if slope != 1:
+                    source = syntax.infix(source, "//", syntax.number(slope))
+                found[name] = source
+    return found
 
 
 # What text calls operations that Python's own would compare sizes in, which may be open there too.
@@ -50,7 +74,7 @@ def _expression(size: DimSize, functions: dict[str, str]) -> ast.expr:
         elif abs(coefficient) != 1:
             part = syntax.infix(syntax.number(abs(coefficient)), "*", part)
         if total is None:
-            total = part if coefficient > 0 else syntax.prefix("-", part)
+            total = part if coefficient >= 0 else syntax.prefix("-", part)
         else:
             total = syntax.infix(total, "+" if coefficient > 0 else "-", part)
     return total if total is not None else syntax.number(0)

@@ -27,6 +27,7 @@ from invert._private.jax import (
     constants_as_arguments,
     consts_of,
     dce,
+    dim_as_value_p,
     eval_jaxpr,
     holds_jaxprs,
     is_jaxpr,
@@ -296,8 +297,16 @@ def is_wide(atom: Atom) -> bool:
 
 def wide_types(jaxpr: Jaxpr) -> set[np.dtype]:
     """The dtypes of 64 bits (128 for complex) that occur."""
-    pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in equations(jaxpr))]
-    return {v.aval.dtype for atoms in pending for v in atoms if is_wide(v)}
+    eqns = list(equations(jaxpr))
+    pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in eqns)]
+    # Sizes have them under one setting of JAX only.
+    sizes = {e.outvars[0] for e in eqns if e.primitive is dim_as_value_p}
+    return {
+        v.aval.dtype
+        for atoms in pending
+        for v in atoms
+        if is_wide(v) and (isinstance(v, Literal) or v not in sizes)
+    }
 
 
 def has_wide_types(jaxpr: Jaxpr) -> bool:

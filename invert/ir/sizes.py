@@ -95,6 +95,21 @@ def dimension(size: DimSize) -> str | None:
     return None
 
 
+def linear(size: DimSize) -> tuple[str, int, int] | None:
+    """`(name, slope, offset)` of a size that is linear in one dimension; `None` for others."""
+    found = None
+    offset = 0
+    for coefficient, factors in dim_terms(size):
+        match factors:
+            case []:
+                offset = coefficient
+            case [(str() as name, 1)] if found is None:
+                found = name, coefficient
+            case _:
+                return None
+    return None if found is None else (*found, offset)
+
+
 _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,

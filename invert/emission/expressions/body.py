@@ -188,7 +188,7 @@ class Body:
                 hints[i] = "state"
             elif v in self.wanted:
                 hints[i] = self.wanted[v]
-            elif eqn.primitive.name in FORMS and is_var(atoms[0]) and atoms[0] in self._fields:
+            elif eqn.primitive.name in FORMS and atoms and atoms[0] in self._fields:
                 hints[i] = self._fields[atoms[0]]
             elif len(eqn.outvars) == 1 and (hints[i] == PRODUCT or not says(hints[i])):
                 hints[i] = noun(eqn, atoms, self.names, self.path, product=hints[i] == PRODUCT)
