@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from invert.emission.sizes import dimension_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import CondParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 # An expression is inlined into its only user while the line stays about this long.
 _WIDTH = 66
@@ -188,12 +192,15 @@ class Body:
                 hints[i] = "state"
             elif v in self.wanted:
                 hints[i] = self.wanted[v]
-            elif eqn.primitive.name in FORMS and atoms and atoms[0] in self._fields:
+            elif eqn.primitive.name in FORMS and atoms and self._is_field(atoms[0]):
                 hints[i] = self._fields[atoms[0]]
             elif len(eqn.outvars) == 1 and (hints[i] == PRODUCT or not says(hints[i])):
                 hints[i] = noun(eqn, atoms, self.names, self.path, product=hints[i] == PRODUCT)
             self.names[v] = hints[i]
         return hints
+
+    def _is_field(self, atom: Atom) -> TypeIs[Var]:
+        return is_var(atom) and atom in self._fields
 
     def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
         outs = [v if self._uses.get(v) else None for v in eqn.outvars]

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._private.jax import InconclusiveDimensionOperation
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.values.constants import (
@@ -56,7 +57,7 @@ def is_inexact(x: Array) -> bool:
 
 def _unary(fn: Unary, fold: Unary | None) -> Callable[..., Value]:
     def unary(x: Value) -> Value:
-        if fold is not None and is_static(x) and x.dtype != object:
+        if fold is not None and is_static(x) and (x.dtype != object or fn is lax.neg):
             return fold_unary(fold, x)
         return fn(array(x))
 
@@ -95,7 +96,9 @@ def _floor_div(x: Array, y: Array) -> Array:
 
 def _trunc_div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype == object or y.dtype == object:
-        return x // y  # sizes have no sign
+        if not np.all(x >= 0):
+            raise InconclusiveDimensionOperation("which way a size is rounded depends on its sign")
+        return x // y
     if x.dtype.kind == "f":
         return x / y
     return np.abs(x) // np.abs(y) * np.sign(x) * np.sign(y)
@@ -319,12 +322,13 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
 }
 
 # Arithmetic of sizes, which is folded.
-_SIZES = frozenset(("Add", "AddV2", "FloorDiv", "Mul", "Sub"))
+_SIZES = frozenset(("Add", "AddV2", "FloorDiv", "FloorMod", "Mul", "Neg", "Sub"))
 # The larger of a size and a number is a size; see `primitives.tf.bounded`.
 _OWN_ROWS = frozenset(("Maximum", "Minimum", "ToBool"))
 
 for _op, (_fn, _fold) in UNARY.items():
-    rule(_op, rows=None if _op in _OWN_ROWS else rows.elementwise)(_unary(_fn, _fold))
+    _rows = None if _op in _OWN_ROWS else rows.elementwise
+    rule(_op, rows=_rows, folds_sizes=_op in _SIZES)(_unary(_fn, _fold))
 for _op, (_fn, _fold) in BINARY.items():
     _rows = None if _op in _OWN_ROWS else rows.elementwise
     rule(_op, rows=_rows, folds_sizes=_op in _SIZES)(_binary(_fn, _fold))

@@ -14,13 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
+from invert._errors import UnsupportedOpError
+from invert.ir.size_algebra import decided
+from invert.ir.sizes import Constraint, is_open, suggest
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray, DynamicSize, refused_rows, resized
 from invert.tf.values.bounded_slice import Stretch, put_rows, rows_of, slice_origin
-from invert.tf.values.constants import array, as_sizes, broadcast_to, ints, is_static, static
+from invert.tf.values.constants import (
+    array,
+    as_sizes,
+    broadcast_to,
+    int_max,
+    int_min,
+    ints,
+    is_static,
+    static,
+)
 from invert.tf.values.linear import distance, known
 
 # A part of an index: a slice, a number, `None`, a `_Window` or a `Stretch`.
@@ -323,18 +334,57 @@ def _windows(index: list[Part]) -> tuple[dict[int, _Window], list[Part]]:
 
 def _bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
     """Start, stop (in ascending order), signed step and length of what a slice picks."""
-    if isinstance(size, int):
+    if not any(map(is_open, (size, part.start, part.stop))):
         picked = range(*part.indices(size))
         if not picked:
             return 0, 0, picked.step, 0
         ends = picked[0], picked[-1]
         return min(ends), max(ends) + 1, picked.step, len(picked)
-    if part == slice(None, None, -1):
-        return 0, size, -1, size
-    # A symbolic size has no clamping; a step other than one would need its residue.
-    start, stop, step = part.start or 0, size if part.stop is None else part.stop, part.step or 1
-    if step != 1:
-        reason = f"takes every {step}th element of an axis whose size is symbolic"
-        raise UnsupportedOpError([Problem("tf.StridedSlice", reason)])
-    start, stop = (d + size if isinstance(d, int) and d < 0 else d for d in (start, stop))
-    return start, stop, 1, stop - start
+    return _open_bounds(part, size)
+
+
+def _open_bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
+    """The same of an axis whose size is open, or of ends that are.
+
+    Python's slices end at the array's ends. Where an open end may lie beyond, the smaller one is
+    meant; a program may only be one for all sizes where it never does.
+    """
+    step: int = part.step or 1
+    last = size if step > 0 else size - 1
+    first = 0 if step > 0 else -1
+
+    def end(value: Int | None, default: Int) -> Int:
+        if value is None:
+            return default
+        value = _from_start(value, size)
+        _suggest(value, "ge", first)
+        _suggest(value, "le", last)
+        return int_min(int_max(value, first), last)
+
+    start, stop = end(part.start, first if step > 0 else last), end(part.stop, last)
+    if step < 0:
+        stop = -1 if part.stop is None else stop
+        start, stop = stop + 1, start + 1
+    _suggest(stop, "ge", start)
+    count = int_max(stop - start, 0)
+    length = -(-count // abs(step))
+    if step == 1:
+        return start, start + count, 1, length
+    if step > 0:
+        return start, start + count, step, length
+    # Counted from the end, the first that is picked lies before others.
+    return stop - (length - 1) * -step - 1, stop, step, length
+
+
+def _from_start(value: Int, size: Int) -> Int:
+    """An index that may count from the end of an axis, counted from its start."""
+    if isinstance(value, int):
+        return value + size if value < 0 else value
+    _suggest(value, "ge", 0)
+    return value if value >= 0 else value + size
+
+
+def _suggest(left: Int, relation: str, right: Int) -> None:
+    """Notes a condition under which the ends of a slice are inside of the array."""
+    if decided(relation, left, right) is None:
+        suggest(Constraint(relation, left, right))

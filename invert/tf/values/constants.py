@@ -85,6 +85,11 @@ def int_max(a: Any, b: Any) -> Any:
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else max_dim(a, b)
 
 
+def int_min(a: Any, b: Any) -> Any:
+    """The smaller of two sizes, each a number or symbolic."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else min_dim(a, b)
+
+
 def same_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """`x == y`; for symbolic sizes only where it is decided."""
     if x.dtype != object and y.dtype != object:
