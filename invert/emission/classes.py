@@ -23,7 +23,7 @@ from invert.emission.layers.tree import METHODS, Node, Path, Tree
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier
 from invert.emission.python.nouns import NOUNS, PLAIN, of_layer, says
-from invert.emission.sizes import text
+from invert.emission.sizes.expressions import text
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
 from invert.ir.sizes import DimSize

@@ -38,7 +38,7 @@ from invert.emission.layers.tree import Node
 from invert.emission.page import page_of
 from invert.emission.python import load
 from invert.emission.python.naming import camel, wrapped_comment
-from invert.emission.sizes import Program, together
+from invert.emission.sizes.program import Program, together
 from invert.ir import traced_form
 from invert.ir.arrays import device_array
 from invert.ir.graph import is_var

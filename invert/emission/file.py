@@ -18,7 +18,8 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted, formatted
 from invert.emission.python.naming import Names, comment, snake
-from invert.emission.sizes import Program, dimension_sources, dimension_token
+from invert.emission.sizes.expressions import dimension_sources, dimension_token
+from invert.emission.sizes.program import Program
 from invert.ir.composite import composite
 from invert.ir.traced_form import difference
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, Jaxpr, Var

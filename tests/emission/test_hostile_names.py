@@ -108,7 +108,7 @@ def written(weights: list[str], entry_name: str, source: str) -> Emission:
         source=source,
     )
     jaxpr = open_jaxpr(jax.make_jaxpr(apply)(*values, x))
-    found = emit(Recovered(entry, [jaxpr], (), x64=False, certificate=source))
+    found = emit(Recovered(entry, jaxpr, (), x64=False, certificate=source))
     check_tree(found.source)
     assert max(map(len, found.source.splitlines())) <= 120
     assert found.messages == ()

@@ -299,7 +299,7 @@ def test_keys_are_arguments() -> None:
         params=(Param("scale", x),),
         draws=True,
     )
-    found = emit(Recovered(entry, [jaxpr], (), x64=False))
+    found = emit(Recovered(entry, jaxpr, (), x64=False))
     assert "jax.random.normal(key, (2, 3), jnp.float32)" in found.source
     model: Any = found.model
     assert np.array_equal(model(x, key=key), jax.jit(apply)([x], x, key)[0])

@@ -16,7 +16,7 @@ from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import LINE_LENGTH, File, headed
 from invert.emission.python import load
-from invert.emission.sizes import Program
+from invert.emission.sizes.program import Program
 from invert.ir import jaxprs, traced_form
 from tests.harness_cases import Case, harnesses, sample
 

@@ -12,10 +12,10 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from invert.emission.sizes.size import Points
 
 import invert
 from invert._entry import ArgSpec, EntryPoint
-from invert.emission.sizes.size import Points
 from tests.emission import test_methods, test_state
 from tests.emission.models import ramp, recovered
 from tests.emission.test_modules import lint

@@ -20,7 +20,7 @@ from invert.emission.equinox_nn.layout import Comparison, Layout, flat
 from invert.emission.expressions.proof import REFUSALS
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.native import Native
-from invert.emission.sizes import Program
+from invert.emission.sizes.program import Program
 from invert.ir import traced_form
 from invert.ir.graph import is_var
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Var

@@ -17,7 +17,7 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, noun, says
-from invert.emission.sizes import dimension_of
+from invert.emission.sizes.expressions import dimension_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import CondParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var

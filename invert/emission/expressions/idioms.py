@@ -18,7 +18,7 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.nouns import NOUNS, PLAIN, PRODUCT
 from invert.emission.python.syntax import call, number
-from invert.emission.sizes import expression
+from invert.emission.sizes.expressions import expression
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
 from invert.ir.traced_form import is_weak

@@ -12,7 +12,7 @@ from jax import lax
 from invert.emission.expressions import literals
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
-from invert.emission.sizes import Program
+from invert.emission.sizes.program import Program
 from invert.ir.graph import is_var
 from invert.ir.types import Eqn, Literal
 

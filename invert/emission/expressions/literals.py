@@ -20,8 +20,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from invert._errors import EmissionError
 from invert._private.jax import DimExpr
-from invert.emission import sizes
 from invert.emission.python import syntax
+from invert.emission.sizes.expressions import expression
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Literal
 
@@ -119,7 +119,7 @@ def array(value: ArrayLike) -> ast.expr:
 
 def size(value: DimSize) -> ast.expr:
     """A size; open dimensions are tokens."""
-    return sizes.expression(value) if is_open(value) else syntax.number(int(value))
+    return expression(value) if is_open(value) else syntax.number(int(value))
 
 
 def shape(value: Iterable[int]) -> ast.expr:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from invert.emission.expressions import literals
 from invert.emission.python.syntax import call, infix, number
-from invert.emission.sizes import Program
+from invert.emission.sizes.program import Program
 from invert.ir.types import Eqn
 
 

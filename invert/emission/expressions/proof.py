@@ -17,7 +17,7 @@ from jax import lax
 from invert._errors import EmissionError, optional_step
 from invert._private.jax import SIZE_ERRORS, close_like, consts_of, open_jaxpr, rename, trace_closed
 from invert.emission.python import load, syntax
-from invert.emission.sizes import dimension_token
+from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import map_jaxprs

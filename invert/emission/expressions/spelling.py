@@ -22,7 +22,7 @@ from invert.emission.expressions import indexing, literals, products
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, infix, method, number
-from invert.emission.sizes import Program
+from invert.emission.sizes.program import Program
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Eqn, Literal, Var

@@ -15,7 +15,7 @@ import numpy as np
 
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
-from invert.emission.sizes import dimension_of
+from invert.emission.sizes.expressions import dimension_of
 
 # A parameter of a function: a token, or a tuple of tokens that the first line unpacks.
 Parameter = str | tuple[str, ...]

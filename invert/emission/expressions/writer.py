@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from invert.emission.expressions.proof import Prover
 from invert.emission.python import syntax
-from invert.emission.sizes import Program
+from invert.emission.sizes.program import Program
 from invert.ir.types import ClosedJaxpr, Eqn, Var
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from invert._errors import EmissionError
 from invert._private.jax import close_like, open_jaxpr
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.python.naming import snake
-from invert.emission.sizes import Program
+from invert.emission.sizes.program import Program
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import OnEqn, evaluate, interpret

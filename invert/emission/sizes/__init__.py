@@ -1,0 +1,1 @@
+"""Sizes in a text: the program with its open dimensions, and expressions of them."""

@@ -1,0 +1,50 @@
+"""The program that a text is written of, with its open dimensions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from invert._private.jax import open_jaxpr
+from invert.ir.sizes import DimSize, Shape, variables
+from invert.ir.traced_form import rule_of, strong
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr
+
+
+@dataclasses.dataclass
+class Program:
+    """The program that a text is written of.
+
+    **Arguments:**
+
+    - `jaxpr`: over constants, parameters and arguments.
+    - `dimensions`: the open dimensions by name.
+    """
+
+    jaxpr: Jaxpr
+    dimensions: dict[str, DimSize] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: AnyJaxpr) -> Program:
+        """A program with the open dimensions of its arguments."""
+        sizes = variables(n for v in open_jaxpr(program).invars for n in shape_of(v))
+        return cls(open_jaxpr(program), {str(n): n for n in sizes})
+
+    def shape(self, v: Atom) -> Shape:
+        """The shape of a variable; a result of the program may be a literal."""
+        return shape_of(v)
+
+    def rule(self, eqn: Eqn) -> ClosedJaxpr | str:
+        """The derivative of a function with one of its own, as `rule_of` gives it."""
+        rule = rule_of(eqn)
+        return rule if isinstance(rule, str) else strong(rule)
+
+
+def together(programs: Sequence[Program]) -> Program:
+    """The dimensions of some programs; its jaxpr is the first one."""
+    return Program(programs[0].jaxpr, {n: d for p in programs for n, d in p.dimensions.items()})
+
+
+def shape_of(v: Atom) -> Shape:
+    """The shape of a value; that of what is not an array is empty."""
+    return tuple(getattr(v.aval, "shape", ()))

@@ -1,0 +1,77 @@
+"""What programs with open sizes have to do: as modules, text and packages, and exported again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+import invert
+
+# Numbers for the dimensions, in order of appearance. Nothing else uses these sizes together.
+FEW = ((5, 9, 6), (1, 1, 1), (16, 3, 2), (34, 21, 3))
+MANY = (
+    *FEW, (2, 2, 2), (3, 4, 5), (4, 3, 7), (6, 5, 4), (7, 10, 3), (8, 8, 8), (9, 6, 2), (10, 7, 3),
+    (12, 16, 4), (15, 17, 5), (17, 12, 6), (20, 33, 2), (24, 11, 3), (31, 14, 4), (32, 63, 2),
+    (65, 64, 3), (100, 20, 2),
+)  # fmt: skip
+
+
+def random_arrays(shapes: Sequence[tuple[Sequence[int], Any]], seed: int) -> list[np.ndarray]:
+    """An array for each shape and dtype: floats around zero, integers from 0 to 30."""
+    rng = np.random.default_rng(seed)
+    return [
+        np.asarray(
+            rng.integers(0, 30, shape)
+            if np.issubdtype(dtype, np.integer)
+            else rng.normal(size=shape)
+        ).astype(dtype)
+        for shape, dtype in shapes
+    ]
+
+
+def assert_same(got: Any, wanted: Any, what: str) -> None:
+    """Equal up to the rounding of other orders of sums."""
+    got, wanted = jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(wanted)
+    assert len(got) == len(wanted), what
+    for x, y in zip(got, wanted, strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        assert x.shape == y.shape, f"{what}: {x.shape}, not {y.shape}"
+        assert x.dtype == y.dtype, f"{what}: {x.dtype}, not {y.dtype}"
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5, err_msg=what)
+
+
+def forms(
+    module: Any, types: Sequence[jax.ShapeDtypeStruct], directory: Path | None
+) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The module, its text, a saved package, and the first two exported at symbolic sizes."""
+    emission = module.emit()
+    yield "module", module
+    yield "text", emission.model
+    if directory is not None:
+        invert.save(module, directory)
+        yield "package", invert.load(directory)
+    for name, function in (("module", module), ("text", emission.model)):
+        again = jax.export.export(jax.jit(lambda *xs, f=function: f(*xs)))(*types)
+        yield f"{name}, exported again", again.call
+
+
+def gradient(function: Callable[..., Any], args: Sequence[np.ndarray]) -> Any:
+    """The derivative of a sum of the results in all floats among the arguments."""
+    places = [i for i, x in enumerate(args) if np.issubdtype(x.dtype, np.floating)]
+
+    def total(*xs: Any) -> Any:
+        given = list(args)
+        for i, x in zip(places, xs, strict=True):
+            given[i] = x
+        leaves = jax.tree_util.tree_leaves(function(*given))
+        return sum(
+            jnp.sum(jnp.cos(x) * x) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)
+        ) + jnp.zeros(())
+
+    return jax.grad(total, tuple(range(len(places))))(*(args[i] for i in places))

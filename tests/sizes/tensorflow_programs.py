@@ -1,0 +1,208 @@
+"""Programs of TensorFlow with open sizes: `tf.function`s by name, and the shapes they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# A function and the types of its arguments.
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {}
+
+
+def program(*shapes: list[int | None], dtype: tf.DType = tf.float32) -> Callable[[Any], Any]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        PROGRAMS[function.__name__] = function, tuple(tf.TensorSpec(s, dtype) for s in shapes)
+        return function
+
+    return register
+
+
+TABLE = tf.constant(np.random.default_rng(0).normal(size=(64, 8)), tf.float32)
+KERNEL = tf.constant(np.random.default_rng(1).normal(size=(3, 3, 3, 4)), tf.float32)
+
+
+@program([None, 4])
+def reshapes(x):
+    n = tf.shape(x)[0]
+    return tf.reshape(x, [-1]), tf.reshape(x, [n, 2, 2]), tf.reshape(x, [-1, 2])
+
+
+@program([None, None])
+def averages(x):
+    return tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32), tf.reduce_mean(x, 0)
+
+
+@program([None, None])
+def slices(x):
+    return x[::2], x[:, ::-1], x[1:], x[:-1], x[:, :1]
+
+
+@program([None, None])
+def cut_ends(x):
+    return x[:5], x[-2:], x[:, 3:7]
+
+
+@program([None, None])
+def strided(x):
+    return x[1::3], x[::-2], x[:, ::4]
+
+
+@program([None, 4])
+def halves(x):
+    return x[: tf.shape(x)[0] // 2], x[tf.shape(x)[0] // 2 :]
+
+
+@program([None, 4])
+def remainder(x):
+    return tf.pad(x, [[0, (-tf.shape(x)[0]) % 8], [0, 0]])
+
+
+@program([None, 4])
+def at_least(x):
+    n = tf.shape(x)[0]
+    return tf.pad(x, [[0, tf.maximum(n, 5) - n], [0, 0]])
+
+
+@program([None, 4])
+def at_most(x):
+    return x[: tf.minimum(tf.shape(x)[0], 16)]
+
+
+@program([None, 4])
+def branch(x):
+    return tf.cond(tf.shape(x)[0] > 4, lambda: x * 2.0, lambda: x - 1.0)
+
+
+@program([None, 4])
+def branch_even(x):
+    return tf.cond(tf.equal(tf.shape(x)[0] % 2, 0), lambda: x + 1.0, lambda: x * 3.0)
+
+
+@program([None, 4])
+def loop(x):
+    def step(i, s):
+        return i + 1, s + x[i]
+
+    return tf.while_loop(lambda i, s: i < tf.shape(x)[0], step, [0, tf.zeros([4])])[1]
+
+
+@program([None, None, 4])
+def causal(x):
+    t = tf.shape(x)[1]
+    scores = tf.matmul(x, x, transpose_b=True)
+    mask = tf.linalg.band_part(tf.ones([t, t]), -1, 0)
+    return tf.matmul(tf.nn.softmax(scores - 1e9 * (1 - mask)), x)
+
+
+@program([None, None, 8])
+def positions(x):
+    return x + TABLE[: tf.shape(x)[1]]
+
+
+@program([None, None, 8])
+def positions_gathered(x):
+    return x + tf.gather(TABLE, tf.minimum(tf.range(tf.shape(x)[1]), 63))
+
+
+@program([None, 4], [None, 4])
+def two(x, y):
+    return x + y
+
+
+@program([None, 4])
+def tiled(x):
+    n = tf.shape(x)[0]
+    return tf.tile(x, [2, 1]), tf.range(n), tf.fill([n], 2.0), tf.eye(n)
+
+
+@program([None, 4])
+def repeated(x):
+    return tf.repeat(x, 3, axis=0), tf.stack([x, x]), tf.concat([x, x[:1]], 0)
+
+
+@program([None, None])
+def ordered(x):
+    return tf.sort(x, axis=1), tf.cumsum(x, 1), tf.math.top_k(x, 1), tf.reverse(x, [0])
+
+
+@program([None, None])
+def picked(x):
+    n = tf.shape(x)[0]
+    return tf.gather(x, tf.range(n - 1, -1, -1)), tf.transpose(x), tf.one_hot(tf.argmax(x, 1), 4)
+
+
+@program([None, None, None, 3])
+def convolved(x):
+    return tf.nn.conv2d(x, KERNEL, 1, "SAME"), tf.nn.conv2d(x, KERNEL, 2, "SAME")
+
+
+@program([None, None, None, 3])
+def pooled(x):
+    return tf.nn.max_pool2d(x, 2, 2, "SAME"), tf.nn.avg_pool2d(x, 3, 1, "SAME")
+
+
+@program([None, None, None, 3])
+def resized(x):
+    return tf.image.resize(x, [8, 8], "nearest"), tf.reduce_mean(x, [1, 2])
+
+
+@program([None, None, None, 3])
+def doubled(x):
+    n = tf.shape(x)
+    return tf.image.resize(x, [n[1] * 2, n[2] * 2], "nearest")
+
+
+@program([None, 6])
+def normalized(x):
+    mean, variance = tf.nn.moments(x, [0])
+    return (x - mean) * tf.math.rsqrt(variance + 1e-3), tf.nn.l2_normalize(x, 1)
+
+
+@program([None, None])
+def masked(x):
+    mask = tf.range(tf.shape(x)[1]) < tf.shape(x)[1] // 2
+    return tf.where(mask, x, 0.0), tf.sequence_mask(tf.shape(x)[0], 40)
+
+
+@program([None, 4])
+def split(x):
+    return tf.split(x, 2, axis=1), tf.unstack(x, axis=1)
+
+
+@program([None, None, 4])
+def einsum(x):
+    return tf.einsum("btd,bsd->bts", x, x), tf.matmul(x, x, transpose_a=True)
+
+
+@program([None, 3])
+def counted(x):
+    n = tf.cast(tf.shape(x)[0], tf.float32)
+    return x * n, tf.sqrt(n), tf.reduce_sum(x) / (n + 1.0)
+
+
+@program([None, None], dtype=tf.int32)
+def looked_up(ids):
+    return tf.gather(TABLE, ids % 64), tf.reduce_max(ids), tf.cast(ids, tf.float32) / 2.0
+
+
+@program([None, 4])
+def updated(x):
+    n = tf.shape(x)[0]
+    return tf.tensor_scatter_nd_update(x, [[0]], tf.ones([1, 4])), tf.zeros([n, 4]) + x[0]
+
+
+@program([None, 4])
+def segments(x):
+    ids = tf.range(tf.shape(x)[0]) % 3
+    return tf.math.unsorted_segment_sum(x, ids, 3)
+
+
+@program([None, None, 2])
+def recurrent(x):
+    def step(h, v):
+        return tf.tanh(h + v)
+
+    return tf.scan(step, tf.transpose(x, [1, 0, 2]), tf.zeros([tf.shape(x)[0], 2]))

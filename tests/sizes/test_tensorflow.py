@@ -1,0 +1,141 @@
+"""TensorFlow functions with open sizes, and what jax2tf makes of JAX programs with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from jax.experimental import jax2tf
+
+import invert
+from tests.sizes import jax_programs
+from tests.sizes.checks import FEW, MANY, assert_same, forms, gradient, random_arrays
+from tests.sizes.tensorflow_programs import PROGRAMS
+
+
+def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None) -> None:
+    function, specs = PROGRAMS[name]
+    original = tf.function(function, input_signature=specs, autograph=False)
+    module = invert.convert(original)
+    assert module.report.certificate.kind == "exact"
+    assert "fixed sizes only" not in module.source
+    types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in module.jaxpr.in_avals]
+    types = types[len(types) - len(specs) :]
+    made = list(forms(module, types, directory))
+    run = 0
+    for row in sizes:
+        shapes = []
+        for spec in specs:
+            open_sizes = iter(row)
+            shapes.append(
+                (
+                    [next(open_sizes) if n is None else n for n in spec.shape],
+                    spec.dtype.as_numpy_dtype,
+                )
+            )
+        args = random_arrays(shapes, seed=sum(row))
+        try:
+            wanted = jax.tree_util.tree_map(np.asarray, original(*map(tf.constant, args)))
+        except tf.errors.OpError:
+            for what, form in made[:2]:
+                with pytest.raises((ValueError, TypeError, invert.InvertError)):
+                    form(*args)
+                    pytest.fail(f"{name}: {what} took the sizes {row}")
+            continue
+        run += 1
+        for what, form in made:
+            assert_same(form(*args), wanted, f"{name}: {what} at {row}")
+    assert run >= len(sizes) // 2
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str):
+    _check(name, FEW, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_at_many_sizes(name: str, tmp_path: Path):
+    _check(name, MANY, tmp_path)
+
+
+_POLYMORPHIC = [
+    "dense_relu", "softmax_net", "layer_norm", "causal_attention", "rnn", "convolution", "halves",
+    "averages", "embedding", "at_most", "padded_to_eight", "straight_through", "product",
+]  # fmt: skip
+
+
+def _polymorphic(name: str) -> tuple[Any, Any]:
+    function, shapes, _ = jax_programs.PROGRAMS[name]
+    specs = [
+        tf.TensorSpec(
+            [int(n) if n.strip().isdigit() else None for n in s.removeprefix("i:").split(",")],
+            tf.int32 if s.startswith("i:") else tf.float32,
+        )
+        for s in shapes
+    ]
+    polymorphic = [s.removeprefix("i:") for s in shapes]
+    converted = jax2tf.convert(function, polymorphic_shapes=polymorphic)
+    return function, tf.function(converted, input_signature=specs, autograph=False)
+
+
+@pytest.mark.parametrize("name", _POLYMORPHIC)
+def test_jax2tf(name: str):
+    function, original = _polymorphic(name)
+    module = invert.roundtrip(original)
+    assert module.report.certificate.kind == "exact"
+    assert not any("kept as" in g for g in module.report.gradients)
+    assert "fixed sizes only" not in module.source
+    # The names are those of `polymorphic_shapes`.
+    assert module.report.certificate.sizes.startswith("b >= 1")
+    types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in module.jaxpr.in_avals]
+    types = types[len(types) - len(original.input_signature) :]
+    for row in FEW:
+        shapes = []
+        for t in types:
+            names = {"b": row[0], "t": row[1], "k": row[2]}
+            shapes.append(([n if isinstance(n, int) else names[str(n)] for n in t.shape], t.dtype))
+        args = random_arrays(shapes, seed=sum(row))
+        wanted = jax.jit(function)(*args)
+        for what, form in (("module", module), ("text", module.model)):
+            assert_same(form(*args), wanted, f"{name}: {what} at {row}")
+        if name != "embedding":
+            assert_same(gradient(module, args), gradient(function, args), f"{name} at {row}")
+
+
+@pytest.mark.parametrize("name", ["causal_attention", "halves", "dense_relu"])
+def test_there_and_back_twice(name: str):
+    """JAX to TensorFlow to JAX to TensorFlow to JAX."""
+    function, original = _polymorphic(name)
+    module = invert.roundtrip(original)
+    shapes = [s.removeprefix("i:") for s in jax_programs.PROGRAMS[name][1]]
+    again = tf.function(
+        jax2tf.convert(module, polymorphic_shapes=shapes),
+        input_signature=original.input_signature,
+        autograph=False,
+    )
+    second = invert.roundtrip(again)
+    assert second.report.certificate == module.report.certificate
+    assert second.report.primitives == module.report.primitives
+    sizes = {"b": 5, "t": 7}
+    args = random_arrays(
+        [([int(sizes.get(n.strip(), n)) for n in s.split(",")], np.float32) for s in shapes], seed=0
+    )
+    assert_same(second(*args), function(*args), name)
+
+
+def test_table_of_positions_refuses_longer_ones():
+    function, specs = PROGRAMS["positions"]
+    original = tf.function(function, input_signature=specs, autograph=False)
+    module = invert.convert(original)
+    assert "<= 64" in module.report.certificate.sizes
+    long = np.zeros((2, 65, 8), np.float32)
+    with pytest.raises(ValueError, match="64"):
+        module.model(long)
+    np.testing.assert_allclose(
+        module.model(long[:, :64]), original(tf.constant(long[:, :64])), rtol=1e-6
+    )
