@@ -23,7 +23,8 @@ from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs
 from invert.ir.match import equivalent
-from invert.ir.sizes import DimSize, evaluate, listening, renaming, substitute
+from invert.ir.sizes import DimSize, evaluate, listening, renaming
+from invert.ir.substitution import substitute
 from invert.modules.function import Stage
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage as PatternStage

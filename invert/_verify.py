@@ -23,7 +23,8 @@ from invert.ir import jaxprs
 from invert.ir.match import difference
 from invert.ir.normal_form import normal_form
 from invert.ir.numbers import largest_gap, random_value
-from invert.ir.sizes import at_samples, evaluate, samples
+from invert.ir.sizes import evaluate
+from invert.ir.substitution import at_samples, samples
 from invert.stablehlo.lowered import raised_again
 
 # Raised where a program does not lower or run, or not at sizes that are open.

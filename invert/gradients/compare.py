@@ -15,7 +15,7 @@ from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
 from invert.ir.loops import WhileParts
 from invert.ir.numbers import largest_gap, random_value
-from invert.ir.sizes import at_samples
+from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value
 
 # What JAX raises if it cannot differentiate, lower or run a correct program: `jax.vjp` raises

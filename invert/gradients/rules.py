@@ -16,7 +16,7 @@ from invert.ir import jaxprs
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
-from invert.ir.sizes import at_samples
+from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Literal, Value
 
 

@@ -36,6 +36,7 @@ from invert._private.jax import (
     trace_closed,
 )
 from invert.ir.loops import WhileParts
+from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
 
@@ -95,7 +96,7 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
             eqns.append(eqn)
         eqns.reverse()
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-            return with_size_values(jaxpr)
+            return with_size_values(dce(with_slices(jaxpr)))
         jaxpr = jaxpr.replace(eqns=eqns)
 
 

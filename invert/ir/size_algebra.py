@@ -19,14 +19,14 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import (
-    InconclusiveDimensionOperation,
     max_dim,
     min_dim,
     open_jaxpr,
     trace_closed,
 )
+from invert.ir import sizes
 from invert.ir.interpret import interpret
-from invert.ir.sizes import Constraint, DimSize, as_value, is_open
+from invert.ir.sizes import RELATIONS, Constraint, DimSize, as_value, is_open
 from invert.ir.types import Eqn, Literal, Value
 
 
@@ -117,13 +117,13 @@ def _inner_dtype(n: Term, dtype: np.dtype) -> Sequence[np.dtype]:
         return [np.dtype(bool), dtype, dtype]
     if n.primitive == "as_integer":
         return [np.dtype(bool)]
-    compares = n.primitive in _RELATIONS and not any(map(_is_truth, n.operands))
+    compares = n.primitive in RELATIONS and not any(map(_is_truth, n.operands))
     return [np.dtype(np.int32) if compares else dtype] * len(n.operands)
 
 
 def _is_truth(n: Number) -> bool:
     if isinstance(n, Term):
-        return n.primitive in _RELATIONS or n.primitive in ("and", "or", "not")
+        return n.primitive in RELATIONS or n.primitive in ("and", "or", "not")
     return isinstance(n, (bool, np.bool_))
 
 
@@ -180,22 +180,10 @@ def _plain(name: str, function: Callable[..., Any]) -> Callable[..., Number]:
 
 
 def decided(relation: str, a: Number, b: Number) -> bool | None:
-    """Whether two sizes compare; `None` where that depends on the sizes."""
-    if _any_term(a, b):
-        return (a == b) == (relation in ("eq", "ge", "le")) if a == b else None
-    if _is_number(a) and _is_number(b):
-        return bool(_RELATIONS[relation](a, b))
-    if relation in ("eq", "ne"):
-        difference: Any = a - b  # pyright: ignore[reportOperatorIssue]
-        if not is_open(difference):
-            return (difference == 0) == (relation == "eq")
-        # They differ where one is always larger.
-        larger = decided("gt", a, b) or decided("lt", a, b)
-        return (relation == "ne") if larger else None
-    try:
-        return bool(_RELATIONS[relation](a, b))
-    except InconclusiveDimensionOperation:
-        return None
+    """Whether two numbers compare; `None` where that depends on the sizes."""
+    if isinstance(a, Term) or isinstance(b, Term):
+        return relation in ("eq", "ge", "le") if a == b else None
+    return sizes.decided(relation, a, b)
 
 
 def _compare(relation: str) -> Callable[[Number, Number], Number]:
@@ -287,10 +275,6 @@ def _as_integer(a: Number) -> Number:
     return int(a) if _is_number(a) else a
 
 
-_RELATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
-    name: getattr(operator, name) for name in ("eq", "ne", "ge", "gt", "le", "lt")
-}
-
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "add": _plain("add", operator.add),
     "sub": _plain("sub", operator.sub),
@@ -308,7 +292,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "or": _or,
     "not": _not,
     "convert_element_type": _as_integer,
-    **{name: _compare(name) for name in _RELATIONS},
+    **{name: _compare(name) for name in RELATIONS},
 }
 
 _LAX: Mapping[str, Callable[..., Any]] = {
@@ -328,7 +312,7 @@ _LAX: Mapping[str, Callable[..., Any]] = {
     "or": lax.bitwise_or,
     "not": lax.bitwise_not,
     "as_integer": lambda x: lax.convert_element_type(x, np.int32),
-    **{name: getattr(lax, name) for name in _RELATIONS},
+    **{name: getattr(lax, name) for name in RELATIONS},
 }
 
 
@@ -390,7 +374,7 @@ def _traced(
 
 def constraint_of(truth: Number, message: str) -> Constraint | None:
     """A comparison of sizes that is open, as a constraint; `None` for other terms."""
-    if isinstance(truth, Term) and truth.primitive in _RELATIONS:
+    if isinstance(truth, Term) and truth.primitive in RELATIONS:
         left, right = truth.operands
         if not _any_term(left, right):
             return Constraint(truth.primitive, left, right, message)  # pyright: ignore

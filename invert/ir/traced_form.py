@@ -91,7 +91,7 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
-        return operands if _is_identity(eqn) else bind(eqn, operands)
+        return operands[-1:] if _is_identity(eqn) else bind(eqn, operands)
 
     count = len(jaxpr.constvars)
     jaxpr = constants_as_arguments(jaxpr)
@@ -102,11 +102,23 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _is_identity(eqn: Eqn) -> bool:
-    """Whether an equation copies, or converts to the type that its operand has."""
+    """Whether an equation copies, converts to the type that its operand has, or adds nothing."""
     if eqn.primitive.name == "copy":
         return True
+    if (neutral := _NEUTRAL.get(eqn.primitive.name)) is not None:
+        # As JAX traces `arange` of an open length.
+        number, x = eqn.invars
+        return (
+            isinstance(number, Literal)
+            and x.aval.dtype.kind in "iu"
+            and x.aval.shape == eqn.outvars[0].aval.shape
+            and bool(np.all(number.val == neutral))
+        )
     convert = eqn.primitive.name == "convert_element_type"
     return convert and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+
+
+_NEUTRAL = {"add": 0, "mul": 1}
 
 
 def is_weak(v: Atom) -> bool:

@@ -36,9 +36,9 @@ from invert.ir.sizes import (
     is_open,
     listening,
     solve,
-    substitute,
     variables,
 )
+from invert.ir.substitution import substitute
 from invert.modules import signatures
 from invert.modules.dimensions import named_shapes, symbolic_shapes
 

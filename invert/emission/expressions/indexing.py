@@ -217,6 +217,13 @@ def slices(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     params = eqn.params
     bounds = [literals.shape(params[n]) for n in ("start_indices", "limit_indices")]
     strides = [] if params["strides"] is None else [literals.shape(params["strides"])]
+    shape = program.shape(eqn.invars[0])
+    ends = zip(params["start_indices"], params["limit_indices"], shape, strict=True)
+    cut = [i for i, (start, limit, n) in enumerate(ends) if start != 0 or limit != n]
+    if len(cut) == 1 and not strides:
+        (axis,) = cut
+        start, limit = (literals.size(params[n][axis]) for n in ("start_indices", "limit_indices"))
+        yield call("lax.slice_in_dim", args[0], start, limit, axis=number(axis))
     yield call("lax.slice", args[0], *bounds, *strides)
 
 

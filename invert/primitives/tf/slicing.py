@@ -15,8 +15,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import UnsupportedOpError
-from invert.ir.size_algebra import decided
-from invert.ir.sizes import Constraint, is_open, suggest
+from invert.ir.sizes import Constraint, decided, is_open, suggest
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node

@@ -1,0 +1,173 @@
+"""Programs with open dimensions at some sizes.
+
+Running at numbers, or at expressions of other dimensions, puts these in the place of the
+dimensions; nothing is traced or recovered again for a new size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from invert._private.jax import (
+    close_like,
+    dim_as_value_p,
+    explicit_constraints,
+    is_jaxpr,
+    mapped_thunk,
+    open_jaxpr,
+    trace_closed,
+)
+from invert.ir.avals import is_differentiable
+from invert.ir.interpret import interpret
+from invert.ir.jaxprs import equations, tuple_like
+from invert.ir.sizes import DimSize, evaluate, is_open, variables
+from invert.ir.traced_form import rule_of
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Value, Var
+
+# Sizes at which programs are run, one for each dimension: no two alike, powers of two, ones.
+_SAMPLES = ((3, 5, 2, 7, 4), (8, 4, 16, 2, 12), (1, 1, 1, 1, 1), (17, 11, 13, 19, 23))
+
+
+def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
+    """Some sizes for the dimensions of a program; `[{}]` where none is open."""
+    avals: list[Any] = [v.aval for v in open_jaxpr(program).invars]
+    sizes = variables(n for a in avals for n in getattr(a, "shape", ()))
+    if not sizes:
+        return [{}]
+    names = [str(n) for n in sizes]
+    conditions = explicit_constraints(sizes[0])
+    found = []
+    for numbers in _SAMPLES:
+        values = {name: numbers[i % len(numbers)] for i, name in enumerate(names)}
+        at = [(evaluate(a, values) - evaluate(b, values), sign) for a, sign, b in conditions]
+        if all(n == 0 if sign == "==" else n >= 0 for n, sign in at):
+            found.append(values)
+    return found
+
+
+def at_samples(program: J) -> list[J]:
+    """A program at some sizes, itself where none of them is open."""
+    return [substitute(program, sizes) if sizes else program for sizes in samples(program)]
+
+
+def substitute(program: J, values: Mapping[str, DimSize]) -> J:
+    """A program at some sizes: in shapes, parameters, inner programs and derivative rules."""
+    return _Substitution(values).program(program)
+
+
+class _Substitution:
+    def __init__(self, values: Mapping[str, DimSize]):
+        self.values = values
+        # Shared programs stay shared; the originals are kept, so that their ids stay theirs.
+        self._done: dict[int, tuple[AnyJaxpr, AnyJaxpr]] = {}
+
+    def program(self, program: J) -> J:
+        if id(program) not in self._done:
+            new = close_like(program, self._jaxpr(open_jaxpr(program)))
+            self._done[id(program)] = program, new
+        return self._done[id(program)][1]  # pyright: ignore[reportReturnType]
+
+    def _jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
+        names: dict[Var, Atom] = {}
+        constvars, invars = ([self._var(v, names) for v in vs]
+                             for vs in (jaxpr.constvars, jaxpr.invars))  # fmt: skip
+        eqns = []
+        for eqn in jaxpr.eqns:
+            if eqn.primitive is dim_as_value_p and not is_open(n := self._size(eqn.params["dim"])):
+                # As a Python number, which either setting of 64-bit types takes.
+                names[eqn.outvars[0]] = Literal(n, eqn.outvars[0].aval)
+                continue
+            eqns.append(self._eqn(eqn, names))
+        outvars = [self._atom(v, names) for v in jaxpr.outvars]
+        return jaxpr.replace(constvars=constvars, invars=invars, eqns=eqns, outvars=outvars)
+
+    def _size(self, size: DimSize) -> DimSize:
+        return evaluate(size, self.values)
+
+    def _aval(self, aval: Aval) -> Aval:
+        shape = getattr(aval, "shape", ())
+        if not any(map(is_open, shape)):
+            return aval
+        return aval.update(shape=tuple(map(self._size, shape)))
+
+    def _var(self, v: Var, names: dict[Var, Atom]) -> Var:
+        aval = self._aval(v.aval)
+        if aval is v.aval:
+            return v
+        names[v] = new = type(v)(aval)
+        return new
+
+    def _atom(self, atom: Atom, names: Mapping[Var, Atom]) -> Atom:
+        return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+    def _eqn(self, eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
+        invars = [self._atom(a, names) for a in eqn.invars]
+        outvars = [self._var(v, names) for v in eqn.outvars]
+        name = eqn.primitive.name
+        params = eqn.params
+        if name == "custom_jvp_call":
+            thunk = mapped_thunk(params["jvp_jaxpr_fun"], self.program)
+            params = {**params, "call_jaxpr": self.program(params["call_jaxpr"]),
+                      "jvp_jaxpr_fun": thunk}  # fmt: skip
+        elif name == "custom_vjp_call":
+            params = self._with_vjp(eqn, [a.aval for a in invars])
+        elif name == "custom_vmap_call":
+            params = {**params, "call": self.program(params["call"])}
+        else:
+            params = {k: self._value(v) for k, v in params.items()}
+        return eqn.replace(invars=invars, outvars=outvars, params=params)
+
+    def _with_vjp(self, eqn: Eqn, avals: Sequence[Aval]) -> Mapping[str, Any]:
+        """The parameters of a function with a rule for reverse mode.
+
+        The rule is a Python function, which is traced before its sizes are known.
+        """
+        call = eqn.params["call_jaxpr"]
+        program = self.program(call)
+        if program is call and not has_open_sizes(open_jaxpr(call)):
+            return eqn.params
+        pull = rule_of(eqn)
+        if isinstance(pull, str):
+            raise LookupError(pull)
+        pull = self.program(pull)
+        smooth = [i for i, v in enumerate(eqn.invars) if is_differentiable(v.aval)]
+        places = [i for i, v in enumerate(eqn.outvars) if is_differentiable(v.aval)]
+
+        @jax.custom_vjp
+        def function(*values: Value) -> list[Value]:
+            return interpret(program, values)
+
+        def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
+            found = interpret(pull, [*operands, *(cotangents[i] for i in places)])
+            out: list[Value] = [None] * len(operands)
+            for i, g in zip(smooth, found, strict=True):
+                out[i] = g
+            return tuple(out)
+
+        function.defvjp(lambda *values: (function(*values), values), back)
+        (made,) = open_jaxpr(trace_closed(function, *avals)).eqns
+        return made.params
+
+    def _value(self, value: Any) -> Any:
+        """A parameter of an equation."""
+        if is_open(value):
+            return self._size(value)
+        if is_jaxpr(value):
+            return self.program(value)
+        if isinstance(value, (tuple, list)):
+            parts = [self._value(v) for v in value]
+            if all(a is b for a, b in zip(parts, value, strict=True)):
+                return value
+            return parts if isinstance(value, list) else tuple_like(value, parts)
+        if isinstance(value, jax.ShapeDtypeStruct) or hasattr(value, "weak_type"):
+            return self._aval(value)
+        return value
+
+
+def has_open_sizes(jaxpr: Jaxpr) -> bool:
+    """Whether the type of a value in a program has an open size."""
+    atoms = (a for e in equations(jaxpr) for a in (*e.invars, *e.outvars))
+    return any(is_open(n) for a in (*jaxpr.invars, *atoms) for n in getattr(a.aval, "shape", ()))
