@@ -193,6 +193,12 @@ class Constraint:
         left, right = (evaluate(s, values) for s in (self.left, self.right))
         return Constraint(self.relation, left, right, self.message)
 
+    def tidy(self) -> Constraint:
+        """`t >= 3` for `t - 3 >= 0`."""
+        if (parts := linear(self.left)) is None or is_open(self.right):
+            return self
+        return dataclasses.replace(self, left=self.left - parts[2], right=self.right - parts[2])
+
     def words(self) -> str:
         """`b >= 4`."""
         sign = {"ne": "!=", "lt": "<", "gt": ">"} | _SIGNS

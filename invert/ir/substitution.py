@@ -123,16 +123,13 @@ class _Substitution:
     def _with_vjp(self, eqn: Eqn, avals: Sequence[Aval]) -> Mapping[str, Any]:
         """The parameters of a function with a rule for reverse mode.
 
-        The rule is a Python function, which is traced before its sizes are known.
+        The rule is a Python function, which is traced at the open sizes, and when it is asked for:
+        that of a kept gradient holds the function itself, for the next derivative.
         """
         call = eqn.params["call_jaxpr"]
         program = self.program(call)
         if program is call and not has_open_sizes(open_jaxpr(call)):
             return eqn.params
-        pull = rule_of(eqn)
-        if isinstance(pull, str):
-            raise LookupError(pull)
-        pull = self.program(pull)
         smooth = [i for i, v in enumerate(eqn.invars) if is_differentiable(v.aval)]
         places = [i for i, v in enumerate(eqn.outvars) if is_differentiable(v.aval)]
 
@@ -141,7 +138,10 @@ class _Substitution:
             return interpret(program, values)
 
         def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
-            found = interpret(pull, [*operands, *(cotangents[i] for i in places)])
+            pull = rule_of(eqn)
+            if isinstance(pull, str):
+                raise LookupError(pull)
+            found = interpret(self.program(pull), [*operands, *(cotangents[i] for i in places)])
             out: list[Value] = [None] * len(operands)
             for i, g in zip(smooth, found, strict=True):
                 out[i] = g

@@ -57,13 +57,13 @@ def symbolic_shapes(
     if any(not _EXPRESSION.fullmatch(n) for shape in shapes for n in shape if isinstance(n, str)):
         return None
     try:
-        of = _scope_of(constraints)
+        of = scope_of(constraints)
         return [parsed(shape, of) for shape in shapes]
     except (ValueError, NotImplementedError, *SIZE_ERRORS):
         return None
 
 
-def _scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
+def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
     """The scope under those of the constraints that JAX can hold."""
     kept: list[str] = []
     for text in (c.text() for c in constraints):

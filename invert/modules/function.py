@@ -33,14 +33,16 @@ from invert.ir.sizes import (
     Constraint,
     DimSize,
     Shape,
+    evaluate,
     is_open,
     listening,
+    parsed,
     solve,
     variables,
 )
 from invert.ir.substitution import substitute
 from invert.modules import signatures
-from invert.modules.dimensions import named_shapes, symbolic_shapes
+from invert.modules.dimensions import named_shapes, scope_of, symbolic_shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,8 +107,16 @@ class Stage:
 
 def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     """The program for all sizes, with the conditions under which it holds."""
-    names = stage.names
-    kept = tuple(c.at(names) if names else c for c in constraints)
+    if stage.names:
+        constraints = [c.at(stage.names) for c in constraints]
+    kept = tuple(c.tidy() for c in constraints)
+    of = scope_of(kept)
+    names = {str(d): parsed((str(d),), of)[0] for s in stage.shapes for d in variables(s)}
+    stage = dataclasses.replace(
+        stage,
+        jaxpr=substitute(stage.jaxpr, names),
+        shapes=tuple(tuple(evaluate(n, names) for n in shape) for shape in stage.shapes),
+    )
     certificate = stage.report.certificate
     dimensions = variables(n for shape in stage.shapes for n in shape)
     sizes = ", ".join([*(f"{d} >= 1" for d in dimensions), *(c.words() for c in kept)])

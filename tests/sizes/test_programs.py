@@ -12,7 +12,7 @@ import pytest
 from jax import Array
 
 import invert
-from tests.sizes.checks import FEW, MANY, assert_same, forms, gradient, random_arrays
+from tests.sizes.checks import FEW, MANY, assert_same, forms, gradient, often, random_arrays
 from tests.sizes.jax_programs import PROGRAMS
 
 
@@ -75,7 +75,7 @@ def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None
 _WITHOUT_GRADIENT = ("fori", "while_to_size", "embedding", "embedding_clip", "positions_taken")
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", often(PROGRAMS))
 def test_program(name: str):
     _check(name, FEW, None)
 

@@ -13,7 +13,7 @@ from jax.experimental import jax2tf
 
 import invert
 from tests.sizes import jax_programs
-from tests.sizes.checks import FEW, MANY, assert_same, forms, gradient, random_arrays
+from tests.sizes.checks import FEW, MANY, assert_same, forms, gradient, often, random_arrays
 from tests.sizes.tensorflow_programs import PROGRAMS
 
 
@@ -31,12 +31,8 @@ def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None
         shapes = []
         for spec in specs:
             open_sizes = iter(row)
-            shapes.append(
-                (
-                    [next(open_sizes) if n is None else n for n in spec.shape],
-                    spec.dtype.as_numpy_dtype,
-                )
-            )
+            shape = [next(open_sizes) if n is None else n for n in spec.shape]
+            shapes.append((shape, spec.dtype.as_numpy_dtype))
         args = random_arrays(shapes, seed=sum(row))
         try:
             wanted = jax.tree_util.tree_map(np.asarray, original(*map(tf.constant, args)))
@@ -52,7 +48,7 @@ def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None
     assert run >= len(sizes) // 2
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", often(PROGRAMS))
 def test_program(name: str):
     _check(name, FEW, None)
 
@@ -83,7 +79,7 @@ def _polymorphic(name: str) -> tuple[Any, Any]:
     return function, tf.function(converted, input_signature=specs, autograph=False)
 
 
-@pytest.mark.parametrize("name", _POLYMORPHIC)
+@pytest.mark.parametrize("name", often(_POLYMORPHIC))
 def test_jax2tf(name: str):
     function, original = _polymorphic(name)
     module = invert.roundtrip(original)
