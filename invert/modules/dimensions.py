@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import jax.export
 
@@ -18,11 +19,15 @@ _OPERATIONS = ("floordiv", "mod", "max", "min")
 _EXPRESSION = re.compile(r"[\w\s+*(),-]*")
 
 
-def named_shapes(specs: Sequence[ArgSpec], shared: bool = False) -> list[list[int | str]]:
+def named_shapes(
+    specs: Sequence[ArgSpec], shared: Literal["batch", "axes", "none"] = "batch"
+) -> list[list[int | str]]:
     """The shapes with a name, or the expression that the container states, for each open size.
 
-    Open sizes without a name are the batch where they come first, which all arguments share;
-    where `shared`, so are those of every other axis.
+    **Arguments:**
+
+    - `shared`: which open sizes without a name all arguments share: the first, which is the batch;
+        those of every axis; or none.
     """
     stated = [n for spec in specs for n in spec.shape if isinstance(n, str)]
     taken = Names()
@@ -38,8 +43,8 @@ def named_shapes(specs: Sequence[ArgSpec], shared: bool = False) -> list[list[in
             if size is not None:
                 shape.append(size)
                 continue
-            own = ("" if shared else spec.name, axis)
-            key = "batch" if axis == 0 else own
+            own = ("" if shared == "axes" else spec.name, axis)
+            key = "batch" if axis == 0 and shared != "none" else own
             if key not in known:
                 # What has two axes or more is a row of steps for each of the batch.
                 common = "length" if axis == 1 else f"size_{axis}"

@@ -244,11 +244,20 @@ class Function:
 
     def _recover_whole(self, key: Any) -> Stage | None:
         # Sizes that have no name may be one another's: of a text and its mask, the length.
-        tries = [named_shapes(self.specs, shared) for shared in (False, True)]
-        for shapes in tries[: 1 if tries[0] == tries[1] else 2]:
-            if (stage := self._recover_named(shapes, key)) is not None:
+        tries: list[list[list[int | str]]] = []
+        narrow = None
+        for shared in ("batch", "axes", "none"):
+            shapes = named_shapes(self.specs, shared)
+            if shapes in tries:
+                continue
+            tries.append(shapes)
+            if (stage := self._recover_named(shapes, key)) is None:
+                continue
+            if not any(c.relation == "eq" for c in stage.constraints):
                 return stage
-        return None
+            # Sizes that were taken for one, and are equal to another for that reason.
+            narrow = narrow or stage
+        return narrow
 
     def _recover_named(self, shapes: Sequence[Sequence[int | str]], key: Any) -> Stage | None:
         """The program at shapes with names, under the constraints that it takes to trace it."""
