@@ -459,8 +459,9 @@ class _Variant:
                         again = trace_closed(run, *avals)
                     except (TypeError, ValueError) as error:  # what JAX raises at other sizes
                         raise DoesNotRun(f"the text does not run: {error}") from error
-                again = inlined(again)
-                difference = self.weights.difference(again, program, own, leaves)
+                    # Derivatives of the text are traced now, under the setting it runs in.
+                    again = inlined(again)
+                    difference = self.weights.difference(again, program, own, leaves)
                 if difference is None:
                     continue
                 platform = recovered.entry.platform or "cpu"

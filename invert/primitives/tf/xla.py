@@ -206,7 +206,7 @@ def _rng_bit_generator(
     if algorithm not in _ALGORITHMS:
         raise refuse(node, f"has an unknown algorithm, {algorithm}", "Export it with another.")
     kind = _ALGORITHMS[algorithm]
-    return list(lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=kind))
+    return list(lax.rng_bit_generator(state, shape, dtype=dtype.type, algorithm=kind))
 
 
 @rule("XlaDequantize")

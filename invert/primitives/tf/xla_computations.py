@@ -22,6 +22,7 @@ from invert.ir.types import ClosedJaxpr
 from invert.primitives.sorting import by_assumption, merge_sort, sorted_by
 from invert.primitives.stablehlo.indexing import index_vectors_last
 from invert.primitives.stablehlo.reduction import bind_select_and_scatter
+from invert.primitives.tf.elementwise import BINARY
 from invert.primitives.tf.window import refuse
 from invert.primitives.tf.xla import message_of
 from invert.tf.interpreter.context import Context
@@ -80,10 +81,24 @@ _MONOIDS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _monoid(program: ClosedJaxpr) -> str | None:
+    """The name of the primitive that a computation stands for; `None` where there is none."""
+    found = _single(program)
+    if found is not None:
+        return found[0]
+    scalars = [v.aval for v in open_jaxpr(program).invars]
+    if len(scalars) != 2:
+        return None
+    # Their rules choose the gradient at ties, which computations do not have.
+    for op, name in (("Maximum", "max"), ("Minimum", "min")):
+        if difference(program, strong(trace_closed(BINARY[op][0], *scalars))) is None:
+            return name
+    return None
+
+
 def _reducer(program: ClosedJaxpr) -> Callable[..., Any]:
     """What `lax.reduce` takes as computation: the function of a monoid where it is one."""
-    found = _single(program)
-    return (_MONOIDS.get(found[0]) if found is not None else None) or _called(program)
+    return _MONOIDS.get(_monoid(program) or "") or _called(program)
 
 
 def _reduce(
@@ -91,7 +106,7 @@ def _reduce(
 ) -> list[Array]:
     """Reduces arrays together; the operands are the arrays, then their initial values."""
     n = len(operands) // 2
-    inputs = arrays(operands[:n])
+    inputs = [_positions(v) for v in operands[:n]]
     # One that is known stays a number, by which `lax` knows its own reductions.
     initial = [v if isinstance(v, np.ndarray) else array(v) for v in operands[n:]]
     axes = tuple(axis_of(d, inputs[0].ndim) for d in dimensions)
@@ -99,6 +114,15 @@ def _reduce(
     if n == 1:
         return [lax.reduce(inputs[0], initial[0], _reducer(program), axes)]
     return list(lax.reduce(tuple(inputs), tuple(initial), _called(program), axes))
+
+
+def _positions(value: Value) -> Array:
+    """An operand; `iota` where it holds the positions along an axis, as that of an argmax does."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "i":
+        for axis, size in enumerate(value.shape):
+            if size > 1 and (np.moveaxis(value, axis, -1) == np.arange(size)).all():
+                return lax.broadcasted_iota(value.dtype, value.shape, axis)
+    return array(value)
 
 
 @rule("XlaReduce", "XlaVariadicReduce", "XlaVariadicReduceV2", folds_operands=True)
@@ -181,8 +205,8 @@ def _scatter_kind(program: ClosedJaxpr) -> Callable[..., Any] | None:
     jaxpr = open_jaxpr(program)
     if not jaxpr.eqns and jaxpr.outvars == jaxpr.invars[1:]:
         return lax.scatter
-    name, in_order = _single(program) or ("", False)
-    return None if name == "sub" and not in_order else _SCATTERS.get(name)
+    reverse = _single(program) == ("sub", False)
+    return None if reverse else _SCATTERS.get(_monoid(program) or "")
 
 
 @rule("XlaScatter", ignores=("dimension_numbers",))
@@ -285,8 +309,8 @@ def _parts(x: Array, y: Array) -> list[tuple[Array, Array]]:
 
 def _ordered(x: Array) -> Array:
     """An integer that is ordered as the number is, as jax2tf computed it."""
-    x = lax.select(lax.eq(x, lax.full_like(x, 0)), lax.full_like(x, 0), x)
-    x = lax.select(lax.ne(x, x), lax.full_like(x, np.nan), x)
+    without_sign = lax.select(lax.eq(x, lax.full_like(x, 0)), lax.full_like(x, 0), x)
+    x = lax.select(lax.ne(x, x), lax.full_like(x, np.nan), without_sign)
     bits = x.dtype.itemsize * 8
     signed, unsigned = np.dtype(f"int{bits}"), np.dtype(f"uint{bits}")
     integer = lax.bitcast_convert_type(x, signed)

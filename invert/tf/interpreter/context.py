@@ -208,10 +208,10 @@ class Context:
             return _on_rows(entry, self, node, folding.known(operands))
         if entry.chooses:  # branches that are never taken need not agree on shapes
             operands = [*folding.known(operands[:1]), *operands[1:]]
-        if attr_functions(node) or self.graph.has_state(node):
-            return entry.call(self, node, operands)
         if entry.folds_operands:
             operands = folding.known(operands)
+        if attr_functions(node) or self.graph.has_state(node):
+            return entry.call(self, node, operands)
         try:
             results = entry.call(self, node, operands)
         except UnsupportedOpError:
