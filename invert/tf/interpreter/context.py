@@ -255,12 +255,17 @@ class Context:
 def result_value(result: Value, state: State) -> Value:
     """A result of a graph, read where it is a reference to a variable.
 
-    **Raises:** `UnsupportedOpError` where its size depends on data.
+    **Raises:** `UnsupportedOpError` where its size depends on data, or it is another handle.
     """
     if isinstance(result, BoundedArray):
         raise refused_rows(result.origin)
-    is_reference = isinstance(result, Resource) and result.kind == "reference"
-    return state[result] if is_reference else result
+    if not isinstance(result, Resource):
+        return result
+    if result.kind != "reference":
+        reason = f"`{result.name}` cannot be evaluated: a result of the function is its handle"
+        remedy = "Return what it holds."
+        raise UnsupportedOpError([Problem(f"tf {result.kind}", reason, remedy=remedy)])
+    return state[result]
 
 
 def missing(graph: Graph, node: Node) -> Problem:
