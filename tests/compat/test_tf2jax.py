@@ -356,7 +356,7 @@ def test_conversion_while_tensorflow_traces() -> None:
     model = tf.Module()
     model.w = tf.Variable([1.0, 2.0, 3.0, 4.0])
     model.f = tf.function(lambda x: x * model.w)
-    found: list[object] = []
+    found: list[Any] = []
 
     @tf.function(autograph=False)
     def outer() -> None:

@@ -5,14 +5,19 @@ They load where TensorFlow is not installed, and come back as the primitives the
 
 from __future__ import annotations
 
+import collections
+import random
+import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import invert
+from invert._errors import InvertError
 from invert.ir.jaxprs import primitive_counts
 
 # What each comes back as, at least.
@@ -71,7 +76,7 @@ def test_an_old_graph_comes_back(models: Path, tmp_path: Path, name: str) -> Non
         places = [i for i, x in enumerate(given) if x.dtype.kind == "f"]
 
         def total(*floats: jax.Array) -> jax.Array:
-            full = list(given)
+            full: list[Any] = list(given)
             for i, x in zip(places, floats, strict=True):
                 full[i] = x
             args = [{"a": full[0], "b": full[1:]}] if name == "pytree_io" else full
@@ -85,3 +90,57 @@ def test_an_old_graph_comes_back(models: Path, tmp_path: Path, name: str) -> Non
     again = jax.tree_util.tree_leaves(invert.load(tmp_path / "package")(*inputs))
     for got, want in zip(again, results, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    """A file with bytes cut off, left out or changed."""
+    place, size = draw.randrange(len(data)), draw.randrange(1, 20)
+    kind = draw.randrange(4)
+    if kind == 0:
+        return data[:place]
+    if kind == 1:
+        return data[:place] + data[place + size :]
+    changed = bytearray(data)
+    for _ in range(1 if kind == 2 else 4):
+        changed[draw.randrange(len(data))] ^= draw.randrange(1, 256)
+    return bytes(changed)
+
+
+def outcomes(
+    models: Path, name: str, work: Path, seed: int, count: int
+) -> collections.Counter[str]:
+    """What comes of damaged copies of a model that are loaded and run: errors of this package, or
+    results, which only another graph can change."""
+    draw = random.Random(f"{name} {seed}")
+    numbers = np.load(models / f"{name}.npz")
+    inputs = [numbers[k] for k in sorted(numbers.files) if k.startswith("in_")]
+    found: collections.Counter[str] = collections.Counter()
+    config = invert.Config(verify=False, custom_gradients="ignore")
+    for _ in range(count):
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(models / name, work)
+        file = draw.choice(sorted(p for p in work.rglob("*") if p.is_file() and p.stat().st_size))
+        file.write_bytes(damaged(file.read_bytes(), draw))
+        try:
+            invert.load(work, signature="f", config=config)(*inputs)
+        except InvertError as error:
+            found[type(error).__name__] += 1
+        else:
+            found["runs"] += 1
+    return found
+
+
+DAMAGED = ("argsort", "noxla_maxpool", "gather_fill", "dot_general_weird", "conv_transpose")
+
+
+@pytest.mark.parametrize("name", DAMAGED[:2])
+def test_damaged_models(models: Path, tmp_path: Path, name: str) -> None:
+    found = outcomes(models, name, tmp_path / "copy", 0, 20)
+    assert found.total() == 20 and len(found) > 1, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DAMAGED)
+def test_many_damaged_models(models: Path, tmp_path: Path, name: str) -> None:
+    found = outcomes(models, name, tmp_path / "copy", 1, 400)
+    assert found.total() == 400 and found["MalformedModelError"] > 40, found
