@@ -355,7 +355,12 @@ def test_flags_belong_to_a_context() -> None:
 def test_conversion_while_tensorflow_traces() -> None:
     model = tf.Module()
     model.w = tf.Variable([1.0, 2.0, 3.0, 4.0])
-    model.f = tf.function(lambda x: x * model.w)
+
+    @tf.custom_gradient
+    def tripled(x):
+        return x * 1.0, lambda dy: 3 * dy
+
+    model.f = tf.function(lambda x: tripled(x) * model.w, autograph=False)
     found: list[Any] = []
 
     @tf.function(autograph=False)
@@ -369,8 +374,9 @@ def test_conversion_while_tensorflow_traces() -> None:
         outer()
     ((fn, params),) = found
     assert params == {}
-    results, _ = fn({"Variable": np.full(4, 2, np.float32)}, X)
-    np.testing.assert_array_equal(results, 2 * X)
+    held = {"Variable": np.full(4, 2, np.float32)}
+    np.testing.assert_array_equal(fn(held, X)[0], 2 * X)
+    np.testing.assert_array_equal(jax.grad(lambda x: fn(held, x)[0].sum())(X), np.full_like(X, 6))
 
 
 def test_a_handle_is_not_a_result() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -109,8 +111,14 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
             f"Unable to evaluate variables inside a TF tracing context: set the flag {_SKIPS!r} to "
             "leave them out, and pass their values in each call"
         )
-    with tf.init_scope():  # where variables have values
-        module = _convert_module(tf_func, *args, config=conversion(), **kwargs)
+    run = functools.partial(_convert_module, tf_func, *args, config=conversion(), **kwargs)
+    if tracing:
+        # Variables have values in another thread, which has no graph. So they have in `init_scope`,
+        # which also stops the recording that gradients are read with.
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            module = other.submit(run).result()
+    else:
+        module = run()
     signature = _signature(tf_func, concrete)
     call = _Call(tf_func, module, signature, inputs, narrows())
 
