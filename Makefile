@@ -18,6 +18,7 @@ PYTEST := $(RUN_ENV) $(BIN)/python -m pytest -n auto --maxprocesses=$(JOBS) --di
 # Extras of each stamp.
 extras-demo := tensorflow
 extras-test := tensorflow,test
+extras-lean := test
 extras-test-all := tensorflow,test,lint,models
 extras-lint := tensorflow,test,lint
 extras-docs := docs
@@ -35,13 +36,14 @@ in-newest := VENV=.venv-newest CHOICE=PYTHON_NEWEST MINORS='3.12 3.13' PINS='--u
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test test-all test-matrix test-oldest test-newest python-oldest python-newest
+.PHONY: help demo quick test test-lean lean test-all test-matrix test-oldest test-newest python-oldest python-newest
 .PHONY: lint format docs docs-serve bench clean
 
 help:
 	@echo "make demo         a JAX model to a SavedModel and back, with every derivative checked"
 	@echo "make quick        the tests nearest to what you changed, in under a minute"
 	@echo "make test         the tests, without the slow ones"
+	@echo "make test-lean    the part of them that runs without TensorFlow, which \`make test\` runs too"
 	@echo "make test-all     all tests, with the libraries of models that some of them need"
 	@echo "make test-oldest  the tests on Python 3.11 with the oldest JAX supported"
 	@echo "make test-newest  the tests on a newer Python with the newest JAX"
@@ -98,6 +100,18 @@ quick: $(VENV)/.installed-test
 test: $(VENV)/.installed-test
 	@$(BIN)/python -c 'import sys, jax; print("Python", sys.version.split()[0], "jax", jax.__version__)'
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS)$(filter-out .venv,$(VENV)),,@$(MAKE) --no-print-directory test-lean)
+
+# What has to work where TensorFlow is not installed, in an environment of its own.
+LEAN := tests/frontends/test_legacy_jax2tf.py tests/frontends/test_open_sizes.py \
+	tests/emission/test_saving.py tests/modules tests/test_errors.py tests/test_child.py
+
+test-lean:
+	@$(MAKE) --no-print-directory VENV=.venv-lean lean
+
+lean: $(VENV)/.installed-lean
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") and "TensorFlow is installed")'
+	$(PYTEST) -m "not slow" $(LEAN)
 
 # JAX's thousands of cases are drawn from: PYTEST_ARGS=--draw-seed=1 draws others, --every-case runs all.
 test-all: $(VENV)/.installed-test-all
@@ -134,5 +148,5 @@ bench: $(VENV)/.installed-test
 	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(RUN_ENV) $(BIN)/python "$$script"; done
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest site build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lean .venv-oldest .venv-newest site build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,8 +2,8 @@
 
 For each case the median ratios of the processor time of the recovered, compiled program over that
 of TensorFlow compiled by XLA and of TensorFlow as it is, forward and gradient, on one thread, run
-in turn; and the seconds of a first and of a second conversion. Ops that went over the XLA bridge
-are marked. `-`: TensorFlow does not compile or run it. `python benchmarks/tf_ops.py [case ...]`.
+in turn; and the seconds of a first and of a second conversion. `-`: TensorFlow does not compile or
+run it. `python benchmarks/tf_ops.py [case ...]`.
 """
 
 from __future__ import annotations
@@ -123,9 +123,8 @@ def measure(name: str) -> str:
         pair = jax_gradient(module, places), tensorflow_gradient(function, places)
         columns += against(*pair, args)
     columns += [""] * (4 - len(columns))
-    road = "bridge" if module.report.bridged else ""
     numbers = " ".join(f"{c:>7}" for c in columns)
-    return f"{name:<24} {road:<7} {first:7.2f} {again:7.2f} {numbers}"
+    return f"{name:<24} {first:7.2f} {again:7.2f} {numbers}"
 
 
 def main() -> None:
@@ -135,7 +134,7 @@ def main() -> None:
     convert(lambda x: x + 1.0, [x])  # what is loaded once is not the op's
     print("processor time over TensorFlow's; below 1 is faster")
     titles = " ".join(f"{t:>7}" for t in ("/ XLA", "/ TF", "grad", "grad"))
-    print(f"{'case':<24} {'road':<7} {'first':>7} {'again':>7} {titles}")
+    print(f"{'case':<24} {'first':>7} {'again':>7} {titles}")
     for name in sys.argv[1:] or CASES:
         print(measure(name), flush=True)
 

@@ -208,7 +208,11 @@ def load(
 
 
 def from_stablehlo(
-    module: bytes | str | os.PathLike[str] | jax.stages.Lowered, *, config: Config = _DEFAULT
+    module: bytes | str | os.PathLike[str] | jax.stages.Lowered,
+    *,
+    params: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | Sequence[str] | None = None,
+    config: Config = _DEFAULT,
 ) -> Module:
     """Raises a StableHLO module.
 
@@ -216,14 +220,19 @@ def from_stablehlo(
 
     - `module`: MLIR text, MLIR bytecode or a StableHLO portable artifact, the `pathlib.Path` of a
         file with one, or the result of `jax.jit(f).lower(x)`.
+    - `params`: values of the arguments that are weights, by name, such as a state dict of PyTorch.
+        They become the parameters of the module, under these names.
+    - `names`: names for the arguments: of all in their order, or a mapping from `arg0`, `arg1`, ...
+        or the names that the module has for them.
 
     **Returns:** a `Module` over flat arguments, named as in the module.
 
-    **Raises:** `MalformedModelError`, `UnsupportedOpError`.
+    **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`.
     """
     from invert.frontends import stablehlo
 
-    return _build(stablehlo.entry_point(module, config=config), config)
+    entry = stablehlo.entry_point(module, config=config, params=params, names=names)
+    return _build(entry, config)
 
 
 def from_exported(

@@ -53,16 +53,15 @@ class OpUse:
     **Arguments:**
 
     - `op`: its name, such as `tf.MatMul` or `stablehlo.dot_general`.
-    - `route`: how it is raised: `"rule"`, by its own rule; `"xla"`, by TensorFlow's XLA bridge,
-        which compiles it alone; `"host"`, by TensorFlow, which runs it at conversion, or on request
-        at run time; `"opaque"`: it stays a custom call unless a pattern recovers it; `"none"`: not
-        at all.
+    - `route`: how it is raised: `"rule"`, by its own rule; `"host"`, by TensorFlow, which runs
+        it at conversion, or on request at run time; `"opaque"`: it stays a custom call unless a
+        pattern recovers it; `"none"`: not at all.
     - `location`: node name or source location, as the container states it.
     - `draws`: whether it draws random numbers with the key of the call.
     """
 
     op: str
-    route: Literal["rule", "xla", "host", "opaque", "none"]
+    route: Literal["rule", "host", "opaque", "none"]
     location: str
     draws: bool = False
 

@@ -94,7 +94,6 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         certificate=certificate,
         gradients=tuple(settle.messages),
         notes=(*entry.notes(), *notes, *defects),
-        bridged=_bridged(raw),
         sizes=_sizes(entry, avals),
         outside=entry.outside,
     )
@@ -118,16 +117,6 @@ def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
         for spec, aval in zip(specs, avals, strict=False)
         if any(not isinstance(n, int) for n in spec.shape)
     )
-
-
-def _bridged(raw: Any) -> Mapping[str, int]:
-    """The ops that TensorFlow's XLA bridge compiled: each is a call of a function of its own."""
-    calls = {name: n for name, n in jaxprs.call_counts(raw).items() if name.startswith("tf_")}
-    if not calls:
-        return {}
-    from invert.tf.fallback.xla_bridge_ops import bridged_op
-
-    return {op: n for name, n in calls.items() if (op := bridged_op(name)) is not None}
 
 
 def _certify(

@@ -22,8 +22,6 @@ class Report:
     - `seconds`: wall time of each stage, in seconds.
     - `certificate`: how far the recovery is proved.
     - `gradients`: the outcome for each gradient function of the container.
-    - `bridged`: number of TensorFlow ops without a rule, by type, that TensorFlow's XLA bridge
-        compiled alone; those inside loops and branches count once.
     - `notes`: other remarks, such as ops that were left out.
     - `outside`: what the certificate does not cover, because it comes before the raw jaxpr.
     - `sizes`: the argument types that the report is for, where sizes are open: the program is
@@ -39,7 +37,6 @@ class Report:
     certificate: Certificate
     gradients: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    bridged: Mapping[str, int] = dataclasses.field(default_factory=dict)
     sizes: tuple[str, ...] = ()
     outside: str = ""
 
@@ -62,9 +59,6 @@ class Report:
         if self.opaque:
             text = ", ".join(f"{n} x @{name}" for name, n in sorted(self.opaque.items()))
             lines.append(f"  opaque custom calls: {text}")
-        if self.bridged:
-            text = ", ".join(f"{n} x {op}" for op, n in sorted(self.bridged.items()))
-            lines.append(f"  over the XLA bridge: {text}")
         lines += [f"  gradient of {text}" for text in self.gradients]
         lines += [f"  note: {text}" for text in self.notes]
         total = sum(self.seconds.values())

@@ -26,7 +26,6 @@ from invert.modules.signatures import state_and_key
 # Headings of the routes, in the order of the listing.
 _ROUTES = {
     "rule": "with a rule of their own",
-    "xla": "compiled alone by TensorFlow's XLA bridge",
     "host": "run by TensorFlow on the host, at conversion",
     "opaque": "custom calls that stay opaque unless a pattern knows them",
     "none": "without a way",
@@ -167,8 +166,6 @@ def _outcome(entry: EntryPoint, counts: Mapping[str, collections.Counter[str]]) 
     )
     if any(not isinstance(n, int) for s in specs for n in s.shape):
         yield "sizes are open: it is recovered at the sizes it is called with"
-    if found := counts.get("xla"):
-        yield f"compiled alone by the XLA bridge: {_listed(found)}"
     if found := counts.get("host"):
         yield f"run at conversion, by TensorFlow: {_listed(found)}"
     if found := counts.get("opaque"):

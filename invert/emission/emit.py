@@ -438,7 +438,8 @@ class _Variant:
                         again = trace_closed(run, *avals)
                     except (TypeError, ValueError, *SIZE_ERRORS) as error:
                         raise EmissionError(f"the text does not run: {error}") from error
-                difference = self.weights.difference(inlined(again), program, own, leaves)
+                    # Derivatives of the text are traced now, under the setting it runs in.
+                    difference = self.weights.difference(inlined(again), program, own, leaves)
                 if difference is not None:
                     raise EmissionError(f"the text traces to another program: {difference}")
 

@@ -28,7 +28,6 @@ from invert._private.tensorflow import tf_restored_class
 from invert.protos.messages import message
 from invert.protos.ops import op_def
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
-from invert.tf.fallback.xla_bridge_ops import BRIDGED
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import import_tensorflow
 
@@ -406,7 +405,7 @@ def _is_pure(op: str) -> bool:
     """Whether a conversion may compute the op, and nothing but its result comes of that."""
     if op in PURE or op in ON_TEXT:
         return True
-    if op in _DEBUGGING or (op not in BRIDGED and REGISTRY.get(op) is None):
+    if op in _DEBUGGING or REGISTRY.get(op) is None:
         return False
     definition = op_def(op)
     return (

@@ -135,6 +135,9 @@ class GradientResolver:
             self._say(gradient, f"plain autodiff: {gradient.problem}")
             return None
         region = MarkedRegion(graph, eqn, self, settled)
+        if not (region.numbers and region.wanted):
+            self._say(gradient, "there is none: integers have no derivative")
+            return None
         is_complex = any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in region.numbers)
         if is_complex and gradient.convention != "jax":
             self._say(gradient, "plain autodiff: the gradient is complex and not a JAX one")

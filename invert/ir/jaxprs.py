@@ -271,12 +271,6 @@ def primitive_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
     return dict(sorted(counts.items()))
 
 
-def call_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
-    """Number of calls per name of the called function."""
-    found = (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "jit")
-    return dict(collections.Counter(eqn.params["name"] for eqn in found))
-
-
 def opaque_targets(jaxpr: Jaxpr) -> Mapping[str, int]:
     """Number of opaque equations per custom-call target."""
     found = (eqn for eqn in equations(jaxpr) if eqn.primitive is custom_call_p)

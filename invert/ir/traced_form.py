@@ -309,7 +309,20 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
             f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} closes over "
             "a value of an outer trace, which emitted code cannot name"
         )
-    return rule
+    return _without_empty(rule)
+
+
+def _without_empty(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Zeros in the place of arrays without values, which loops of derivatives begin with and which
+    no public function of JAX makes."""
+
+    def filled(jaxpr: Jaxpr) -> Jaxpr:
+        empty = [e for e in jaxpr.eqns if e.primitive.name == "empty2"]
+        zeros = {v: Literal(np.zeros((), v.aval.dtype), v.aval) for e in empty for v in e.outvars}
+        kept = [e for e in jaxpr.eqns if e not in empty]
+        return rename(jaxpr.replace(eqns=kept), zeros) if empty else jaxpr
+
+    return map_jaxprs(closed, filled)
 
 
 def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:

@@ -438,4 +438,41 @@ UniformQuantizedConvolutionDimensionNumbersAttr
     7 output_batch_dimension int64
     8 output_feature_dimension int64
     9 output_spatial_dimensions int64*
+
+DotDimensionNumbers
+    1 lhs_contracting_dimensions int64*
+    2 rhs_contracting_dimensions int64*
+    3 lhs_batch_dimensions int64*
+    4 rhs_batch_dimensions int64*
+
+ConvolutionDimensionNumbers
+    7 input_batch_dimension int64
+    8 input_feature_dimension int64
+    11 input_spatial_dimensions int64*
+    3 kernel_input_feature_dimension int64
+    4 kernel_output_feature_dimension int64
+    6 kernel_spatial_dimensions int64*
+    9 output_batch_dimension int64
+    10 output_feature_dimension int64
+    12 output_spatial_dimensions int64*
+
+GatherDimensionNumbers
+    1 offset_dims int64*
+    2 collapsed_slice_dims int64*
+    3 start_index_map int64*
+    4 index_vector_dim int64
+    5 operand_batching_dims int64*
+    6 start_indices_batching_dims int64*
+
+ScatterDimensionNumbers
+    1 update_window_dims int64*
+    2 inserted_window_dims int64*
+    3 scatter_dims_to_operand_dims int64*
+    4 index_vector_dim int64
+    5 input_batching_dims int64*
+    6 scatter_indices_batching_dims int64*
+
+PrecisionConfig
+    1 operand_precision int32*
+    2 algorithm int32
 """

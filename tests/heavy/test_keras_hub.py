@@ -172,7 +172,6 @@ def test_generation(name):
     for key in inputs:
         np.testing.assert_array_equal(got[key], want[key])
     assert module.report.certificate.kind == "exact", module.report
-    assert not module.report.bridged
 
 
 # Runs where TensorFlow, Keras and this package cannot be imported.

@@ -20,7 +20,7 @@ from invert.stablehlo.ops.attributes import dense_ints
 from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 
-def _index_vectors_last(indices: Value, dimension: int) -> Value:
+def index_vectors_last(indices: Value, dimension: int) -> Value:
     """`lax` keeps the index vectors in the last dimension; StableHLO anywhere, or nowhere."""
     if dimension == indices.ndim:
         return lax.expand_dims(indices, (dimension,))
@@ -35,7 +35,7 @@ def _gather(op: Op, x: Value, indices: Value, slice_sizes: tuple[DimSize, ...]) 
     is_sorted = op.get("indices_are_sorted")
     return lax.gather(
         x,
-        _index_vectors_last(indices, dims.index_vector_dim),
+        index_vectors_last(indices, dims.index_vector_dim),
         lax.GatherDimensionNumbers(
             offset_dims=dims.offset_dims,
             collapsed_slice_dims=dims.collapsed_slice_dims,
@@ -104,7 +104,7 @@ def _scatter(ctx: Context, op: Op, *operands: Value) -> Value:
         operand_batching_dims=dims.input_batching_dims,
         scatter_indices_batching_dims=dims.scatter_indices_batching_dims,
     )
-    indices = _index_vectors_last(indices, dims.index_vector_dim)
+    indices = index_vectors_last(indices, dims.index_vector_dim)
     mode = lax.GatherScatterMode.FILL_OR_DROP  # out-of-bounds updates are dropped
     region = op.regions[0]
     if n != 1:

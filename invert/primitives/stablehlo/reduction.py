@@ -136,7 +136,7 @@ def _select_and_scatter(ctx: Context, op: Op, operand: Value, source: Value, ini
     dimensions = op.get("window_dimensions")
     ones = (1,) * rank
     select, scatter = op.regions
-    return _bind_select_and_scatter(
+    return bind_select_and_scatter(
         operand,
         scalar_computation(ctx, select, 1),
         ones if dimensions is None else dense_ints(dimensions),
@@ -159,7 +159,7 @@ def _select_direction(region: Any) -> str | None:
     return attributes.enum_name(compare.attributes["comparison_direction"])
 
 
-def _bind_select_and_scatter(
+def bind_select_and_scatter(
     operand: Value,
     select: Callable,
     window_dimensions: tuple[int, ...],

@@ -55,13 +55,12 @@ from invert.primitives.tf import tensor_lists as tensor_lists
 from invert.primitives.tf import uniform_quantized as uniform_quantized
 from invert.primitives.tf import variable_slices as variable_slices
 from invert.primitives.tf import variables as variables
+from invert.primitives.tf import xla as xla
+from invert.primitives.tf import xla_computations as xla_computations
 
 from invert.primitives.tf import bounded as bounded  # isort: skip  # it needs the rules of these
 from invert.tf.fallback.eager import refused_inputs
 from invert.tf.fallback.host import host_entry, text_entry
-from invert.tf.fallback.xla_bridge import bridge_entry
 from invert.tf.interpreter.registry import REGISTRY as REGISTRY
 
-REGISTRY.freeze(
-    overrides=(text_entry,), fallbacks=(bridge_entry, host_entry), diagnose=refused_inputs
-)
+REGISTRY.freeze(overrides=(text_entry,), fallbacks=(host_entry,), diagnose=refused_inputs)

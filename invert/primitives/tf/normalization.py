@@ -35,6 +35,7 @@ def batch_norm(
     where, epsilon = layout(node, x.ndim), node.attr("epsilon")
     # Half precision is for the values alone: statistics and scales are in single precision.
     wide = x.astype(scale.dtype)
+    factor = node.attr("exponential_avg_factor", 1.0)
     if not node.attr("is_training"):
         y = normalize(wide, mean, variance, scale, offset, where, epsilon)
         return [y.astype(x.dtype), mean, variance, mean, variance]
@@ -45,7 +46,7 @@ def batch_norm(
     y = normalize(wide, batch_mean, batch_variance, scale, offset, where, epsilon)
     saved = [lax.stop_gradient(batch_mean), lax.stop_gradient(batch_variance)]
     running = [saved[0], saved[1] * _unbiased([x.shape[i] for i in axes])]
-    if (factor := node.attr("exponential_avg_factor", 1.0)) != 1.0:
+    if factor != 1.0:
         olds = (mean, variance)
         running = [
             (1 - factor) * old + factor * new for old, new in zip(olds, running, strict=True)

@@ -211,5 +211,7 @@ def _broadcast_gradient_args(s0: Ints, s1: Ints, *, T: np.dtype) -> list[np.ndar
 
 
 @rule("Empty", ignores=("init",))
-def _empty(shape: Ints, *, dtype: np.dtype) -> Array:
+def _empty(shape: Ints, *, dtype: np.dtype) -> Value:
+    if all(isinstance(n, int) for n in shape):
+        return np.broadcast_to(np.zeros((), dtype), shape)
     return lax.full(shape, 0, jax.dtypes.canonicalize_dtype(dtype))

@@ -238,5 +238,7 @@ def _ensure_shape(x: Value, *, shape: list[int | None] | None, node: Node) -> Va
         pairs = list(zip(shape, actual, strict=False))
         fits = all(w is None or not isinstance(n, int) or w == n for w, n in pairs)
         if len(shape) != len(actual) or not fits:
-            raise refuse(node, f"has an operand of shape {actual}, not {shape}")
+            raise refuse(
+                node, f"has an operand of another shape. Expected shape={shape}, got {actual}"
+            )
     return x

@@ -43,6 +43,8 @@ ON_TEXT = frozenset(
 
 _FILES = "reads or writes files, which a conversion never does"
 _PYTHON = "runs Python code, which a conversion never does"
+_CODE = "calls code of the process that made the model"
+_DEVICES = "communicates with other devices"
 
 # Reasons why ops are refused.
 REFUSED: dict[str, str] = {
@@ -57,6 +59,8 @@ REFUSED: dict[str, str] = {
         _FILES,
     ),
     **dict.fromkeys(("EagerPyFunc", "PyFunc", "PyFuncStateless"), _PYTHON),
+    **dict.fromkeys(("XlaCustomCall", "XlaCustomCallV2"), _CODE),
+    **dict.fromkeys(("XlaRecv", "XlaSend"), _DEVICES),
     **dict.fromkeys(
         ("DecodeProtoV2", "EncodeProto"), "reads the definition of its message from a file"
     ),

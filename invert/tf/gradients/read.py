@@ -19,7 +19,6 @@ from invert._private.tensorflow import tf_function_graph, tf_gradient_function, 
 from invert.ir.gradient_marker import Gradient
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
-from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import Node, import_tensorflow
 
 # Where a captured value comes from: argument number, (node name, output number), or a constant.
@@ -222,9 +221,8 @@ def holds_module(nodes: Sequence[Any]) -> bool:
 
 
 def holds_gradients(nodes: Sequence[Any]) -> bool:
-    """Whether ops of the gradient have gradients of their own in turn: one that is named, or the
-    one that goes with an op over the bridge."""
-    return any("_gradient_op_type" in node.attr or REGISTRY.is_bridged(node.op) for node in nodes)
+    """Whether ops of the gradient have gradients of their own in turn."""
+    return any("_gradient_op_type" in node.attr for node in nodes)
 
 
 def _nodes(graph: Any) -> Iterator[Any]:

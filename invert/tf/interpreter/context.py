@@ -208,10 +208,10 @@ class Context:
             return _on_rows(entry, self, node, folding.known(operands))
         if entry.chooses:  # branches that are never taken need not agree on shapes
             operands = [*folding.known(operands[:1]), *operands[1:]]
-        if attr_functions(node) or self.graph.has_state(node):
-            return entry.call(self, node, operands)
         if entry.folds_operands:
             operands = folding.known(operands)
+        if attr_functions(node) or self.graph.has_state(node):
+            return entry.call(self, node, operands)
         try:
             results = entry.call(self, node, operands)
         except UnsupportedOpError:
@@ -255,12 +255,17 @@ class Context:
 def result_value(result: Value, state: State) -> Value:
     """A result of a graph, read where it is a reference to a variable.
 
-    **Raises:** `UnsupportedOpError` where its size depends on data.
+    **Raises:** `UnsupportedOpError` where its size depends on data, or it is another handle.
     """
     if isinstance(result, BoundedArray):
         raise refused_rows(result.origin)
-    is_reference = isinstance(result, Resource) and result.kind == "reference"
-    return state[result] if is_reference else result
+    if not isinstance(result, Resource):
+        return result
+    if result.kind != "reference":
+        reason = f"`{result.name}` cannot be evaluated: a result of the function is its handle"
+        remedy = "Return what it holds."
+        raise UnsupportedOpError([Problem(f"tf {result.kind}", reason, remedy=remedy)])
+    return state[result]
 
 
 def missing(graph: Graph, node: Node) -> Problem:

@@ -126,11 +126,6 @@ class Graph:
 
     # -- nodes
 
-    @property
-    def reads_gradients(self) -> bool:
-        """Whether gradient functions are read."""
-        return self._read_gradient is not None
-
     def constant(self, node: Node) -> np.ndarray:
         """The decoded `value` attribute of `node`; decoded once."""
         if node not in self._constants:

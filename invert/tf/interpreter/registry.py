@@ -25,7 +25,7 @@ Rule = Callable[["Context", Node, list[Value]], Sequence[Value]]
 # What an op does with operands of which the number of rows depends on data; takes the rule, too.
 RowRule = Callable[[Rule, "Context", Node, list[Value]], list[Value]]
 Check = Callable[["Context", Node], Iterable[Problem]]
-Route = Literal["rule", "xla", "host", "none"]
+Route = Literal["rule", "host", "none"]
 # What a stateful op does besides giving results: nothing; it reads the handle it gets; it passes on
 # the reference to a variable; or what its definition leads to expect.
 Effect = Literal["none", "reads", "passes", "any"]
@@ -46,7 +46,7 @@ class Entry:
     **Arguments:**
 
     - `call`: takes `(ctx, node, values)` and returns the list of results.
-    - `route`: by which route: a rule of its own, TensorFlow's XLA bridge, the host, or none.
+    - `route`: by which route: a rule of its own, the host, or none.
     - `check`: finds what cannot be raised before anything is traced.
     - `draws`: whether it draws from the key of the call, or a function that tells so of a node.
         Ops that are stateful and have the attributes `seed` and `seed2` are known to.
@@ -60,7 +60,7 @@ class Entry:
     - `pads_rows`: whether a result marks rows that are not there by an index of -1.
     - `on_host`: whether TensorFlow itself computes a node, so that it must know the operands.
     - `names_attributes`: whether the rule names all attributes that it takes.
-    - `needs_tensorflow`: whether TensorFlow itself compiles or computes it.
+    - `needs_tensorflow`: whether TensorFlow itself computes it.
     - `ignores`: further attributes that do not change what the op computes.
     """
 
@@ -147,11 +147,6 @@ class Registry:
         if (entry := self._entries.get(node.op)) is not None:
             return entry
         return next((e for find in self._fallbacks if (e := find(node)) is not None), None)
-
-    def is_bridged(self, op: str) -> bool:
-        """Whether ops of a type go over TensorFlow's XLA bridge."""
-        entry = None if op in self._entries else self.entry(Node(op, op, {}))
-        return entry is not None and entry.route == "xla"
 
     def ops(self) -> tuple[str, ...]:
         return tuple(sorted(self._entries))

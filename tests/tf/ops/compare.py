@@ -14,8 +14,6 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert.frontends.tf_function import entry_point
-from invert.primitives.tf import REGISTRY
-from invert.tf.fallback.xla_bridge_ops import BRIDGED
 from tests.tf.ops.cases import Case, Moments
 from tests.tf.ops.recipes_other import Variables
 
@@ -24,9 +22,6 @@ PLAIN = Config(patterns=False, verify=False)
 # and Eigen differ by some units in the last place.
 TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 3e-5, "complex64": 3e-5,
              "float16": 8e-3, "bfloat16": 5e-2}  # fmt: skip
-
-
-_CUSTOM_CALLS = frozenset(("XlaSelfAdjointEig",))
 
 
 class NoKernel(Exception):
@@ -160,11 +155,7 @@ class Comparison:
             self._check_drawn(reference, case.recipe.moments)
             return reference
         with jax.enable_x64(True):
-            # The gradients of what XLA compiled are settled after the patterns, and some of it is
-            # a custom call, which patterns recover.
-            bridged = REGISTRY.get(case.op) is None and case.op in BRIDGED
-            whole = (bridged and reference.gradients is not None) or case.op in _CUSTOM_CALLS
-            fn = self.module() if whole else self.converted(config)
+            fn = self.converted(config)
             got = jax.jit(fn)(*case.inputs)
             self.compare("result", got, reference.results)
             if reference.gradients is not None:

@@ -28,9 +28,7 @@ PUBLIC_OPS = tuple(
 
 
 def route(op: str) -> str:
-    """`"rule"`, `"bridge"` or `"none"`."""
-    if REGISTRY.is_bridged(op):
-        return "bridge"
+    """`"rule"` or `"none"`."""
     return "none" if REGISTRY.entry(Node(op, op, {})) is None else "rule"
 
 
@@ -40,7 +38,7 @@ TESTED_OPS = tuple(op for op in PUBLIC_OPS if op not in EXCEPTIONS)
 def summary() -> str:
     """How many of the public ops take which route, and what is left out, with the reasons."""
     lines = [f"{len(PUBLIC_OPS)} public ops with an XLA kernel, {len(TESTED_OPS)} tested here:"]
-    for name in ("rule", "bridge", "none"):
+    for name in ("rule", "none"):
         ops = [op for op in TESTED_OPS if route(op) == name]
         lines.append(f"  {name}: {len(ops)}" + ("" if name == "rule" else f" ({' '.join(ops)})"))
     lines.append(f"{len(MORE)} ops that XLA does not compile are tested in the same way")

@@ -1,32 +1,13 @@
-"""The interface of `tf2jax`: `from invert.compat import tf2jax` instead of `import tf2jax`.
-
-The functions, flags and errors are those of tf2jax 0.3.8. `invert.convert` does the work; its
-result is the attribute `module` of a converted function. Flags are global, as in tf2jax: those
-about conversion apply when a function is converted, checks when it is called.
-
-| flag | here |
-|---|---|
-| `strict_shape_check` | off: a function called at other shapes is converted again for them |
-| `strict_dtype_check` | off: arguments are converted to the declared types |
-| `force_const_float32_to_bfloat16` | on: `Config(bfloat16_constants=("float32",))`; a call with a \
-bfloat16 array returns bfloat16, and is computed in the precision of the function |
-| `force_const_float64_to_bfloat16` | the same, for `"float64"` |
-| `convert_custom_gradient` | off: `Config(custom_gradients="ignore")` |
-| `infer_relu_from_jax2tf`, `infer_cumulative_reduction_from_jax2tf` | off: without these patterns |
-| `raise_on_prevent_gradient` | off: `Config(prevent_gradient="warn")` |
-| `enable_checkify_for_asserts` | on: `Config(assertions="checkify")` |
-| `resize_bilinear_precision` | `Config(resize_precision=...)`; bilinear resizing has no products |
-| `xlacallmodule_strict_checks` | no effect: a recovered program runs on every platform |
-| `disable_assert_in_tensor_list_get_item` | no effect: there is no such assertion |
-"""
+"""The functions of tf2jax: they convert, and call what was converted."""
 
 from __future__ import annotations
 
-import contextlib
+import concurrent.futures
+import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -34,66 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._api import convert as _convert_module
-from invert._config import Config
-from invert._errors import SignatureError
+from invert._errors import SignatureError, UnsupportedOpError
 from invert._private.jax import is_tracer
+from invert.compat.tf2jax.config import conversion, get_config, narrows
 from invert.modules.module import Module
 from invert.tf.ops.node import import_tensorflow
 
-_flags: dict[str, Any] = {
-    "strict_shape_check": True,
-    "strict_dtype_check": False,
-    "force_const_float32_to_bfloat16": False,
-    "force_const_float64_to_bfloat16": False,
-    "convert_custom_gradient": True,
-    "infer_relu_from_jax2tf": True,
-    "infer_cumulative_reduction_from_jax2tf": True,
-    "raise_on_prevent_gradient": True,
-    "resize_bilinear_precision": "highest",
-    "enable_checkify_for_asserts": False,
-    "xlacallmodule_strict_checks": True,
-    "disable_assert_in_tensor_list_get_item": False,
-}
-
-_NARROW: dict[Literal["float32", "float64"], str] = {
-    "float32": "force_const_float32_to_bfloat16",
-    "float64": "force_const_float64_to_bfloat16",
-}
-
-# Patterns disabled by flags.
-_PATTERNS = {
-    "infer_relu_from_jax2tf": "library_call",
-    "infer_cumulative_reduction_from_jax2tf": "cumulative",
-}
-
-
-def get_config(name: str) -> Any:
-    """The value of a flag.
-
-    **Raises:** `KeyError` if there is no such flag.
-    """
-    return _flags[name]
-
-
-def update_config(name: str, value: Any) -> None:
-    """Sets a flag for the whole process.
-
-    **Raises:** `ValueError` if there is no such flag.
-    """
-    if name not in _flags:
-        raise ValueError(f"there is no flag {name!r}; the flags are {sorted(_flags)}")
-    _flags[name] = value
-
-
-@contextlib.contextmanager
-def override_config(name: str, value: Any) -> Iterator[None]:
-    """Sets a flag within a `with` statement."""
-    before = get_config(name)
-    update_config(name, value)
-    try:
-        yield
-    finally:
-        update_config(name, before)
+_SKIPS = "skip_variables_evaluation_inside_tf_tracing"
 
 
 class MissingInputError(Exception):
@@ -166,7 +94,8 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     `outputs, params = fn(params, *args, rng=key, **kwargs)`; `rng` only where it draws random
     numbers.
 
-    **Raises:** `AttributeError` if `tf_func` is not a `tf.function`; what `invert.convert` raises.
+    **Raises:** `AttributeError` if `tf_func` is not a `tf.function`; `ValueError` where it has
+    variables and TensorFlow is tracing; what `invert.convert` raises.
     """
     tf = import_tensorflow()
     args, kwargs = jax.tree_util.tree_map(_without_tracers, (args, kwargs))
@@ -176,10 +105,22 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
         lambda t: tf.TensorSpec.from_tensor(t) if tf.is_tensor(t) else t,
         concrete.structured_outputs,
     )
-    module = _convert_module(tf_func, *args, config=_config(), **kwargs)
+    tracing = tf.inside_function()
+    if tracing and concrete.variables and not get_config(_SKIPS):
+        raise ValueError(
+            f"Unable to evaluate variables inside a TF tracing context: set the flag {_SKIPS!r} to "
+            "leave them out, and pass their values in each call"
+        )
+    run = functools.partial(_convert_module, tf_func, *args, config=conversion(), **kwargs)
+    if tracing:
+        # Variables have values in another thread, which has no graph. So they have in `init_scope`,
+        # which also stops the recording that gradients are read with.
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            module = other.submit(run).result()
+    else:
+        module = run()
     signature = _signature(tf_func, concrete)
-    narrow = any(_flags[flag] for flag in _NARROW.values())
-    call = _Call(tf_func, module, signature, inputs, narrow)
+    call = _Call(tf_func, module, signature, inputs, narrows())
 
     def jax_func(params: Mapping[str, Any], *args: Any, rng: Any = None, **kwargs: Any) -> Any:
         return call(params, args, kwargs, rng)
@@ -187,7 +128,9 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     jax_func.__name__ = module._function.entry.name
     jax_func.__doc__ = f"Converted from {module._function.entry.source}."
     setattr(jax_func, "module", module)  # noqa: B010  functions have no such field by type
-    return AnnotatedFunction(jax_func, inputs, outputs, signature), _params(module)
+    return AnnotatedFunction(jax_func, inputs, outputs, signature), (
+        {} if tracing else _params(module)
+    )
 
 
 def convert_functional(tf_func: Any, *args: Any, **kwargs: Any) -> AnnotatedFunction:
@@ -208,8 +151,8 @@ def convert_from_restored(tf_func: Any) -> tuple[AnnotatedFunction, Mapping[str,
         concrete = getattr(tf_func, "concrete_functions", ())
         if len(concrete) != 1:
             raise ValueError(
-                f"the function was traced {len(concrete)} times; pass the arguments that pick one "
-                "to convert or convert_functional:\n"
+                f"Found {len(concrete)} concrete functions; pass the arguments that pick one to "
+                "convert or convert_functional:\n"
                 + "\n".join(f"  - {c.structured_input_signature}" for c in concrete)
             )
         args, kwargs = concrete[0].structured_input_signature
@@ -225,22 +168,6 @@ def _without_tracers(value: Any) -> Any:
     if not is_tracer(value):
         return value
     return import_tensorflow().TensorSpec(value.shape, value.dtype)
-
-
-def _config() -> Config:
-    """The options set by the flags."""
-    off = [name for flag, name in _PATTERNS.items() if not _flags[flag]]
-    precision = _flags["resize_bilinear_precision"]
-    return Config(
-        disabled_patterns=tuple(off),
-        verify=False,
-        custom_gradients="check" if _flags["convert_custom_gradient"] else "ignore",
-        prevent_gradient="error" if _flags["raise_on_prevent_gradient"] else "warn",
-        assertions="checkify" if _flags["enable_checkify_for_asserts"] else "drop",
-        bfloat16_constants=tuple(t for t in _NARROW if _flags[_NARROW[t]]),
-        # Also `None` or a member of the enumeration, as `jax.image.resize` takes it.
-        resize_precision=cast(Any, jax.lax.Precision(precision).name.lower()),
-    )
 
 
 def _signature(tf_func: Any, concrete: Any) -> inspect.Signature:
@@ -338,8 +265,29 @@ class _Call:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         wanted = self.signature.bind(*self.specs[0], **self.specs[1])
-        given, dtypes, shapes = self._checked(bound.arguments, wanted)
-        module = self.module if shapes is None else self._converted(given, wanted, shapes)
+        given, dtypes, differs = self._checked(bound.arguments, wanted)
+        module = self._traced_again(given, wanted) if differs else self.module
+        try:
+            results, updated = self._run(module, params, given, wanted, rng)
+        except (SignatureError, UnsupportedOpError) as error:
+            if not differs:
+                raise
+            raise ValueError(f"the function does not take these shapes: {error}") from error
+        dtypes |= {jnp.asarray(params[n]).dtype for n in self.module.named_params()}
+        if self.narrow and np.dtype(jnp.bfloat16) in dtypes:
+            results = jax.tree_util.tree_map(_narrowed, results)
+        # A module computes in the types of the original, whatever the session allows.
+        return jax.tree_util.tree_map(_canonical, results), updated
+
+    def _run(
+        self,
+        module: Module,
+        params: Mapping[str, Any],
+        given: inspect.BoundArguments,
+        wanted: inspect.BoundArguments,
+        rng: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """The results of a module, and the variables after the call."""
         state_name, key_name = _special(module)
         if key_name is not None and rng is None:
             raise ValueError(
@@ -347,7 +295,7 @@ class _Call:
             )
         named = module.named_params()
         if missing := [n for n in named if n not in params]:
-            raise ValueError(f"parameters are missing: {missing}")
+            raise ValueError(f"Some parameters are missing, {missing}.")
         state = eqx.nn.State(module) if state_name is not None else None
         plain = {n: v for n, v in named.items() if not isinstance(v, eqx.nn.StateIndex)}
         new = [jnp.asarray(params[n]).astype(v.dtype) for n, v in plain.items()]
@@ -367,20 +315,43 @@ class _Call:
         if state_name is not None:
             results, state = results
             updated |= {n: state.get(v) for n, v in named.items() if n not in plain and n in params}
-        dtypes |= {jnp.asarray(params[n]).dtype for n in named}
-        if self.narrow and np.dtype(jnp.bfloat16) in dtypes:
-            results = jax.tree_util.tree_map(_narrowed, results)
         return results, updated
+
+    def _traced_again(
+        self, given: inspect.BoundArguments, wanted: inspect.BoundArguments
+    ) -> Module:
+        """The function traced at the shapes of a call; where it has no Python code, or that refuses
+        them, the graph that it has, which is recovered at them."""
+        tf = import_tensorflow()
+        shapes: list[Any] = []
+
+        def spec(value: Any, declared: Any) -> Any:
+            if not isinstance(declared, tf.TensorSpec):
+                return declared
+            shapes.append(tuple(value.shape))
+            return tf.TensorSpec(value.shape, declared.dtype)
+
+        args, kwargs = jax.tree_util.tree_map(
+            spec, (given.args, given.kwargs), (wanted.args, wanted.kwargs)
+        )
+        key = tuple(shapes)
+        if key not in self.others:
+            try:
+                self.others[key] = _convert_module(
+                    self.tf_func, *args, config=conversion(), **kwargs
+                )
+            except (SignatureError, ValueError):
+                self.others[key] = self.module
+        return self.others[key]
 
     def _checked(
         self, given: Mapping[str, Any], wanted: inspect.BoundArguments
-    ) -> tuple[inspect.BoundArguments, set[Any], Any]:
-        """The arguments in their declared types, their own types, and their shapes where these are
-        not the declared ones."""
+    ) -> tuple[inspect.BoundArguments, set[Any], bool]:
+        """The arguments in their declared types, their own types, and whether their shapes are
+        others than the declared ones."""
         tensor_spec = import_tensorflow().TensorSpec
         checked: dict[str, Any] = {}
         dtypes: set[Any] = set()
-        shapes: list[tuple[int, ...]] = []
         differs = False
         for name, specs in wanted.arguments.items():
             leaves, tree = jax.tree_util.tree_flatten_with_path(specs)
@@ -395,15 +366,16 @@ class _Call:
                 value = values[path]
                 if not is_array:
                     if is_tracer(value) or not _same(value, spec):
+                        kind = "tracer" if is_tracer(value) else "literal value"
                         raise ValueError(
-                            f"{where} is {value!r}; the function was traced with {spec!r}"
+                            f"Found unexpected {kind}: {where} is {value!r}, and the function was "
+                            f"traced with {spec!r}"
                         )
                     found.append(value)
                     continue
                 value = value if hasattr(value, "dtype") else np.asarray(value)
                 dtypes.add(np.dtype(value.dtype))
-                shapes.append(tuple(value.shape))
-                if not spec.shape.is_compatible_with(value.shape):
+                if not _is_compatible(value.shape, spec.shape):
                     differs = True
                     self._refuse("shape", where, value.shape, spec.shape)
                 want = np.dtype(spec.dtype.as_numpy_dtype)
@@ -413,37 +385,23 @@ class _Call:
                 found.append(value)
             checked[name] = jax.tree_util.tree_unflatten(tree, found)
         bound = inspect.BoundArguments(self.signature, OrderedDict(checked))
-        return bound, dtypes, tuple(shapes) if differs else None
+        return bound, dtypes, differs
 
     def _refuse(self, what: str, where: str, have: Any, want: Any) -> None:
         flag = f"strict_{what}_check"
-        if _flags[flag]:
+        if get_config(flag):
             raise ValueError(
-                f"{where} has the {what} {have}, expected {want}; "
+                f"incompatible input {what}: {where} has {have}, expected {want}; "
                 f"tf2jax.override_config({flag!r}, False) allows it"
             )
 
-    def _converted(
-        self, given: inspect.BoundArguments, wanted: inspect.BoundArguments, shapes: Any
-    ) -> Module:
-        """The function at other shapes, traced again."""
-        if shapes not in self.others:
-            tf = import_tensorflow()
 
-            def spec(value: Any, declared: Any) -> Any:
-                is_array = isinstance(declared, tf.TensorSpec)
-                return tf.TensorSpec(value.shape, declared.dtype) if is_array else declared
-
-            args, kwargs = jax.tree_util.tree_map(
-                spec, (given.args, given.kwargs), (wanted.args, wanted.kwargs)
-            )
-            try:
-                self.others[shapes] = _convert_module(
-                    self.tf_func, *args, config=_config(), **kwargs
-                )
-            except SignatureError as error:
-                raise ValueError(f"the function has no form for these shapes: {error}") from error
-        return self.others[shapes]
+def _is_compatible(have: Sequence[Any], want: Any) -> bool:
+    """Whether an array, whose sizes may be symbolic, fits a `tf.TensorShape`."""
+    if want.rank is None:
+        return True
+    pairs = zip(have, want.as_list(), strict=False)
+    return len(have) == want.rank and all(n is None or m == n for m, n in pairs)
 
 
 def _same(value: Any, spec: Any) -> bool:
@@ -452,6 +410,11 @@ def _same(value: Any, spec: Any) -> bool:
 
 def _fits(have: Any, want: np.dtype) -> bool:
     return have == want or have == jax.dtypes.canonicalize_dtype(want)
+
+
+def _canonical(x: Any) -> Any:
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype) if hasattr(x, "dtype") else None
+    return x if dtype is None or dtype == x.dtype else x.astype(dtype)
 
 
 def _narrowed(x: Any) -> Any:

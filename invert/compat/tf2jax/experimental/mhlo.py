@@ -1,0 +1,47 @@
+"""Modules of StableHLO as functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from invert._api import from_stablehlo
+from invert._config import Config
+from invert.modules.module import Module
+
+
+@dataclasses.dataclass(frozen=True)
+class MhloModule:
+    """A module of StableHLO.
+
+    **Arguments:**
+
+    - `module`: its text.
+    - `fun_name`: what it is called.
+    - `assume_grad_fn`: no effect: the program is differentiated like any other.
+    - `require_platform_index`: whether its first argument is the number of a platform.
+    """
+
+    module: str
+    fun_name: str
+    assume_grad_fn: bool = False
+    require_platform_index: bool = False
+
+
+@functools.lru_cache(maxsize=128)
+def _converted(module: MhloModule) -> Module:
+    return from_stablehlo(module.module, config=Config(verify=False))
+
+
+def mhlo_apply(*args: Any, module: MhloModule) -> Any:
+    """Calls a module: one array, or a tuple of several.
+
+    **Raises:** what `invert.from_stablehlo` raises.
+    """
+    found = _converted(module)
+    if module.require_platform_index:
+        args = (np.int32(0), *args)
+    return found(*args)

@@ -1,0 +1,1 @@
+"""Importing this makes tf2jax convert `XlaCallModule`; here that is always converted."""
