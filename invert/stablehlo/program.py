@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from invert._config import Config
 from invert._entry import OpUse
@@ -17,6 +18,7 @@ from invert.primitives.stablehlo import calls
 from invert.primitives.stablehlo import rules as _rules
 from invert.stablehlo.ops import interpreter
 from invert.stablehlo.ops.attributes import element_dtype, is_token, location_text, shape_of, string
+from invert.stablehlo.ops.devices import Devices, devices_of
 from invert.stablehlo.ops.interpreter import Context, Known, Value
 from invert.stablehlo.parse import parse_module
 
@@ -35,12 +37,14 @@ class Program:
 
     - `module`: the verified MLIR module.
     - `platforms`: the platforms it was lowered for; several make it take a platform index.
+    - `mesh`: the mesh of devices that its container states.
     """
 
     module: Any
     config: Config
     platforms: tuple[str, ...] = ()
     location: str = ""
+    mesh: AbstractMesh | None = None
 
     @classmethod
     def from_bytes(
@@ -51,6 +55,7 @@ class Program:
         platforms: tuple[str, ...] = (),
         location: str = "",
         trusted: bool = False,
+        mesh: AbstractMesh | None = None,
     ) -> Program:
         """Parses `blob`: MLIR text, bytecode or a portable artifact.
 
@@ -62,12 +67,17 @@ class Program:
         **Raises:** `MalformedModelError`.
         """
         module = parse_module(blob, trusted=trusted)
-        return cls(module, config, tuple(p.lower() for p in platforms), location)
+        return cls(module, config, tuple(p.lower() for p in platforms), location, mesh)
 
     @functools.cached_property
     def functions(self) -> Mapping[str, Any]:
         """Functions by name, and meshes as `sdy.mesh <name>`."""
         return functions_of(self.module)
+
+    @functools.cached_property
+    def devices(self) -> Devices:
+        """The meshes of devices that the module is for."""
+        return devices_of(self.module, self.functions, self.mesh)
 
     @functools.cached_property
     def entry(self) -> str:
@@ -155,7 +165,7 @@ class Program:
             raise UnsupportedOpError(self.problems)
         self._check_platform()
         self._check(values)
-        ctx = Context(functions=self.functions, config=self.config, jitted={}, env={})
+        ctx = Context(self.functions, self.config, jitted={}, env={}, devices=self.devices)
         known = [Known.of(self.platform_index())] if self.takes_platform_index else []
         return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
 

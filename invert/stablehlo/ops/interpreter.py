@@ -11,12 +11,13 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from invert._config import Config
 from invert._errors import InvertError, Problem, UnsupportedOpError
@@ -24,6 +25,7 @@ from invert._private.jax import name_stack
 from invert._private.mlir import attribute_names, ir
 from invert.ir.hints import Hint, decode, is_hint
 from invert.stablehlo.ops import attributes as op_attributes
+from invert.stablehlo.ops.devices import Devices, Manual, Shards, shards_of
 
 Value = Any  # a tracer, or a NumPy array where the value is known at conversion
 
@@ -154,6 +156,9 @@ class Context:
     explicit: dict[int, int] = dataclasses.field(default_factory=dict)
     # results of constants that were decoded ahead of the region they stand in
     hoisted: set[Any] = dataclasses.field(default_factory=set)
+    devices: Devices = dataclasses.field(default_factory=lambda: Devices({}))
+    # the mesh over whose shards ops run; `None` where they run on whole values
+    manual: Manual | None = None
 
     def avals(self, op: Op) -> list[jax.ShapeDtypeStruct]:
         """The result types of `op` as shapes and dtypes."""
@@ -183,16 +188,28 @@ class Context:
 
     def run(self, block: Any) -> list[Value]:
         """Raises the ops of `block` in order; returns the operands of its terminator."""
+        shards = shards_of(block) if self.devices.has_shards else {}
+        results = self._walk((view.operation for view in block.operations), shards)
+        if results is None:
+            raise InvertError("a block without a terminator")
+        return results
+
+    def _walk(
+        self, operations: Iterable[ir.Operation], shards: Mapping[ir.Operation, Shards]
+    ) -> list[Value] | None:
+        """Raises ops in order; returns the operands of a terminator."""
         env = self.env
         names: tuple[str, ...] = ()
         splats: dict[Any, Value] = {}
         with contextlib.ExitStack() as scopes:
-            for view in block.operations:
-                op = view.operation
+            for op in operations:
                 name = op.name
                 if name == "stablehlo.constant" and op.results[0] in self.hoisted:
                     continue
-                operands = [self._array(v, splats) for v in op.operands]
+                part = shards.get(op) if shards else None
+                if part is not None and op != part.exits[0]:
+                    continue
+                operands = [] if part else [self._array(v, splats) for v in op.operands]
                 if name in _TERMINATORS:
                     return operands
                 found = _scopes(op_attributes.location_name(op.location))
@@ -202,9 +219,51 @@ class Context:
                     scopes.close()
                     scopes.enter_context(name_stack(found))
                     names = found
+                if part is not None:
+                    self._on_shards(part)
+                    continue
                 for result, value in zip(op.results, self.apply(op, operands), strict=True):
                     env[result] = value
-        raise InvertError("a block without a terminator")
+        return None
+
+    def _on_shards(self, part: Shards) -> None:
+        """Raises a part of a block that runs on shards, where its first result is put together."""
+        outer = frozenset() if self.manual is None else self.manual.axes
+        where, ins, outs = part.specs(self.devices, outer)
+        cut = [(e, r) for e in part.entries for e, r in zip(e.operands, e.results, strict=True)]
+        joined = [(v, r) for e in part.exits for v, r in zip(e.operands, e.results, strict=True)]
+
+        def body(inner: Context, *values: Value) -> list[Value]:
+            self.env.update(zip((shard for _, shard in cut), values, strict=True))
+            inner._walk(part.inside, {})
+            return [self.env[v] for v, _ in joined]
+
+        results = self.sharded(where, ins, outs, body, [self.env[v] for v, _ in cut])
+        self.env.update(zip((whole for _, whole in joined), results, strict=True))
+
+    def sharded(
+        self,
+        where: Manual,
+        in_specs: Sequence[PartitionSpec],
+        out_specs: Sequence[PartitionSpec],
+        body: Callable[..., Sequence[Value]],
+        operands: Sequence[Value],
+    ) -> list[Value]:
+        """Binds `shard_map` of `body`, which takes the context of its ops and the shards."""
+        outer = frozenset() if self.manual is None else self.manual.axes
+        # Functions that were traced on whole values are traced again.
+        inner = dataclasses.replace(
+            self, manual=Manual(where.mesh, where.axes | outer), jitted={}, sizes={}
+        )
+        mapped = jax.shard_map(
+            lambda *values: tuple(body(inner, *values)),
+            mesh=None if outer else where.mesh,
+            in_specs=tuple(in_specs),
+            out_specs=tuple(out_specs),
+            axis_names=set(where.axes),
+            check_vma=False,
+        )
+        return list(mapped(*operands))
 
     def _array(self, v: Any, splats: dict[Any, Value]) -> Value:
         """The value of `v`; an array constant of one number is a broadcast, one for each block.
