@@ -11,7 +11,7 @@ import jax.export
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.jax import from_words, physical_type, words_of
+from invert._private.jax import from_words, physical_type, stated_mesh, words_of
 from invert.frontends.stablehlo import given_names
 from invert.stablehlo.program import ArrayType, Program
 
@@ -32,6 +32,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         config=config,
         platforms=tuple(exported.platforms),
         trusted=trusted,
+        mesh=stated_mesh(exported),
     )
     _check(exported, program)
     branch = program.platform_index() if program.takes_platform_index else 0

@@ -18,7 +18,14 @@ from jax.experimental import checkify
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, traced
 from invert._errors import SignatureError
-from invert._private.jax import eval_context, eval_jaxpr, is_tracer, name_stack, open_jaxpr
+from invert._private.jax import (
+    eval_context,
+    eval_jaxpr,
+    is_tracer,
+    name_stack,
+    on_whole_values,
+    open_jaxpr,
+)
 from invert._report import Report
 from invert.emission import Emission
 from invert.ir import jaxprs
@@ -46,7 +53,7 @@ class Stage:
     def compiles_only(self) -> bool:
         """Whether JAX refuses to run it equation by equation: constraints on an abstract mesh."""
         names = {e.primitive.name for e in equations(open_jaxpr(self.jaxpr))}
-        return "sharding_constraint" in names
+        return not names.isdisjoint(("sharding_constraint", "shard_map"))
 
     def run(self, *values: Any) -> list[Any]:
         """Evaluates the equations on arrays or tracers."""
@@ -124,13 +131,13 @@ class Function:
         types = tuple((a.shape, a.dtype) for a in avals)
         if types not in self._stages:
             # The caller may be traced; what is run to verify and to fold runs now.
-            with eval_context(), name_stack(()):
+            with eval_context(), on_whole_values(), name_stack(()):
                 self._stages[types] = self._recover(self.entry, avals)
         return self._stages[types]
 
     def raw(self, values: Sequence[Any]) -> Any:
         """The program for the shapes of `values` as it was read, a closed jaxpr."""
-        with eval_context(), name_stack(()), jax.enable_x64(True):
+        with eval_context(), on_whole_values(), name_stack(()), jax.enable_x64(True):
             return jaxprs.canonicalize(traced(self.entry, self._avals(values, None)))
 
     def _avals(self, values: Sequence[Any], key: Any) -> list[jax.ShapeDtypeStruct]:

@@ -115,7 +115,7 @@ def devices_of(module: Any, functions: Mapping[str, Any], known: AbstractMesh | 
             layout.add(strides)
     tiles = layout.mesh() if scan.strides or scan.has_shards else None
     if tiles is not None and known is not None and _without_ones(tiles) == _without_ones(known):
-        tiles = known
+        tiles = shardings.mesh_of(known.axis_sizes, known.axis_names)
     return Devices(named, tiles, count, scan.has_shards)
 
 
@@ -250,11 +250,20 @@ def _owner(value: Any) -> ir.Operation | None:
 
 @dataclasses.dataclass
 class Shards:
-    """Ops of a block that run on shards, between `entries` and `exits`."""
+    """Ops of a block that run on shards, between `entries` and `exits`.
 
+    `annotations` say how the operands of the entries are cut, and are used for nothing else.
+    """
+
+    annotations: list[ir.Operation] = dataclasses.field(default_factory=list)
     entries: list[ir.Operation] = dataclasses.field(default_factory=list)
     inside: list[ir.Operation] = dataclasses.field(default_factory=list)
     exits: list[ir.Operation] = dataclasses.field(default_factory=list)
+
+    def operands(self) -> list[Any]:
+        """The values that are cut into shards."""
+        noted = {op.results[0]: op.operands[0] for op in self.annotations}
+        return [noted.get(v, v) for op in self.entries for v in op.operands]
 
     def specs(
         self, devices: Devices, outer: frozenset[str]
@@ -311,48 +320,43 @@ def shards_of(block: Any) -> dict[ir.Operation, Shards]:
     parent: dict[ir.Operation, ir.Operation] = {}
 
     def root(op: ir.Operation) -> ir.Operation:
-        while parent[op] != op:
+        while parent.setdefault(op, op) != op:
             op = parent[op]
         return op
 
-    def join(op: ir.Operation, other: ir.Operation) -> None:
-        parent.setdefault(op, op)
-        parent[root(other)] = root(op)
-
     for op in operations:
         if targets[op] in _ENTRIES:
-            parent.setdefault(op, op)
+            root(op)
             continue
-        for value in op.operands:
-            owner = _owner(value)
-            if owner in parent and targets[owner] not in _EXITS and len(op.results):
-                join(op, owner)
-        if targets[op] in _EXITS:
-            _join_sources(op, targets, parent, join)
+        sources = [o for v in op.operands if (o := _owner(v)) is not None and o in targets]
+        on_shards = [o for o in sources if o in parent and targets[o] not in _EXITS]
+        for source in on_shards if len(op.results) else ():
+            parent[root(source)] = root(op)
+        # A part without operands: what its results come from.
+        pending = [(op, o) for o in sources] if targets[op] in _EXITS and not on_shards else []
+        for user, source in pending:
+            parent[root(source)] = root(user)
+            owners = (_owner(v) for v in source.operands)
+            pending += [(source, o) for o in owners if o in targets and o not in parent]
     found: dict[ir.Operation, Shards] = {}
     parts: dict[ir.Operation, Shards] = {}
     for op in operations:
-        if op in parent:
-            part = found[op] = parts.setdefault(root(op), Shards())
-            if part.exits and targets[op] in _ENTRIES:
+        if op not in parent:
+            continue
+        part = found[op] = parts.setdefault(root(op), Shards())
+        target = targets[op]
+        if target in _ENTRIES:
+            if part.exits:
                 reason = "it cuts a value into shards after others of its part were put together"
                 raise UnsupportedOpError([_problem(op, reason)])
-            where = targets[op]
-            kind = part.entries if where in _ENTRIES else part.exits if where in _EXITS else None
-            (part.inside if kind is None else kind).append(op)
+            part.entries.append(op)
+            for source in filter(None, map(_owner, op.operands)):
+                if targets.get(source) == "Sharding" and len(list(source.results[0].uses)) == 1:
+                    part.annotations.append(source)
+                    found[source] = part
+        else:
+            (part.exits if target in _EXITS else part.inside).append(op)
     return found
-
-
-def _join_sources(op: Any, targets: Mapping[Any, str], parent: Mapping[Any, Any], join: Any) -> None:
-    """A part without operands: what its results come from."""
-    pending = [op]
-    while pending:
-        current = pending.pop()
-        for value in current.operands:
-            owner = _owner(value)
-            if owner is not None and owner in targets and owner not in parent:
-                join(current, owner) if current in parent else join(owner, current)
-                pending.append(owner)
 
 
 def coordinates(mesh: AbstractMesh, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:

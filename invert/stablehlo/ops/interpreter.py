@@ -230,15 +230,15 @@ class Context:
         """Raises a part of a block that runs on shards, where its first result is put together."""
         outer = frozenset() if self.manual is None else self.manual.axes
         where, ins, outs = part.specs(self.devices, outer)
-        cut = [(e, r) for e in part.entries for e, r in zip(e.operands, e.results, strict=True)]
+        cut = [r for e in part.entries for r in e.results]
         joined = [(v, r) for e in part.exits for v, r in zip(e.operands, e.results, strict=True)]
 
         def body(inner: Context, *values: Value) -> list[Value]:
-            self.env.update(zip((shard for _, shard in cut), values, strict=True))
+            self.env.update(zip(cut, values, strict=True))
             inner._walk(part.inside, {})
             return [self.env[v] for v, _ in joined]
 
-        results = self.sharded(where, ins, outs, body, [self.env[v] for v, _ in cut])
+        results = self.sharded(where, ins, outs, body, [self.env[v] for v in part.operands()])
         self.env.update(zip((whole for _, whole in joined), results, strict=True))
 
     def sharded(
@@ -457,8 +457,10 @@ def _problem(op: ir.Operation) -> Problem:
     return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
 
 
-# The function that the exporter puts around a program of open sizes; its author wrote none.
-_WRAPPER = "_wrapped_jax_export_main"
+# Functions that JAX puts around a program of open sizes and around the body of a `shard_map`, and
+# those that stand for a region while a module goes from one partitioner to the other. Their author
+# wrote none.
+_WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
 
 
 def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]:
@@ -476,7 +478,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
         if key not in ctx.sizes:
             ctx.sizes[key] = _fresh(ctx).region(function.regions[0])(*args)
         return ctx.sizes[key]
-    if name.startswith(_WRAPPER):
+    if name.startswith(_WRAPPERS):
         return _fresh(ctx).region(function.regions[0])(*args)
     key = (name, tuple((i, x.shape, x.tobytes()) for i, x in fixed.items()))
     if key not in ctx.jitted:
