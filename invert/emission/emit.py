@@ -42,7 +42,7 @@ from invert.emission.python.naming import camel, wrapped_comment
 from invert.emission.sizes import merge
 from invert.emission.sizes.probes import DoesNotRun, Shown, SizeError, words
 from invert.emission.sizes.size import Points
-from invert.ir import traced_form
+from invert.ir import meshes, traced_form
 from invert.ir.arrays import device_array
 from invert.ir.graph import is_var
 from invert.ir.interpret import inline_calls
@@ -168,6 +168,10 @@ def emit_methods(
 
     **Raises:** `EmissionError` where no text traces to the programs.
     """
+    recovered = {
+        name: dataclasses.replace(r, programs=[meshes.unchecked(p) for p in r.programs])
+        for name, r in recovered.items()
+    }
     messages: list[str] = []
     failures: list[str] = []
     refused: SizeError | None = None
@@ -459,7 +463,7 @@ class _Variant:
                         again = trace_closed(run, *avals)
                     except (TypeError, ValueError) as error:  # what JAX raises at other sizes
                         raise DoesNotRun(f"the text does not run: {error}") from error
-                again = inlined(again)
+                again = inlined(meshes.unchecked(again))
                 difference = self.weights.difference(again, program, own, leaves)
                 if difference is None:
                     continue

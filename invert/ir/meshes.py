@@ -7,7 +7,7 @@ too. A program therefore moves to another mesh by tracing all of it again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from invert._private.jax import (
     close_like,
     consts_of,
     context_of,
+    is_jaxpr,
     is_on_shards,
     names_of,
     on_whole_values,
@@ -32,7 +33,7 @@ from invert._private.jax import (
 from invert.ir.avals import is_differentiable
 from invert.ir.hints import decode, is_hint
 from invert.ir.interpret import interpret
-from invert.ir.jaxprs import equations, sub_jaxprs
+from invert.ir.jaxprs import equations, sub_jaxprs, tuple_like
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.traced_form import rule_of
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Value
@@ -111,11 +112,56 @@ def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
     A `psum` that knows its result to be the same on all devices has a cheaper derivative. What the
     program computes stays the same.
     """
-    if not any(e.primitive.name == "shard_map" for e in equations(open_jaxpr(closed))):
+    if not has_shards(closed):
         return closed
     move = Moved(lambda mesh: mesh, lambda eqn: not _says_unchecked(eqn))
     types = [v.aval for v in open_jaxpr(closed).invars]
     return trace_closed(lambda *xs: move(closed, xs), *types)
+
+
+def unchecked(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The program with no marks of the axes along which shards differ, which say nothing new.
+
+    Each `shard_map` keeps in its parameters whether it checks them.
+    """
+    if not has_shards(closed):
+        return closed
+    move = Moved(lambda mesh: mesh, lambda eqn: False)
+    types = [v.aval for v in open_jaxpr(closed).invars]
+    with jax.enable_x64(True):
+        made = trace_closed(lambda *xs: move(closed, xs), *types)
+    checks = iter([e.params["check_vma"] for e in _in_order(open_jaxpr(closed))])
+
+    def relabel(jaxpr: Jaxpr) -> Jaxpr:
+        eqns = []
+        for eqn in jaxpr.eqns:
+            params = dict(eqn.params)
+            if eqn.primitive.name == "shard_map":
+                params["check_vma"] = next(checks)
+            for name, value in eqn.params.items():
+                if is_jaxpr(value) and has_shards(value):
+                    params[name] = close_like(value, relabel(open_jaxpr(value)))
+                elif isinstance(value, tuple) and any(is_jaxpr(v) and has_shards(v) for v in value):
+                    parts = (close_like(v, relabel(open_jaxpr(v))) for v in value)
+                    params[name] = tuple_like(value, parts)
+            eqns.append(eqn.replace(params=params))
+        return jaxpr.replace(eqns=eqns)
+
+    return close_like(made, relabel(open_jaxpr(made)))
+
+
+def _in_order(jaxpr: Jaxpr) -> Iterator[Eqn]:
+    """The `shard_map`s of a program, each before those inside of it."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "shard_map":
+            yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from _in_order(inner)
+
+
+def has_shards(program: AnyJaxpr) -> bool:
+    """Whether some part of a program runs on shards."""
+    return any(e.primitive.name == "shard_map" for e in equations(open_jaxpr(program)))
 
 
 def _says_unchecked(eqn: Eqn) -> bool:
@@ -148,8 +194,9 @@ def _shard_map(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
         )
         return mapped(*operands)
 
-    if move.check is None or not move.check(eqn):
-        return run(p["check_vma"])
+    check = p["check_vma"] if move.check is None else move.check(eqn)
+    if move.check is None or not check:
+        return run(check)
     try:
         return run(True)
     except _UNFIT:

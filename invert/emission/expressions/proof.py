@@ -15,7 +15,14 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, optional_step
-from invert._private.jax import close_like, consts_of, open_jaxpr, rename, trace_closed
+from invert._private.jax import (
+    close_like,
+    consts_of,
+    mesh_of_now,
+    open_jaxpr,
+    rename,
+    trace_closed,
+)
 from invert.emission.python import load, syntax
 from invert.emission.sizes.size import dimension_token
 from invert.ir import traced_form
@@ -69,7 +76,7 @@ class Prover:
         for dimension, size in self.dimensions.items():
             values[dimension_token(dimension)] = ast.Constant(size)
         closed = syntax.substitute(expression, values)
-        key = (syntax.text_of(closed), tuple(map(_type_key, avals)), x64)
+        key = (syntax.text_of(closed), tuple(map(_type_key, avals)), x64, mesh_of_now())
         if key not in self._traced:
             function = load.function_of(names, closed, NAMESPACE)
             step = f"the expression {key[0]}"

@@ -107,7 +107,8 @@ def devices_of(module: Any, functions: Mapping[str, Any], known: AbstractMesh | 
         for step, name in ((s, n) for n, s in shardings.mesh_strides(known).items()):
             layout.add((step,))
             layout.name((name,), (step,))
-    for strides in scan.strides:
+    # Groups may be of a part of an axis, which only a mesh that is not stated has as an axis.
+    for strides in (*scan.strides, *(() if layout.names else scan.groups)):
         layout.add(strides)
     for names, strides in scan.names:
         layout.name(names, strides)
@@ -130,6 +131,7 @@ class _Scan:
     def __init__(self, functions: Mapping[str, Any]):
         self.functions = functions
         self.strides: list[shardings.Strides] = []
+        self.groups: list[shardings.Strides] = []
         self.names: list[tuple[tuple[str, ...], shardings.Strides]] = []
         self.largest = 1
         self.has_shards = False
@@ -168,7 +170,8 @@ class _Scan:
         elif name.startswith("stablehlo.") and "replica_groups" in op.attributes:
             groups = op.attributes["replica_groups"]
             if isinstance(groups, ir.DenseIntElementsAttr):
-                self._add(shardings.group_strides(attributes.dense_int_rows(groups)) or ())
+                found = shardings.group_strides(attributes.dense_int_rows(groups))
+                self.groups += [found] if found else []
         return ir.WalkResult.ADVANCE
 
     def _call(self, op: ir.Operation) -> None:
