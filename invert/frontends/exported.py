@@ -9,7 +9,7 @@ import jax
 import jax.export
 
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint, free_name
+from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.jax import from_words, physical_type, stated_mesh, words_of
 from invert.frontends.stablehlo import given_names
@@ -63,6 +63,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         platform=program.platforms[branch],
         problems=tuple(program.problems),
         ops=program.ops,
+        shardings=_shardings(program, kept, len(exported.in_avals)),
     )
 
 
@@ -110,6 +111,15 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
         raise MalformedModelError(
             f"The jax.export artifact contradicts its module: {'; '.join(wrong)}. {_AGAIN}"
         )
+
+
+def _shardings(program: Program, kept: Sequence[int], count: int) -> Shardings | None:
+    """How the arguments lie, of which the module keeps some."""
+    found = program.shardings
+    if found is None:
+        return None
+    specs = dict(zip(kept, found.arguments, strict=True))
+    return Shardings(found.mesh, tuple(specs.get(i) for i in range(count)), found.results)
 
 
 def _differences(what: str, avals: Sequence[Any], types: Sequence[ArrayType]) -> list[str]:

@@ -55,6 +55,7 @@ def entry_point(source: Source, *, config: Config) -> EntryPoint:
         source="a StableHLO module",
         problems=tuple(program.problems),
         ops=program.ops,
+        shardings=program.shardings,
     )
 
 

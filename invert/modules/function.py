@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
+from jax.sharding import AbstractMesh
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, traced
@@ -24,13 +25,12 @@ from invert._private.jax import (
     is_tracer,
     name_stack,
     on_whole_values,
-    open_jaxpr,
 )
 from invert._report import Report
 from invert.emission import Emission
-from invert.ir import jaxprs
-from invert.ir.jaxprs import equations
-from invert.modules import signatures
+from invert.ir import jaxprs, meshes
+from invert.modules import placement, signatures
+from invert.modules.placement import AnyMesh
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,21 +50,26 @@ class Stage:
     x64: bool
 
     @functools.cached_property
-    def compiles_only(self) -> bool:
-        """Whether JAX refuses to run it equation by equation: constraints on an abstract mesh."""
-        names = {e.primitive.name for e in equations(open_jaxpr(self.jaxpr))}
-        return not names.isdisjoint(("sharding_constraint", "shard_map"))
+    def meshes(self) -> Mapping[AbstractMesh, frozenset[str]]:
+        """The meshes of devices that it names, each with its manual axes."""
+        return meshes.meshes_of(self.jaxpr)
 
-    def run(self, *values: Any) -> list[Any]:
-        """Evaluates the equations on arrays or tracers."""
+    def run(self, *values: Any, on: Mapping[AbstractMesh, AnyMesh] | None = None) -> list[Any]:
+        """Evaluates the equations on arrays or tracers; `on` gives other meshes to use."""
+
+        def evaluate(values: Sequence[Any]) -> list[Any]:
+            if not on:
+                return eval_jaxpr(self.jaxpr, values)
+            return meshes.Moved(lambda mesh: on.get(mesh.abstract_mesh, mesh))(self.jaxpr, values)
+
         if not self.x64:
-            return eval_jaxpr(self.jaxpr, values)
+            return evaluate(values)
         # Values of 64 bits exist whatever the session's setting, as they do in the module.
         with jax.enable_x64(True):
             widened = [
                 _widen(x, v.aval.dtype) for x, v in zip(values, self.jaxpr.invars, strict=True)
             ]
-            return eval_jaxpr(self.jaxpr, widened)
+            return evaluate(widened)
 
 
 class Function:
@@ -82,7 +87,7 @@ class Function:
         self.config = config
         self._recover = recover
         self._stages: dict[Any, Stage] = {}
-        self._compiled: dict[Stage, Callable[..., Any]] = {}
+        self._compiled: dict[Any, Callable[..., Any]] = {}
         self.home: Stage | None = None
         self._called: Stage | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
@@ -258,14 +263,13 @@ class Function:
         held = constants if stage is self.home else stage.constants
         read = [_read_param(p, state) for p in params]
         values = (*held, *read, *flat, *(() if key is None else (key,)))
-        traced = any(is_tracer(v) for v in values)
-        if traced and not stage.compiles_only:
+        shardings = self.entry.shardings
+        if stage.meshes or shardings:
+            results = self._on_devices(stage, values, len(flat))
+        elif any(is_tracer(v) for v in values):
             results = stage.run(*values)
         else:
-            if stage not in self._compiled:
-                self._compiled[stage] = jax.jit(stage.run)
-            with jax.enable_x64(True) if stage.x64 else contextlib.nullcontext():
-                results = self._compiled[stage](*values)
+            results = self._run_compiled(stage, {}, values)
         assigned = self.entry.assigned
         results = _checked(results, self.entry.checks, len(assigned), self.config)
         count = len(results) - len(assigned)
@@ -277,6 +281,31 @@ class Function:
             # Without 64-bit types the state holds narrower values than the program computes.
             state = state.set(params[i], _widen(value, state.get(params[i]).dtype))
         return out, state
+
+
+    def _on_devices(self, stage: Stage, values: Sequence[Any], count: int) -> list[Any]:
+        """Runs a program for several devices, where the caller or the arguments are."""
+        shardings = self.entry.shardings
+        named = dict(stage.meshes)
+        if shardings is not None and shardings.mesh is not None:
+            named.setdefault(shardings.mesh, frozenset())
+        on = placement.chosen(named, values)
+        first = len(values) - count - (self._key is not None)
+        flat = placement.placed(shardings, on, values[first : first + count])
+        return self._run_compiled(stage, on, [*values[:first], *flat, *values[first + count :]])
+
+    def _run_compiled(
+        self, stage: Stage, on: Mapping[AbstractMesh, AnyMesh], values: Sequence[Any]
+    ) -> list[Any]:
+        key = stage, tuple(on.items())
+        if key not in self._compiled:
+            keywords = {}
+            outs = placement.results_on(self.entry.shardings, on, stage.jaxpr.outvars)
+            if outs is not None:
+                keywords["out_shardings"] = outs
+            self._compiled[key] = jax.jit(functools.partial(stage.run, on=on), **keywords)
+        with jax.enable_x64(True) if stage.x64 else contextlib.nullcontext():
+            return self._compiled[key](*values)
 
 
 def _read_param(param: Any, state: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from invert._config import Config
-from invert._entry import OpUse
+from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.primitives.stablehlo import calls
 from invert.primitives.stablehlo import rules as _rules
@@ -20,6 +20,7 @@ from invert.stablehlo.ops import interpreter
 from invert.stablehlo.ops.attributes import element_dtype, is_token, location_text, shape_of, string
 from invert.stablehlo.ops.devices import Devices, devices_of
 from invert.stablehlo.ops.interpreter import Context, Known, Value
+from invert.stablehlo.ops.shardings import Sharding, closed
 from invert.stablehlo.parse import parse_module
 
 _PLATFORM_INDEX = "_platform_index"
@@ -128,6 +129,27 @@ class Program:
         """Shapes and dtypes of the results."""
         function = self.functions[self.entry]
         return _array_types(function.attributes["function_type"].value.results)
+
+    @functools.cached_property
+    def shardings(self) -> Shardings | None:
+        """How the arguments and results lie on several devices; `None` where that is left open."""
+        function = self.functions[self.entry].attributes
+        skipped = int(self.takes_platform_index)
+        found: list[tuple[Sharding | None, ...]] = []
+        for key, count in (("arg_attrs", len(self.in_types)), ("res_attrs", len(self.out_types))):
+            named = list(function[key]) if key in function else []
+            named = named[skipped:] if key == "arg_attrs" else named
+            annotated = tuple(map(self.devices.of_attributes, named))
+            found.append(annotated or (None,) * count)
+        meshes = [s.mesh for part in found for s in part if s is not None]
+        if not meshes or meshes[0].size == 1:
+            return None
+        mesh = meshes[0]
+        ins, outs = (
+            tuple(closed(s.spec, mesh.axis_names) if s and s.mesh == mesh else None for s in part)
+            for part in found
+        )
+        return Shardings(mesh, ins, outs)
 
     @functools.cached_property
     def is_static(self) -> bool:
