@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.stablehlo.ops import shardings
-from invert.stablehlo.ops.devices import Manual, index_axis, layout_of
+from invert.stablehlo.ops.devices import Manual, layout_of
 from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 from invert.stablehlo.ops.shardings import Sharding
 
@@ -105,22 +105,7 @@ def _manual_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Valu
     in_specs, out_specs = (
         [shardings.closed(s.spec, axes) for s in part if s is not None] for part in (ins, outs)
     )
-    name = _index_alone(op, known[0], axes) if ctx.manual is not None and not operands else None
-    if name is not None:
-        return [lax.axis_index(name)]
     return ctx.sharded(Manual(known[0].mesh, axes), in_specs, out_specs, body, operands)
-
-
-def _index_alone(op: Op, sharding: Sharding, axes: frozenset[str]) -> str | None:
-    """The axis whose index a region computes, and nothing else.
-
-    JAX lowers `axis_index` to such a region where some axes are not manual.
-    """
-    block = op.regions[0].blocks[0]
-    *_, last = (view.operation for view in block.operations)
-    if len(last.operands) != 1:
-        return None
-    return index_axis(last.operands[0], sharding.mesh)
 
 
 @raises("sdy.named_computation")

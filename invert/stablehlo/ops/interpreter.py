@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from invert._config import Config
 from invert._errors import InvertError, Problem, UnsupportedOpError
-from invert._private.jax import name_stack
+from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
 from invert._private.mlir import attribute_names, ir
 from invert.ir.hints import Hint, decode, is_hint
 from invert.stablehlo.ops import attributes as op_attributes
@@ -263,7 +263,9 @@ class Context:
             axis_names=set(where.axes),
             check_vma=False,
         )
-        return list(mapped(*operands))
+        # JAX lowers `axis_index` to such a part where some axes are not manual.
+        index = _index_alone(mapped) if outer and not operands else None
+        return list(mapped(*operands)) if index is None else [lax.axis_index(index)]
 
     def _array(self, v: Any, splats: dict[Any, Value]) -> Value:
         """The value of `v`; an array constant of one number is a broadcast, one for each block.
@@ -345,6 +347,14 @@ class Context:
                         )
                     ]
                 )
+
+
+def _index_alone(mapped: Callable[[], Any]) -> str | None:
+    """The axis whose index a function on shards computes, and nothing else."""
+    eqns = open_jaxpr(trace_closed(mapped)).eqns
+    inner = dce(eqns[0].params["jaxpr"]).eqns if len(eqns) == 1 else ()
+    alone = len(inner) == 1 and inner[0].primitive.name == "axis_index"
+    return inner[0].params["axis_name"] if alone else None
 
 
 # What says that an op of the module is not one of JAX's: `bind` of a primitive and the functions of
