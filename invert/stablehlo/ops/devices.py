@@ -77,7 +77,7 @@ class Devices:
                 return next(iter(found), None)
         if "mhlo.sharding" not in named:
             return None
-        layout = shardings.tiling(attributes.string(named["mhlo.sharding"]))
+        layout = shardings.tiling(_text(named["mhlo.sharding"]))
         return None if layout is None or layout.manual is None else self.tiled(layout)
 
 
@@ -107,13 +107,15 @@ def devices_of(module: Any, functions: Mapping[str, Any], known: AbstractMesh | 
         for step, name in ((s, n) for n, s in shardings.mesh_strides(known).items()):
             layout.add((step,))
             layout.name((name,), (step,))
-    # Groups may be of a part of an axis, which only a mesh that is not stated has as an axis.
-    for strides in (*scan.strides, *(() if layout.names else scan.groups)):
+    for strides in scan.strides:
         layout.add(strides)
     for names, strides in scan.names:
         layout.name(names, strides)
         if len(names) == len(strides):
             layout.add(strides)
+    # Groups may be of a part of an axis, which only an axis without a name is cut into.
+    for strides in scan.groups:
+        layout.add(tuple(s for s in strides if not layout.is_named(s)))
     tiles = layout.mesh() if scan.strides or scan.has_shards else None
     if tiles is not None and known is not None and _without_ones(tiles) == _without_ones(known):
         tiles = shardings.mesh_of(known.axis_sizes, known.axis_names)
@@ -143,7 +145,7 @@ class _Scan:
             for key in ("arg_attrs", "res_attrs"):
                 for named in function.attributes[key] if key in function.attributes else ():
                     if "mhlo.sharding" in named:
-                        self._text(attributes.string(named["mhlo.sharding"]))
+                        self._text(_text(named["mhlo.sharding"]))
             function.walk(self._op)
 
     def _text(self, text: str) -> Tiling | None:
@@ -164,7 +166,7 @@ class _Scan:
             target = target_of(op)
             self.has_shards |= target in _ENTRIES or target in _EXITS
             if "mhlo.sharding" in op.attributes:
-                self._text(attributes.string(op.attributes["mhlo.sharding"]))
+                self._text(_text(op.attributes["mhlo.sharding"]))
         elif name == "func.call":
             self._call(op)
         elif name.startswith("stablehlo.") and "replica_groups" in op.attributes:
@@ -205,6 +207,10 @@ class _Scan:
                 self.names.append((names, strides))
 
 
+def _text(attribute: Any) -> str:
+    return shardings.text_of(attributes.string_bytes(attribute))
+
+
 def _exits(value: Any) -> Iterator[ir.Operation]:
     """The custom calls that put a value together, behind annotations."""
     for use in value.uses:
@@ -227,7 +233,7 @@ def layout_of(op: ir.Operation | None) -> Tiling | None:
     """The layout that an op is annotated with."""
     if op is None or "mhlo.sharding" not in op.attributes:
         return None
-    return shardings.tiling(attributes.string(op.attributes["mhlo.sharding"]))
+    return shardings.tiling(_text(op.attributes["mhlo.sharding"]))
 
 
 def frontend(op: ir.Operation, name: str) -> str | None:

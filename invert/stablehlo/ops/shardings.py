@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from invert.protos.messages import parse
+
 # Devices along one dimension, major first: how far apart they are, and how many.
 Strides = tuple[tuple[int, int], ...]
 
@@ -89,7 +91,7 @@ def closed(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
 
 def is_open(spec: PartitionSpec) -> bool:
     """Whether a spec asks for nothing."""
-    return all(entry is PartitionSpec.UNCONSTRAINED for entry in spec)
+    return len(spec) > 0 and all(entry is PartitionSpec.UNCONSTRAINED for entry in spec)
 
 
 # --- GSPMD ----------------------------------------------------------------------------------------
@@ -98,11 +100,13 @@ def is_open(spec: PartitionSpec) -> bool:
 class Tiling(NamedTuple):
     """How devices are laid out over an array: those along each dimension, and the manual ones.
 
-    `manual` is `None` where all are manual; `dims` is `None` where no dimension is cut.
+    `manual` is `None` where all are manual; `dims` is `None` where no dimension is cut. `count` is
+    the number of devices, as far as they are told apart.
     """
 
     dims: tuple[Strides, ...] | None
     manual: Strides | None = ()
+    count: int = 1
 
 
 _TILES = re.compile(
@@ -134,7 +138,35 @@ def tiling(text: str) -> Tiling | None:
     groups = [k.strip() for k in kinds.split(",")] if kinds else (["replicated"] if last else [])
     count = len(dims) - len(groups)
     manual = [s for s, kind in zip(strides[count:], groups, strict=True) if kind == "manual"]
-    return Tiling(tuple(strides[:count]), tuple(itertools.chain(*manual)))
+    return Tiling(tuple(strides[:count]), tuple(itertools.chain(*manual)), devices.size)
+
+
+# Kinds of `OpSharding.Type` (xla/xla_data.proto) that a text has a word for.
+_KINDS = {0: "replicated", 1: "maximal", 4: "manual", 5: "unknown"}
+
+
+def text_of(data: bytes) -> str:
+    """The text of an annotation; those of many devices used to be written as protocol buffers."""
+    if data[:1] == b"{":
+        return data.decode(errors="replace")
+    proto = parse("OpSharding", data, "mhlo.sharding")
+    if proto.type != 3:
+        return "{" + _KINDS.get(proto.type, "unknown") + "}"
+    shape, source, order, listed = (
+        ",".join(map(str, numbers))
+        for numbers in (
+            proto.tile_assignment_dimensions,
+            proto.iota_reshape_dims,
+            proto.iota_transpose_perm,
+            proto.tile_assignment_devices,
+        )
+    )
+    devices = listed or f"<=[{source}]" + (f"T({order})" if order else "")
+    last = " last_tile_dim_replicate" if proto.replicate_on_last_tile_dim else ""
+    if proto.last_tile_dims:
+        kinds = ", ".join(_KINDS.get(kind, "unknown") for kind in proto.last_tile_dims)
+        last = f" last_tile_dims={{{kinds}}}"
+    return f"{{devices=[{shape}]{devices}{last}}}"
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -218,6 +250,11 @@ class Layout:
         if len(names) == len(strides):
             for name, step in zip(names, strides, strict=True):
                 self.names.setdefault(step, name)
+
+    def is_named(self, step: tuple[int, int]) -> bool:
+        """Whether devices with this stride are along a part of an axis that has a name."""
+        stride, size = step
+        return any(a <= stride and stride * size <= a * n for a, n in self.names)
 
     def mesh(self) -> AbstractMesh | None:
         """The coarsest mesh with these cuts; `None` where they do not nest."""

@@ -59,7 +59,7 @@ BRIDGED = frozenset(
     XlaDynamicUpdateSlice XlaEinsum XlaGather XlaKeyValueSort XlaOptimizationBarrier XlaPad
     XlaReduce XlaReducePrecision XlaReduceWindow XlaRemoveDynamicDimensionSize
     XlaRngBitGenerator XlaScatter XlaSelectAndScatter XlaSelfAdjointEig XlaSetBound
-    XlaSetDynamicDimensionSize XlaSharding XlaSort XlaSplitND XlaSpmdFullToShardShape
+    XlaSetDynamicDimensionSize XlaSort XlaSplitND XlaSpmdFullToShardShape
     XlaSpmdShardToFullShape XlaSvd XlaVariadicReduce XlaVariadicReduceV2 XlaVariadicSort
     Xlog1py Xlogy ZerosLike Zeta
     """.split()
