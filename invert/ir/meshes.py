@@ -26,6 +26,7 @@ from invert._private.jax import (
     on_whole_values,
     open_jaxpr,
     pvary,
+    rename,
     trace_closed,
     type_on_mesh,
     varying,
@@ -33,10 +34,21 @@ from invert._private.jax import (
 from invert.ir.avals import is_differentiable
 from invert.ir.hints import decode, is_hint
 from invert.ir.interpret import interpret
-from invert.ir.jaxprs import equations, sub_jaxprs, tuple_like
+from invert.ir.jaxprs import equations, map_jaxprs, sub_jaxprs, tuple_like
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.traced_form import rule_of
-from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Value
+from invert.ir.types import (
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    Eqn,
+    J,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
 
 # The mesh to use in the place of one.
 OnMesh = Callable[[AbstractMesh], AbstractMesh | Mesh]
@@ -148,6 +160,23 @@ def unchecked(closed: ClosedJaxpr) -> ClosedJaxpr:
         return jaxpr.replace(eqns=eqns)
 
     return close_like(made, relabel(open_jaxpr(made)))
+
+
+def without_constraints(closed: J) -> J:
+    """The program without sharding constraints, which change no value."""
+
+    def strip(jaxpr: Jaxpr) -> Jaxpr:
+        names: dict[Var, Atom] = {}
+        kept = []
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "sharding_constraint":
+                (x,), (y,) = eqn.invars, eqn.outvars
+                names[y] = names.get(x, x) if not isinstance(x, Literal) else x
+            else:
+                kept.append(eqn)
+        return rename(jaxpr.replace(eqns=kept), names) if names else jaxpr
+
+    return map_jaxprs(closed, strip)
 
 
 def _in_order(jaxpr: Jaxpr) -> Iterator[Eqn]:

@@ -40,6 +40,7 @@ def constrained(ctx: Context, x: Value, sharding: Sharding | None) -> Value:
     if sharding is None:
         return x
     mesh, spec = sharding
+    spec = shardings.of_rank(spec, x.ndim)
     if ctx.manual is None:
         if x.ndim and shardings.is_open(spec):
             return x

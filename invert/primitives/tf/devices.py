@@ -98,7 +98,8 @@ def _sharding(x: Array, *, ctx: Context, node: Node) -> Array:
     for mesh in _meshes(ctx, layout):
         unspecified = node.attr("unspecified_dims", ())
         if (spec := shardings.tiled_spec(mesh, layout, unspecified)) is not None:
-            return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+            whole = shardings.of_rank(spec, x.ndim)
+            return lax.with_sharding_constraint(x, NamedSharding(mesh, whole))
     return x
 
 

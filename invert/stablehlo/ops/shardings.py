@@ -89,6 +89,11 @@ def closed(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
+def of_rank(spec: PartitionSpec, rank: int) -> PartitionSpec:
+    """The spec with an entry for each dimension, as Shardy writes it."""
+    return PartitionSpec(*spec, *[None] * (rank - len(spec)))
+
+
 def is_open(spec: PartitionSpec) -> bool:
     """Whether a spec asks for nothing."""
     return len(spec) > 0 and all(entry is PartitionSpec.UNCONSTRAINED for entry in spec)
