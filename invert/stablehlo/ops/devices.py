@@ -284,7 +284,15 @@ class Shards:
         axes = frozenset().union(*(_manual_axes(op, devices) for op in self.entries)) - outer
         if not self.entries:
             axes = frozenset(mesh.axis_names) - outer
-        ins, outs = ([shardings.closed(s.spec, axes) for s in part] for part in (asked, given))
+        operands = [v for op in self.entries for v in op.operands]
+        results = [r for op in self.exits for r in op.results]
+        ins, outs = (
+            [
+                shardings.of_rank(shardings.closed(s.spec, axes), len(attributes.shape_of(v.type)))
+                for s, v in zip(part, values, strict=True)
+            ]
+            for part, values in ((asked, operands), (given, results))
+        )
         return Manual(mesh, axes), ins, outs
 
 
