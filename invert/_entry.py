@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
 from invert._private.jax import ClosedJaxpr, trace_closed
@@ -39,12 +39,14 @@ class Param:
     - `name`: the original name, such as `dense/kernel`.
     - `trainable`: whether its library trains it.
     - `stated`: whether the container states that; otherwise `trainable` is that of its creation.
+    - `sharding`: the devices that hold its parts, where the caller has chosen them.
     """
 
     name: str
     value: np.ndarray
     trainable: bool = True
     stated: bool = True
+    sharding: NamedSharding | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +58,13 @@ class Shardings:
     - `mesh`: the mesh of the original, without devices; `None` where it is for one device.
     - `arguments`: for each flat argument its spec, or `None` where it is left open.
     - `results`: the same for the flat results.
+    - `params`: the specs of parameters, by their names, as far as there are any.
     """
 
     mesh: AbstractMesh | None
     arguments: tuple[PartitionSpec | None, ...]
     results: tuple[PartitionSpec | None, ...]
+    params: Mapping[str, PartitionSpec] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

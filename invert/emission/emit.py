@@ -279,7 +279,10 @@ class _Variant:
             )
             for name, r in self.recovered.items()
         ]
-        main = main_class.Main(classes, methods, stacked=bool(self.weights.rows))
+        stated = [r.entry.shardings.params for r in self.recovered.values() if r.entry.shardings]
+        known = {name: spec for params in stated for name, spec in params.items()}
+        specs = {v: known[name] for v, name in self.containers.items() if name in known}
+        main = main_class.Main(classes, methods, stacked=bool(self.weights.rows), specs=specs)
         flags = self._flags()
         cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
         classes.finish()

@@ -280,6 +280,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
         "import functools" if within("functools") else "",
         "import json" if within("json") else "",
         some("collections.abc", "Callable", "Iterator"),
+        some("fnmatch", "fnmatchcase"),
         some("pathlib", "Path"),
         some("typing", "Any", "TypedDict", "get_args", "get_origin"),
     ]

@@ -6,16 +6,24 @@ Axes left to the partitioner may have other sizes than in the original, those of
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from invert._entry import Shardings
+from invert._entry import EntryPoint, Param, Shardings
 from invert._errors import MeshError
-from invert._private.jax import is_tracer
+from invert._private.jax import is_tracer, open_jaxpr
+from invert.ir.arrays import device_array
+from invert.ir.graph import is_var
+
+if TYPE_CHECKING:
+    from invert.modules.function import Stage
 
 AnyMesh = AbstractMesh | Mesh
 
@@ -121,6 +129,128 @@ def check_divides(
     return NamedSharding(mesh, spec)
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Where the parameters of a container go: specs by patterns of their names."""
+
+    mesh: Mesh | None
+    shardings: Mapping[str, PartitionSpec]
+
+    def entry(self, entry: EntryPoint) -> EntryPoint:
+        """The entry point with its parameters on the mesh.
+
+        **Raises:** `MeshError` where a pattern fits no parameter, or a spec not its parameter.
+        """
+        if self.mesh is None:
+            return entry
+        used: set[str] = set()
+        made = planned(entry, self.mesh, self.shardings, used)
+        check_patterns(self.shardings, used, [p.name for p in entry.params])
+        return made
+
+    def entries(self, entries: Mapping[str, EntryPoint]) -> Mapping[str, EntryPoint]:
+        """Entry points, each read and put on the mesh when it is asked for."""
+        return entries if self.mesh is None else _Planned(entries, self)
+
+
+class _Planned(Mapping[str, EntryPoint]):
+    def __init__(self, entries: Mapping[str, EntryPoint], plan: Plan):
+        self._entries, self._plan = entries, plan
+
+    def __getitem__(self, name: str) -> EntryPoint:
+        assert self._plan.mesh is not None
+        # A pattern may fit the parameters of other functions alone.
+        return planned(self._entries[name], self._plan.mesh, self._plan.shardings, set())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def planned(
+    entry: EntryPoint, mesh: Mesh, shardings: Mapping[str, PartitionSpec], used: set[str]
+) -> EntryPoint:
+    """The entry point with its parameters on a mesh.
+
+    **Arguments:**
+
+    - `shardings`: specs by patterns of names, such as `"*/kernel"`; the first that fits counts. The
+        program constrains the parameters that they name. Others lie as the program says, if it does,
+        and whole on each device if not.
+    - `used`: receives the patterns that fit a parameter.
+
+    **Raises:** `MeshError` where a spec does not fit its parameter or the mesh.
+    """
+    specs: dict[str, PartitionSpec] = {}
+    params = []
+    for param in entry.params:
+        pattern = next((p for p in shardings if fits(param.name, p)), None)
+        spec = PartitionSpec()
+        if pattern is not None:
+            used.add(pattern)
+            spec = specs[param.name] = shardings[pattern]
+        sharding = check_divides(param.name, param.value.shape, spec, mesh)
+        params.append(dataclasses.replace(param, sharding=sharding))
+    places = [
+        None if p.name not in specs else NamedSharding(plain_mesh(mesh), of_rank(p))
+        for p in params
+    ]
+
+    def fn(values: Sequence[Any], *args: Any) -> Sequence[Any]:
+        constrained = [
+            v if to is None else jax.lax.with_sharding_constraint(v, to)
+            for v, to in zip(values, places, strict=True)
+        ]
+        return entry.fn(constrained, *args)
+
+    known = entry.shardings or Shardings(plain_mesh(mesh), (), ())
+    return dataclasses.replace(
+        entry,
+        fn=fn if specs else entry.fn,
+        params=tuple(params),
+        shardings=dataclasses.replace(known, params=specs) if specs else entry.shardings,
+    )
+
+
+def of_rank(param: Param) -> PartitionSpec:
+    """The spec of a placed parameter, with an entry for each dimension."""
+    assert param.sharding is not None
+    spec = param.sharding.spec
+    return PartitionSpec(*spec, *[None] * (param.value.ndim - len(spec)))
+
+
+def plain_mesh(mesh: Mesh) -> AbstractMesh:
+    """The mesh without its devices, its axes left to the partitioner."""
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether the name of a parameter fits a pattern; `*/kernel` fits `kernel` too."""
+    name, pattern = name.replace("/", "."), pattern.replace("/", ".")
+    return fnmatchcase(name, pattern) or fnmatchcase(f".{name}", pattern)
+
+
+def check_patterns(
+    shardings: Mapping[str, PartitionSpec], used: set[str], names: Sequence[str]
+) -> None:
+    """**Raises:** `MeshError` where a pattern fits no parameter."""
+    unused = [p for p in shardings if p not in used]
+    if unused:
+        shown = ", ".join(list(names)[:8]) or "none"
+        raise MeshError(f"no parameter fits the pattern {unused[0]!r}; the parameters are {shown}")
+
+
+def param_array(param: Param) -> Any:
+    """The value of a parameter; on a mesh, each device reads its own part."""
+    value, sharding = param.value, param.sharding
+    if sharding is None or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        return device_array(value)
+    return jax.make_array_from_callback(value.shape, sharding, lambda i: np.asarray(value[i]))
+
+
 def placed(
     shardings: Shardings | None, mesh: Mapping[AbstractMesh, AnyMesh], values: Sequence[Any]
 ) -> list[Any]:
@@ -131,7 +261,8 @@ def placed(
     if not isinstance(target, Mesh):
         return list(values)
     found = []
-    for i, (value, spec) in enumerate(zip(values, shardings.arguments, strict=True)):
+    specs = shardings.arguments or (None,) * len(values)
+    for i, (value, spec) in enumerate(zip(values, specs, strict=True)):
         if spec is None or is_tracer(value):
             found.append(value)
             continue
@@ -149,8 +280,53 @@ def results_on(
     target = mesh.get(shardings.mesh)
     if not isinstance(target, Mesh):
         return None
+    if not any(shardings.results):
+        return None
     specs = [*shardings.results, *(None for _ in types[len(shardings.results) :])]
     return [
         None if spec is None else check_divides(f"result {i}", v.aval.shape, spec, target)
         for i, (spec, v) in enumerate(zip(specs, types, strict=True))
     ]
+
+
+def shardings_of(entry: EntryPoint, stage: Stage | None) -> Shardings | None:
+    """What the container says of the shardings, and where it does not, the constraints say."""
+    stated = entry.shardings
+    if stage is None or not stage.meshes:
+        return stated
+    jaxpr = open_jaxpr(stage.jaxpr)
+    users: dict[Any, PartitionSpec] = {}
+    makers: dict[Any, PartitionSpec] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "sharding_constraint":
+            users.setdefault(eqn.invars[0], eqn.params["sharding"].spec)
+            makers[eqn.outvars[0]] = eqn.params["sharding"].spec
+        elif eqn.primitive.name == "shard_map":
+            for v, spec in zip(eqn.invars, eqn.params["in_specs"], strict=True):
+                if is_var(v):
+                    users.setdefault(v, spec)
+            makers.update(zip(eqn.outvars, eqn.params["out_specs"], strict=True))
+    own = jaxpr.invars[len(stage.constants) :]
+    count = len(entry.params)
+    params = {
+        p.name: users[v] for p, v in zip(entry.params, own[:count], strict=True) if v in users
+    }
+    rest = own[count : len(own) - entry.draws]
+    results = jaxpr.outvars[: len(jaxpr.outvars) - len(entry.assigned) - len(entry.checks)]
+    arguments = tuple(map(users.get, rest))
+    made = tuple(makers.get(v) if is_var(v) else None for v in results)
+    if stated is None:
+        return Shardings(next(iter(stage.meshes)), arguments, made, params)
+    return Shardings(
+        stated.mesh,
+        _first(stated.arguments, arguments),
+        _first(stated.results, made),
+        {**params, **stated.params},
+    )
+
+
+def _first(
+    stated: tuple[PartitionSpec | None, ...], found: tuple[PartitionSpec | None, ...]
+) -> tuple[PartitionSpec | None, ...]:
+    pairs = zip(stated or (None,) * len(found), found, strict=True)
+    return tuple(b if a is None else a for a, b in pairs)
