@@ -15,10 +15,8 @@ def on_mesh(mesh: jax.sharding.AbstractMesh) -> jax.sharding.AbstractMesh:
     current = jax.sharding.get_abstract_mesh()
     missing = [axis for axis in mesh.axis_names if axis not in current.axis_names]
     if not current.empty and missing:
-        raise ValueError(
-            f"the mesh {dict(current.shape)} has no axis {missing[0]!r}; "
-            f"jax.make_mesh({mesh.axis_sizes}, {mesh.axis_names}) makes one that fits"
-        )
+        fitting = f"jax.make_mesh({mesh.axis_sizes}, {mesh.axis_names})"
+        raise ValueError(f"the mesh has no axis {missing[0]!r}; {fitting} makes one that fits")
     return mesh if current.empty else current
 '''
 
