@@ -449,10 +449,11 @@ def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | No
 
 
 @contextlib.contextmanager
-def on_shards(eqn: Eqn) -> Iterator[None]:
+def on_shards(eqn: Eqn, checked: bool = False) -> Iterator[None]:
     """Sets what a `shard_map` sets while its body is traced; for other equations nothing.
 
     Along which axes shards differ is not checked: passes change bodies that say nothing of that.
+    With `checked=True` it is, where the `shard_map` does.
     """
     if eqn.primitive.name != "shard_map":
         yield
@@ -464,7 +465,7 @@ def on_shards(eqn: Eqn) -> Iterator[None]:
     with (
         core.extend_axis_env_nd(sizes),
         jax.sharding.use_abstract_mesh(inner),
-        config._check_vma(False),
+        config._check_vma(checked and eqn.params["check_vma"]),
     ):
         yield
 

@@ -46,7 +46,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, specs)
 
     def fn(params: Any, *values: Any) -> list[Any]:
-        results = program(*(words_of(values[i]) for i in kept))
+        results = program.on_devices(*(words_of(values[i]) for i in kept))
         return [from_words(r, aval.dtype) for r, aval in zip(results, out_avals, strict=True)]
 
     return EntryPoint(

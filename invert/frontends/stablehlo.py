@@ -47,7 +47,7 @@ def entry_point(source: Source, *, config: Config) -> EntryPoint:
     tree = jax.tree_util.tree_structure(0 if n == 1 else tuple(range(n)))
     return EntryPoint(
         name=program.entry,
-        fn=lambda params, *values: program(*values),
+        fn=lambda params, *values: program.on_devices(*values),
         args=args,
         kwargs={},
         arg_names=names,

@@ -23,6 +23,7 @@ from invert._private.jax import (
     is_jaxpr,
     is_on_shards,
     names_of,
+    on_shards,
     on_whole_values,
     open_jaxpr,
     pvary,
@@ -36,7 +37,6 @@ from invert.ir.hints import decode, is_hint
 from invert.ir.interpret import interpret
 from invert.ir.jaxprs import equations, map_jaxprs, sub_jaxprs, tuple_like
 from invert.ir.loops import CondParts, ScanParts, WhileParts
-from invert.ir.traced_form import rule_of
 from invert.ir.types import (
     AnyJaxpr,
     Atom,
@@ -95,6 +95,8 @@ class Moved:
     on_mesh: OnMesh
     check: Callable[[Eqn], bool] | None = None
     _calls: dict[AnyJaxpr, JaxFunction] = dataclasses.field(default_factory=dict)
+    # the `shard_map`s around what is evaluated now
+    _around: list[Eqn] = dataclasses.field(default_factory=list)
 
     def __call__(self, program: AnyJaxpr, args: Sequence[Value]) -> list[Value]:
         return interpret(program, args, self._equation)
@@ -108,6 +110,21 @@ class Moved:
             if is_on_shards():
                 operands = _vary(operands, [frozenset().union(*map(varying, operands))] * len(operands))
             return bind_equation(eqn, operands)
+
+    def inside(self, eqn: Eqn, values: Sequence[Value]) -> list[Value]:
+        """The results of the body of a `shard_map`."""
+        self._around.append(eqn)
+        try:
+            return self(eqn.params["jaxpr"], values)
+        finally:
+            self._around.pop()
+
+    def rule_of(self, eqn: Eqn) -> ClosedJaxpr:
+        """The derivative of a function with a rule, traced where the function was."""
+        if not self._around:
+            return jvp_of(eqn)
+        with on_whole_values(), on_shards(self._around[-1], checked=True):
+            return jvp_of(eqn)
 
     def forget(self) -> None:
         """Drops the calls that were traced, since they failed."""
@@ -193,6 +210,26 @@ def has_shards(program: AnyJaxpr) -> bool:
     return any(e.primitive.name == "shard_map" for e in equations(open_jaxpr(program)))
 
 
+def jvp_of(eqn: Eqn) -> ClosedJaxpr:
+    """Results and tangents of an equation, from its operands and the tangents that there are."""
+    types = [v.aval for v in eqn.invars]
+    smooth = [i for i, t in enumerate(types) if is_differentiable(t)]
+
+    def jvp(*values: Value) -> list[Value]:
+        primals, tangents = list(values[: len(types)]), values[len(types) :]
+
+        def function(*numbers: Value) -> list[Value]:
+            for i, x in zip(smooth, numbers, strict=True):
+                primals[i] = x
+            return bind_equation(eqn, primals)
+
+        results, moved = jax.jvp(function, tuple(primals[i] for i in smooth), tuple(tangents))
+        kept = [t for t, v in zip(moved, eqn.outvars, strict=True) if is_differentiable(v.aval)]
+        return [*results, *kept]
+
+    return trace_closed(jvp, *types, *(types[i] for i in smooth))
+
+
 def _says_unchecked(eqn: Eqn) -> bool:
     """Whether a location in the body calls a sum by the name that it has without checks."""
     bodies = [e for inner in sub_jaxprs(eqn) for e in equations(inner)]
@@ -214,7 +251,7 @@ def _shard_map(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
 
     def run(check: bool) -> Sequence[Value]:
         mapped = jax.shard_map(
-            lambda *xs: tuple(move(p["jaxpr"], xs)),
+            lambda *xs: tuple(move.inside(eqn, xs)),
             mesh=mesh,
             in_specs=tuple(p["in_specs"]),
             out_specs=tuple(p["out_specs"]),
@@ -334,10 +371,12 @@ def _like(old: AnyJaxpr, new: ClosedJaxpr) -> AnyJaxpr:
 
 
 def _custom_jvp(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    """A function with a rule, both traced again; the rule at whole values first."""
-    with on_whole_values():
-        rule = rule_of(eqn)
-    if not is_on_shards() or isinstance(rule, str):
+    """A function with a rule, both traced again."""
+    if not is_on_shards():
+        return bind_equation(eqn, operands)
+    try:
+        rule = move.rule_of(eqn)
+    except LookupError:  # its author forbids to differentiate it
         return bind_equation(eqn, operands)
     function = jax.custom_jvp(lambda *xs: move(eqn.params["call_jaxpr"], xs))
 

@@ -292,18 +292,18 @@ class Function:
         on = placement.chosen(named, values)
         first = len(values) - count - (self._key is not None)
         flat = placement.placed(shardings, on, values[first : first + count])
-        return self._run_compiled(stage, on, [*values[:first], *flat, *values[first + count :]])
+        values = [*values[:first], *flat, *values[first + count :]]
+        return self._run_compiled(stage, on, values)
 
     def _run_compiled(
-        self, stage: Stage, on: Mapping[AbstractMesh, AnyMesh], values: Sequence[Any]
+        self,
+        stage: Stage,
+        on: Mapping[AbstractMesh, AnyMesh],
+        values: Sequence[Any],
     ) -> list[Any]:
         key = stage, tuple(on.items())
         if key not in self._compiled:
-            keywords = {}
-            outs = placement.results_on(self.entry.shardings, on, stage.jaxpr.outvars)
-            if outs is not None:
-                keywords["out_shardings"] = outs
-            self._compiled[key] = jax.jit(functools.partial(stage.run, on=on), **keywords)
+            self._compiled[key] = jax.jit(functools.partial(stage.run, on=on))
         with jax.enable_x64(True) if stage.x64 else contextlib.nullcontext():
             return self._compiled[key](*values)
 

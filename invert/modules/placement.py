@@ -271,24 +271,6 @@ def placed(
     return found
 
 
-def results_on(
-    shardings: Shardings | None, mesh: Mapping[AbstractMesh, AnyMesh], types: Sequence[Any]
-) -> list[NamedSharding | None] | None:
-    """Where the results go, for `jax.jit`; `None` where no mesh of devices is known."""
-    if shardings is None or shardings.mesh is None:
-        return None
-    target = mesh.get(shardings.mesh)
-    if not isinstance(target, Mesh):
-        return None
-    if not any(shardings.results):
-        return None
-    specs = [*shardings.results, *(None for _ in types[len(shardings.results) :])]
-    return [
-        None if spec is None else check_divides(f"result {i}", v.aval.shape, spec, target)
-        for i, (spec, v) in enumerate(zip(specs, types, strict=True))
-    ]
-
-
 def shardings_of(entry: EntryPoint, stage: Stage | None) -> Shardings | None:
     """What the container says of the shardings, and where it does not, the constraints say."""
     stated = entry.shardings

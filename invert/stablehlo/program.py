@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._config import Config
 from invert._entry import OpUse, Shardings
@@ -20,7 +20,7 @@ from invert.stablehlo.ops import interpreter
 from invert.stablehlo.ops.attributes import element_dtype, is_token, location_text, shape_of, string
 from invert.stablehlo.ops.devices import Devices, devices_of
 from invert.stablehlo.ops.interpreter import Context, Known, Value
-from invert.stablehlo.ops.shardings import Sharding, closed
+from invert.stablehlo.ops.shardings import Sharding, closed, of_rank
 from invert.stablehlo.parse import parse_module
 
 _PLATFORM_INDEX = "_platform_index"
@@ -190,6 +190,25 @@ class Program:
         ctx = Context(self.functions, self.config, jitted={}, env={}, devices=self.devices)
         known = [Known.of(self.platform_index())] if self.takes_platform_index else []
         return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
+
+    def on_devices(self, *values: Value) -> list[Value]:
+        """As a call, with the arguments and results constrained to lie as the module says.
+
+        For `jax.jit` these are `in_shardings` and `out_shardings`, which a function that is called
+        by others has as constraints.
+        """
+        if self.shardings is None:
+            return self(*values)
+        mesh = self.shardings.mesh
+
+        def lie(value: Value, spec: PartitionSpec | None) -> Value:
+            if spec is None or mesh is None:
+                return value
+            whole = of_rank(spec, value.ndim)
+            return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, whole))
+
+        results = self(*map(lie, values, self.shardings.arguments))
+        return list(map(lie, results, self.shardings.results))
 
     def _check(self, values: Sequence[Value]) -> None:
         wrong = []
