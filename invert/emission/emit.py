@@ -168,10 +168,29 @@ def emit_methods(
 
     **Raises:** `EmissionError` where no text traces to the programs.
     """
-    recovered = {
-        name: dataclasses.replace(r, programs=[meshes.unchecked(p) for p in r.programs])
+    on_shards = any(meshes.has_shards(p) for r in recovered.values() for p in r.programs)
+    if not on_shards:
+        return _emit(recovered, title, styles, notes)
+    try:
+        return _emit(_with_checks(recovered, None), title, styles, notes)
+    except EmissionError:
+        # JAX does not mark the operands of all functions as varying along the same axes.
+        return _emit(_with_checks(recovered, False), title, styles, notes)
+
+
+def _with_checks(
+    recovered: Mapping[str, Recovered], checks: bool | None
+) -> dict[str, Recovered]:
+    return {
+        name: dataclasses.replace(r, programs=[meshes.unchecked(p, checks) for p in r.programs])
         for name, r in recovered.items()
     }
+
+
+def _emit(
+    recovered: Mapping[str, Recovered], title: str, styles: Set[str], notes: Sequence[str]
+) -> Emission:
+    """As `emit_methods`, of programs without marks of the axes along which shards differ."""
     messages: list[str] = []
     failures: list[str] = []
     refused: SizeError | None = None

@@ -148,10 +148,10 @@ def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
     return trace_closed(lambda *xs: move(closed, xs), *types)
 
 
-def unchecked(closed: ClosedJaxpr) -> ClosedJaxpr:
+def unchecked(closed: ClosedJaxpr, says: bool | None = None) -> ClosedJaxpr:
     """The program with no marks of the axes along which shards differ, which say nothing new.
 
-    Each `shard_map` keeps in its parameters whether it checks them.
+    Each `shard_map` keeps in its parameters whether it checks them, or what `says` says of all.
     """
     if not has_shards(closed):
         return closed
@@ -159,7 +159,8 @@ def unchecked(closed: ClosedJaxpr) -> ClosedJaxpr:
     types = [v.aval for v in open_jaxpr(closed).invars]
     with jax.enable_x64(True):
         made = trace_closed(lambda *xs: move(closed, xs), *types)
-    checks = iter([e.params["check_vma"] for e in _in_order(open_jaxpr(closed))])
+    found = [e.params["check_vma"] for e in _in_order(open_jaxpr(closed))]
+    checks = iter(found if says is None else [says] * len(found))
 
     def relabel(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
@@ -378,17 +379,19 @@ def _custom_jvp(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]
         rule = move.rule_of(eqn)
     except LookupError:  # its author forbids to differentiate it
         return bind_equation(eqn, operands)
-    function = jax.custom_jvp(lambda *xs: move(eqn.params["call_jaxpr"], xs))
+    # The rule runs when what is around the equation has been left.
+    moved = dataclasses.replace(move, _calls={}, _around=list(move._around))
+    function = jax.custom_jvp(lambda *xs: moved(eqn.params["call_jaxpr"], xs))
 
     def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Any:
         smooth = [t for x, t in zip(primals, tangents, strict=True) if is_differentiable(x)]
-        found = iter(move(rule, [*primals, *smooth]))
+        found = iter(moved(rule, [*primals, *smooth]))
         results = [next(found) for _ in eqn.outvars]
-        moved = [
+        changes = [
             next(found) if is_differentiable(v.aval) else np.zeros(v.aval.shape, jax.dtypes.float0)
             for v in eqn.outvars
         ]
-        return results, moved
+        return results, changes
 
     function.defjvp(jvp)
     return function(*operands)

@@ -21,7 +21,7 @@ from invert.ir.jaxprs import primitive_counts
 from tests.programs.parallel_models import CASES
 
 _COLLECTIVE = re.compile(
-    r" = \S+ (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\("
+    r" (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\("
 )
 # What stands for one and the same: calls, and where values lie.
 _FREE = {"jit", "sharding_constraint", "custom_jvp_call", "copy"}
