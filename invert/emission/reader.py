@@ -63,7 +63,8 @@ def _array(file: Any, name: str, kind: str | None, mesh: Any, shardings: dict[st
         array = part[index] if shape else file.get_tensor(name)
         return array if kind is None else array.view(kind)[..., 0]
 
-    return jax.make_array_from_callback(shape, jax.sharding.NamedSharding(mesh, spec), read)
+    auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    return jax.make_array_from_callback(shape, jax.sharding.NamedSharding(auto, spec), read)
 
 
 def _is_called(name: str, pattern: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError, InvertError, SignatureError, nested_too_deep
-from invert._private.jax import eval_jaxpr, trace_closed
+from invert._private.jax import eval_jaxpr, on_whole_values, trace_closed
 from invert.emission.emit import Emission, Recovered, emit_methods
 from invert.emission.python.naming import Names, identifier
 from invert.emission.sizes import probes
@@ -56,6 +56,7 @@ class Function(Protocol):
 _ONE_THREAD = threading.RLock()
 
 
+@on_whole_values()
 def emission_of(
     functions: Mapping[str, Function],
     title: str,

@@ -69,6 +69,13 @@ def _one(
                 f"the mesh {_text(given)} has no axis {missing[0]!r}, which the program uses; "
                 f"{_remedy(mesh)}"
             )
+        explicit = [a for a, t in zip(given.axis_names, given.axis_types) if t == AxisType.Explicit]
+        if explicit:
+            raise MeshError(
+                f"the axis {explicit[0]!r} of the mesh is of type Explicit, and the program leaves "
+                "its axes to the partitioner; make the mesh with "
+                f"axis_types=(jax.sharding.AxisType.Auto,) * {len(given.axis_names)}"
+            )
         for axis in sorted(manual):
             if given.shape[axis] != mesh.shape[axis]:
                 raise MeshError(
@@ -108,6 +115,10 @@ def check_divides(
 
     **Raises:** `MeshError` where the mesh lacks an axis, or where the sizes do not divide.
     """
+    used = [a for e in spec for a in (e if isinstance(e, tuple) else (e,)) if isinstance(a, str)]
+    twice = next((a for a in used if used.count(a) > 1), None)
+    if twice is not None:
+        raise MeshError(f"{name}: its spec {spec} cuts along {twice!r} twice; an axis can cut once")
     if len(spec) > len(shape):
         raise MeshError(f"{name} has {len(shape)} dimensions, and its spec {spec} has {len(spec)}")
     for i, entry in enumerate(spec):
@@ -144,7 +155,7 @@ class Plan:
         if self.mesh is None:
             return entry
         used: set[str] = set()
-        made = planned(entry, self.mesh, self.shardings, used)
+        made = planned(entry, automatic(self.mesh), self.shardings, used)
         check_patterns(self.shardings, used, [p.name for p in entry.params])
         return made
 
@@ -160,7 +171,8 @@ class _Planned(Mapping[str, EntryPoint]):
     def __getitem__(self, name: str) -> EntryPoint:
         assert self._plan.mesh is not None
         # A pattern may fit the parameters of other functions alone.
-        return planned(self._entries[name], self._plan.mesh, self._plan.shardings, set())
+        mesh = automatic(self._plan.mesh)
+        return planned(self._entries[name], mesh, self._plan.shardings, set())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -219,6 +231,11 @@ def of_rank(param: Param) -> PartitionSpec:
     assert param.sharding is not None
     spec = param.sharding.spec
     return PartitionSpec(*spec, *[None] * (param.value.ndim - len(spec)))
+
+
+def automatic(mesh: Mesh) -> Mesh:
+    """The same devices on a mesh whose axes are left to the partitioner."""
+    return Mesh(mesh.devices, mesh.axis_names)
 
 
 def plain_mesh(mesh: Mesh) -> AbstractMesh:

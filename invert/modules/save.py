@@ -233,10 +233,19 @@ def _write(tensors: Mapping[str, Any], path: Path) -> None:
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + end)
+        file.flush()
+        _allocate(file.fileno(), 8 + len(text) + end)
     for name, value in tensors.items():
         if value.nbytes:
             _write_array(value, path, 8 + len(text) + header[name]["data_offsets"][0])
+
+
+def _allocate(file: int, size: int) -> None:
+    """Makes a file of this size. A full disk is found here: writing to mapped memory tells nobody."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.truncate(file, size)
 
 
 def _write_array(value: Any, path: Path, offset: int) -> None:
