@@ -165,8 +165,9 @@ def load(
         the graph without tags, which modules of TensorFlow Hub have for inference.
     - `mesh`: devices to put the parameters on. Each reads its own part of the files.
     - `shardings`: how the parameters are cut over `mesh`: specs by patterns of their names, as in
-        `{"*/kernel": P(None, "model")}`, of which the first that fits counts. Others lie as a saved
-        module says, or whole on each device. The program constrains the parameters named.
+        `{"*/kernel": P(None, "model")}`, of which the first that fits counts. Other parameters are
+        whole on each device. The program constrains those named. By default as a module that was
+        saved with shardings says.
 
     Loading a directory that `save` has written imports its `model.py`, and so runs it; no code of
     the other containers is ever run.

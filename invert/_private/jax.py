@@ -460,7 +460,9 @@ def on_shards(eqn: Eqn, checked: bool = False) -> Iterator[None]:
         return
     mesh, axes = eqn.params["mesh"], eqn.params["newly_manual_axes"]
     manual = frozenset(axes) | set(mesh.manual_axes)
-    inner = mesh.abstract_mesh.update_axis_types({a: jax.sharding.AxisType.Manual for a in manual})
+    inner = mesh.abstract_mesh.update_axis_types(
+        dict.fromkeys(manual, jax.sharding.AxisType.Manual)
+    )
     sizes = [(name, size) for name, size in mesh.shape.items() if name in manual]
     with (
         core.extend_axis_env_nd(sizes),

@@ -178,9 +178,7 @@ def emit_methods(
         return _emit(_with_checks(recovered, False), title, styles, notes)
 
 
-def _with_checks(
-    recovered: Mapping[str, Recovered], checks: bool | None
-) -> dict[str, Recovered]:
+def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:
     return {
         name: dataclasses.replace(r, programs=[meshes.unchecked(p, checks) for p in r.programs])
         for name, r in recovered.items()

@@ -108,7 +108,9 @@ class Moved:
             if rule is not None:
                 return rule(self, eqn, operands)
             if is_on_shards():
-                operands = _vary(operands, [frozenset().union(*map(varying, operands))] * len(operands))
+                operands = _vary(
+                    operands, [frozenset().union(*map(varying, operands))] * len(operands)
+                )
             return bind_equation(eqn, operands)
 
     def inside(self, eqn: Eqn, values: Sequence[Value]) -> list[Value]:
@@ -302,7 +304,11 @@ def _vary(values: Sequence[Value], axes: Sequence[frozenset[str]]) -> list[Value
 
 
 def _settled(
-    move: Moved, body: AnyJaxpr, consts: Sequence[Value], init: Sequence[Value], rows: Sequence[Value]
+    move: Moved,
+    body: AnyJaxpr,
+    consts: Sequence[Value],
+    init: Sequence[Value],
+    rows: Sequence[Value],
 ) -> list[Value]:
     """The first carry, varying along the axes along which a later one does."""
     carry = list(init)
@@ -349,7 +355,7 @@ def _while(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
 
 def _cond(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     parts = CondParts.of(eqn)
-    index, *rest = operands
+    rest = operands[1:]
     outs = [move.traced(b, rest).out_avals for b in parts.branches]
     axes = [frozenset().union(*map(varying, same)) for same in zip(*outs, strict=True)]
 

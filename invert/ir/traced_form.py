@@ -137,7 +137,11 @@ def _plain(eqn: Eqn) -> Eqn:
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
-    if sharding is not None and _is_silent(sharding) and eqn.primitive.name != "sharding_constraint":
+    if (
+        sharding is not None
+        and _is_silent(sharding)
+        and eqn.primitive.name != "sharding_constraint"
+    ):
         eqn = eqn.replace(params={**eqn.params, "sharding": None})
     return eqn
 

@@ -60,7 +60,10 @@ class Stage:
         def evaluate(values: Sequence[Any]) -> list[Any]:
             if not on:
                 return eval_jaxpr(self.jaxpr, values)
-            return meshes.Moved(lambda mesh: on.get(mesh.abstract_mesh, mesh))(self.jaxpr, values)
+            chosen = on
+            return meshes.Moved(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
+                self.jaxpr, values
+            )
 
         if not self.x64:
             return evaluate(values)
@@ -281,7 +284,6 @@ class Function:
             # Without 64-bit types the state holds narrower values than the program computes.
             state = state.set(params[i], _widen(value, state.get(params[i]).dtype))
         return out, state
-
 
     def _on_devices(self, stage: Stage, values: Sequence[Any], count: int) -> list[Any]:
         """Runs a program for several devices, where the caller or the arguments are."""

@@ -56,7 +56,9 @@ class Recovered(eqx.Module):
         for more, with the parameters of all.
         """
         functions = list(self._functions_by_name().values())
-        found = [s for f in functions if (s := placement.shardings_of(f.entry, f.shown)) is not None]
+        found = [
+            s for f in functions if (s := placement.shardings_of(f.entry, f.shown)) is not None
+        ]
         params = {name: spec for s in found for name, spec in s.params.items()}
         return dataclasses.replace(found[0], params=params) if found else None
 

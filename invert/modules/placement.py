@@ -69,7 +69,8 @@ def _one(
                 f"the mesh {_text(given)} has no axis {missing[0]!r}, which the program uses; "
                 f"{_remedy(mesh)}"
             )
-        explicit = [a for a, t in zip(given.axis_names, given.axis_types) if t == AxisType.Explicit]
+        kinds = zip(given.axis_names, given.axis_types, strict=True)
+        explicit = [name for name, kind in kinds if kind == AxisType.Explicit]
         if explicit:
             raise MeshError(
                 f"the axis {explicit[0]!r} of the mesh is of type Explicit, and the program leaves "
@@ -189,8 +190,7 @@ def planned(
     **Arguments:**
 
     - `shardings`: specs by patterns of names, such as `"*/kernel"`; the first that fits counts. The
-        program constrains the parameters that they name. Others lie as the program says, if it does,
-        and whole on each device if not.
+        program constrains the parameters that they name. Others are whole on each device.
     - `used`: receives the patterns that fit a parameter.
 
     **Raises:** `MeshError` where a spec does not fit its parameter or the mesh.
@@ -206,8 +206,7 @@ def planned(
         sharding = check_divides(param.name, param.value.shape, spec, mesh)
         params.append(dataclasses.replace(param, sharding=sharding))
     places = [
-        None if p.name not in specs else NamedSharding(plain_mesh(mesh), of_rank(p))
-        for p in params
+        None if p.name not in specs else NamedSharding(plain_mesh(mesh), of_rank(p)) for p in params
     ]
 
     def fn(values: Sequence[Any], *args: Any) -> Sequence[Any]:

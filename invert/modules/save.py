@@ -241,7 +241,7 @@ def _write(tensors: Mapping[str, Any], path: Path) -> None:
 
 
 def _allocate(file: int, size: int) -> None:
-    """Makes a file of this size. A full disk is found here: writing to mapped memory tells nobody."""
+    """Makes a file of this size. Writing to mapped memory would not tell of a full disk."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:
@@ -290,8 +290,9 @@ def load_saved(
 
     - `mesh`, `shardings`: as for `invert.load`.
 
-    **Raises:** `MeshError` where a spec does not fit an array or the mesh; `MalformedModelError` where the directory has no such module, or its files are
-        damaged or do not fit each other; `MissingDependencyError`.
+    **Raises:** `MalformedModelError` where the directory has no such module, or its files are
+        damaged or do not fit each other; `MeshError` where a spec does not fit an array or the
+        mesh; `MissingDependencyError`.
     """
     where = Path(directory)
     if not is_saved(where):
@@ -343,7 +344,7 @@ def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> 
         try:
             file = safe_open(path, framework="numpy")
             kinds = file.metadata() or {}
-            shapes = {n: file.get_slice(n).get_shape() for n in [*file.keys()]}  # noqa: SIM118
+            shapes = {n: file.get_slice(n).get_shape() for n in [*file.keys()]}
         except (OSError, SafetensorError) as error:
             raise MalformedModelError(f"{path} is damaged: {error}") from error
         for name, shape in shapes.items():

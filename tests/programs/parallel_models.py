@@ -39,7 +39,9 @@ def flax_transformer(mesh: Mesh) -> Case:
             q = lie(q, "data", None, "model", None)
             weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2.0)
             a = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
-            x = x + nn.DenseGeneral(16, axis=(-2, -1), name="o")(lie(a, "data", None, "model", None))
+            x = x + nn.DenseGeneral(16, axis=(-2, -1), name="o")(
+                lie(a, "data", None, "model", None)
+            )
             h = lie(nn.gelu(nn.Dense(32, name="up")(nn.LayerNorm()(x))), "data", None, "model")
             return lie(x + nn.Dense(16, name="down")(h), "data", None, None)
 
@@ -102,9 +104,9 @@ def experts(mesh: Mesh) -> Case:
             return lax.all_to_all(made, "model", 0, 0, tiled=True).sum(0)
 
         specs = P(), P("model"), P(("data", "model"))
-        return jax.shard_map(
-            on_shards, mesh=mesh, in_specs=specs, out_specs=P(("data", "model"))
-        )(p["gate"], p["w"], x)
+        return jax.shard_map(on_shards, mesh=mesh, in_specs=specs, out_specs=P(("data", "model")))(
+            p["gate"], p["w"], x
+        )
 
     p = {"gate": _numbers(8, count), "w": _numbers(count, 8, 8, seed=1)}
     return layer, p, _numbers(16, 8, seed=2), {"gate": P(), "w": P("model")}, P(("data", "model"))

@@ -85,7 +85,7 @@ def main(route: str, names: Sequence[str], counts: Sequence[int]) -> None:
             ]
 
             def loss(run: Callable[..., Any]) -> Callable[..., Any]:
-                return jax.grad(lambda p, x: (run(p, x) ** 2).sum(), (0, 1))
+                return jax.grad(lambda *args: (run(*args) ** 2).sum(), (0, 1))
 
             found = {
                 "case": name,

@@ -15,6 +15,7 @@ import invert
 from invert.stablehlo.ops import shardings
 from invert.stablehlo.ops.shardings import Layout, Tiling
 
+
 def _python(code: str, *arguments: str, devices: int = 8) -> str:
     flags = f"--xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
@@ -123,7 +124,8 @@ from jax.sharding import AxisType, PartitionSpec as P
 where = sys.argv[1]
 rng = np.random.default_rng(0)
 params = {"up": {"kernel": rng.normal(size=(16, 32)).astype(np.float32)},
-          "down": {"kernel": rng.normal(size=(32, 8)).astype(np.float32), "bias": np.ones(8, np.float32)}}
+          "down": {"kernel": rng.normal(size=(32, 8)).astype(np.float32),
+                   "bias": np.ones(8, np.float32)}}
 def f(p, x):
     return jax.nn.relu(x @ p["up"]["kernel"]) @ p["down"]["kernel"] + p["down"]["bias"]
 variables = jax.tree_util.tree_map_with_path(
@@ -211,7 +213,8 @@ module = invert.from_exported(jax.export.export(jax.jit(f))(x))
 assert np.allclose(module(x), f(x))  # on the first eight devices
 def fails(words, sizes, names, kind=auto):
     count = int(np.prod(sizes))
-    other = jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes), devices=jax.devices()[:count])
+    kinds = (kind,) * len(sizes)
+    other = jax.make_mesh(sizes, names, axis_types=kinds, devices=jax.devices()[:count])
     with jax.set_mesh(other):
         try:
             module(x)
@@ -245,7 +248,8 @@ for run in (module, module.model):
     assert np.allclose(run(x), x @ x + 1, atol=1e-5)  # on one device
     for sizes in ((2, 2), (1, 4), (4, 2)):
         count = sizes[0] * sizes[1]
-        other = jax.make_mesh(sizes, ("x", "y"), axis_types=(auto, auto), devices=jax.devices()[:count])
+        here = jax.devices()[: sizes[0] * sizes[1]]
+        other = jax.make_mesh(sizes, ("x", "y"), axis_types=(auto, auto), devices=here)
         with jax.set_mesh(other):
             got = jax.jit(run)(x)
         assert np.allclose(got, x @ x + 1, atol=1e-5)
@@ -269,7 +273,8 @@ mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 def on_shards(x):
     gathered = jax.lax.all_gather(jnp.sin(x), "y", axis=1, tiled=True)
     moved = jax.lax.ppermute(gathered, "x", [(0, 1), (1, 0)])
-    return jax.lax.psum_scatter(moved * jax.lax.axis_index("y"), "y", scatter_dimension=1, tiled=True)
+    scaled = moved * jax.lax.axis_index("y")
+    return jax.lax.psum_scatter(scaled, "y", scatter_dimension=1, tiled=True)
 def f(x):
     return jax.shard_map(on_shards, mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y"))(x)
 rng = np.random.default_rng(0)

@@ -209,9 +209,13 @@ def _collective(function: str, *params: str) -> Row:
         given = eqn.params
         axes = given["axes"] if "axes" in given else given["axis_name"]
         keywords = {
-            _KEYWORDS.get(p, p): literals.value(given[p]) for p in params if given.get(p) is not None
+            _KEYWORDS.get(p, p): literals.value(given[p])
+            for p in params
+            if given.get(p) is not None
         }
-        plain = {k: v for k, v in keywords.items() if not (isinstance(v, ast.Constant) and not v.value)}
+        plain = {
+            k: v for k, v in keywords.items() if not (isinstance(v, ast.Constant) and not v.value)
+        }
         yield call(f"lax.{function}", *args, _axes(axes), **plain)
         yield call(f"lax.{function}", *args, literals.value(axes), **keywords)
 
@@ -228,7 +232,12 @@ def _all_to_all(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Express
     places = (number(p["split_axis"]), number(p["concat_axis"]))
     for tiled in (True, False):
         yield call(
-            "lax.all_to_all", args[0], _axes(p["axis_name"]), *places, tiled=number(tiled), **keywords
+            "lax.all_to_all",
+            args[0],
+            _axes(p["axis_name"]),
+            *places,
+            tiled=number(tiled),
+            **keywords,
         )
 
 
@@ -309,7 +318,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "reduce_window_sum": (indexing.pooling("add", "0.0"),),
     "sharding_constraint": (_constraint,),
     **{n: (_collective(n, "axis_index_groups"),) for n in ("psum", "pmax", "pmin")},
-    "all_gather": (_collective("all_gather", "axis_index_groups", "all_gather_dimension", "tiled"),),
+    "all_gather": (
+        _collective("all_gather", "axis_index_groups", "all_gather_dimension", "tiled"),
+    ),
     "reduce_scatter": (
         _collective("psum_scatter", "scatter_dimension", "axis_index_groups", "tiled"),
     ),

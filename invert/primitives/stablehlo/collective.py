@@ -84,8 +84,10 @@ def _along_axes(rows: Sequence[Sequence[int]], manual: Manual) -> Groups | None:
     mesh = manual.mesh
     strides = shardings.group_strides(rows)
     axes = None if strides is None else shardings.axes_of(mesh, strides)
-    if axes and set(axes) <= manual.axes and sorted(rows) == sorted(
-        map(list, coordinates(mesh, axes))
+    if (
+        axes
+        and set(axes) <= manual.axes
+        and sorted(rows) == sorted(map(list, coordinates(mesh, axes)))
     ):
         return Groups(axes, len(rows[0]))
     # Groups within one axis, or within all of those that are manual.

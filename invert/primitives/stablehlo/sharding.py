@@ -95,7 +95,9 @@ def _manual_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Valu
     known = [s for s in (*ins, *outs) if s is not None]
     whole = len(ins) == len(operands) and len(outs) == len(op.result_types())
     if not known or len(known) != len(ins) + len(outs) or not whole:
-        reason = "its shardings are over parts of axes, or over a mesh that the module does not hold"
+        reason = (
+            "its shardings are over parts of axes, or over a mesh that the module does not hold"
+        )
         raise UnsupportedOpError(
             [Problem(op.name, reason, op.location, "Export it with whole axes of one mesh.")]
         )
@@ -114,5 +116,3 @@ def _named_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Value
     for other in list(op.unread):
         op.get(other)
     return ctx.region(op.regions[0])(*operands)
-
-

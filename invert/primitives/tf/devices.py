@@ -111,7 +111,7 @@ def _meshes(ctx: Context, layout: shardings.Tiling) -> Iterator[AbstractMesh]:
             yield from (*devices.named.values(), *filter(None, [devices.tiles]))
     strides = [s for dim in layout.dims or () for s in dim]
     if strides:
-        made = shardings.Layout(layout.count)
+        made = shardings.Layout(layout.size)
         made.add(tuple(strides))
         if (mesh := made.mesh()) is not None:
             yield mesh

@@ -143,7 +143,7 @@ class _Scan:
             if function.name != "func.func":
                 continue
             for key in ("arg_attrs", "res_attrs"):
-                for named in function.attributes[key] if key in function.attributes else ():
+                for named in _listed(function, key):
                     if "mhlo.sharding" in named:
                         self._text(_text(named["mhlo.sharding"]))
             function.walk(self._op)
@@ -181,14 +181,14 @@ class _Scan:
         function = self.functions.get(attributes.symbol_name(op.attributes["callee"]))
         if function is None or not len(function.regions[0].blocks):
             return
-        for value, argument in zip(op.operands, function.regions[0].blocks[0].arguments):
+        for value, argument in zip(
+            op.operands, function.regions[0].blocks[0].arguments, strict=True
+        ):
             entry = _owner(value)
             if entry is not None and target_of(entry) in _ENTRIES:
                 text = attributes.location_name(argument.location)
                 self._named(text, layout_of(_owner(entry.operands[0])))
-        results = function.attributes
-        infos = results["res_attrs"] if "res_attrs" in results else ()
-        for value, named in zip(op.results, infos):
+        for value, named in zip(op.results, _listed(function, "res_attrs"), strict=False):
             layout = next((layout_of(e) for e in _exits(value)), None)
             if "jax.result_info" in named:
                 self._named(attributes.string(named["jax.result_info"]), layout)
@@ -202,9 +202,15 @@ class _Scan:
             return
         if not isinstance(dims, list):
             return
-        for names, strides in zip(dims, layout.dims):
+        for names, strides in zip(dims, layout.dims, strict=False):
             if isinstance(names, tuple) and all(isinstance(n, str) for n in names):
                 self.names.append((names, strides))
+
+
+def _listed(function: Any, key: str) -> Sequence[Any]:
+    """The dictionaries of attributes of the arguments or the results of a function."""
+    attribute: Any = function.attributes[key] if key in function.attributes else ()  # noqa: SIM401
+    return list(attribute)
 
 
 def _text(attribute: Any) -> str:

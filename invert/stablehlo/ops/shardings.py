@@ -105,13 +105,13 @@ def is_open(spec: PartitionSpec) -> bool:
 class Tiling(NamedTuple):
     """How devices are laid out over an array: those along each dimension, and the manual ones.
 
-    `manual` is `None` where all are manual; `dims` is `None` where no dimension is cut. `count` is
+    `manual` is `None` where all are manual; `dims` is `None` where no dimension is cut. `size` is
     the number of devices, as far as they are told apart.
     """
 
     dims: tuple[Strides, ...] | None
     manual: Strides | None = ()
-    count: int = 1
+    size: int = 1
 
 
 _TILES = re.compile(
@@ -308,7 +308,9 @@ def mesh_strides(mesh: AbstractMesh) -> dict[str, tuple[int, int]]:
     return found
 
 
-def tiled_spec(mesh: AbstractMesh, layout: Tiling, open_dims: Iterable[int]) -> PartitionSpec | None:
+def tiled_spec(
+    mesh: AbstractMesh, layout: Tiling, open_dims: Iterable[int]
+) -> PartitionSpec | None:
     """The layout as a spec over a mesh; `None` where the mesh does not have it."""
     entries = []
     unspecified = set(open_dims)
