@@ -34,7 +34,7 @@ def _mesh(count: int) -> Mesh:
 
 
 def collectives(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, int]:
-    text = jax.jit(fn).lower(*args).compile().as_text()
+    text = jax.jit(fn).lower(*args).compile().as_text() or ""
     return dict(sorted(collections.Counter(_COLLECTIVE.findall(text)).items()))
 
 
@@ -48,15 +48,15 @@ def gap(a: Any, b: Any) -> float:
     return max(float(np.abs(np.asarray(x) - np.asarray(y)).max()) for x, y in pairs)
 
 
-def _from_export(jitted: Any, args: Any) -> Callable[..., Any]:
+def _from_export(jitted: Any, args: Any) -> Any:
     return invert.from_exported(bytes(jax.export.export(jitted)(*args).serialize()))
 
 
-def _from_saved_model(jitted: Any, args: Any) -> Callable[..., Any]:
+def _from_saved_model(jitted: Any, args: Any) -> Any:
     import tensorflow as tf
     from jax.experimental import jax2tf
 
-    module = tf.Module()
+    module: Any = tf.Module()
     specs = jax.tree_util.tree_map(lambda x: tf.TensorSpec(x.shape, x.dtype), args)
     converted = jax2tf.convert(lambda p, x: jitted(p, x))
     module.f = tf.function(converted, input_signature=specs, autograph=False, jit_compile=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -84,11 +84,7 @@ def _along_axes(rows: Sequence[Sequence[int]], manual: Manual) -> Groups | None:
     mesh = manual.mesh
     strides = shardings.group_strides(rows)
     axes = None if strides is None else shardings.axes_of(mesh, strides)
-    if (
-        axes
-        and set(axes) <= manual.axes
-        and sorted(rows) == sorted(map(list, coordinates(mesh, axes)))
-    ):
+    if axes and set(axes) <= manual.axes and _same(rows, coordinates(mesh, axes)):
         return Groups(axes, len(rows[0]))
     # Groups within one axis, or within all of those that are manual.
     ordered = tuple(a for a in mesh.axis_names if a in manual.axes)
@@ -97,9 +93,14 @@ def _along_axes(rows: Sequence[Sequence[int]], manual: Manual) -> Groups | None:
         place = {device: i for i, device in enumerate(lines[0])}
         inner = [[place[n] for n in row] for row in rows if set(row) <= set(lines[0])]
         made = [[line[i] for i in group] for line in lines for group in inner]
-        if inner and sorted(made) == sorted(map(list, rows)):
+        if inner and _same(made, rows):
             return Groups(axes, len(rows[0]), inner)
     return None
+
+
+def _same(rows: Iterable[Sequence[int]], others: Iterable[Sequence[int]]) -> bool:
+    """Whether these are the same groups, in any order."""
+    return sorted(map(tuple, rows)) == sorted(map(tuple, others))
 
 
 def _reducer(op: Op) -> str:

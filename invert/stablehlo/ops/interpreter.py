@@ -352,7 +352,7 @@ class Context:
 def _index_alone(mapped: Callable[[], Any]) -> str | None:
     """The axis whose index a function on shards computes, and nothing else."""
     eqns = open_jaxpr(trace_closed(mapped)).eqns
-    inner = dce(eqns[0].params["jaxpr"]).eqns if len(eqns) == 1 else ()
+    inner = list(dce(eqns[0].params["jaxpr"]).eqns) if len(eqns) == 1 else []
     alone = len(inner) == 1 and inner[0].primitive.name == "axis_index"
     return inner[0].params["axis_name"] if alone else None
 
