@@ -37,7 +37,7 @@ from invert._api import convert as _convert_module
 from invert._config import Config
 from invert._errors import SignatureError
 from invert._private.jax import is_tracer
-from invert.modules.module import Module
+from invert.modules.module import Module, on_first_devices
 from invert.tf.ops.node import import_tensorflow
 
 _flags: dict[str, Any] = {
@@ -325,7 +325,7 @@ class _Call:
         narrow: bool,
     ):
         self.tf_func = tf_func
-        self.module = module
+        self.module = on_first_devices(module)
         self.signature = signature
         self.specs = specs
         self.narrow = narrow

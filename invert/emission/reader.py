@@ -34,7 +34,8 @@ def load(
             file = safe_open(path.with_name(shard), framework="numpy")
             types |= file.metadata() or {}
             for name in [*file.keys()]:
-                arrays[name] = _array(file, name, types.get(name), mesh, shardings)
+                place = path.with_name(shard)
+                arrays[name] = _array(place, name, types.get(name), mesh, shardings)
     except (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(f"cannot read the weights {path}: {error}") from error
     kinds = dict(_kinds(Model))
@@ -49,8 +50,10 @@ def load(
     return _read(Model, arrays)
 
 
-def _array(file: Any, name: str, kind: str | None, mesh: Any, shardings: dict[str, Any]) -> Any:
+def _array(path: Path, name: str, kind: str | None, mesh: Any, shardings: dict[str, Any]) -> Any:
     """An array of a file, or on a mesh the parts that the devices of this process have."""
+    # Opened for each array, since what is mapped of a file counts as memory until it is closed.
+    file = safe_open(path, framework="numpy")
     if mesh is None:
         array = file.get_tensor(name)
         return jnp.asarray(array if kind is None else array.view(kind)[..., 0])

@@ -91,6 +91,8 @@ class Function:
         self._recover = recover
         self._stages: dict[Any, Stage] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
+        # Whether a program for several devices takes those of the process, where none are set.
+        self.first_devices = False
         self.home: Stage | None = None
         self._called: Stage | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
@@ -291,7 +293,7 @@ class Function:
         named = dict(stage.meshes)
         if shardings is not None and shardings.mesh is not None:
             named.setdefault(shardings.mesh, frozenset())
-        on = placement.chosen(named, values)
+        on = placement.chosen(named, values, self.first_devices)
         first = len(values) - count - (self._key is not None)
         flat = placement.placed(shardings, on, values[first : first + count])
         values = [*values[:first], *flat, *values[first + count :]]

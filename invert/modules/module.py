@@ -248,6 +248,12 @@ def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[.
     return call
 
 
+def on_first_devices(module: Module) -> Module:
+    """The module, which where nothing sets a mesh runs on the first devices of the process."""
+    module._function.first_devices = True
+    return module
+
+
 def build(function: Function) -> Module:
     """The module of a function, an instance of a class made for it."""
     entry = function.entry

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ AnyMesh = AbstractMesh | Mesh
 
 
 def chosen(
-    meshes: Mapping[AbstractMesh, frozenset[str]], values: Sequence[Any]
+    meshes: Mapping[AbstractMesh, frozenset[str]], values: Sequence[Any], first: bool = False
 ) -> dict[AbstractMesh, AnyMesh]:
     """The mesh in the place of each one that a program names.
 
@@ -37,12 +38,13 @@ def chosen(
 
     - `meshes`: the meshes of the program, each with its manual axes.
     - `values`: what it is called on.
+    - `first`: whether a program without a mesh runs on the first devices in any case.
 
     **Raises:** `MeshError` where the mesh that is set, or that of the arguments, does not fit, and
         where there are too few devices.
     """
     given = _given(values)
-    return {mesh: _one(mesh, manual, given, values) for mesh, manual in meshes.items()}
+    return {mesh: _one(mesh, manual, given, values, first) for mesh, manual in meshes.items()}
 
 
 def _given(values: Sequence[Any]) -> AnyMesh | None:
@@ -58,12 +60,16 @@ def _given(values: Sequence[Any]) -> AnyMesh | None:
 
 
 def _one(
-    mesh: AbstractMesh, manual: frozenset[str], given: AnyMesh | None, values: Sequence[Any]
+    mesh: AbstractMesh,
+    manual: frozenset[str],
+    given: AnyMesh | None,
+    values: Sequence[Any],
+    first: bool,
 ) -> AnyMesh:
     if given is not None:
         missing = [a for a in mesh.axis_names if a not in given.axis_names]
-        if missing and len(missing) == len(mesh.axis_names) and given.size == mesh.size:
-            return mesh  # the same devices under other names
+        if missing and isinstance(given, Mesh) and given.size == mesh.size:
+            return mesh  # the same devices, along axes that the module may not name
         if missing:
             raise MeshError(
                 f"the mesh {_text(given)} has no axis {missing[0]!r}, which the program uses; "
@@ -84,16 +90,16 @@ def _one(
                     f"shard_map is for {mesh.shape[axis]}; {_remedy(mesh)}"
                 )
         return given
-    if not manual:
-        return mesh
     here = jax.device_count()
+    if not manual and not (first and here >= mesh.size):
+        return mesh
     if here < mesh.size:
         raise MeshError(
             f"the program runs on shards over {_text(mesh)}, which takes {mesh.size} devices, and "
             f"this process has {here}; XLA_FLAGS=--xla_force_host_platform_device_count="
             f"{mesh.size} simulates them on a CPU"
         )
-    if any(map(is_tracer, values)):
+    if any(map(is_tracer, values)) and not first:
         return mesh
     devices = jax.devices()[: mesh.size]
     return jax.make_mesh(
@@ -264,7 +270,18 @@ def param_array(param: Param) -> Any:
     value, sharding = param.value, param.sharding
     if sharding is None or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
         return device_array(value)
-    return jax.make_array_from_callback(value.shape, sharding, lambda i: np.asarray(value[i]))
+    made = jax.make_array_from_callback(value.shape, sharding, lambda i: np.asarray(value[i]))
+    made.block_until_ready()
+    _forget(value)
+    return made
+
+
+def _forget(value: Any) -> None:
+    """Lets go of the parts of a mapped file that were read; they are read again if need be."""
+    while isinstance(value, (np.ndarray, memoryview)):
+        value = value.base if isinstance(value, np.ndarray) else value.obj
+    if isinstance(value, mmap.mmap) and hasattr(value, "madvise"):
+        value.madvise(mmap.MADV_DONTNEED)
 
 
 def placed(

@@ -73,6 +73,9 @@ def test_the_coarsest_mesh() -> None:
     assert shardings.axes_of(mesh, ((1, 8),)) == ("rows", "x")
     spec = shardings.tiled_spec(mesh, Tiling((((1, 4), (4, 2)), ())), ())
     assert spec == PartitionSpec(("x", "rows"), None)
+    layout.name_rest(("rows", "columns"), (1, 8))
+    named = layout.mesh()
+    assert named is not None and dict(named.shape) == {"rows": 2, "columns": 4}
     layout.add(((3, 2),))
     assert layout.mesh() is None
 
@@ -306,3 +309,25 @@ def test_annotation_types() -> None:
     inner = shardings.closed(found[0].spec, {"y"})
     assert inner == PartitionSpec(None, "y", None, None)
     assert np.prod(mesh.axis_sizes) == 8
+
+
+_DROP_IN = """
+import jax, numpy as np, tensorflow as tf
+from jax.experimental import jax2tf
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from invert.compat import tf2jax
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+lies = NamedSharding(mesh, P(None, "model")), NamedSharding(mesh, P("data"))
+apply = jax.jit(lambda w, x: jax.nn.relu(x @ w), in_shardings=lies)
+rng = np.random.default_rng(0)
+w, x = (rng.normal(size=s).astype(np.float32) for s in ((16, 8), (4, 16)))
+run = tf.function(jax2tf.convert(apply), autograph=False, jit_compile=True)
+got = jax.jit(tf2jax.convert_functional(run, w, x))(w, x)
+want = apply(w, x)
+assert np.allclose(got, want, atol=1e-5)
+assert len(got.sharding.device_set) == 8 and got.sharding.is_equivalent_to(want.sharding, 2)
+"""
+
+
+def test_the_drop_in_takes_the_devices_of_the_process() -> None:
+    _python(_DROP_IN)

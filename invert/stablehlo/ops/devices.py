@@ -113,6 +113,9 @@ def devices_of(module: Any, functions: Mapping[str, Any], known: AbstractMesh | 
         layout.name(names, strides)
         if len(names) == len(strides):
             layout.add(strides)
+    for names, strides in scan.names:
+        if len(strides) == 1:
+            layout.name_rest(names, strides[0])
     # Groups may be of a part of an axis, which only an axis without a name is cut into.
     for strides in scan.groups:
         layout.add(tuple(s for s in strides if not layout.is_named(s)))

@@ -24,6 +24,7 @@ from invert._errors import InvertError, Problem, UnsupportedOpError
 from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
 from invert._private.mlir import attribute_names, ir
 from invert.ir.hints import Hint, decode, is_hint
+from invert.ir.types import Eqn
 from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops.devices import Devices, Manual, Shards, shards_of
 
@@ -352,7 +353,7 @@ class Context:
 def _index_alone(mapped: Callable[[], Any]) -> str | None:
     """The axis whose index a function on shards computes, and nothing else."""
     eqns = open_jaxpr(trace_closed(mapped)).eqns
-    inner = list(dce(eqns[0].params["jaxpr"]).eqns) if len(eqns) == 1 else []
+    inner: list[Eqn] = list(dce(eqns[0].params["jaxpr"]).eqns) if len(eqns) == 1 else []
     alone = len(inner) == 1 and inner[0].primitive.name == "axis_index"
     return inner[0].params["axis_name"] if alone else None
 

@@ -42,7 +42,8 @@ def expression(block: Any, values: Sequence[Any], arguments: Sequence[Any]) -> S
         if op is None or len(op.regions):
             return None
         operands = [visit(operand) for operand in op.operands]
-        if _is_annotation(op):  # what is partly manual has them in its reducers too
+        if _is_annotation(op) and operands[0] is not None:
+            # What is partly manual has them in its reducers too.
             numbers[value] = operands[0]
             return operands[0]
         if None in operands:

@@ -256,6 +256,21 @@ class Layout:
             for name, step in zip(names, strides, strict=True):
                 self.names.setdefault(step, name)
 
+    def name_rest(self, names: Sequence[str], step: tuple[int, int]) -> None:
+        """Of axes that a dimension is cut along together, names the one that is not known yet."""
+        sizes = {name: size for (_, size), name in self.names.items()}
+        unknown = [name for name in names if name not in sizes]
+        stride, size = step
+        known = math.prod(sizes[name] for name in names if name in sizes)
+        if len(unknown) != 1 or size % known:
+            return
+        sizes[unknown[0]] = size // known
+        for name in reversed(names):
+            if name in unknown:
+                self.name((name,), ((stride, sizes[name]),))
+                self.add(((stride, sizes[name]),))
+            stride *= sizes[name]
+
     def is_named(self, step: tuple[int, int]) -> bool:
         """Whether devices with this stride are along a part of an axis that has a name."""
         stride, size = step
