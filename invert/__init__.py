@@ -15,6 +15,7 @@ from invert._errors import DefectWarning as DefectWarning
 from invert._errors import EmissionError as EmissionError
 from invert._errors import InvertError as InvertError
 from invert._errors import MalformedModelError as MalformedModelError
+from invert._errors import MeshError as MeshError
 from invert._errors import MissingDependencyError as MissingDependencyError
 from invert._errors import PatternError as PatternError
 from invert._errors import Problem as Problem

@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import jax.export
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
 from invert import _containers
 from invert._config import Config
 from invert._entry import EntryPoint
-from invert._errors import InvertError, MalformedModelError, SignatureError
+from invert._errors import InvertError, MalformedModelError, MeshError, SignatureError
 from invert._pipeline import recover
-from invert.modules import save
+from invert.modules import placement, save
 from invert.modules.function import Function
 from invert.modules.methods import Methods, build_methods
 from invert.modules.module import Module, build
@@ -152,6 +153,8 @@ def load(
     *,
     signature: str | None = None,
     tags: Sequence[str] | None = None,
+    mesh: Mesh | None = None,
+    shardings: Mapping[str, PartitionSpec] | None = None,
     config: Config = _DEFAULT,
 ) -> Any:
     """Loads a model from disk.
@@ -164,6 +167,11 @@ def load(
         attached to the object of a SavedModel, or its signatures where there are none.
     - `tags`: the tags of the graph wanted, of a SavedModel with several. By default `["serve"]`, or
         the graph without tags, which modules of TensorFlow Hub have for inference.
+    - `mesh`: devices to put the parameters on. Each reads its own part of the files.
+    - `shardings`: how the parameters are cut over `mesh`: specs by patterns of their names, as in
+        `{"*/kernel": P(None, "model")}`, of which the first that fits counts. Other parameters are
+        whole on each device. The program constrains those named. By default as a module that was
+        saved with shardings says.
 
     Loading a directory that `save` has written imports its `model.py`, and so runs it; no code of
     the other containers is ever run.
@@ -173,7 +181,7 @@ def load(
         Equinox module.
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
-        `MissingDependencyError`.
+        `MissingDependencyError`; `MeshError` where a spec does not fit a parameter or the mesh.
     """
     if not isinstance(path, str | os.PathLike):
         raise SignatureError(
@@ -183,16 +191,19 @@ def load(
     path, kind = _containers.place_of(path), _containers.kind_of(path)
     if tags is not None and kind != "saved_model":
         raise SignatureError(f"{path} is not a SavedModel, so it has no graphs with tags")
+    if shardings is not None and mesh is None:
+        raise MeshError("shardings are over a mesh; pass mesh=jax.make_mesh(...) too")
     if kind == "saved":
-        return save.load_saved(path)
+        return save.load_saved(path, mesh, shardings)
+    plan = placement.Plan(mesh, shardings or {})
     if kind == "saved_model":
         from invert.frontends import saved_model
 
         entries = saved_model.entry_points(path, signature=signature, tags=tags, config=config)
         names = [signature] if signature is not None else saved_model.chosen_names(entries)
         if len(names) == 1:
-            return _build(entries[names[0]], config)
-        return _build_methods(path.name, entries, names, config)
+            return _build(plan.entry(entries[names[0]]), config)
+        return _build_methods(path.name, plan.entries(entries), names, config)
     try:
         entry = _containers.entry_point(path, kind, config)
     except MalformedModelError as error:
@@ -204,7 +215,7 @@ def load(
         raise SignatureError(
             f"{path} has one function, {entry.name!r}, and none called {signature!r}"
         )
-    return _build(entry, config)
+    return _build(plan.entry(entry), config)
 
 
 def from_stablehlo(

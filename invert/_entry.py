@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
 from invert._private.jax import ClosedJaxpr, trace_closed
@@ -38,12 +39,32 @@ class Param:
     - `name`: the original name, such as `dense/kernel`.
     - `trainable`: whether its library trains it.
     - `stated`: whether the container states that; otherwise `trainable` is that of its creation.
+    - `sharding`: the devices that hold its parts, where the caller has chosen them.
     """
 
     name: str
     value: np.ndarray
     trainable: bool = True
     stated: bool = True
+    sharding: NamedSharding | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Shardings:
+    """How the arrays of a function lie on a mesh of devices.
+
+    **Arguments:**
+
+    - `mesh`: the mesh of the original, without devices; `None` where it is for one device.
+    - `arguments`: for each flat argument its spec, or `None` where it is left open.
+    - `results`: the same for the flat results.
+    - `params`: the specs of parameters, by their names, as far as there are any.
+    """
+
+    mesh: AbstractMesh | None
+    arguments: tuple[PartitionSpec | None, ...]
+    results: tuple[PartitionSpec | None, ...]
+    params: Mapping[str, PartitionSpec] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +115,7 @@ class EntryPoint:
     - `source`: one line about its origin.
     - `results`: types of the flat results, where the container states them.
     - `platform`: the platform it was lowered for, where the container states it.
+    - `shardings`: how arguments and results lie on several devices, where the container states it.
     """
 
     name: str
@@ -113,6 +135,7 @@ class EntryPoint:
     ops: Callable[[], Iterable[OpUse]] = tuple
     checks: tuple[str, ...] = ()
     outside: str = ""
+    shardings: Shardings | None = None
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:

@@ -60,6 +60,10 @@ class DefectWarning(UserWarning):
     without it."""
 
 
+class MeshError(InvertError, ValueError):
+    """A mesh of devices, or a spec over one, does not fit: names the axis, the size, the remedy."""
+
+
 class SaveError(InvertError, OSError):
     """A recovered module cannot be written to disk; what was there before still is."""
 

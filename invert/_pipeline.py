@@ -21,7 +21,7 @@ from invert._report import Report
 from invert._verify import certify
 from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
-from invert.ir import hints, jaxprs
+from invert.ir import hints, jaxprs, meshes
 from invert.ir.match import equivalent
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
@@ -65,7 +65,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
             platform,
             x64=jaxprs.has_wide_types(raw),
         )
-        closed = settle(closed)
+        closed = meshes.checked(settle(closed))
         seconds["gradients"] = time.perf_counter() - start
         x64 = jaxprs.has_wide_types(raw)
         config.begin(f"{entry.name}: verifying")

@@ -9,14 +9,14 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import jax
 import jax.export
 import numpy as np
-from jax._src import core, dispatch, source_info_util
+from jax._src import config, core, dispatch, source_info_util
 from jax._src import linear_util as lu
 from jax._src.ad_util import add_jaxvals_p as add_any_p
 from jax._src.export import shape_poly
@@ -24,6 +24,7 @@ from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import linalg as lax_linalg
+from jax._src.mesh import empty_abstract_mesh, get_abstract_mesh
 from jax._src.random import core as random_core
 from jax._src.random import philox2x32, philox4x32, prng, threefry2x32, threefry4x32
 from jax._src.util import weakref_lru_cache
@@ -318,7 +319,7 @@ def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -
     """
     checks = jax.export.DisabledSafetyCheck
     jitted = jax.jit(fn, keep_unused=True)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), on_whole_values(), partitioned_by_shardy():
         # Raised for 64-bit types without x64, one of two settings that are tried.
         warnings.filterwarnings("ignore", message=".*requested.*dtype")
         exported = jax.export.export(
@@ -455,11 +456,20 @@ def close_like(original: J, jaxpr: Jaxpr) -> J:
 
 @contextlib.contextmanager
 def context_of(eqn: Eqn) -> Iterator[None]:
-    """Traces under the name scopes, source and settings of an equation."""
+    """Traces under the name scopes, source and settings of an equation, on the mesh of now."""
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
+    mesh = get_abstract_mesh()
     with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
-        yield
+        if get_abstract_mesh() == mesh:
+            yield
+            return
+        # Set from nothing, since JAX does not let one mesh follow one of another size.
+        with (
+            jax.sharding.use_abstract_mesh(empty_abstract_mesh),
+            jax.sharding.use_abstract_mesh(mesh),
+        ):
+            yield
 
 
 def bind_equation(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
@@ -485,3 +495,80 @@ def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
     """Numbers of constants and of carried values among the operands of a `scan` equation."""
     plain = plain_params(params)
     return plain["num_consts"], plain["num_carry"]
+
+
+# --- Meshes of devices ----------------------------------------------------------------------------
+
+pvary = core.pvary
+
+
+def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | None:
+    """The mesh that an artifact names, which those before serialization 6 do not."""
+    named = [
+        *(getattr(exported, "_in_named_shardings", None) or ()),
+        *(getattr(exported, "_out_named_shardings", None) or ()),
+    ]
+    return next((s.mesh for s in named if s is not None), None)
+
+
+@contextlib.contextmanager
+def on_shards(eqn: Eqn, checked: bool = False) -> Iterator[None]:
+    """Sets what a `shard_map` sets while its body is traced; for other equations nothing.
+
+    Along which axes shards differ is not checked: passes change bodies that say nothing of that.
+    With `checked=True` it is, where the `shard_map` does.
+    """
+    if eqn.primitive.name != "shard_map":
+        yield
+        return
+    mesh, axes = eqn.params["mesh"], eqn.params["newly_manual_axes"]
+    manual = frozenset(axes) | set(mesh.manual_axes)
+    inner = mesh.abstract_mesh.update_axis_types(
+        dict.fromkeys(manual, jax.sharding.AxisType.Manual)
+    )
+    sizes = [(name, size) for name, size in mesh.shape.items() if name in manual]
+    with (
+        core.extend_axis_env_nd(sizes),
+        jax.sharding.use_abstract_mesh(inner),
+        config._check_vma(checked and eqn.params["check_vma"]),
+    ):
+        yield
+
+
+def mesh_of_now() -> Hashable:
+    """The mesh that is set, and its manual axes that are named: part of what a trace depends on."""
+    return get_abstract_mesh(), core.get_axis_env()
+
+
+@contextlib.contextmanager
+def on_whole_values() -> Iterator[None]:
+    """Undoes `on_shards`: what is traced inside knows no mesh."""
+    env = core.trace_ctx.axis_env
+    core.trace_ctx.set_axis_env(core.top_axis_env)
+    try:
+        with jax.sharding.use_abstract_mesh(empty_abstract_mesh), config._check_vma(False):
+            yield
+    finally:
+        core.trace_ctx.set_axis_env(env)
+
+
+def partitioned_by_shardy() -> contextlib.AbstractContextManager[object]:
+    """Lowers for the newer partitioner, which knows the names of axes."""
+    return config.use_shardy_partitioner(True)
+
+
+def is_on_shards() -> bool:
+    """Whether some axes of a mesh are manual in what is traced now."""
+    return bool(get_abstract_mesh().manual_axes)
+
+
+def varying(value: Any) -> frozenset[str]:
+    """The manual axes along which the shards of a value or type are known to differ."""
+    aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
+    return aval.mat.varying if hasattr(aval, "mat") else aval.vma
+
+
+def type_on_mesh(value: Any, row: bool = False) -> Any:
+    """The type of a value, mesh and all; or that of its rows."""
+    aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
+    return core.mapped_aval(aval.shape[0], 0, aval) if row else aval

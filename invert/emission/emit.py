@@ -39,7 +39,7 @@ from invert.emission.page import page_of
 from invert.emission.python import load
 from invert.emission.python.naming import camel, wrapped_comment
 from invert.emission.sizes.program import Program, together
-from invert.ir import traced_form
+from invert.ir import meshes, traced_form
 from invert.ir.arrays import device_array
 from invert.ir.graph import is_var
 from invert.ir.interpret import inline_calls
@@ -163,6 +163,27 @@ def emit_methods(
 
     **Raises:** `EmissionError` where no text traces to the programs.
     """
+    on_shards = any(meshes.has_shards(p) for r in recovered.values() for p in r.programs)
+    if not on_shards:
+        return _emit(recovered, title, styles, notes)
+    try:
+        return _emit(_with_checks(recovered, None), title, styles, notes)
+    except EmissionError:
+        # JAX does not mark the operands of all functions as varying along the same axes.
+        return _emit(_with_checks(recovered, False), title, styles, notes)
+
+
+def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:
+    return {
+        name: dataclasses.replace(r, programs=[meshes.unchecked(p, checks) for p in r.programs])
+        for name, r in recovered.items()
+    }
+
+
+def _emit(
+    recovered: Mapping[str, Recovered], title: str, styles: Set[str], notes: Sequence[str]
+) -> Emission:
+    """As `emit_methods`, of programs without marks of the axes along which shards differ."""
     messages: list[str] = []
     failures: list[str] = []
     checks = styles - STYLES
@@ -268,7 +289,10 @@ class _Variant:
             )
             for name, r in self.recovered.items()
         ]
-        main = main_class.Main(classes, methods, stacked=bool(self.weights.rows))
+        stated = [r.entry.shardings.params for r in self.recovered.values() if r.entry.shardings]
+        known = {name: spec for params in stated for name, spec in params.items()}
+        specs = {v: known[name] for v, name in self.containers.items() if name in known}
+        main = main_class.Main(classes, methods, stacked=bool(self.weights.rows), specs=specs)
         flags = self._flags()
         cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
         classes.finish()
@@ -439,7 +463,8 @@ class _Variant:
                     except (TypeError, ValueError, *SIZE_ERRORS) as error:
                         raise EmissionError(f"the text does not run: {error}") from error
                     # Derivatives of the text are traced now, under the setting it runs in.
-                    difference = self.weights.difference(inlined(again), program, own, leaves)
+                    again = inlined(meshes.unchecked(again))
+                    difference = self.weights.difference(again, program, own, leaves)
                 if difference is not None:
                     raise EmissionError(f"the text traces to another program: {difference}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import re
 import textwrap
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from invert._errors import EmissionError
 from invert._private.jax import is_jaxpr, open_jaxpr
+from invert.emission import meshes
 from invert.emission.expressions import control_flow, literals
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.proof import Prover
@@ -207,8 +209,9 @@ class File(Writer):
 
     def text(self) -> str:
         """The imports and definitions, laid out."""
-        body = _bare_tuples(syntax.text_of(ast.Module(self.definitions, [])))
-        return f"{_imports(self.definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
+        definitions = meshes.with_constants(copy.deepcopy(self.definitions))
+        body = _bare_tuples(syntax.text_of(ast.Module(definitions, [])))
+        return f"{_imports(definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
 
 
 def headed(text: str, doc: Sequence[str]) -> str:
@@ -276,6 +279,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
         "import functools" if within("functools") else "",
         "import json" if within("json") else "",
         some("collections.abc", "Callable", "Iterator"),
+        some("fnmatch", "fnmatchcase"),
         some("pathlib", "Path"),
         some("typing", "Any", "TypedDict", "get_args", "get_origin"),
     ]
@@ -292,6 +296,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
         some("invert._opaque", "custom_call"),
         some("jax", "lax"),
         some("jax.experimental", "checkify"),
+        meshes.import_line(roots),
         some("jaxtyping", *JAXTYPING, "jaxtyped"),
         some("safetensors", "SafetensorError", "safe_open"),
     ]

@@ -9,12 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert.emission import reader
 from invert.emission.classes import Classes, dimensions_of, is_key, kind_of
+from invert.emission.expressions import literals
 from invert.emission.expressions.body import Body
 from invert.emission.expressions.statements import FunctionText, ValueType, render
 from invert.emission.layers.cut import Layer
@@ -91,10 +93,19 @@ class Main:
     **Arguments:**
 
     - `stacked`: whether some layers are stacked.
+    - `specs`: how parameters lie on a mesh of devices.
     """
 
-    def __init__(self, classes: Classes, methods: Sequence[Method], *, stacked: bool = False):
+    def __init__(
+        self,
+        classes: Classes,
+        methods: Sequence[Method],
+        *,
+        stacked: bool = False,
+        specs: Mapping[Var, PartitionSpec] | None = None,
+    ):
         self.classes, self.methods, self.stacked = classes, methods, stacked
+        self.specs = specs or {}
         self.file = classes.file
         self.messages: list[str] = []
         self.name = ""
@@ -133,6 +144,7 @@ class Main:
             stateful=bool(held),
             stacked=self.stacked,
             keyed=init is not None,
+            specs=self._add_specs(node),
         )
         self.file.definitions += reader.trainable(
             name,
@@ -140,6 +152,17 @@ class Main:
             [path for path, v in places if v in trained],
         )
         return name
+
+    def _add_specs(self, node: Node) -> bool:
+        """Defines how the arrays lie on a mesh; returns whether anything says so."""
+        specs = {".".join(p): self.specs[v] for p, v in node.leaves() if v in self.specs}
+        if specs and not self.stacked:
+            keys: list[ast.expr | None] = list(map(syntax.number, specs))
+            table = ast.Dict(keys, list(map(literals.spec, specs.values())))
+            self.file.names.taken.add("SPECS")
+            place = ast.Name("SPECS", ast.Store())
+            self.file.definitions.insert(0, ast.Assign([place], table, lineno=0))
+        return bool(specs) and not self.stacked
 
     def _array(self, v: Atom) -> ast.expr:
         if is_key(v):

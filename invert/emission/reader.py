@@ -8,12 +8,21 @@ from collections.abc import Iterable, Sequence
 from invert.emission.python import syntax
 
 # Tensors are named by the paths of their fields. Arrays of dtypes that the format lacks are bytes,
-# with the dtype in the metadata. Files are memory-mapped, and one array is read at a time.
+# with the dtype in the metadata. Files are memory-mapped, and one array is read at a time; on a
+# mesh, each device reads its part of the array alone.
 _LOADER = '''
-def load(path: str | Path) -> Model:
+def load(
+    path: str | Path,
+    mesh: jax.sharding.Mesh | None = None,
+    shardings: dict[str, jax.sharding.PartitionSpec] = SPECS,
+) -> Model:
     """The module with the weights of a safetensors file, or of the shards that its index names.
 
-    **Raises:** `ValueError` where a file is damaged, or holds other arrays than the module has.
+    On a mesh of devices, an array is cut as the first of `shardings` says whose pattern fits its
+    name, such as `"*.kernel"`, and each device reads its own part.
+
+    **Raises:** `ValueError` where a file is damaged, or holds other arrays than the module has, and
+        where a mesh does not divide an array.
     """
     path = Path(path)
     index = path.with_name(path.name + ".index.json")
@@ -25,10 +34,8 @@ def load(path: str | Path) -> Model:
             file = safe_open(path.with_name(shard), framework="numpy")
             types |= file.metadata() or {}
             for name in [*file.keys()]:
-                array = file.get_tensor(name)
-                if name in types:
-                    array = array.view(types[name])[..., 0]
-                arrays[name] = jnp.asarray(array)
+                place = path.with_name(shard)
+                arrays[name] = _array(place, name, types.get(name), mesh, shardings)
     except (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(f"cannot read the weights {path}: {error}") from error
     kinds = dict(_kinds(Model))
@@ -41,6 +48,30 @@ def load(path: str | Path) -> Model:
     if wrong:
         raise ValueError(f"{path} does not fit the module: " + "; ".join(wrong))
     return _read(Model, arrays)
+
+
+def _array(path: Path, name: str, kind: str | None, mesh: Any, shardings: dict[str, Any]) -> Any:
+    """An array of a file, or on a mesh the parts that the devices of this process have."""
+    # Opened for each array, since what is mapped of a file counts as memory until it is closed.
+    file = safe_open(path, framework="numpy")
+    if mesh is None:
+        array = file.get_tensor(name)
+        return jnp.asarray(array if kind is None else array.view(kind)[..., 0])
+    part = file.get_slice(name)
+    shape = tuple(part.get_shape())[: None if kind is None else -1]
+    patterns = [p for p in shardings if _is_called(name, p.replace("/", "."))]
+    spec = shardings[patterns[0]] if patterns else jax.sharding.PartitionSpec()
+
+    def read(index: Any) -> Any:
+        array = part[index] if shape else file.get_tensor(name)
+        return array if kind is None else array.view(kind)[..., 0]
+
+    auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    return jax.make_array_from_callback(shape, jax.sharding.NamedSharding(auto, spec), read)
+
+
+def _is_called(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase("." + name, pattern)
 
 
 def _fits(array: Any, kind: Any) -> bool:
@@ -139,10 +170,24 @@ _KEYED = (
 
 
 def reader(
-    cls: str, *, x64: bool, stateful: bool = False, stacked: bool = False, keyed: bool = False
+    cls: str,
+    *,
+    x64: bool,
+    stateful: bool = False,
+    stacked: bool = False,
+    keyed: bool = False,
+    specs: bool = False,
 ) -> list[ast.stmt]:
-    """The function `load` for the outermost class `cls`; `keyed` if it is made with a key."""
+    """The function `load` for the outermost class `cls`.
+
+    **Arguments:**
+
+    - `keyed`: whether the class is made with a key.
+    - `specs`: whether the file says how its arrays lie on a mesh.
+    """
     text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
+    if not specs:
+        text = text.replace("= SPECS", "= {}")
     changes = [*(_STATE if stateful else ()), *(_STACKED if stacked else ())]
     for old, new in _KEYED if keyed else changes:
         text = text.replace(old, new)

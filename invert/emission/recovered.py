@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import EmissionError, SignatureError, nested_too_deep
+from invert._private.jax import on_whole_values
 from invert.emission.emit import Emission, Recovered, emit_methods
 
 
@@ -36,6 +37,7 @@ class Function(Protocol):
 _ONE_THREAD = threading.RLock()
 
 
+@on_whole_values()
 def emission_of(
     functions: Mapping[str, Function],
     title: str,

@@ -9,9 +9,9 @@ import jax
 import jax.export
 
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint, free_name
+from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.jax import from_words, physical_type, words_of
+from invert._private.jax import from_words, physical_type, stated_mesh, words_of
 from invert.frontends.stablehlo import given_names
 from invert.stablehlo.program import ArrayType, Program
 
@@ -32,6 +32,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         config=config,
         platforms=tuple(exported.platforms),
         trusted=trusted,
+        mesh=stated_mesh(exported),
     )
     _check(exported, program)
     branch = program.platform_index() if program.takes_platform_index else 0
@@ -45,7 +46,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, specs)
 
     def fn(params: Any, *values: Any) -> list[Any]:
-        results = program(*(words_of(values[i]) for i in kept))
+        results = program.on_devices(*(words_of(values[i]) for i in kept))
         return [from_words(r, aval.dtype) for r, aval in zip(results, out_avals, strict=True)]
 
     return EntryPoint(
@@ -62,6 +63,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         platform=program.platforms[branch],
         problems=tuple(program.problems),
         ops=program.ops,
+        shardings=_shardings(program, kept, len(exported.in_avals)),
     )
 
 
@@ -109,6 +111,15 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
         raise MalformedModelError(
             f"The jax.export artifact contradicts its module: {'; '.join(wrong)}. {_AGAIN}"
         )
+
+
+def _shardings(program: Program, kept: Sequence[int], count: int) -> Shardings | None:
+    """How the arguments lie, of which the module keeps some."""
+    found = program.shardings
+    if found is None:
+        return None
+    specs = dict(zip(kept, found.arguments, strict=True))
+    return Shardings(found.mesh, tuple(specs.get(i) for i in range(count)), found.results)
 
 
 def _differences(what: str, avals: Sequence[Any], types: Sequence[ArrayType]) -> list[str]:

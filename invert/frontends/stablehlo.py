@@ -63,7 +63,7 @@ def entry_point(
 
     def fn(held: Sequence[Any], *given: Any) -> list[Any]:
         at, rest = dict(zip(weights, held, strict=True)), iter(given)
-        return program(*(at[s.name] if s.name in at else next(rest) for s in specs))
+        return program.on_devices(*(at[s.name] if s.name in at else next(rest) for s in specs))
 
     n = len(program.out_types)
     tree = jax.tree_util.tree_structure(0 if n == 1 else tuple(range(n)))
@@ -81,6 +81,7 @@ def entry_point(
         source="a StableHLO module",
         problems=tuple(program.problems),
         ops=program.ops,
+        shardings=program.shardings,
     )
 
 

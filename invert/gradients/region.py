@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from invert._private.jax import eval_closed, trace_closed
-from invert.ir import jaxprs
+from invert.ir import jaxprs, meshes
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, parts
 from invert.ir.graph import Graph
@@ -63,7 +63,7 @@ class MarkedRegion:
         # Markers inside were settled before, since their values come first. One that uses values
         # from before the arguments is settled again, on the arguments.
         self.forward = trace_closed(lambda *values: run(values), *types)
-        self.forward = settler(self.forward)
+        self.forward = meshes.checked(settler(self.forward))
         self.avals = [
             *(type_of(v) for v in (*self.outside, *self.inputs)),
             *(type_of(v) for v in self.numbers),

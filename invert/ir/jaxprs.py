@@ -32,6 +32,7 @@ from invert._private.jax import (
     holds_jaxprs,
     is_jaxpr,
     live_part,
+    on_shards,
     open_jaxpr,
     trace_closed,
 )
@@ -151,11 +152,12 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
                 if not holds_jaxprs(eqn):
                     eqns.append(eqn)
                     continue
-                params = {
-                    name: new
-                    for name, value in eqn.params.items()
-                    if (new := param(value)) is not value
-                }
+                with on_shards(eqn):
+                    params = {
+                        name: new
+                        for name, value in eqn.params.items()
+                        if (new := param(value)) is not value
+                    }
                 eqns.append(eqn.replace(params={**eqn.params, **params}) if params else eqn)
             done[closed] = close_like(closed, function(jaxpr.replace(eqns=eqns)))
         return done[closed]

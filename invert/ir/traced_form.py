@@ -149,9 +149,21 @@ def _plain(eqn: Eqn) -> Eqn:
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
-    if sharding is not None and getattr(getattr(sharding, "mesh", None), "empty", False):
+    if (
+        sharding is not None
+        and _is_silent(sharding)
+        and eqn.primitive.name != "sharding_constraint"
+    ):
         eqn = eqn.replace(params={**eqn.params, "sharding": None})
     return eqn
+
+
+def _is_silent(sharding: Any) -> bool:
+    """Whether a sharding is over no devices, or leaves all dimensions to the partitioner."""
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty:
+        return mesh is not None
+    return mesh.are_all_axes_auto and not any(isinstance(e, (str, tuple)) for e in sharding.spec)
 
 
 def _typed(atom: Atom) -> Atom:

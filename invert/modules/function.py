@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
+from jax.sharding import AbstractMesh
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
@@ -24,11 +25,11 @@ from invert._private.jax import (
     eval_jaxpr,
     is_tracer,
     name_stack,
-    open_jaxpr,
+    on_whole_values,
 )
 from invert._report import Report
 from invert.emission import Emission
-from invert.ir.jaxprs import equations
+from invert.ir import meshes
 from invert.ir.sizes import (
     Constraint,
     DimSize,
@@ -41,8 +42,9 @@ from invert.ir.sizes import (
     variables,
 )
 from invert.ir.substitution import substitute
-from invert.modules import signatures
+from invert.modules import placement, signatures
 from invert.modules.dimensions import named_shapes, scope_of, symbolic_shapes
+from invert.modules.placement import AnyMesh
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,21 +90,29 @@ class Stage:
         return self._sized[key]
 
     @functools.cached_property
-    def compiles_only(self) -> bool:
-        """Whether JAX refuses to run it equation by equation: constraints on an abstract mesh."""
-        names = {e.primitive.name for e in equations(open_jaxpr(self.jaxpr))}
-        return "sharding_constraint" in names
+    def meshes(self) -> Mapping[AbstractMesh, frozenset[str]]:
+        """The meshes of devices that it names, each with its manual axes."""
+        return meshes.meshes_of(self.jaxpr)
 
-    def run(self, *values: Any) -> list[Any]:
-        """Evaluates the equations on arrays or tracers."""
+    def run(self, *values: Any, on: Mapping[AbstractMesh, AnyMesh] | None = None) -> list[Any]:
+        """Evaluates the equations on arrays or tracers; `on` gives other meshes to use."""
+
+        def evaluate(values: Sequence[Any]) -> list[Any]:
+            if not on:
+                return eval_jaxpr(self.jaxpr, values)
+            chosen = on
+            return meshes.Moved(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
+                self.jaxpr, values
+            )
+
         if not self.x64:
-            return eval_jaxpr(self.jaxpr, values)
+            return evaluate(values)
         # Values of 64 bits exist whatever the session's setting, as they do in the module.
         with jax.enable_x64(True):
             widened = [
                 _widen(x, v.aval.dtype) for x, v in zip(values, self.jaxpr.invars, strict=True)
             ]
-            return eval_jaxpr(self.jaxpr, widened)
+            return evaluate(widened)
 
 
 def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
@@ -148,10 +158,12 @@ class Function:
         self.config = config
         self._recover = recover
         self._stages: dict[Any, Stage] = {}
-        self._compiled: dict[Stage, Callable[..., Any]] = {}
+        self._compiled: dict[Any, Callable[..., Any]] = {}
         # Programs for all sizes, by the kind of the key.
         self._whole: dict[Any, Stage | None] = {}
         self.divided = ""
+        # Whether a program for several devices takes those of the process, where none are set.
+        self.first_devices = False
         self.home: Stage | None = None
         self._called: Stage | None = None
         self._example: Sequence[Any] | None = None
@@ -228,7 +240,7 @@ class Function:
         types = tuple((a.shape, a.dtype) for a in avals)
         if types not in self._stages:
             # The caller may be traced; what is run to verify and to fold runs now.
-            with eval_context(), name_stack(()):
+            with eval_context(), on_whole_values(), name_stack(()):
                 self._stages[types] = self._recover(self.entry, avals)
         return self._stages[types]
 
@@ -404,14 +416,13 @@ class Function:
         held = constants if own else stage.constants
         read = [_read_param(p, state) for p in params]
         values = (*held, *read, *flat, *(() if key is None else (key,)))
-        traced = any(is_tracer(v) for v in values)
-        if traced and not stage.compiles_only:
+        shardings = self.entry.shardings
+        if stage.meshes or shardings:
+            results = self._on_devices(stage, values, len(flat))
+        elif any(is_tracer(v) for v in values):
             results = stage.run(*values)
         else:
-            if stage not in self._compiled:
-                self._compiled[stage] = jax.jit(stage.run)
-            with jax.enable_x64(True) if stage.x64 else contextlib.nullcontext():
-                results = self._compiled[stage](*values)
+            results = self._run_compiled(stage, {}, values)
         assigned = self.entry.assigned
         results = _checked(results, self.entry.checks, len(assigned), self.config)
         count = len(results) - len(assigned)
@@ -423,6 +434,30 @@ class Function:
             # Without 64-bit types the state holds narrower values than the program computes.
             state = state.set(params[i], _widen(value, state.get(params[i]).dtype))
         return out, state
+
+    def _on_devices(self, stage: Stage, values: Sequence[Any], count: int) -> list[Any]:
+        """Runs a program for several devices, where the caller or the arguments are."""
+        shardings = self.entry.shardings
+        named = dict(stage.meshes)
+        if shardings is not None and shardings.mesh is not None:
+            named.setdefault(shardings.mesh, frozenset())
+        on = placement.chosen(named, values, self.first_devices)
+        first = len(values) - count - (self._key is not None)
+        flat = placement.placed(shardings, on, values[first : first + count])
+        values = [*values[:first], *flat, *values[first + count :]]
+        return self._run_compiled(stage, on, values)
+
+    def _run_compiled(
+        self,
+        stage: Stage,
+        on: Mapping[AbstractMesh, AnyMesh],
+        values: Sequence[Any],
+    ) -> list[Any]:
+        key = stage, tuple(on.items())
+        if key not in self._compiled:
+            self._compiled[key] = jax.jit(functools.partial(stage.run, on=on))
+        with jax.enable_x64(True) if stage.x64 else contextlib.nullcontext():
+            return self._compiled[key](*values)
 
 
 def _read_param(param: Any, state: Any) -> Any:

@@ -15,13 +15,12 @@ import jax
 import numpy as np
 from jax import Array
 
-from invert._entry import Param
+from invert._entry import Param, Shardings
 from invert._errors import SaveError, SignatureError
 from invert._private.jax import ClosedJaxpr
 from invert._report import Report
 from invert.emission import CALL, STYLES, Emission, constant_name, emission_of
-from invert.ir.arrays import device_array
-from invert.modules import shown
+from invert.modules import placement, shown
 from invert.modules.function import Function, Stage
 from invert.modules.params import lookup, nest, param_paths
 
@@ -48,6 +47,20 @@ class Recovered(eqx.Module):
         functions = self._functions_by_name().values()
         names = list(dict.fromkeys(p.name for f in functions for p in f.entry.params))
         return {n: lookup(self.params, p) for n, p in zip(names, param_paths(names), strict=True)}
+
+    @property
+    def shardings(self) -> Shardings | None:
+        """How arguments, parameters and results lie on the mesh of the original.
+
+        `None` where the program is for one device. Of several functions, those of the first that is
+        for more, with the parameters of all.
+        """
+        functions = list(self._functions_by_name().values())
+        found = [
+            s for f in functions if (s := placement.shardings_of(f.entry, f.shown)) is not None
+        ]
+        params = {name: spec for s in found for name, spec in s.params.items()}
+        return dataclasses.replace(found[0], params=params) if found else None
 
     @property
     def source(self) -> str:
@@ -235,6 +248,12 @@ def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[.
     return call
 
 
+def on_first_devices(module: Module) -> Module:
+    """The module, which where nothing sets a mesh runs on the first devices of the process."""
+    module._function.first_devices = True
+    return module
+
+
 def build(function: Function) -> Module:
     """The module of a function, an instance of a class made for it."""
     entry = function.entry
@@ -283,5 +302,5 @@ def _class_like(look: _Look) -> Any:
 
 def leaf_of(param: Param, assigned: Container[str]) -> Array | np.ndarray | eqx.nn.StateIndex:
     """The leaf for a variable: an array, or an index into the state if it is assigned."""
-    value = device_array(param.value)
+    value = placement.param_array(param)
     return eqx.nn.StateIndex(value) if param.name in assigned else value

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import itertools
 import json
 import os
 import re
 import shutil
+import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,20 +19,22 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
-from invert._errors import EmissionError, MalformedModelError, MissingDependencyError, SaveError
+from invert._errors import (
+    EmissionError,
+    MalformedModelError,
+    MeshError,
+    MissingDependencyError,
+    SaveError,
+)
+from invert.modules import placement
 from invert.modules.methods import Methods
 from invert.modules.module import Module
 
 _CODE, _WEIGHTS, _PAGE = "model.py", "weights.safetensors", "README.md"
 _INDEX = f"{_WEIGHTS}.index.json"
 _SHARD = re.compile(r"weights-\d{5,}-of-\d{5,}\.safetensors")
-
-# Dtypes that safetensors stores as NumPy arrays; others are written as bytes.
-_PLAIN = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 float64 "
-    "complex64".split()
-)
 
 _loaded = itertools.count()
 _made = itertools.count()
@@ -177,7 +181,7 @@ def _write_weights(arrays: Mapping[str, Any], where: Path, limit: int) -> None:
     if count > 1:
         names = [f"{stem}-{i:05}-of-{count:05}.{suffix}" for i in range(1, count + 1)]
     for name, shard in zip(names, shards, strict=True):
-        _write({n: np.asarray(arrays[n]) for n in shard}, where / name)
+        _write({n: arrays[n] for n in shard}, where / name)
     if count > 1:
         index = {
             "metadata": {"total_size": sum(a.nbytes for a in arrays.values())},
@@ -201,22 +205,62 @@ def _shards(arrays: Mapping[str, Any], limit: int) -> list[list[str]]:
     return shards
 
 
-def _write(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
+# The names of dtypes in the format.
+_CODES = {
+    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8",
+    "uint16": "U16", "uint32": "U32", "uint64": "U64", "bfloat16": "BF16", "float16": "F16",
+    "float32": "F32", "float64": "F64", "complex64": "C64",
+}  # fmt: skip
 
+
+def _write(tensors: Mapping[str, Any], path: Path) -> None:
+    """Writes arrays one after the other; of one that lies on several devices, part by part."""
+    header: dict[str, Any] = {}
     kinds: dict[str, str] = {}
-    plain: dict[str, np.ndarray] = {}
-    for name, value in tensors.items():
-        value = np.ascontiguousarray(value).reshape(value.shape)
-        if value.dtype.name not in _PLAIN:
+    end = 0
+    # The widest types first, so that each array is aligned.
+    for name in sorted(tensors, key=lambda n: (-tensors[n].dtype.itemsize, n)):
+        value = tensors[name]
+        shape, code = list(value.shape), _CODES.get(value.dtype.name)
+        if code is None:
             kinds[name] = value.dtype.name
-            value = value[..., None].view(np.uint8)
-        plain[name] = value
-    try:
-        save_file(plain, path, metadata=kinds or None)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
+            shape, code = [*shape, value.dtype.itemsize], "U8"
+        begin, end = end, end + value.nbytes
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
+    if kinds:
+        header["__metadata__"] = kinds
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.flush()
+        _allocate(file.fileno(), 8 + len(text) + end)
+    for name, value in tensors.items():
+        if value.nbytes:
+            _write_array(value, path, 8 + len(text) + header[name]["data_offsets"][0])
+
+
+def _allocate(file: int, size: int) -> None:
+    """Makes a file of this size. Writing to mapped memory would not tell of a full disk."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.truncate(file, size)
+
+
+def _write_array(value: Any, path: Path, offset: int) -> None:
+    parts = [((slice(None),) * value.ndim, value)]
+    if isinstance(value, jax.Array) and not value.is_fully_replicated:
+        if not value.is_fully_addressable:
+            raise SaveError(
+                "the module has arrays on devices of other processes; save it in a process that "
+                "has all devices, or load it there first"
+            )
+        parts = [(s.index, s.data) for s in value.addressable_shards if s.replica_id == 0]
+    whole = np.memmap(path, np.dtype(value.dtype), "r+", offset, value.shape or (1,))
+    for index, part in parts:
+        whole.reshape(value.shape)[index] = np.asarray(part)
+    whole.flush()
 
 
 def is_saved(directory: str | os.PathLike[str]) -> bool:
@@ -235,11 +279,20 @@ def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
     return sorted(p for p in where.iterdir() if p.name == _WEIGHTS or _SHARD.fullmatch(p.name))
 
 
-def load_saved(directory: str | os.PathLike[str]) -> eqx.Module:
+def load_saved(
+    directory: str | os.PathLike[str],
+    mesh: Mesh | None = None,
+    shardings: Mapping[str, PartitionSpec] | None = None,
+) -> eqx.Module:
     """Reads a module that `save` has written. This runs `model.py`, as importing it does.
 
+    **Arguments:**
+
+    - `mesh`, `shardings`: as for `invert.load`.
+
     **Raises:** `MalformedModelError` where the directory has no such module, or its files are
-        damaged or do not fit each other; `MissingDependencyError`.
+        damaged or do not fit each other; `MeshError` where a spec does not fit an array or the
+        mesh; `MissingDependencyError`.
     """
     where = Path(directory)
     if not is_saved(where):
@@ -265,7 +318,40 @@ def load_saved(directory: str | os.PathLike[str]) -> eqx.Module:
             text = f"{code} needs {error.name}: pip install {error.name}"
             raise MissingDependencyError(text) from error
         raise MalformedModelError(f"{code} is damaged: {type(error).__name__}: {error}") from error
+    if mesh is not None and "mesh" not in inspect.signature(read).parameters:
+        raise MeshError(f"{code} knows no meshes; save the module again with this version")
+    given: dict[str, Any] = {}
+    if mesh is not None:
+        specs = getattr(namespace, "SPECS", {}) if shardings is None else dict(shardings)
+        _check_mesh(where, mesh, specs)
+        given = {"mesh": mesh, "shardings": specs}
     try:
-        return read(where / _WEIGHTS)
+        return read(where / _WEIGHTS, **given)
     except ValueError as error:
         raise MalformedModelError(f"{code} cannot be loaded with its weights: {error}") from error
+
+
+def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> None:
+    """Compares specs with the arrays in the files, of which it reads the headers.
+
+    **Raises:** `MeshError` where one does not fit.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    names: list[str] = []
+    used: set[str] = set()
+    for path in weight_files(where):
+        try:
+            file = safe_open(path, framework="numpy")
+            kinds = file.metadata() or {}
+            shapes = {n: file.get_slice(n).get_shape() for n in [*file.keys()]}
+        except (OSError, SafetensorError) as error:
+            raise MalformedModelError(f"{path} is damaged: {error}") from error
+        for name, shape in shapes.items():
+            names.append(name)
+            pattern = next((p for p in specs if placement.fits(name, p)), None)
+            if pattern is not None:
+                used.add(pattern)
+                sizes = shape[:-1] if name in kinds else shape
+                placement.check_divides(name, sizes, specs[pattern], mesh)
+    placement.check_patterns(specs, used, names)

@@ -427,6 +427,10 @@ OpSharding
     1 type int32
     3 tile_assignment_dimensions int64*
     4 tile_assignment_devices int64*
+    6 replicate_on_last_tile_dim bool
+    8 last_tile_dims int32*
+    9 iota_reshape_dims int64*
+    10 iota_transpose_perm int32*
 
 UniformQuantizedConvolutionDimensionNumbersAttr
     1 input_batch_dimension int64

@@ -23,6 +23,8 @@ from invert._private.jax import (
     is_jaxpr,
     live_part,
     names_of,
+    on_shards,
+    on_whole_values,
     open_jaxpr,
     trace_closed,
     with_names,
@@ -161,7 +163,8 @@ class Rewriter:
             # Array constants are defined outside the bodies that use them.
             found = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
             known = () if all(c is None for c in found) else tuple(found)
-            new = self._param(value, number, known)
+            with on_shards(eqn):
+                new = self._param(value, number, known)
             if new is not value:
                 params[name] = new
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
@@ -287,12 +290,13 @@ def _template(
 
     It depends on the arguments alone, so that programs recovered one after another share it.
     """
-    closed = raise_call(dataclasses.replace(call, commuted=frozenset()), platform)
-    if closed is None:
-        return None, ()
-    x64 = call.needs_x64
-    inner = Rewriter(stages, raise_call, platform, x64, x64)
-    closed = _commuted(inner.run(closed), call.commuted)
+    with on_whole_values():
+        closed = raise_call(dataclasses.replace(call, commuted=frozenset()), platform)
+        if closed is None:
+            return None, ()
+        x64 = call.needs_x64
+        inner = Rewriter(stages, raise_call, platform, x64, x64)
+        closed = _commuted(inner.run(closed), call.commuted)
     return Graph(closed, consts_of(closed)), tuple(inner.defects)
 
 
@@ -351,7 +355,7 @@ class Replacement:
 
 @kept_by_call
 def _trace(call: Call) -> ClosedJaxpr:
-    with jax.enable_x64(call.needs_x64):
+    with jax.enable_x64(call.needs_x64), on_whole_values():
         return trace_closed(call.function, *call.avals)
 
 

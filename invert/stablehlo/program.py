@@ -9,15 +9,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._config import Config
-from invert._entry import OpUse
+from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.primitives.stablehlo import calls
 from invert.primitives.stablehlo import rules as _rules
 from invert.stablehlo.ops import interpreter
 from invert.stablehlo.ops.attributes import element_dtype, is_token, location_text, shape_of, string
+from invert.stablehlo.ops.devices import Devices, devices_of
 from invert.stablehlo.ops.interpreter import Context, Known, Value
+from invert.stablehlo.ops.shardings import Sharding, closed, of_rank
 from invert.stablehlo.parse import parse_module
 
 _PLATFORM_INDEX = "_platform_index"
@@ -35,12 +38,14 @@ class Program:
 
     - `module`: the verified MLIR module.
     - `platforms`: the platforms it was lowered for; several make it take a platform index.
+    - `mesh`: the mesh of devices that its container states.
     """
 
     module: Any
     config: Config
     platforms: tuple[str, ...] = ()
     location: str = ""
+    mesh: AbstractMesh | None = None
 
     @classmethod
     def from_bytes(
@@ -51,6 +56,7 @@ class Program:
         platforms: tuple[str, ...] = (),
         location: str = "",
         trusted: bool = False,
+        mesh: AbstractMesh | None = None,
     ) -> Program:
         """Parses `blob`: MLIR text, bytecode or a portable artifact.
 
@@ -62,12 +68,17 @@ class Program:
         **Raises:** `MalformedModelError`.
         """
         module = parse_module(blob, trusted=trusted)
-        return cls(module, config, tuple(p.lower() for p in platforms), location)
+        return cls(module, config, tuple(p.lower() for p in platforms), location, mesh)
 
     @functools.cached_property
     def functions(self) -> Mapping[str, Any]:
         """Functions by name, and meshes as `sdy.mesh <name>`."""
         return functions_of(self.module)
+
+    @functools.cached_property
+    def devices(self) -> Devices:
+        """The meshes of devices that the module is for."""
+        return devices_of(self.module, self.functions, self.mesh)
 
     @functools.cached_property
     def entry(self) -> str:
@@ -120,6 +131,27 @@ class Program:
         return _array_types(function.attributes["function_type"].value.results)
 
     @functools.cached_property
+    def shardings(self) -> Shardings | None:
+        """How the arguments and results lie on several devices; `None` where that is left open."""
+        function = self.functions[self.entry].attributes
+        skipped = int(self.takes_platform_index)
+        found: list[tuple[Sharding | None, ...]] = []
+        for key, count in (("arg_attrs", len(self.in_types)), ("res_attrs", len(self.out_types))):
+            named = list(function[key]) if key in function else []
+            named = named[skipped:] if key == "arg_attrs" else named
+            annotated = tuple(map(self.devices.of_attributes, named))
+            found.append(annotated or (None,) * count)
+        meshes = [s.mesh for part in found for s in part if s is not None]
+        if not meshes or meshes[0].size == 1:
+            return None
+        mesh = meshes[0]
+        ins, outs = (
+            tuple(closed(s.spec, mesh.axis_names) if s and s.mesh == mesh else None for s in part)
+            for part in found
+        )
+        return Shardings(mesh, ins, outs)
+
+    @functools.cached_property
     def is_static(self) -> bool:
         return all(None not in shape for shape, _ in self.in_types)
 
@@ -155,9 +187,28 @@ class Program:
             raise UnsupportedOpError(self.problems)
         self._check_platform()
         self._check(values)
-        ctx = Context(functions=self.functions, config=self.config, jitted={}, env={})
+        ctx = Context(self.functions, self.config, jitted={}, env={}, devices=self.devices)
         known = [Known.of(self.platform_index())] if self.takes_platform_index else []
         return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
+
+    def on_devices(self, *values: Value) -> list[Value]:
+        """As a call, with the arguments and results constrained to lie as the module says.
+
+        For `jax.jit` these are `in_shardings` and `out_shardings`, which a function that is called
+        by others has as constraints.
+        """
+        if self.shardings is None:
+            return self(*values)
+        mesh = self.shardings.mesh
+
+        def lie(value: Value, spec: PartitionSpec | None) -> Value:
+            if spec is None or mesh is None:
+                return value
+            whole = of_rank(spec, value.ndim)
+            return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, whole))
+
+        results = self(*map(lie, values, self.shardings.arguments))
+        return list(map(lie, results, self.shardings.results))
 
     def _check(self, values: Sequence[Value]) -> None:
         wrong = []

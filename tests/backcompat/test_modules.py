@@ -10,7 +10,10 @@ from __future__ import annotations
 import collections
 import functools
 import importlib
+import os
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,14 +27,12 @@ from invert._config import Config
 from invert.ir.jaxprs import opaque_targets
 from tests.harness_cases import difference
 
-_SHARDS = "its body runs on shards of several devices"
-
-# Modules that cannot be raised, with the reason.
-REFUSED: dict[str, str] = {
-    "shardy_sharding_ops_with_different_meshes-data_2025_06_30": _SHARDS,
-    "tpu_Sharding-data_2025_06_30-gspmd": _SHARDS,
-    "tpu_Sharding-data_2025_06_30-shardy": _SHARDS,
-}
+# Modules for two devices.
+SHARDED = (
+    "shardy_sharding_ops_with_different_meshes-data_2025_06_30",
+    "tpu_Sharding-data_2025_06_30-gspmd",
+    "tpu_Sharding-data_2025_06_30-shardy",
+)
 
 # Modules that keep opaque equations: beginning of the name -> reason.
 OPAQUE = {
@@ -123,12 +124,12 @@ def _raise(case: dict[str, Any]) -> invert.Module:
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_module(name: str) -> None:
     case = modules()[name]
-    if name in REFUSED:
-        with pytest.raises(invert.UnsupportedOpError, match="shards"):
-            _raise(case)
-        return
     module = _raise(case)
     inputs = [np.asarray(x) for x in case["inputs"]]
+    if name in SHARDED and jax.device_count() < 2:
+        with pytest.raises(invert.MeshError, match="takes 2 devices, and this process has 1"):
+            module(*inputs)
+        return
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(module)(*inputs)
         assert len(jaxpr.out_avals) == len(case["expected_outputs"])
@@ -145,11 +146,22 @@ def test_module(name: str) -> None:
     assert (text := difference(got, want, factor=10)) is None, text
 
 
+def test_modules_for_two_devices() -> None:
+    flags = "--xla_force_host_platform_device_count=2"
+    code = "import sys; from tests.backcompat.test_modules import test_module as run\n"
+    code += "for name in sys.argv[1:]: run(name)"
+    subprocess.run(
+        [sys.executable, "-c", code, *SHARDED],
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+    )
+
+
 def test_all_modules_are_found() -> None:
     platforms = collections.Counter(case["platform"] for case in modules().values())
     print(f"{len(modules())} modules ({dict(platforms)})")
     assert len(modules()) >= 142
     assert set(platforms) >= {"cpu", "cuda", "rocm", "tpu"}
-    assert set(REFUSED) | set(NOT_COMPARED) <= set(modules())
+    assert set(SHARDED) | set(NOT_COMPARED) <= set(modules())
     for word in (*OPAQUE, *INVARIANTS):
         assert any(word in name for name in modules())

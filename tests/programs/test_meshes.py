@@ -52,7 +52,8 @@ for run in (module, module.model):
     with jax.set_mesh(mesh):
         x = jax.device_put(w, NamedSharding(mesh, P("x", None)))
         lowered = jax.jit(run).lower(w, x)
-        assert lowered.as_text().count("sdy.sharding_constraint") == 2, lowered.as_text()
+        # Two of the program, two of the arguments.
+        assert lowered.as_text().count("sdy.sharding_constraint") == 4, lowered.as_text()
         assert np.allclose(run(w, x), (np.tanh(w @ w) @ w).sum(1), atol=1e-5)
         assert not jax.jit(run)(w, x).sharding.is_fully_replicated
         assert jax.grad(lambda w: run(w, x).sum())(w).shape == (8, 8)
@@ -86,7 +87,8 @@ def original(w, x):
 def test_on_one_device(count: int) -> None:
     module = invert.from_exported(base64.b64decode(_exported(count)))
     names = [e.primitive.name for e in module.jaxpr.eqns]
-    assert names.count("sharding_constraint") == 2
+    # Those of the program, and where it lies on several devices those of the arguments.
+    assert names.count("sharding_constraint") == (2 if count == 1 else 4)
     for run in (module, module.model):
         failures = compare(original, lambda w, x, run=run: [run(w, x)], [W, X], [[W, X], [X, W]])
         assert failures == {}

@@ -18,7 +18,7 @@ from invert._api import convert as _convert_module
 from invert._errors import SignatureError, UnsupportedOpError
 from invert._private.jax import is_tracer
 from invert.compat.tf2jax.config import conversion, get_config, narrows
-from invert.modules.module import Module
+from invert.modules.module import Module, on_first_devices
 from invert.tf.ops.node import import_tensorflow
 
 _SKIPS = "skip_variables_evaluation_inside_tf_tracing"
@@ -252,7 +252,7 @@ class _Call:
         narrow: bool,
     ):
         self.tf_func = tf_func
-        self.module = module
+        self.module = on_first_devices(module)
         self.signature = signature
         self.specs = specs
         self.narrow = narrow

@@ -13,6 +13,8 @@ from invert._private.jax import (
     dce,
     holds_jaxprs,
     is_jaxpr,
+    is_on_shards,
+    on_shards,
     open_jaxpr,
 )
 from invert.emission.expressions import library, literals, spelling
@@ -332,6 +334,26 @@ def _remat(file: Writer, body: Body, eqn: Eqn) -> Placed:
     return Placed(call(wrapped, *map(body.operand, eqn.invars)), False, [function])
 
 
+def _shard_map(file: Writer, body: Body, eqn: Eqn) -> Placed:
+    p = eqn.params
+    mesh = None if is_on_shards() else literals.mesh_literal(p["mesh"].abstract_mesh)
+    parameters = [(h, -1) for h in parameter_hints(len(eqn.invars))]
+    with on_shards(eqn):
+        function = local(file, body, p["jaxpr"], "on_shards", [], parameters, _flat, eqn.invars)
+    keywords: dict[str, ast.expr] = {} if mesh is None else {"mesh": mesh}
+    keywords["in_specs"] = syntax.tuple_of(map(literals.spec, p["in_specs"]))
+    keywords["out_specs"] = _flat(list(map(literals.spec, p["out_specs"])))
+    axes = [a for a in p["mesh"].axis_names if a in p["newly_manual_axes"]]
+    if len(axes) < len(p["mesh"].axis_names):
+        keywords["axis_names"] = ast.Set(list(map(number, axes)))
+    if not p["check_vma"]:
+        keywords["check_vma"] = number(False)
+    mapped = call("jax.shard_map", _reference(function), **keywords)
+    count = len(eqn.outvars)
+    expression = call(mapped, *map(body.operand, eqn.invars))
+    return Placed(expression, False, [function], pattern=unpacking(range(count)))
+
+
 def _opaque(file: Writer, body: Body, eqn: Eqn) -> Placed:
     """A custom call that was not recovered: the text imports `invert` for it."""
     params = eqn.params
@@ -402,6 +424,7 @@ ROWS: Mapping[str, Row] = {
     "reduce_window": _reduce,
     "checkpoint": _remat,
     "remat2": _remat,
+    "shard_map": _shard_map,
     custom_call_p.name: _opaque,
 }
 

@@ -139,7 +139,12 @@ def _sharding(value: NamedSharding) -> ast.expr:
         return syntax.number(None)
     if not isinstance(mesh, AbstractMesh):
         raise EmissionError("a sharding over the devices of this process cannot be written")
-    axes = syntax.call(
+    return syntax.call("jax.sharding.NamedSharding", mesh_literal(mesh), spec(value.spec))
+
+
+def mesh_literal(mesh: AbstractMesh) -> ast.expr:
+    """A mesh without devices."""
+    return syntax.call(
         "jax.sharding.AbstractMesh",
         syntax.tuple_of(map(syntax.number, mesh.axis_sizes)),
         syntax.tuple_of(map(syntax.number, mesh.axis_names)),
@@ -147,8 +152,11 @@ def _sharding(value: NamedSharding) -> ast.expr:
             syntax.name(f"jax.sharding.AxisType.{t.name}") for t in mesh.axis_types
         ),
     )
-    spec = syntax.call("jax.sharding.PartitionSpec", *map(_partition, value.spec))
-    return syntax.call("jax.sharding.NamedSharding", axes, spec)
+
+
+def spec(value: PartitionSpec) -> ast.expr:
+    """How an array is cut."""
+    return syntax.call("jax.sharding.PartitionSpec", *map(_partition, value))
 
 
 def _partition(entry: Any) -> ast.expr:

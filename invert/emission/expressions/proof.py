@@ -15,7 +15,15 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, optional_step
-from invert._private.jax import SIZE_ERRORS, close_like, consts_of, open_jaxpr, rename, trace_closed
+from invert._private.jax import (
+    SIZE_ERRORS,
+    close_like,
+    consts_of,
+    mesh_of_now,
+    open_jaxpr,
+    rename,
+    trace_closed,
+)
 from invert.emission.python import load, syntax
 from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
@@ -73,7 +81,7 @@ class Prover:
         for i, dimension in enumerate(self.dimensions):
             values[dimension_token(dimension)] = ast.Name(f"n{i}", ast.Load())
         closed = syntax.substitute(expression, values)
-        key = (syntax.text_of(closed), tuple(map(_type_key, avals)), x64)
+        key = (syntax.text_of(closed), tuple(map(_type_key, avals)), x64, mesh_of_now())
         if key not in self._traced:
             sizes = {f"n{i}": n for i, n in enumerate(self.dimensions.values())}
             function = load.function_of(names, closed, {**NAMESPACE, **sizes})

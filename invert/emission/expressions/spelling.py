@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError
+from invert._private.jax import is_on_shards, mesh_of_now
 from invert.emission.expressions import indexing, literals, products
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
@@ -188,7 +189,59 @@ def _seed(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
 
 
 def _constraint(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
-    yield call("lax.with_sharding_constraint", args[0], literals.value(eqn.params["sharding"]))
+    sharding = eqn.params["sharding"]
+    if is_on_shards():
+        yield call("lax.with_sharding_constraint", args[0], literals.spec(sharding.spec))
+    yield call("lax.with_sharding_constraint", args[0], literals.value(sharding))
+
+
+def _axes(names: Any) -> ast.expr:
+    """One axis, or several."""
+    names = names if isinstance(names, (tuple, list)) else (names,)
+    return number(names[0]) if len(names) == 1 else literals.value(tuple(names))
+
+
+def _collective(function: str, *params: str) -> Row:
+    """A function of the axes, with other parameters where they are not the default."""
+
+    def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+        given = eqn.params
+        axes = given["axes"] if "axes" in given else given["axis_name"]
+        keywords = {
+            _KEYWORDS.get(p, p): literals.value(given[p])
+            for p in params
+            if given.get(p) is not None
+        }
+        plain = {
+            k: v for k, v in keywords.items() if not (isinstance(v, ast.Constant) and not v.value)
+        }
+        yield call(f"lax.{function}", *args, _axes(axes), **plain)
+        yield call(f"lax.{function}", *args, literals.value(axes), **keywords)
+
+    return row
+
+
+_KEYWORDS = {"all_gather_dimension": "axis"}
+
+
+def _all_to_all(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+    p = eqn.params
+    groups = p["axis_index_groups"]
+    keywords = {} if groups is None else {"axis_index_groups": literals.value(groups)}
+    places = (number(p["split_axis"]), number(p["concat_axis"]))
+    for tiled in (True, False):
+        yield call(
+            "lax.all_to_all",
+            args[0],
+            _axes(p["axis_name"]),
+            *places,
+            tiled=number(tiled),
+            **keywords,
+        )
+
+
+def _axis_index(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+    yield call("lax.axis_index", _axes(eqn.params["axis_name"]))
 
 
 def _split_key(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
@@ -263,6 +316,17 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "reduce_window_min": (indexing.pooling("min", "jnp.inf"),),
     "reduce_window_sum": (indexing.pooling("add", "0.0"),),
     "sharding_constraint": (_constraint,),
+    **{n: (_collective(n, "axis_index_groups"),) for n in ("psum", "pmax", "pmin")},
+    "all_gather": (
+        _collective("all_gather", "axis_index_groups", "all_gather_dimension", "tiled"),
+    ),
+    "reduce_scatter": (
+        _collective("psum_scatter", "scatter_dimension", "axis_index_groups", "tiled"),
+    ),
+    "ppermute": (_collective("ppermute", "perm"),),
+    "pbroadcast": (_collective("pbroadcast", "source"),),
+    "all_to_all": (_all_to_all,),
+    "axis_index": (_axis_index,),
     "random_seed": (_seed,),
     "random_wrap": (_wrap,),
     "random_unwrap": (_key("key_data"),),
@@ -344,7 +408,7 @@ def _signature(eqn: Eqn, program: Program) -> Hashable | None:
             value = np.asarray(atom.val)
             operands.append((value.dtype, value.tobytes(), value.shape))
     outs = tuple(_frozen(program.shape(v)) for v in eqn.outvars if hasattr(v.aval, "shape"))
-    return eqn.primitive.name, params, tuple(operands), outs
+    return eqn.primitive.name, params, tuple(operands), outs, mesh_of_now()
 
 
 def _frozen(value: object) -> Hashable:

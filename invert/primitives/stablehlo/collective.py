@@ -1,102 +1,280 @@
-"""Collectives of a program for one device. Groups of one leave values as they are."""
+"""Collectives: among the devices of a mesh inside of `shard_map`, and of groups of one outside."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AbstractMesh
 
 from invert._errors import Problem, UnsupportedOpError
-from invert.stablehlo.ops import attributes
+from invert._private.mlir import ir
+from invert.stablehlo.ops import attributes, shardings
+from invert.stablehlo.ops.devices import Manual, coordinates
 from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
+_AXIS_REF = re.compile(r'axis_ref<name = "((?:[^"\\]|\\.)*)"(, sub_axis_info)?')
 
-def _alone(op: Op, name: str = "replica_groups") -> None:
-    """Reads the groups; several devices in one have no counterpart outside of `shard_map`."""
-    groups = attributes.dense_int_rows(op[name])
-    for other in list(op.unread):
+
+class Groups(NamedTuple):
+    """The axes of a mesh along which devices communicate.
+
+    `index_groups` are groups of indices along these axes; `None` for all of them. `size` is the
+    number of devices in a group.
+    """
+
+    axes: tuple[str, ...]
+    size: int
+    index_groups: list[list[int]] | None = None
+
+    @property
+    def name(self) -> str | tuple[str, ...]:
+        """One axis, or several, as JAX's functions take them."""
+        return self.axes[0] if len(self.axes) == 1 else self.axes
+
+
+def _problem(op: Op, reason: str, remedy: str) -> UnsupportedOpError:
+    return UnsupportedOpError([Problem(op.name, reason, op.location, remedy)])
+
+
+def _groups(ctx: Context, op: Op) -> Groups | None:
+    """The groups of an op; `None` where each device is alone in its own."""
+    attribute = op["replica_groups"]
+    for other in ("channel_handle", "use_global_device_ids", "channel_id"):
         op.get(other)
-    if any(len(g) > 1 for g in groups):
-        raise UnsupportedOpError(
-            [
-                Problem(
-                    op.name,
-                    f"it communicates among {max(map(len, groups))} devices, which a program "
-                    "without a device mesh cannot",
-                    op.location,
-                    "Export the program for one device, or before partitioning.",
-                )
-            ]
+    if not isinstance(attribute, ir.DenseElementsAttr):
+        return _named_groups(ctx, op, str(attribute))
+    rows = [[n for n in row if n >= 0] for row in attributes.dense_int_rows(attribute)]
+    if all(len(row) <= 1 for row in rows):
+        return None
+    if ctx.manual is None:
+        raise _problem(
+            op,
+            f"it communicates among {max(map(len, rows))} devices, which a program without a "
+            "device mesh cannot",
+            "Export the program for one device, or before partitioning.",
         )
+    found = _along_axes(rows, ctx.manual)
+    if found is None:
+        raise _problem(
+            op,
+            f"its groups of devices, {rows}, are not along axes of the mesh "
+            f"{dict(ctx.manual.mesh.shape)} that are manual there",
+            "Export it with groups along the axes of its mesh.",
+        )
+    return found
 
 
-def _identity(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    _alone(op)
-    return list(operands)
+def _named_groups(ctx: Context, op: Op, text: str) -> Groups:
+    """Groups of newer modules, which name the axes of a mesh."""
+    found = _AXIS_REF.findall(text)
+    axes = tuple(name for name, _ in found)
+    sizes = {} if ctx.manual is None else dict(ctx.manual.mesh.shape)
+    if any(part for _, part in found) or not set(axes) <= set(sizes):
+        raise _problem(op, f"no mesh has its groups, {text}", "Export it with whole axes.")
+    return Groups(axes, int(np.prod([sizes[a] for a in axes])))
 
 
-raises(
-    "stablehlo.all_gather",
-    "stablehlo.all_reduce",
-    "stablehlo.all_to_all",
-    "stablehlo.collective_broadcast",
-    "stablehlo.cross-replica-sum",
-    "stablehlo.reduce_scatter",
-)(_identity)
+def _along_axes(rows: Sequence[Sequence[int]], manual: Manual) -> Groups | None:
+    mesh = manual.mesh
+    strides = shardings.group_strides(rows)
+    axes = None if strides is None else shardings.axes_of(mesh, strides)
+    if axes and set(axes) <= manual.axes and _same(rows, coordinates(mesh, axes)):
+        return Groups(axes, len(rows[0]))
+    # Groups within one axis, or within all of those that are manual.
+    ordered = tuple(a for a in mesh.axis_names if a in manual.axes)
+    for axes in [(a,) for a in ordered] + [ordered]:
+        lines = list(coordinates(mesh, axes))
+        place = {device: i for i, device in enumerate(lines[0])}
+        inner = [[place[n] for n in row] for row in rows if set(row) <= set(lines[0])]
+        made = [[line[i] for i in group] for line in lines for group in inner]
+        if inner and _same(made, rows):
+            return Groups(axes, len(rows[0]), inner)
+    return None
+
+
+def _same(rows: Iterable[Sequence[int]], others: Iterable[Sequence[int]]) -> bool:
+    """Whether these are the same groups, in any order."""
+    return sorted(map(tuple, rows)) == sorted(map(tuple, others))
+
+
+def _reducer(op: Op) -> str:
+    """The one op that a reducer does to its arguments, but for annotations."""
+    block = op.regions[0].blocks[0]
+    names = [view.operation.name for view in block.operations]
+    found = [n for n in names[:-1] if not n.startswith("sdy.") and n != "stablehlo.custom_call"]
+    if len(found) != 1:
+        raise _problem(op, f"it reduces by {', '.join(found)}", "Reduce by sum, min or max.")
+    return found[0]
+
+
+_REDUCERS: dict[str, Callable[..., Value]] = {
+    "stablehlo.add": lax.psum,
+    "stablehlo.maximum": lax.pmax,
+    "stablehlo.minimum": lax.pmin,
+}
+
+
+@raises("stablehlo.all_reduce", "stablehlo.cross-replica-sum")
+def _all_reduce(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+    groups = _groups(ctx, op)
+    if groups is None:
+        return list(operands)
+    name = "stablehlo.add" if not op.regions else _reducer(op)
+    reduce = _REDUCERS.get(name)
+    if reduce is None:
+        raise _problem(op, f"it reduces by {name}", "Reduce by sum, min or max.")
+    if groups.index_groups is None:
+        return [reduce(x, groups.axes) for x in operands]
+    return [reduce(x, groups.name, axis_index_groups=groups.index_groups) for x in operands]
+
+
+@raises("stablehlo.all_gather")
+def _all_gather(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+    axis = attributes.integer(op["all_gather_dim"])
+    groups = _groups(ctx, op)
+    if groups is None:
+        return list(operands)
+    results = []
+    for x, value in zip(operands, op.op.operands, strict=True):
+        inner = _without_axis(ctx, value, axis)
+        gathered = lax.all_gather(
+            x if inner is None else inner,
+            groups.name,
+            axis=axis,
+            tiled=inner is None,
+            axis_index_groups=groups.index_groups,
+        )
+        results.append(gathered)
+    return results
+
+
+def _without_axis(ctx: Context, value: Any, axis: int) -> Value | None:
+    """What a value was before a dimension of size one was put in at `axis`."""
+    owner = getattr(value.owner, "operation", value.owner)
+    if getattr(owner, "name", "") != "stablehlo.broadcast_in_dim":
+        return None
+    kept = attributes.dense_ints(owner.attributes["broadcast_dimensions"])
+    shape = attributes.shape_of(value.type)
+    inner = ctx.env.get(owner.operands[0])
+    if inner is None or shape[axis] != 1:
+        return None
+    others = [i for i in range(len(shape)) if i != axis]
+    same = list(kept) == others and [shape[i] for i in others] == list(inner.shape)
+    return inner if same else None
+
+
+@raises("stablehlo.reduce_scatter")
+def _reduce_scatter(ctx: Context, op: Op, x: Value) -> Value:
+    axis = attributes.integer(op["scatter_dimension"])
+    groups = _groups(ctx, op)
+    if groups is None:
+        return x
+    if (name := _reducer(op)) != "stablehlo.add":
+        raise _problem(op, f"it reduces by {name}", "Reduce by sum.")
+    return lax.psum_scatter(
+        x,
+        groups.name,
+        scatter_dimension=axis,
+        axis_index_groups=groups.index_groups,
+        tiled=True,
+    )
+
+
+@raises("stablehlo.all_to_all")
+def _all_to_all(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+    split = attributes.integer(op["split_dimension"])
+    concat = attributes.integer(op["concat_dimension"])
+    count = attributes.integer(op["split_count"])
+    groups = _groups(ctx, op)
+    if groups is None:
+        return list(operands)
+    if count != groups.size:
+        raise _problem(op, f"it splits into {count} among {groups.size}", "Export it again.")
+    return [
+        lax.all_to_all(
+            x, groups.name, split, concat, axis_index_groups=groups.index_groups, tiled=True
+        )
+        for x in operands
+    ]
+
+
+@raises("stablehlo.collective_broadcast")
+def _collective_broadcast(ctx: Context, op: Op, x: Value) -> Value:
+    rows = attributes.dense_int_rows(op["replica_groups"])
+    op.get("channel_handle")
+    if all(len(row) <= 1 for row in rows):
+        return x
+    if ctx.manual is not None:
+        for axes in _choices(ctx.manual):
+            lines = {frozenset(line): line for line in coordinates(ctx.manual.mesh, axes)}
+            sources = {
+                lines[frozenset(row)].index(row[0]) for row in rows if frozenset(row) in lines
+            }
+            if len(sources) == 1 and {frozenset(row) for row in rows} == set(lines):
+                return lax.pbroadcast(x, axes[0] if len(axes) == 1 else axes, sources.pop())
+    raise _problem(op, f"no axis of a mesh has its groups, {rows}", "Export it for one device.")
+
+
+def _choices(manual: Manual) -> list[tuple[str, ...]]:
+    """The sets of manual axes, the smaller ones first."""
+    ordered = [a for a in manual.mesh.axis_names if a in manual.axes]
+    return [c for n in range(1, len(ordered) + 1) for c in itertools.combinations(ordered, n)]
 
 
 @raises("stablehlo.collective_permute")
 def _collective_permute(ctx: Context, op: Op, *operands: Value) -> Any:
     pairs = attributes.dense_int_rows(op["source_target_pairs"])
-    for other in list(op.unread):
-        op.get(other)
-    if (0, 0) in pairs:
-        return list(operands)
-    if not pairs:  # nobody sends to this device: zeros, by the specification
-        return [jnp.zeros_like(x) for x in operands]
-    _alone(op, "source_target_pairs")
-    return list(operands)
+    op.get("channel_handle")
+    if ctx.manual is None:
+        if not pairs:  # nobody sends to this device: zeros, by the specification
+            return [jnp.zeros_like(x) for x in operands]
+        if (0, 0) in pairs and len(pairs) == 1:
+            return list(operands)
+        raise _problem(
+            op,
+            "it sends among several devices, which a program without a device mesh cannot",
+            "Export the program for one device, or before partitioning.",
+        )
+    for axes in _choices(ctx.manual):
+        perm = _permutation(pairs, ctx.manual.mesh, axes)
+        if perm is not None:
+            name = axes[0] if len(axes) == 1 else axes
+            return [lax.ppermute(x, name, perm) for x in operands]
+    raise _problem(
+        op,
+        f"its pairs of devices, {list(pairs)}, are not along axes of the mesh "
+        f"{dict(ctx.manual.mesh.shape)} that are manual there",
+        "Export it with a permutation along the axes of its mesh.",
+    )
+
+
+def _permutation(
+    pairs: Sequence[Sequence[int]], mesh: AbstractMesh, axes: tuple[str, ...]
+) -> list[tuple[int, int]] | None:
+    """The pairs as a permutation along some axes, the same one everywhere else."""
+    lines = list(coordinates(mesh, axes))
+    place = {device: i for i, device in enumerate(lines[0])}
+    perm = [(place[a], place[b]) for a, b in pairs if a in place and b in place]
+    made = {(line[a], line[b]) for line in lines for a, b in perm}
+    return perm if made == set(map(tuple, pairs)) else None
 
 
 @raises("stablehlo.partition_id", "stablehlo.replica_id")
 def _identifier(ctx: Context, op: Op) -> Value:
-    return lax.full((), np.uint32(0))
-
-
-@raises("sdy.all_gather", "sdy.all_reduce", "sdy.all_slice", "sdy.all_to_all")
-def _resharding(ctx: Context, op: Op, x: Value) -> Value:
-    """They change where values are, not the values, seen from outside of the mesh."""
-    for other in list(op.unread):
-        op.get(other)
-    return x
-
-
-@raises("sdy.manual_computation")
-def _manual_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    axes = str(op["manual_axes"])
-    for other in list(op.unread):
-        op.get(other)
-    body = op.regions[0]
-    local = [a.type for a in body.blocks[0].arguments]
-    if any(attributes.aval(t).shape != x.shape for t, x in zip(local, operands, strict=True)):
-        raise UnsupportedOpError(
-            [
-                Problem(
-                    op.name,
-                    f"its body runs on shards over the mesh axes {axes}",
-                    op.location,
-                    "Export the program for one device.",
-                )
-            ]
-        )
-    return ctx.region(body)(*operands)
-
-
-@raises("sdy.named_computation")
-def _named_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    for other in list(op.unread):
-        op.get(other)
-    return ctx.region(op.regions[0])(*operands)
+    if ctx.manual is None:
+        if ctx.devices.count > 1 and op.name == "stablehlo.partition_id":
+            reason = f"it asks which of {ctx.devices.count} devices it runs on, without a mesh"
+            raise _problem(op, reason, "Export the program for one device.")
+        return lax.full((), np.uint32(0))
+    total = np.uint32(0)
+    for name, (stride, _) in shardings.mesh_strides(ctx.manual.mesh).items():
+        if name in ctx.manual.axes:
+            index = lax.convert_element_type(lax.axis_index(name), np.uint32)
+            total = lax.add(lax.mul(index, np.uint32(stride)), total)
+    return total

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.devices import index_axis
 from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
 
 # JAX writes `x + 1.0` with a scalar operand, and `x - m` with one whose sizes are partly one, and
@@ -229,6 +230,10 @@ def _clamp(ctx: Context, op: Op, low: Value, x: Value, high: Value) -> Value:
 @raises("stablehlo.convert")
 def _convert(ctx: Context, op: Op, x: Value) -> Value:
     dtype = ctx.dtype(op)
+    if ctx.manual is not None and not x.ndim:
+        name = index_axis(op.op.results[0], ctx.manual.mesh)
+        if name in ctx.manual.axes:
+            return lax.axis_index(name)
     if x.dtype == dtype:
         return x
     if _is_complex(x) and not jnp.issubdtype(dtype, jnp.complexfloating):

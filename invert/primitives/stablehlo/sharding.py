@@ -1,64 +1,59 @@
-"""Sharding annotations, kept as constraints."""
+"""Sharding annotations of both partitioners, as constraints; regions that run on shards."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Sequence
 
-import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.stablehlo.ops import shardings
+from invert.stablehlo.ops.devices import Manual, layout_of
 from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
+from invert.stablehlo.ops.shardings import Sharding
 
 
 def annotation(ctx: Context, op: Op, x: Value) -> Value:
-    """`@Sharding` and its kin of the older partitioner: they do not change values.
-
-    The older annotations name devices by number and no mesh, so there is no `PartitionSpec` to
-    write; on one device they mean nothing.
-    """
+    """`@Sharding` of the older partitioner; on one device it means nothing."""
     want = ctx.avals(op)[0] if op.result_types() else x
     if x.shape != want.shape:
         raise UnsupportedOpError(
             [
                 Problem(
                     op.name,
-                    f"it cuts {list(x.shape)} into shards of {list(want.shape)} for a program that "
-                    "runs on several devices",
+                    f"it cuts {list(x.shape)} into shards of {list(want.shape)}, and nothing puts "
+                    "them together",
                     op.location,
                     "Export the program for one device.",
                 )
             ]
         )
-    return x
+    layout = layout_of(op.op)
+    if layout is not None and layout.manual is None:
+        return x
+    return constrained(ctx, x, ctx.devices.annotation(op.op))
 
 
-def _mesh(text: str) -> AbstractMesh | None:
-    """The mesh of `sdy.mesh`, printed as `<["x"=2, "y"=4]>`; `None` where it has no axes."""
-    axes = re.findall(r'"((?:[^"\\]|\\.)*)"\s*=\s*(\d+)', text)
-    if not axes:
-        return None
-    return AbstractMesh(
-        tuple(int(size) for _, size in axes),
-        tuple(name for name, _ in axes),
-        axis_types=(AxisType.Auto,) * len(axes),
-    )
-
-
-def _spec(text: str) -> PartitionSpec | None:
-    """The spec of `#sdy.sharding<@mesh, [{"x"}, {"y", ?}, {}]>`; `None` for sub-axes."""
-    body = re.search(r"\[(.*)\]", text)
-    if body is None or '":(' in text:
-        return None
-    entries: list[Any] = []
-    for part in re.findall(r"\{([^}]*)\}", body[1]):
-        names = re.findall(r'"((?:[^"\\]|\\.)*)"', part)
-        if names:
-            entries.append(names[0] if len(names) == 1 else tuple(names))
-        else:
-            entries.append(PartitionSpec.UNCONSTRAINED if "?" in part else None)
-    return PartitionSpec(*entries)
+def constrained(ctx: Context, x: Value, sharding: Sharding | None) -> Value:
+    """The value under a constraint, unless that asks for nothing."""
+    if sharding is None:
+        return x
+    mesh, spec = sharding
+    spec = shardings.of_rank(spec, x.ndim)
+    if ctx.manual is None:
+        if x.ndim and shardings.is_open(spec):
+            return x
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    # Lowering puts an open constraint on every value of a part that is manual on some axes only.
+    free = [a for a in mesh.axis_names if a not in ctx.manual.axes]
+    entries = [
+        e if e is PartitionSpec.UNCONSTRAINED else shardings.closed(PartitionSpec(e), free)[0]
+        for e in spec
+    ]
+    if not any(e not in (None, PartitionSpec.UNCONSTRAINED) for e in entries):
+        return x
+    return lax.with_sharding_constraint(x, PartitionSpec(*entries))
 
 
 @raises("sdy.mesh")
@@ -68,14 +63,8 @@ def _mesh_rule(ctx: Context, op: Op) -> Value:
 
 @raises("sdy.sharding_constraint", "sdy.reshard")
 def _constraint(ctx: Context, op: Op, x: Value) -> Value:
-    text = str(op["sharding"])
-    name = re.search(r'@"?([\w.$-]+)', text)
-    mesh_op = ctx.functions.get(f"sdy.mesh {name[1]}") if name else None
-    mesh = None if mesh_op is None else _mesh(str(mesh_op.attributes["mesh"]))
-    spec = _spec(text)
-    if mesh is None or spec is None:
-        return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    found = shardings.shardy_shardings(str(op["sharding"]), ctx.devices.named)
+    return constrained(ctx, x, next(iter(found), None))
 
 
 @raises("sdy.propagation_barrier", "sdy.sharding_group")
@@ -84,3 +73,46 @@ def _barrier(ctx: Context, op: Op, x: Value) -> Value:
     for name in list(op.unread):
         op.get(name)
     return [x][: len(op.result_types())]
+
+
+@raises("sdy.all_gather", "sdy.all_reduce", "sdy.all_slice", "sdy.all_to_all")
+def _resharding(ctx: Context, op: Op, x: Value) -> Value:
+    """They change where values are; `out_sharding` says where to."""
+    sharding = op.get("out_sharding")
+    for name in list(op.unread):
+        op.get(name)
+    found = shardings.shardy_shardings(str(sharding), ctx.devices.named)
+    return constrained(ctx, x, next(iter(found), None))
+
+
+@raises("sdy.manual_computation")
+def _manual_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+    region = op.regions[0]
+    axes = frozenset(shardings.shardy_axes(str(op["manual_axes"])))
+    named = ctx.devices.named
+    ins = shardings.shardy_shardings(str(op["in_shardings"]), named)
+    outs = shardings.shardy_shardings(str(op["out_shardings"]), named)
+    known = [s for s in (*ins, *outs) if s is not None]
+    whole = len(ins) == len(operands) and len(outs) == len(op.result_types())
+    if not known or len(known) != len(ins) + len(outs) or not whole:
+        reason = (
+            "its shardings are over parts of axes, or over a mesh that the module does not hold"
+        )
+        raise UnsupportedOpError(
+            [Problem(op.name, reason, op.location, "Export it with whole axes of one mesh.")]
+        )
+
+    def body(inner: Context, *shards: Value) -> Sequence[Value]:
+        return inner.region(region)(*shards)
+
+    in_specs, out_specs = (
+        [shardings.closed(s.spec, axes) for s in part if s is not None] for part in (ins, outs)
+    )
+    return ctx.sharded(Manual(known[0].mesh, axes), in_specs, out_specs, body, operands)
+
+
+@raises("sdy.named_computation")
+def _named_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+    for other in list(op.unread):
+        op.get(other)
+    return ctx.region(op.regions[0])(*operands)

@@ -6,16 +6,19 @@ Converted functions run on one device: a collective over a group of one is the i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AbstractMesh, NamedSharding
 
 from invert._errors import UnsupportedOpError
 from invert.primitives.tf.variables import assign, current
 from invert.primitives.tf.window import refuse
 from invert.protos.messages import message
+from invert.stablehlo.ops import shardings
+from invert.tf.interpreter import rows
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Static, Value, rule
 from invert.tf.ops.node import Node
@@ -82,6 +85,36 @@ def _trigger() -> None:
 @rule("XlaSetBound", "XlaRemoveDynamicDimensionSize")
 def _unchanged(x: Value, bound: Value) -> Value:
     return x
+
+
+@rule("XlaSharding", ignores=("sharding", "unspecified_dims"), rows=rows.unchanged)
+def _sharding(x: Array, *, ctx: Context, node: Node) -> Array:
+    # Not `node.attr`: it decodes strings as text, and these are bytes.
+    held = node.attrs.get("_XlaShardingV2", node.attrs.get("_XlaSharding"))
+    data = node.attrs["sharding"].s or (held.s if held is not None else b"")
+    layout = shardings.tiling(shardings.text_of(data))
+    if layout is None or layout.manual is None:
+        return x
+    for mesh in _meshes(ctx, layout):
+        unspecified = node.attr("unspecified_dims", ())
+        if (spec := shardings.tiled_spec(mesh, layout, unspecified)) is not None:
+            whole = shardings.of_rank(spec, x.ndim)
+            return lax.with_sharding_constraint(x, NamedSharding(mesh, whole))
+    return x
+
+
+def _meshes(ctx: Context, layout: shardings.Tiling) -> Iterator[AbstractMesh]:
+    """Meshes that may have a layout: those of the programs beside it, else its own."""
+    for other in ctx.graph.main.nodes:
+        if other.op == "XlaCallModule":
+            devices = ctx.graph.program(other).devices
+            yield from (*devices.named.values(), *filter(None, [devices.tiles]))
+    strides = [s for dim in layout.dims or () for s in dim]
+    if strides:
+        made = shardings.Layout(layout.size)
+        made.add(tuple(strides))
+        if (mesh := made.mesh()) is not None:
+            yield mesh
 
 
 @rule(

@@ -11,22 +11,25 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from invert._config import Config
 from invert._errors import InvertError, Problem, UnsupportedOpError
-from invert._private.jax import name_stack
+from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
 from invert._private.mlir import attribute_names, ir
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize, as_value, call_dimension
+from invert.ir.types import Eqn
 from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops import sizes as size_ops
+from invert.stablehlo.ops.devices import Devices, Manual, Shards, shards_of
 
 Value = Any  # a tracer, or a NumPy array where the value is known at conversion
 
@@ -158,6 +161,9 @@ class Context:
     explicit: dict[int, int] = dataclasses.field(default_factory=dict)
     # results of constants that were decoded ahead of the region they stand in
     hoisted: set[Any] = dataclasses.field(default_factory=set)
+    devices: Devices = dataclasses.field(default_factory=lambda: Devices({}))
+    # the mesh over whose shards ops run; `None` where they run on whole values
+    manual: Manual | None = None
 
     def avals(self, op: Op) -> list[jax.ShapeDtypeStruct]:
         """The result types of `op` as shapes and dtypes."""
@@ -192,16 +198,28 @@ class Context:
 
     def run(self, block: Any) -> list[Value]:
         """Raises the ops of `block` in order; returns the operands of its terminator."""
+        shards = shards_of(block) if self.devices.has_shards else {}
+        results = self._walk((view.operation for view in block.operations), shards)
+        if results is None:
+            raise InvertError("a block without a terminator")
+        return results
+
+    def _walk(
+        self, operations: Iterable[ir.Operation], shards: Mapping[ir.Operation, Shards]
+    ) -> list[Value] | None:
+        """Raises ops in order; returns the operands of a terminator."""
         env = self.env
         names: tuple[str, ...] = ()
         splats: dict[Any, Value] = {}
         with contextlib.ExitStack() as scopes:
-            for view in block.operations:
-                op = view.operation
+            for op in operations:
                 name = op.name
                 if name == "stablehlo.constant" and op.results[0] in self.hoisted:
                     continue
-                operands = [self._array(v, splats) for v in op.operands]
+                part = shards.get(op) if shards else None
+                if part is not None and op != part.exits[0]:
+                    continue
+                operands = [] if part else [self._array(v, splats) for v in op.operands]
                 if name in _TERMINATORS:
                     return operands
                 found = _scopes(op_attributes.location_name(op.location))
@@ -211,9 +229,53 @@ class Context:
                     scopes.close()
                     scopes.enter_context(name_stack(found))
                     names = found
+                if part is not None:
+                    self._on_shards(part)
+                    continue
                 for result, value in zip(op.results, self.apply(op, operands), strict=True):
                     env[result] = value
-        raise InvertError("a block without a terminator")
+        return None
+
+    def _on_shards(self, part: Shards) -> None:
+        """Raises a part of a block that runs on shards, where its first result is put together."""
+        outer = frozenset() if self.manual is None else self.manual.axes
+        where, ins, outs = part.specs(self.devices, outer)
+        cut = [r for e in part.entries for r in e.results]
+        joined = [(v, r) for e in part.exits for v, r in zip(e.operands, e.results, strict=True)]
+
+        def body(inner: Context, *values: Value) -> list[Value]:
+            self.env.update(zip(cut, values, strict=True))
+            inner._walk(part.inside, {})
+            return [self.env[v] for v, _ in joined]
+
+        results = self.sharded(where, ins, outs, body, [self.env[v] for v in part.operands()])
+        self.env.update(zip((whole for _, whole in joined), results, strict=True))
+
+    def sharded(
+        self,
+        where: Manual,
+        in_specs: Sequence[PartitionSpec],
+        out_specs: Sequence[PartitionSpec],
+        body: Callable[..., Sequence[Value]],
+        operands: Sequence[Value],
+    ) -> list[Value]:
+        """Binds `shard_map` of `body`, which takes the context of its ops and the shards."""
+        outer = frozenset() if self.manual is None else self.manual.axes
+        # Functions that were traced on whole values are traced again.
+        inner = dataclasses.replace(
+            self, manual=Manual(where.mesh, where.axes | outer), jitted={}, sizes={}
+        )
+        mapped = jax.shard_map(
+            lambda *values: tuple(body(inner, *values)),
+            mesh=None if outer else where.mesh,
+            in_specs=tuple(in_specs),
+            out_specs=tuple(out_specs),
+            axis_names=set(where.axes),
+            check_vma=False,
+        )
+        # JAX lowers `axis_index` to such a part where some axes are not manual.
+        index = _index_alone(mapped) if outer and not operands else None
+        return list(mapped(*operands)) if index is None else [lax.axis_index(index)]
 
     def _array(self, v: Any, splats: dict[Any, Value]) -> Value:
         """The value of `v`; an array constant of one number is a broadcast, one for each block.
@@ -305,6 +367,14 @@ class Context:
                         )
                     ]
                 )
+
+
+def _index_alone(mapped: Callable[[], Any]) -> str | None:
+    """The axis whose index a function on shards computes, and nothing else."""
+    eqns = open_jaxpr(trace_closed(mapped)).eqns
+    inner: list[Eqn] = list(dce(eqns[0].params["jaxpr"]).eqns) if len(eqns) == 1 else []
+    alone = len(inner) == 1 and inner[0].primitive.name == "axis_index"
+    return inner[0].params["axis_name"] if alone else None
 
 
 # What says that an op of the module is not one of JAX's: `bind` of a primitive and the functions of
@@ -406,8 +476,10 @@ def _problem(op: ir.Operation) -> Problem:
     return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
 
 
-# The function that the exporter puts around a program of open sizes; its author wrote none.
-_WRAPPER = "_wrapped_jax_export_main"
+# Functions that JAX puts around a program of open sizes and around the body of a `shard_map`, and
+# those that stand for a region while a module goes from one partitioner to the other. Their author
+# wrote none.
+_WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
 
 
 def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]:
@@ -429,7 +501,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
                 return results  # values of the trace at hand
             ctx.sizes[key] = results
         return ctx.sizes[key]
-    if name.startswith(_WRAPPER):
+    if name.startswith(_WRAPPERS):
         _call_dimensions(function, args)
         return _fresh(ctx).raw_region(function.regions[0])(*args)
     key = (name, tuple((i, _key(x)) for i, x in fixed.items()))

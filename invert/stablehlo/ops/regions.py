@@ -16,6 +16,7 @@ from jax import lax
 
 from invert._private.jax import lowered_module
 from invert._private.mlir import ir
+from invert.stablehlo.ops.attributes import string
 
 Signature = tuple[Any, ...]
 
@@ -41,6 +42,10 @@ def expression(block: Any, values: Sequence[Any], arguments: Sequence[Any]) -> S
         if op is None or len(op.regions):
             return None
         operands = [visit(operand) for operand in op.operands]
+        if _is_annotation(op) and operands[0] is not None:
+            # What is partly manual has them in its reducers too.
+            numbers[value] = operands[0]
+            return operands[0]
         if None in operands:
             return None
         lines.append((_head(op), *operands))
@@ -50,6 +55,12 @@ def expression(block: Any, values: Sequence[Any], arguments: Sequence[Any]) -> S
 
     results = [visit(v) for v in values]
     return None if None in results else (*lines, tuple(results))
+
+
+def _is_annotation(op: Any) -> bool:
+    if op.name == "stablehlo.custom_call":
+        return string(op.attributes["call_target_name"]) == "Sharding"
+    return op.name == "sdy.sharding_constraint"
 
 
 def _defining_constant(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from invert._config import Config
 from invert._errors import MalformedModelError
@@ -74,6 +75,7 @@ class Graph:
         self._bodies: dict[str, Body] = {}
         self._constants: dict[Node, np.ndarray] = {}
         self._programs: dict[Node, Program] = {}
+        self.mesh: AbstractMesh | None = None
         self._effects: dict[str, bool] = {}
         self._options: dict[str, Mapping[str, Any]] = {}
         self.notes: dict[str, None] = {}  # lines for the report
@@ -114,7 +116,7 @@ class Graph:
         function: str = "",
     ) -> Graph:
         """Another graph, such as that of a gradient, under the same configuration."""
-        return Graph(
+        other = Graph(
             graph,
             inputs,
             outputs,
@@ -123,6 +125,10 @@ class Graph:
             op_def=self.op_def,
             read_gradient=read_gradient,
         )
+        # The modules of both are for one mesh, of which each may name a part only.
+        tiles = [p.devices.tiles for p in self._programs.values()]
+        other.mesh = next(filter(None, tiles), self.mesh)
+        return other
 
     # -- nodes
 
@@ -150,6 +156,7 @@ class Graph:
                 config=self.config,
                 platforms=tuple(p.lower() for p in node.attr("platforms", [])),
                 location=node.location,
+                mesh=self.mesh,
             )
         return self._programs[node]
 

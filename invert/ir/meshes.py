@@ -1,0 +1,449 @@
+"""Programs with meshes of devices, traced again: on another mesh, or with checks of their types.
+
+Bodies of a `shard_map` have types that name the mesh, and those of its inner loops and calls do so
+too. A program therefore moves to another mesh by tracing all of it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from invert._private.jax import (
+    bind_equation,
+    close_like,
+    consts_of,
+    context_of,
+    is_jaxpr,
+    is_on_shards,
+    names_of,
+    on_shards,
+    on_whole_values,
+    open_jaxpr,
+    pvary,
+    rename,
+    trace_closed,
+    type_on_mesh,
+    varying,
+)
+from invert.ir.avals import is_differentiable
+from invert.ir.hints import decode, is_hint
+from invert.ir.interpret import interpret
+from invert.ir.jaxprs import equations, map_jaxprs, sub_jaxprs, tuple_like
+from invert.ir.loops import CondParts, ScanParts, WhileParts
+from invert.ir.types import (
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    Eqn,
+    J,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
+
+# The mesh to use in the place of one.
+OnMesh = Callable[[AbstractMesh], AbstractMesh | Mesh]
+
+_WITH_MESH = frozenset({"shard_map", "sharding_constraint"})
+
+
+def has_meshes(program: AnyJaxpr) -> bool:
+    """Whether a program names a mesh of devices."""
+    return any(e.primitive.name in _WITH_MESH for e in equations(open_jaxpr(program)))
+
+
+def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
+    """The meshes that a program names, each with the axes that are manual somewhere."""
+    found: dict[AbstractMesh, frozenset[str]] = {}
+
+    def visit(jaxpr: Jaxpr, outer: AbstractMesh | None) -> None:
+        for eqn in jaxpr.eqns:
+            mesh = outer
+            if eqn.primitive.name == "shard_map":
+                mesh = outer or eqn.params["mesh"].abstract_mesh
+                axes = frozenset(eqn.params["newly_manual_axes"])
+                found[mesh] = found.get(mesh, frozenset()) | axes
+            elif eqn.primitive.name == "sharding_constraint" and outer is None:
+                found.setdefault(eqn.params["sharding"].mesh.abstract_mesh, frozenset())
+            for inner in sub_jaxprs(eqn):
+                visit(inner, mesh)
+
+    visit(open_jaxpr(program), None)
+    return found
+
+
+@dataclasses.dataclass
+class Moved:
+    """Evaluates a program on other meshes.
+
+    **Arguments:**
+
+    - `on_mesh`: the mesh in the place of each.
+    - `check`: whether a `shard_map` is to check along which axes shards differ; `None` keeps what
+        each one says.
+    """
+
+    on_mesh: OnMesh
+    check: Callable[[Eqn], bool] | None = None
+    _calls: dict[AnyJaxpr, JaxFunction] = dataclasses.field(default_factory=dict)
+    # the `shard_map`s around what is evaluated now
+    _around: list[Eqn] = dataclasses.field(default_factory=list)
+
+    def __call__(self, program: AnyJaxpr, args: Sequence[Value]) -> list[Value]:
+        return interpret(program, args, self._equation)
+
+    def _equation(self, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+        name = eqn.primitive.name
+        rule = _RULES.get(name)
+        with context_of(eqn):
+            if rule is not None:
+                return rule(self, eqn, operands)
+            if is_on_shards():
+                operands = _vary(
+                    operands, [frozenset().union(*map(varying, operands))] * len(operands)
+                )
+            return bind_equation(eqn, operands)
+
+    def inside(self, eqn: Eqn, values: Sequence[Value]) -> list[Value]:
+        """The results of the body of a `shard_map`."""
+        self._around.append(eqn)
+        try:
+            return self(eqn.params["jaxpr"], values)
+        finally:
+            self._around.pop()
+
+    def rule_of(self, eqn: Eqn) -> ClosedJaxpr:
+        """The derivative of a function with a rule, traced where the function was."""
+        if not self._around:
+            return jvp_of(eqn)
+        with on_whole_values(), on_shards(self._around[-1], checked=True):
+            return jvp_of(eqn)
+
+    def forget(self) -> None:
+        """Drops the calls that were traced, since they failed."""
+        self._calls.clear()
+
+    def traced(self, body: AnyJaxpr, operands: Sequence[Value]) -> ClosedJaxpr:
+        """A body at the types that its operands have on the mesh of the moment."""
+        return trace_closed(lambda *xs: self(body, xs), *map(type_on_mesh, operands))
+
+
+def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The program whose `shard_map`s check their types, as far as JAX takes them.
+
+    A `psum` that knows its result to be the same on all devices has a cheaper derivative. What the
+    program computes stays the same.
+    """
+    if not has_shards(closed):
+        return closed
+    move = Moved(lambda mesh: mesh, lambda eqn: not _says_unchecked(eqn))
+    types = [v.aval for v in open_jaxpr(closed).invars]
+    return trace_closed(lambda *xs: move(closed, xs), *types)
+
+
+def unchecked(closed: ClosedJaxpr, says: bool | None = None) -> ClosedJaxpr:
+    """The program with no marks of the axes along which shards differ, which say nothing new.
+
+    Each `shard_map` keeps in its parameters whether it checks them, or what `says` says of all.
+    """
+    if not has_shards(closed):
+        return closed
+    move = Moved(lambda mesh: mesh, lambda eqn: False)
+    types = [v.aval for v in open_jaxpr(closed).invars]
+    with jax.enable_x64(True):
+        made = trace_closed(lambda *xs: move(closed, xs), *types)
+    found = [e.params["check_vma"] for e in _in_order(open_jaxpr(closed))]
+    checks = iter(found if says is None else [says] * len(found))
+
+    def relabel(jaxpr: Jaxpr) -> Jaxpr:
+        eqns = []
+        for eqn in jaxpr.eqns:
+            params = dict(eqn.params)
+            if eqn.primitive.name == "shard_map":
+                params["check_vma"] = next(checks)
+            for name, value in eqn.params.items():
+                if is_jaxpr(value) and has_shards(value):
+                    params[name] = close_like(value, relabel(open_jaxpr(value)))
+                elif isinstance(value, tuple) and any(is_jaxpr(v) and has_shards(v) for v in value):
+                    parts = (close_like(v, relabel(open_jaxpr(v))) for v in value)
+                    params[name] = tuple_like(value, parts)
+            eqns.append(eqn.replace(params=params))
+        return jaxpr.replace(eqns=eqns)
+
+    return close_like(made, relabel(open_jaxpr(made)))
+
+
+def without_constraints(closed: J) -> J:
+    """The program without sharding constraints, which change no value."""
+
+    def strip(jaxpr: Jaxpr) -> Jaxpr:
+        names: dict[Var, Atom] = {}
+        kept = []
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "sharding_constraint":
+                (x,), (y,) = eqn.invars, eqn.outvars
+                names[y] = names.get(x, x) if not isinstance(x, Literal) else x
+            else:
+                kept.append(eqn)
+        return rename(jaxpr.replace(eqns=kept), names) if names else jaxpr
+
+    return map_jaxprs(closed, strip)
+
+
+def _in_order(jaxpr: Jaxpr) -> Iterator[Eqn]:
+    """The `shard_map`s of a program, each before those inside of it."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "shard_map":
+            yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from _in_order(inner)
+
+
+def has_shards(program: AnyJaxpr) -> bool:
+    """Whether some part of a program runs on shards."""
+    return any(e.primitive.name == "shard_map" for e in equations(open_jaxpr(program)))
+
+
+def jvp_of(eqn: Eqn) -> ClosedJaxpr:
+    """Results and tangents of an equation, from its operands and the tangents that there are."""
+    types = [v.aval for v in eqn.invars]
+    smooth = [i for i, t in enumerate(types) if is_differentiable(t)]
+
+    def jvp(*values: Value) -> list[Value]:
+        primals, tangents = list(values[: len(types)]), values[len(types) :]
+
+        def function(*numbers: Value) -> list[Value]:
+            for i, x in zip(smooth, numbers, strict=True):
+                primals[i] = x
+            return bind_equation(eqn, primals)
+
+        results, moved = jax.jvp(function, tuple(primals[i] for i in smooth), tuple(tangents))
+        kept = [t for t, v in zip(moved, eqn.outvars, strict=True) if is_differentiable(v.aval)]
+        return [*results, *kept]
+
+    return trace_closed(jvp, *types, *(types[i] for i in smooth))
+
+
+def _says_unchecked(eqn: Eqn) -> bool:
+    """Whether a location in the body calls a sum by the name that it has without checks."""
+    bodies = [e for inner in sub_jaxprs(eqn) for e in equations(inner)]
+    return any(e.primitive.name == "psum" and _hint(e) == "psum" for e in bodies)
+
+
+def _hint(eqn: Eqn) -> str:
+    names = names_of(eqn)
+    return decode(names[-1]).primitive if names and is_hint(names[-1]) else ""
+
+
+# What JAX raises where types that are checked do not fit.
+_UNFIT = (TypeError, ValueError, NotImplementedError, AssertionError)
+
+
+def _shard_map(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    p = eqn.params
+    mesh = None if is_on_shards() else move.on_mesh(p["mesh"])
+
+    def run(check: bool) -> Sequence[Value]:
+        mapped = jax.shard_map(
+            lambda *xs: tuple(move.inside(eqn, xs)),
+            mesh=mesh,
+            in_specs=tuple(p["in_specs"]),
+            out_specs=tuple(p["out_specs"]),
+            axis_names=set(p["newly_manual_axes"]),
+            check_vma=check,
+        )
+        return mapped(*operands)
+
+    check = p["check_vma"] if move.check is None else move.check(eqn)
+    if move.check is None or not check:
+        return run(check)
+    try:
+        return run(True)
+    except _UNFIT:
+        move.forget()
+        return run(False)
+
+
+def _constraint(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    sharding = eqn.params["sharding"]
+    spec: PartitionSpec = sharding.spec
+    if not is_on_shards():
+        to = NamedSharding(move.on_mesh(sharding.mesh), spec)
+        return [lax.with_sharding_constraint(operands[0], to)]
+    return [lax.with_sharding_constraint(operands[0], spec)]
+
+
+def _jit(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    inner = eqn.params["jaxpr"]
+    if not (is_on_shards() or has_meshes(inner)):
+        return bind_equation(eqn, operands)
+    if inner not in move._calls:
+
+        def call(*xs: Value) -> list[Value]:
+            return move(inner, xs)
+
+        call.__name__ = call.__qualname__ = eqn.params["name"]
+        move._calls[inner] = jax.jit(call, inline=eqn.params["inline"])
+    return move._calls[inner](*operands)
+
+
+def _vary(values: Sequence[Value], axes: Sequence[frozenset[str]]) -> list[Value]:
+    return [
+        pvary(v, tuple(sorted(a - varying(v)))) if a - varying(v) else v
+        for v, a in zip(values, axes, strict=True)
+    ]
+
+
+def _settled(
+    move: Moved,
+    body: AnyJaxpr,
+    consts: Sequence[Value],
+    init: Sequence[Value],
+    rows: Sequence[Value],
+) -> list[Value]:
+    """The first carry, varying along the axes along which a later one does."""
+    carry = list(init)
+    while True:
+        outs = move.traced(body, [*consts, *carry, *rows]).out_avals[: len(carry)]
+        axes = [varying(c) | varying(o) for c, o in zip(carry, outs, strict=True)]
+        wider = _vary(carry, axes)
+        if all(a is b for a, b in zip(carry, wider, strict=True)):
+            return carry
+        carry = wider
+
+
+def _closed_with(
+    move: Moved, body: AnyJaxpr, operands: Sequence[Value], carry: Sequence[Value]
+) -> ClosedJaxpr:
+    """A body whose first results vary as the carry does."""
+    axes = [varying(c) for c in carry]
+
+    def run(*xs: Value) -> list[Value]:
+        outs = move(body, xs)
+        return [*_vary(outs[: len(carry)], axes), *outs[len(carry) :]]
+
+    return trace_closed(run, *map(type_on_mesh, operands))
+
+
+def _scan(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    parts = ScanParts.of(eqn)
+    consts, init, xs = parts.split(operands)
+    rows = [type_on_mesh(x, row=True) for x in xs]
+    carry = _settled(move, parts.body, consts, init, rows)
+    body = _closed_with(move, parts.body, [*consts, *carry, *rows], carry)
+    return bind_equation(_with(eqn, jaxpr=(parts.body, body)), [*consts, *carry, *xs])
+
+
+def _while(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    parts = WhileParts.of(eqn)
+    tested, held, init = parts.split(operands)
+    carry = _settled(move, parts.body, held, init, ())
+    cond = move.traced(parts.cond, [*tested, *carry])
+    body = _closed_with(move, parts.body, [*held, *carry], carry)
+    made = _with(eqn, cond_jaxpr=(parts.cond, cond), body_jaxpr=(parts.body, body))
+    return bind_equation(made, [*tested, *held, *carry])
+
+
+def _cond(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    parts = CondParts.of(eqn)
+    rest = operands[1:]
+    outs = [move.traced(b, rest).out_avals for b in parts.branches]
+    axes = [frozenset().union(*map(varying, same)) for same in zip(*outs, strict=True)]
+
+    def branch(body: AnyJaxpr) -> ClosedJaxpr:
+        return trace_closed(lambda *xs: _vary(move(body, xs), axes), *map(type_on_mesh, rest))
+
+    branches = tuple(_like(b, branch(b)) for b in parts.branches)
+    return bind_equation(eqn.replace(params={**eqn.params, "branches": branches}), operands)
+
+
+def _with(eqn: Eqn, **bodies: tuple[AnyJaxpr, ClosedJaxpr]) -> Eqn:
+    made = {name: _like(old, new) for name, (old, new) in bodies.items()}
+    return eqn.replace(params={**eqn.params, **made})
+
+
+def _like(old: AnyJaxpr, new: ClosedJaxpr) -> AnyJaxpr:
+    if consts_of(new):
+        raise ValueError("a body with constants of its own")
+    return close_like(old, open_jaxpr(new))
+
+
+def _custom_jvp(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    """A function with a rule, both traced again."""
+    if not is_on_shards():
+        return bind_equation(eqn, operands)
+    try:
+        rule = move.rule_of(eqn)
+    except LookupError:  # its author forbids to differentiate it
+        return bind_equation(eqn, operands)
+    # The rule runs when what is around the equation has been left.
+    moved = dataclasses.replace(move, _calls={}, _around=list(move._around))
+    function = jax.custom_jvp(lambda *xs: moved(eqn.params["call_jaxpr"], xs))
+
+    def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Any:
+        smooth = [t for x, t in zip(primals, tangents, strict=True) if is_differentiable(x)]
+        found = iter(moved(rule, [*primals, *smooth]))
+        results = [next(found) for _ in eqn.outvars]
+        changes = [
+            next(found) if is_differentiable(v.aval) else np.zeros(v.aval.shape, jax.dtypes.float0)
+            for v in eqn.outvars
+        ]
+        return results, changes
+
+    function.defjvp(jvp)
+    return function(*operands)
+
+
+def _reduction(function: Callable[..., Value]) -> Callable[..., Sequence[Value]]:
+    def rule(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+        p = eqn.params
+        groups = p.get("axis_index_groups")
+        if groups is not None:
+            name = p["axes"][0] if len(p["axes"]) == 1 else p["axes"]
+            return [function(operands[0], name, axis_index_groups=groups)]
+        return [function(operands[0], p["axes"])]
+
+    return rule
+
+
+def _spread(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    """Collectives whose operand has to vary along their axes."""
+    p = eqn.params
+    axes = p["axis_name"]
+    wanted = frozenset(axes if isinstance(axes, tuple) else (axes,))
+    return bind_equation(eqn, _vary(operands, [wanted] * len(operands)))
+
+
+def _pvary(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    """Earlier marks stay where the operand is not marked yet."""
+    return _vary(operands, [frozenset(eqn.params["axes"])] * len(operands))
+
+
+_RULES: dict[str, Callable[..., Sequence[Value]]] = {
+    "shard_map": _shard_map,
+    "sharding_constraint": _constraint,
+    "jit": _jit,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_jvp_call": _custom_jvp,
+    "psum": _reduction(lax.psum),
+    "psum_invariant": _reduction(lax.psum),
+    "pmax": _reduction(lax.pmax),
+    "pmin": _reduction(lax.pmin),
+    "all_gather": _spread,
+    "reduce_scatter": _spread,
+    "ppermute": _spread,
+    "all_to_all": _spread,
+    "pbroadcast": _spread,
+    "pvary": _pvary,
+}

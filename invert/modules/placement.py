@@ -1,0 +1,347 @@
+"""The mesh that a program for several devices runs on.
+
+The mesh that `jax.set_mesh` sets comes first, then that of the arguments, then the first devices.
+Axes left to the partitioner may have other sizes than in the original, those of a `shard_map` not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from invert._entry import EntryPoint, Param, Shardings
+from invert._errors import MeshError
+from invert._private.jax import is_tracer, open_jaxpr
+from invert.ir.arrays import device_array
+from invert.ir.graph import is_var
+
+if TYPE_CHECKING:
+    from invert.modules.function import Stage
+
+AnyMesh = AbstractMesh | Mesh
+
+
+def chosen(
+    meshes: Mapping[AbstractMesh, frozenset[str]], values: Sequence[Any], first: bool = False
+) -> dict[AbstractMesh, AnyMesh]:
+    """The mesh in the place of each one that a program names.
+
+    **Arguments:**
+
+    - `meshes`: the meshes of the program, each with its manual axes.
+    - `values`: what it is called on.
+    - `first`: whether a program without a mesh runs on the first devices in any case.
+
+    **Raises:** `MeshError` where the mesh that is set, or that of the arguments, does not fit, and
+        where there are too few devices.
+    """
+    given = _given(values)
+    return {mesh: _one(mesh, manual, given, values, first) for mesh, manual in meshes.items()}
+
+
+def _given(values: Sequence[Any]) -> AnyMesh | None:
+    """The mesh that the caller has set, or put the arguments on."""
+    current = jax.sharding.get_abstract_mesh()
+    if not current.empty:
+        return current
+    for value in values:
+        sharding = None if is_tracer(value) else getattr(value, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+            return sharding.mesh
+    return None
+
+
+def _one(
+    mesh: AbstractMesh,
+    manual: frozenset[str],
+    given: AnyMesh | None,
+    values: Sequence[Any],
+    first: bool,
+) -> AnyMesh:
+    if given is not None:
+        missing = [a for a in mesh.axis_names if a not in given.axis_names]
+        if missing and isinstance(given, Mesh) and given.size == mesh.size:
+            return mesh  # the same devices, along axes that the module may not name
+        if missing:
+            raise MeshError(
+                f"the mesh {_text(given)} has no axis {missing[0]!r}, which the program uses; "
+                f"{_remedy(mesh)}"
+            )
+        kinds = zip(given.axis_names, given.axis_types, strict=True)
+        explicit = [name for name, kind in kinds if kind == AxisType.Explicit]
+        if explicit:
+            raise MeshError(
+                f"the axis {explicit[0]!r} of the mesh is of type Explicit, and the program leaves "
+                "its axes to the partitioner; make the mesh with "
+                f"axis_types=(jax.sharding.AxisType.Auto,) * {len(given.axis_names)}"
+            )
+        for axis in sorted(manual):
+            if given.shape[axis] != mesh.shape[axis]:
+                raise MeshError(
+                    f"the axis {axis!r} has {given.shape[axis]} devices, and the program's "
+                    f"shard_map is for {mesh.shape[axis]}; {_remedy(mesh)}"
+                )
+        return given
+    here = jax.device_count()
+    if not manual and not (first and here >= mesh.size):
+        return mesh
+    if here < mesh.size:
+        raise MeshError(
+            f"the program runs on shards over {_text(mesh)}, which takes {mesh.size} devices, and "
+            f"this process has {here}; XLA_FLAGS=--xla_force_host_platform_device_count="
+            f"{mesh.size} simulates them on a CPU"
+        )
+    if any(map(is_tracer, values)) and not first:
+        return mesh
+    devices = jax.devices()[: mesh.size]
+    return jax.make_mesh(
+        mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types, devices=devices
+    )
+
+
+def _text(mesh: AnyMesh) -> str:
+    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+
+def _remedy(mesh: AbstractMesh) -> str:
+    return f"jax.make_mesh({mesh.axis_sizes}, {mesh.axis_names}) makes one that fits"
+
+
+def check_divides(
+    name: str, shape: Sequence[int], spec: PartitionSpec, mesh: AnyMesh
+) -> NamedSharding:
+    """The sharding of an array of this shape.
+
+    **Raises:** `MeshError` where the mesh lacks an axis, or where the sizes do not divide.
+    """
+    used = [a for e in spec for a in (e if isinstance(e, tuple) else (e,)) if isinstance(a, str)]
+    twice = next((a for a in used if used.count(a) > 1), None)
+    if twice is not None:
+        raise MeshError(f"{name}: its spec {spec} cuts along {twice!r} twice; an axis can cut once")
+    if len(spec) > len(shape):
+        raise MeshError(f"{name} has {len(shape)} dimensions, and its spec {spec} has {len(spec)}")
+    for i, entry in enumerate(spec):
+        axes = entry if isinstance(entry, tuple) else (entry,)
+        axes = [a for a in axes if isinstance(a, str)]
+        for axis in axes:
+            if axis not in mesh.axis_names:
+                raise MeshError(
+                    f"{name}: the mesh {_text(mesh)} has no axis {axis!r}; name one of its axes, "
+                    f"or make a mesh that has it"
+                )
+        parts = math.prod(mesh.shape[a] for a in axes)
+        if shape[i] % parts:
+            raise MeshError(
+                f"{name}: dimension {i} has {shape[i]} elements, which {parts} devices along "
+                f"{' and '.join(map(repr, axes))} do not divide; leave it whole, or choose "
+                "another axis"
+            )
+    return NamedSharding(mesh, spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Where the parameters of a container go: specs by patterns of their names."""
+
+    mesh: Mesh | None
+    shardings: Mapping[str, PartitionSpec]
+
+    def entry(self, entry: EntryPoint) -> EntryPoint:
+        """The entry point with its parameters on the mesh.
+
+        **Raises:** `MeshError` where a pattern fits no parameter, or a spec not its parameter.
+        """
+        if self.mesh is None:
+            return entry
+        used: set[str] = set()
+        made = planned(entry, automatic(self.mesh), self.shardings, used)
+        check_patterns(self.shardings, used, [p.name for p in entry.params])
+        return made
+
+    def entries(self, entries: Mapping[str, EntryPoint]) -> Mapping[str, EntryPoint]:
+        """Entry points, each read and put on the mesh when it is asked for."""
+        return entries if self.mesh is None else _Planned(entries, self)
+
+
+class _Planned(Mapping[str, EntryPoint]):
+    def __init__(self, entries: Mapping[str, EntryPoint], plan: Plan):
+        self._entries, self._plan = entries, plan
+
+    def __getitem__(self, name: str) -> EntryPoint:
+        assert self._plan.mesh is not None
+        # A pattern may fit the parameters of other functions alone.
+        mesh = automatic(self._plan.mesh)
+        return planned(self._entries[name], mesh, self._plan.shardings, set())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def planned(
+    entry: EntryPoint, mesh: Mesh, shardings: Mapping[str, PartitionSpec], used: set[str]
+) -> EntryPoint:
+    """The entry point with its parameters on a mesh.
+
+    **Arguments:**
+
+    - `shardings`: specs by patterns of names, such as `"*/kernel"`; the first that fits counts. The
+        program constrains the parameters that they name. Others are whole on each device.
+    - `used`: receives the patterns that fit a parameter.
+
+    **Raises:** `MeshError` where a spec does not fit its parameter or the mesh.
+    """
+    specs: dict[str, PartitionSpec] = {}
+    params = []
+    for param in entry.params:
+        pattern = next((p for p in shardings if fits(param.name, p)), None)
+        spec = PartitionSpec()
+        if pattern is not None:
+            used.add(pattern)
+            spec = specs[param.name] = shardings[pattern]
+        sharding = check_divides(param.name, param.value.shape, spec, mesh)
+        params.append(dataclasses.replace(param, sharding=sharding))
+    places = [
+        None if p.name not in specs else NamedSharding(plain_mesh(mesh), of_rank(p)) for p in params
+    ]
+
+    def fn(values: Sequence[Any], *args: Any) -> Sequence[Any]:
+        constrained = [
+            v if to is None else jax.lax.with_sharding_constraint(v, to)
+            for v, to in zip(values, places, strict=True)
+        ]
+        return entry.fn(constrained, *args)
+
+    known = entry.shardings or Shardings(plain_mesh(mesh), (), ())
+    return dataclasses.replace(
+        entry,
+        fn=fn if specs else entry.fn,
+        params=tuple(params),
+        shardings=dataclasses.replace(known, params=specs) if specs else entry.shardings,
+    )
+
+
+def of_rank(param: Param) -> PartitionSpec:
+    """The spec of a placed parameter, with an entry for each dimension."""
+    assert param.sharding is not None
+    spec = param.sharding.spec
+    return PartitionSpec(*spec, *[None] * (param.value.ndim - len(spec)))
+
+
+def automatic(mesh: Mesh) -> Mesh:
+    """The same devices on a mesh whose axes are left to the partitioner."""
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def plain_mesh(mesh: Mesh) -> AbstractMesh:
+    """The mesh without its devices, its axes left to the partitioner."""
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether the name of a parameter fits a pattern; `*/kernel` fits `kernel` too."""
+    name, pattern = name.replace("/", "."), pattern.replace("/", ".")
+    return fnmatchcase(name, pattern) or fnmatchcase(f".{name}", pattern)
+
+
+def check_patterns(
+    shardings: Mapping[str, PartitionSpec], used: set[str], names: Sequence[str]
+) -> None:
+    """**Raises:** `MeshError` where a pattern fits no parameter."""
+    unused = [p for p in shardings if p not in used]
+    if unused:
+        shown = ", ".join(list(names)[:8]) or "none"
+        raise MeshError(f"no parameter fits the pattern {unused[0]!r}; the parameters are {shown}")
+
+
+def param_array(param: Param) -> Any:
+    """The value of a parameter; on a mesh, each device reads its own part."""
+    value, sharding = param.value, param.sharding
+    if sharding is None or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        return device_array(value)
+    made = jax.make_array_from_callback(value.shape, sharding, lambda i: np.asarray(value[i]))
+    made.block_until_ready()
+    _forget(value)
+    return made
+
+
+def _forget(value: Any) -> None:
+    """Lets go of the parts of a mapped file that were read; they are read again if need be."""
+    while isinstance(value, (np.ndarray, memoryview)):
+        value = value.base if isinstance(value, np.ndarray) else value.obj
+    if isinstance(value, mmap.mmap) and hasattr(value, "madvise"):
+        value.madvise(mmap.MADV_DONTNEED)
+
+
+def placed(
+    shardings: Shardings | None, mesh: Mapping[AbstractMesh, AnyMesh], values: Sequence[Any]
+) -> list[Any]:
+    """The arguments where the original takes them, as far as the mesh is one of devices."""
+    if shardings is None or shardings.mesh is None:
+        return list(values)
+    target = mesh.get(shardings.mesh)
+    if not isinstance(target, Mesh):
+        return list(values)
+    found = []
+    specs = shardings.arguments or (None,) * len(values)
+    for i, (value, spec) in enumerate(zip(values, specs, strict=True)):
+        if spec is None or is_tracer(value):
+            found.append(value)
+            continue
+        to = check_divides(f"argument {i}", value.shape, spec, target)
+        found.append(jax.device_put(value, to))
+    return found
+
+
+def shardings_of(entry: EntryPoint, stage: Stage | None) -> Shardings | None:
+    """What the container says of the shardings, and where it does not, the constraints say."""
+    stated = entry.shardings
+    if stage is None or not stage.meshes:
+        return stated
+    jaxpr = open_jaxpr(stage.jaxpr)
+    users: dict[Any, PartitionSpec] = {}
+    makers: dict[Any, PartitionSpec] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "sharding_constraint":
+            users.setdefault(eqn.invars[0], eqn.params["sharding"].spec)
+            makers[eqn.outvars[0]] = eqn.params["sharding"].spec
+        elif eqn.primitive.name == "shard_map":
+            for v, spec in zip(eqn.invars, eqn.params["in_specs"], strict=True):
+                if is_var(v):
+                    users.setdefault(v, spec)
+            makers.update(zip(eqn.outvars, eqn.params["out_specs"], strict=True))
+    own = jaxpr.invars[len(stage.constants) :]
+    count = len(entry.params)
+    params = {
+        p.name: users[v] for p, v in zip(entry.params, own[:count], strict=True) if v in users
+    }
+    rest = own[count : len(own) - entry.draws]
+    results = jaxpr.outvars[: len(jaxpr.outvars) - len(entry.assigned) - len(entry.checks)]
+    arguments = tuple(map(users.get, rest))
+    made = tuple(makers.get(v) if is_var(v) else None for v in results)
+    if stated is None:
+        return Shardings(next(iter(stage.meshes)), arguments, made, params)
+    return Shardings(
+        stated.mesh,
+        _first(stated.arguments, arguments),
+        _first(stated.results, made),
+        {**params, **stated.params},
+    )
+
+
+def _first(
+    stated: tuple[PartitionSpec | None, ...], found: tuple[PartitionSpec | None, ...]
+) -> tuple[PartitionSpec | None, ...]:
+    pairs = zip(stated or (None,) * len(found), found, strict=True)
+    return tuple(b if a is None else a for a, b in pairs)
