@@ -373,8 +373,9 @@ class _Variant:
         count = len(recovered.constants)
         own = jaxpr.invars[: count + len(recovered.entry.params)]
         assigned = [own[count + i] for i in recovered.entry.assigned]
-        paths = {v: self.paths[v] for v in own}
         cut_by = jaxpr if self.layers else _unscoped(jaxpr)
+        paths = cut.named_by_scope(cut_by, {v: self.paths[v] for v in own})
+        self.paths |= paths
         alone = len(self.recovered) == 1
         return cut.cut(cut_by, paths, self.messages, assigned, alone=alone)
 

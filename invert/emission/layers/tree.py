@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import equinox as eqx
 
 from invert._errors import EmissionError
-from invert.emission.layers.cut import Layer, LayerCall
+from invert.emission.layers.cut import Layer, LayerCall, common_prefix
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, stem
 from invert.ir import kinds
@@ -186,9 +186,18 @@ class _Building:
 def _called(layer: Layer, paths: Mapping[Var, Path]) -> str:
     """The name of a layer: that in the names of its parameters if only its number differs from the
     scope's. Keras numbers scopes through the whole process."""
-    owners = {paths[v][-2] for v in layer.parameters if len(paths[v]) > 1}
-    (other,) = owners if len(owners) == 1 else (layer.name,)
-    return other if stem(other) == stem(layer.name) else layer.name
+    inside = [paths[v][:-1] for v in _parameters(layer)]
+    if not inside:
+        return layer.name
+    shared = common_prefix(inside)
+    alike = [n for n in shared if stem(n) == stem(layer.name)]
+    return alike[-1] if alike else layer.name
+
+
+def _parameters(layer: Layer) -> list[Var]:
+    """The parameters of a layer and of its inner layers."""
+    inner = [v for s in layer.steps if isinstance(s, LayerCall) for v in _parameters(s.layer)]
+    return [*layer.parameters, *inner]
 
 
 def _rest(path: Path, layer: Layer, common: int) -> Path:
