@@ -23,6 +23,7 @@ from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs
 from invert.ir.match import equivalent
+from invert.ir.simplify import simplify
 from invert.modules.function import Stage
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage as PatternStage
@@ -41,7 +42,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         closed = traced(entry, avals)
         seconds["raise"] = time.perf_counter() - start
         start = time.perf_counter()
-        closed = jaxprs.canonicalize(closed)
+        closed = simplify(closed) if entry.outside else jaxprs.canonicalize(closed)
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
         config.begin(f"{entry.name}: recognizing patterns")

@@ -14,7 +14,7 @@ from jax.tree_util import KeyEntry
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert.emission import reader
-from invert.emission.classes import Classes, dimensions_of, is_key, kind_of
+from invert.emission.classes import Classes, dimensions_of, is_key, kind_of, sequence
 from invert.emission.expressions.body import Body
 from invert.emission.expressions.statements import FunctionText, ValueType, render
 from invert.emission.layers.cut import Layer
@@ -108,7 +108,12 @@ class Main:
         body: list[ast.stmt] = []
         for field, value in node.fields.items():
             inner = isinstance(value, Node)
-            kind = syntax.name(self.classes.of[value].token) if inner else self._array(value)
+            if inner:
+                (first, *_) = value.nodes if value.listed else [value]
+                kind = syntax.name(self.classes.of[first].token)
+                kind = sequence(kind) if value.listed else kind
+            else:
+                kind = self._array(value)
             if not inner and value in self.classes.held:
                 kind = syntax.item(syntax.name("eqx.nn.StateIndex"), kind)
             body.append(syntax.declare(field, kind))
@@ -127,6 +132,7 @@ class Main:
             stateful=bool(held),
             stacked=self.stacked,
             keyed=init is not None,
+            lengths=dict(node.lengths()),
         )
         self.file.definitions += reader.trainable(
             name,
@@ -200,7 +206,10 @@ class Main:
         if entry.assigned and method.states is not None:
             outputs.append(method.states[1])
         jaxpr = self.file.program.jaxpr.replace(
-            constvars=[], invars=list(method.arguments), outvars=outputs, eqns=layer.steps
+            constvars=[],
+            invars=list(method.arguments),
+            outvars=outputs,
+            eqns=self.classes.lists.looped(layer.steps),
         )
         count = len(layer.outputs) - len(entry.checks)
         wanted = {**_keys(entry, layer.outputs[:count]), **self.classes.wanted(layer)}

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax import lax
 
 from invert._errors import EmissionError
 from invert._private.jax import (
@@ -22,10 +23,12 @@ from invert._private.jax import (
     constants_as_arguments,
     consts_of,
     is_tracer,
+    names_of,
     open_jaxpr,
     plain_params,
     rename,
     trace_closed,
+    with_names,
 )
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph
@@ -74,9 +77,112 @@ def normal(closed: J, depth: int = 0) -> J:
 def strong(closed: J) -> J:
     """Removes dead code, weak types, copies and conversions to the same type.
 
-    None of them survives lowering.
+    None of them survives lowering. What wrappers of `jax.numpy` compute stands in their place, and
+    a reshape that only adds or removes axes of size one is a broadcast or a squeeze.
     """
-    return map_jaxprs(canonicalize(closed), _strengthened)
+    return map_jaxprs(canonicalize(closed), lambda jaxpr: _strengthened(_unwrapped(jaxpr)))
+
+
+def plain(closed: J) -> J:
+    """As `strong`, but with the weak types of its values and with dead code."""
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        jaxpr = _unwrapped(jaxpr)
+        names: dict[Var, Atom] = {}
+        eqns = []
+        for eqn in jaxpr.eqns:
+            if _is_identity(eqn):
+                (x,), (y,) = eqn.invars, eqn.outvars
+                names[y] = names.get(x, x) if isinstance(x, Var) else _typed(x)
+            else:
+                eqns.append(_with_axes_as_such(_typed_operands(eqn)))
+        return rename(jaxpr.replace(eqns=eqns), names)
+
+    return map_jaxprs(closed, one)
+
+
+# Functions of `jax.numpy` that JAX compiles for itself. They are one equation or a few, and text
+# may say the same without them.
+_WRAPPERS = frozenset(("_where", "_take", "take", "_flip", "_pad"))
+
+
+def _unwrapped(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with the equations of wrappers in the place of their calls."""
+    if not any(_is_wrapper(e) or _is_number(e) for e in jaxpr.eqns):
+        return jaxpr
+    eqns: list[Eqn] = []
+    names: dict[Atom, Atom] = {}
+
+    def renamed(atoms: Sequence[Atom], inside: dict[Atom, Atom]) -> list[Atom]:
+        return [a if isinstance(a, Literal) else inside.get(a, a) for a in atoms]
+
+    for eqn in jaxpr.eqns:
+        operands = renamed(eqn.invars, names)
+        if _is_number(eqn):
+            (x,), (y,) = eqn.invars, eqn.outvars
+            number = np.asarray(cast(Literal, x).val).astype(y.aval.dtype)
+            names[y] = Literal(number, ShapedArray((), y.aval.dtype))
+            continue
+        if not _is_wrapper(eqn):
+            eqns.append(eqn.replace(invars=operands))
+            continue
+        inner = _unwrapped(open_jaxpr(eqn.params["jaxpr"]))
+        inside: dict[Atom, Atom] = dict(zip(inner.invars, operands, strict=True))
+        for part in inner.eqns:
+            outvars = [Var(v.aval) for v in part.outvars]
+            replaced = part.replace(invars=renamed(part.invars, inside), outvars=outvars)
+            eqns.append(with_names(replaced, names_of(eqn)))
+            inside |= dict(zip(part.outvars, outvars, strict=True))
+        names |= dict(zip(eqn.outvars, renamed(inner.outvars, inside), strict=True))
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+
+
+def _is_wrapper(eqn: Eqn) -> bool:
+    if eqn.primitive.name != "jit" or eqn.params["name"] not in _WRAPPERS:
+        return False
+    return not consts_of(eqn.params["jaxpr"]) and not open_jaxpr(eqn.params["jaxpr"]).constvars
+
+
+def _is_number(eqn: Eqn) -> bool:
+    """Whether an equation converts a number to another type."""
+    if eqn.primitive is not lax.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
+        return False
+    return not eqn.invars[0].aval.shape and eqn.params.get("sharding") is None
+
+
+def _with_axes_as_such(eqn: Eqn) -> Eqn:
+    """A reshape or a broadcast that adds axes of size one, or a reshape that removes some."""
+    adds = eqn.primitive is lax.broadcast_in_dim_p
+    if not (adds or eqn.primitive is lax.reshape_p) or len(eqn.invars) > 1:
+        return eqn
+    old = tuple(eqn.invars[0].aval.shape)
+    new = tuple(eqn.params["shape" if adds else "new_sizes"])
+    if eqn.params.get("dimensions") is not None or eqn.params["sharding"] is not None:
+        return eqn
+    if len(new) > len(old) > 0 and (kept := _kept(new, old)) is not None:
+        params = {"shape": new, "broadcast_dimensions": kept, "sharding": None}
+        if adds and sorted(eqn.params["broadcast_dimensions"]) != list(
+            eqn.params["broadcast_dimensions"]
+        ):
+            return eqn
+        return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
+    if not adds and len(old) > len(new) and (kept := _kept(old, new)) is not None:
+        gone = tuple(i for i in range(len(old)) if i not in kept)
+        return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": gone})
+    return eqn
+
+
+def _kept(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...] | None:
+    """The axes of `more` that remain when axes of size one are removed to get `less`."""
+    kept: list[int] = []
+    rest = list(less)
+    for i in reversed(range(len(more))):
+        if rest and more[i] == rest[-1]:
+            kept.append(i)
+            rest.pop()
+        elif more[i] != 1:
+            return None
+    return None if rest else tuple(reversed(kept))
 
 
 def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
@@ -84,7 +190,7 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
     identities = any(map(_is_identity, jaxpr.eqns))
     jaxpr = jaxpr.replace(
-        eqns=[_typed_operands(e) for e in jaxpr.eqns],
+        eqns=[_with_axes_as_such(_typed_operands(e)) for e in jaxpr.eqns],
         outvars=[_typed(a) for a in jaxpr.outvars],
     )
     if not weak and not identities:

@@ -11,7 +11,13 @@ import numpy as np
 
 from invert.emission.expressions import idioms, literals, spelling
 from invert.emission.expressions.spelling import FLOWS
-from invert.emission.expressions.statements import FunctionText, Pattern, Statement, ValueType
+from invert.emission.expressions.statements import (
+    FunctionText,
+    Pattern,
+    Repeat,
+    Statement,
+    ValueType,
+)
 from invert.emission.expressions.writer import Writer
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
@@ -37,7 +43,7 @@ class Placed:
     - `inline`: whether it may be inlined into the expression that uses it.
     - `functions`: local functions that it needs.
     - `hints`: names wanted for its results; meaningless ones are replaced by `python.nouns`.
-    - `flows`, `pattern`: as for `Statement`.
+    - `flows`, `pattern`, `repeat`: as for `Statement`.
     """
 
     expression: ast.expr
@@ -46,6 +52,7 @@ class Placed:
     hints: Sequence[str] = ()
     flows: bool | str = False
     pattern: Pattern = None
+    repeat: Repeat | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +223,7 @@ class Body:
             placed.functions,
             placed.pattern,
             heirs,
+            placed.repeat,
         )
         single = len(outs) == 1 and self._uses.get(first) == 1
         # A returned value is inlined into the `return`.
@@ -289,6 +297,14 @@ class Body:
         if isinstance(atom, Literal):
             return self.literal(atom)
         return ast.Name(self.token(atom), ast.Load())
+
+    def settled(self, atom: Atom) -> ast.expr:
+        """An operand as an expression that may be repeated: a name, a field or a number."""
+        expression = self.operand(atom)
+        if not isinstance(atom, Literal):
+            self._settle(self.token(atom))
+            return self.given.get(self.token(atom), expression)
+        return expression
 
     def literal(self, atom: Literal) -> ast.expr:
         """A literal with its type, also where it depends on open sizes."""

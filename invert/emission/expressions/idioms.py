@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jax import lax
+
 from invert._errors import optional_step
-from invert.emission.expressions import indexing
+from invert.emission.expressions import indexing, literals
 from invert.emission.expressions.products import dot_options, relettered, subscripts
 from invert.emission.expressions.spelling import axis_of
 from invert.emission.expressions.writer import Writer
@@ -201,12 +204,79 @@ def _broadcasting(sign: str) -> Row:
     return row
 
 
+def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.where`, which broadcasts its operands."""
+    if len(eqn.invars) != 3:
+        return
+    mask, other, x = eqn.invars
+    choices = [[a for a in (_repeated(graph, v), v) if a is not None] for v in (mask, x, other)]
+    for atoms in itertools.product(*choices):
+        if isinstance(atoms[0], Literal) or all(isinstance(a, Literal) for a in atoms[1:]):
+            continue
+        variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
+        args = [_operand(a, variables, writer) for a in atoms]
+        if None not in args:
+            yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, True)
+
+
+def _repeated(graph: Graph, atom: Atom) -> Atom | None:
+    """What was broadcast to an atom, if anything."""
+    eqn = _producer(graph, atom, "broadcast_in_dim")
+    return None if eqn is None else eqn.invars[0]
+
+
+def _operand(atom: Atom, variables: Sequence[Var], writer: Writer) -> ast.expr | None:
+    """An operand of a proposal; `None` for a number that depends on open sizes."""
+    if isinstance(atom, Var):
+        return _x(variables.index(atom))
+    size = writer.program.literals.get(id(atom))
+    return literals.of_literal(atom, plain=True) if size is None else None
+
+
+_MODES = {
+    lax.GatherScatterMode.CLIP: "clip",
+    lax.GatherScatterMode.FILL_OR_DROP: "fill",
+}
+
+
+def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`table[i]` or `jnp.take(table, i)`, with indices from the end or without."""
+    table, column = eqn.invars
+    axes = eqn.params["dimension_numbers"].collapsed_slice_dims
+    if isinstance(table, Literal) or len(axes) != 1:
+        return
+    index = _repeated(graph, column)
+    if index is None:
+        return
+    indices = [index]
+    chosen = _producer(graph, index, "select_n")
+    if chosen is not None and len(chosen.invars) == 3:
+        indices.insert(0, chosen.invars[1])
+    mode, (axis,) = _MODES.get(eqn.params["mode"]), axes
+    for i in indices:
+        if isinstance(i, Literal):
+            continue
+        operands = (table, i)
+        if axis == 0 and mode is None:
+            yield Proposal(syntax.item(_x(0), _x(1)), operands, "rows")
+        elif axis == 0 and eqn.params["fill_value"] is None:
+            at = syntax.item(syntax.field(_x(0), "at"), _x(1))
+            yield Proposal(syntax.method(at, "get", mode=number(mode)), operands, "rows")
+        keywords = {"axis": number(int(axis))}
+        yield Proposal(call("jnp.take", _x(0), _x(1), **keywords), operands, "rows")
+        if mode is not None:
+            keywords["mode"] = number(mode)
+            yield Proposal(call("jnp.take", _x(0), _x(1), **keywords), operands, "rows")
+
+
 ROWS: Mapping[str, tuple[Row, ...]] = {
     "broadcast_in_dim": (_keepdims,),
     "div": (_division, _broadcasting("/")),
     "mul": (_gelu, _broadcasting("*")),
     "add": (_broadcasting("+"),),
     "sub": (_broadcasting("-"),),
+    "gather": (_lookup,),
+    "select_n": (_where,),
     "squeeze": (_item,),
     "transpose": (_einsum,),
 }

@@ -17,9 +17,11 @@ def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[as
     ((contract_l, contract_r), (batch_l, _)) = eqn.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in eqn.invars]
     keywords = dot_options(eqn)
-    if not batch_l and (list(contract_l), list(contract_r)) == ([ranks[0] - 1], [0]):
-        # As `x @ w`, for a `w` with more than two axes.
-        yield call("jnp.tensordot", left, right, axes=number(1), **keywords)
+    count = len(contract_l)
+    last = list(range(ranks[0] - count, ranks[0])), list(range(count))
+    if not batch_l and count and (list(contract_l), list(contract_r)) == last:
+        # As `x @ w`, for a `w` with more axes.
+        yield call("jnp.tensordot", left, right, axes=number(count), **keywords)
     if sum(ranks) <= 20:
         text = relettered("{},{}->{}".format(*subscripts(eqn)))
         yield call("jnp.einsum", number(text), left, right, **keywords)

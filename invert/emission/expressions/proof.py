@@ -15,12 +15,12 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, optional_step
-from invert._private.jax import close_like, consts_of, open_jaxpr, rename, trace_closed
+from invert._private.jax import consts_of, open_jaxpr, trace_closed
 from invert.emission.python import load, syntax
 from invert.emission.sizes.size import dimension_token
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
-from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Literal, Var
+from invert.ir.types import Aval, ClosedJaxpr, Eqn, Literal, Var
 
 # The modules that emitted text may use.
 NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}
@@ -139,20 +139,6 @@ def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> Cl
         # A 64-bit type was asked for without x64: both settings are tried.
         warnings.simplefilter("ignore")
         try:
-            return _without_copies(trace_closed(values, *avals))
+            return traced_form.plain(trace_closed(values, *avals))
         except REFUSALS:
             return None
-
-
-def _without_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without `copy` equations, which lowering drops."""
-    jaxpr = open_jaxpr(closed)
-    names: dict[Var, Atom] = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "copy":
-            (x,), (y,) = eqn.invars, eqn.outvars
-            names[y] = names.get(x, x) if isinstance(x, Var) else x
-    if not names:
-        return closed
-    kept = jaxpr.replace(eqns=[e for e in jaxpr.eqns if e.primitive.name != "copy"])
-    return close_like(closed, rename(kept, names))

@@ -25,6 +25,22 @@ Pattern: TypeAlias = "int | tuple[Pattern, ...] | None"
 ValueType: TypeAlias = tuple[tuple[int, ...], np.dtype]
 
 
+@dataclasses.dataclass(frozen=True)
+class Repeat:
+    """`for element in iterable: target = value`.
+
+    **Arguments:**
+
+    - `element`: the token of the element, and `hint` the name wanted for it.
+    - `value`: over the tokens of the element, of the target and of others.
+    """
+
+    iterable: ast.expr
+    element: str
+    hint: str
+    value: ast.expr
+
+
 @dataclasses.dataclass
 class Statement:
     """`targets = value`, after the definitions of local functions that the value names.
@@ -37,6 +53,7 @@ class Statement:
         used later.
     - `flows`: whether it reuses such a name at all; `"any"` where the type does not matter.
     - `heirs`: tokens whose names it may reuse.
+    - `repeat`: a loop that follows, on its single target.
     - `pattern`: how the results are nested.
     """
 
@@ -48,6 +65,7 @@ class Statement:
     functions: Sequence[FunctionText] = ()
     pattern: Pattern = None
     heirs: Sequence[str] = ()
+    repeat: Repeat | None = None
 
 
 @dataclasses.dataclass
@@ -108,6 +126,9 @@ class FunctionText:
 
 def _read(statement: Statement) -> Iterator[str]:
     yield from syntax.tokens_in(statement.value)
+    if statement.repeat is not None:
+        own = {statement.repeat.element, *statement.targets}
+        yield from (t for t in syntax.tokens_in(statement.repeat.value) if t not in own)
     for function in statement.functions:
         yield from function.free()
 
@@ -200,7 +221,18 @@ class _Renderer:
             target = _nested(statement.pattern, targets)
         else:
             target = targets[0] if len(targets) == 1 else syntax.tuple_of(targets)
-        self.body.append(syntax.assign(target, value))
+        if statement.repeat is None or syntax.text_of(target) != syntax.text_of(value):
+            self.body.append(syntax.assign(target, value))
+        if statement.repeat is not None:
+            self._repeat(statement.repeat, target)
+
+    def _repeat(self, repeat: Repeat, target: ast.expr) -> None:
+        name = self.names.new(repeat.hint)
+        given = {**self.given, repeat.element: name}
+        step = syntax.assign(target, syntax.renamed(repeat.value, given))
+        element = ast.Name(name, ast.Store())
+        self.body.append(ast.For(element, repeat.iterable, [step], [], lineno=0))
+        self.names.free(name)
 
     def _reused(
         self, statement: Statement, own: ValueType | None, dying: Sequence[str]

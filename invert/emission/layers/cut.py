@@ -39,6 +39,7 @@ class Layer:
     - `parameters`: variables of the parameters that it owns.
     - `inputs`, `outputs`: variables.
     - `field`: the name wanted for its field, where that is not its own name.
+    - `listed`: the name of the tuple that it is in, if any.
     - `count`: the number of layers that it stands for, 0 for one.
     - `native`: the layer of `equinox.nn` that replaces it, if any; `arrays` are the fields of that.
     """
@@ -50,6 +51,7 @@ class Layer:
     inputs: list[Var] = dataclasses.field(default_factory=list)
     outputs: list[Atom] = dataclasses.field(default_factory=list)
     field: str = ""
+    listed: str = ""
     count: int = 0
     native: Native | None = None
     arrays: dict[str, Var] = dataclasses.field(default_factory=dict)
@@ -179,7 +181,11 @@ def named_by_scope(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Pa
     names = dict(parameters)
     for path, group in alike.items():
         if len(group) > 1 and len({scopes[v] for v in group}) > 1:
-            names.update((v, (*map(stem, scopes[v]), path[-1])) for v in group if scopes[v])
+            # TensorFlow numbers all scopes of a function that is traced once more.
+            again = all(re.search(r"_\d+$", part) for v in group for part in scopes[v])
+            for v in filter(scopes.get, group):
+                scope = [re.sub(r"_\d+$", "", p) if again else p for p in scopes[v]]
+                names[v] = (*scope, path[-1])
     return names
 
 
@@ -233,7 +239,9 @@ def _place_floating(
                 paths.append(base)
             elif atom in producers and (scope := ahead[producers[atom]]) is not None:
                 paths.append(scope)
-        ahead[i] = (scopes[i] or (common_prefix(paths) if paths else None)) if not constant[i] else None
+        ahead[i] = (
+            (scopes[i] or (common_prefix(paths) if paths else None)) if not constant[i] else None
+        )
     for i in reversed(range(len(eqns))):
         if not floating[i] and not constant[i]:
             continue
