@@ -154,7 +154,7 @@ class Classes:
         hint = singular(snake(field, "layer"))
         repeat = Repeat(syntax.field(_self(), field), element, hint, value)
         start = body.operand(eqn.invars[eqn.carried])
-        return Placed(start, False, hints=["x"], flows=True, repeat=repeat)
+        return Placed(start, False, hints=["x"], flows="blank", repeat=repeat)
 
     def _results(self, eqn: LayerCall) -> list[str]:
         """Names of the results of a layer: its own name, or those that they have inside it."""

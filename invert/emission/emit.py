@@ -19,6 +19,7 @@ from invert._private.jax import (
     close_like,
     consts_of,
     forget_traces,
+    names_of,
     open_jaxpr,
     rename,
     trace_closed,
@@ -551,9 +552,18 @@ def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
 def _merged(recovered: Recovered) -> merge.Program:
     """One program for all sizes."""
     if recovered.points is None:
-        return merge.Program(open_jaxpr(traced_form.strong(recovered.programs[0])))
-    clean = [traced_form.strong(p) for p in recovered.programs]
-    return merge.merge(clean, recovered.points)
+        return merge.Program(open_jaxpr(_tidy(recovered.programs[0])))
+    return merge.merge([_tidy(p) for p in recovered.programs], recovered.points)
+
+
+def _tidy(program: ClosedJaxpr) -> ClosedJaxpr:
+    """The program as it is written: each layer computes a value once."""
+
+    def within(eqn: Eqn) -> Hashable:
+        # A number in an array is cheap, and reads better where it is used.
+        return names_of(eqn) if any(map(is_var, eqn.invars)) else id(eqn)
+
+    return traced_form.merged(traced_form.strong(program), within=within)
 
 
 def _build(cls: Any, node: Node, values: Mapping[Var, Any]) -> Any:

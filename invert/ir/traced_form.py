@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import jax
@@ -31,11 +31,12 @@ from invert._private.jax import (
     with_names,
 )
 from invert.ir.avals import is_differentiable, type_of
-from invert.ir.graph import Graph
+from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
+from invert.ir.normal_form import equal_key
 from invert.ir.types import (
     AnyJaxpr,
     Atom,
@@ -60,7 +61,8 @@ def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
 
 
 def normal(closed: J, depth: int = 0) -> J:
-    """The normal form of a jaxpr: no dead code, operands of loops and branches in order of use."""
+    """The normal form of a jaxpr: no dead code, equal equations once, operands of loops and
+    branches in order of use."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
@@ -71,7 +73,7 @@ def normal(closed: J, depth: int = 0) -> J:
             eqns.append(eqn)
         return jaxpr.replace(eqns=eqns)
 
-    return map_jaxprs(strong(closed), one)
+    return map_jaxprs(merged(strong(closed)), one)
 
 
 def strong(closed: J) -> J:
@@ -80,7 +82,8 @@ def strong(closed: J) -> J:
     None of them survives lowering. What wrappers of `jax.numpy` compute stands in their place, and
     a reshape that only adds or removes axes of size one is a broadcast or a squeeze.
     """
-    return map_jaxprs(canonicalize(closed), lambda jaxpr: _strengthened(_unwrapped(jaxpr)))
+    simple = map_jaxprs(closed, lambda jaxpr: _composed(_unwrapped(jaxpr)))
+    return map_jaxprs(canonicalize(simple), _strengthened)
 
 
 def plain(closed: J) -> J:
@@ -95,8 +98,33 @@ def plain(closed: J) -> J:
                 (x,), (y,) = eqn.invars, eqn.outvars
                 names[y] = names.get(x, x) if isinstance(x, Var) else _typed(x)
             else:
-                eqns.append(_with_axes_as_such(_typed_operands(eqn)))
-        return rename(jaxpr.replace(eqns=eqns), names)
+                eqns.append(_typed_operands(eqn))
+        return _composed(rename(jaxpr.replace(eqns=eqns), names))
+
+    return map_jaxprs(closed, one)
+
+
+def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> J:
+    """The program with equal equations once, as compilers have it.
+
+    **Arguments:**
+
+    - `within`: equations for which this differs are not merged.
+    """
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        known: dict[Hashable, Eqn] = {}
+        names: dict[Var, Atom] = {}
+        eqns: list[Eqn] = []
+        for eqn in jaxpr.eqns:
+            eqn = eqn.replace(invars=[names.get(a, a) if is_var(a) else a for a in eqn.invars])
+            first = known.setdefault((equal_key(eqn), within(eqn)), eqn)
+            if first is eqn:
+                eqns.append(eqn)
+            else:
+                names |= dict(zip(eqn.outvars, first.outvars, strict=True))
+        outvars = [names.get(a, a) if is_var(a) else a for a in jaxpr.outvars]
+        return jaxpr.replace(eqns=eqns, outvars=outvars)
 
     return map_jaxprs(closed, one)
 
@@ -119,9 +147,7 @@ def _unwrapped(jaxpr: Jaxpr) -> Jaxpr:
     for eqn in jaxpr.eqns:
         operands = renamed(eqn.invars, names)
         if _is_number(eqn):
-            (x,), (y,) = eqn.invars, eqn.outvars
-            number = np.asarray(cast(Literal, x).val).astype(y.aval.dtype)
-            names[y] = Literal(number, ShapedArray((), y.aval.dtype))
+            names[eqn.outvars[0]] = _converted(eqn)
             continue
         if not _is_wrapper(eqn):
             eqns.append(eqn.replace(invars=operands))
@@ -131,6 +157,9 @@ def _unwrapped(jaxpr: Jaxpr) -> Jaxpr:
         for part in inner.eqns:
             outvars = [Var(v.aval) for v in part.outvars]
             replaced = part.replace(invars=renamed(part.invars, inside), outvars=outvars)
+            if _is_number(replaced):
+                inside[part.outvars[0]] = _converted(replaced)
+                continue
             eqns.append(with_names(replaced, names_of(eqn)))
             inside |= dict(zip(part.outvars, outvars, strict=True))
         names |= dict(zip(eqn.outvars, renamed(inner.outvars, inside), strict=True))
@@ -148,6 +177,79 @@ def _is_number(eqn: Eqn) -> bool:
     if eqn.primitive is not lax.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
         return False
     return not eqn.invars[0].aval.shape and eqn.params.get("sharding") is None
+
+
+def _converted(eqn: Eqn) -> Literal:
+    dtype = eqn.outvars[0].aval.dtype
+    number = np.asarray(cast(Literal, eqn.invars[0]).val).astype(dtype)
+    return Literal(number, ShapedArray((), dtype))
+
+
+def _composed(jaxpr: Jaxpr) -> Jaxpr:
+    """Adds and removes axes of size one, and broadcasts along them, in one equation."""
+    eqns: list[Eqn] = []
+    made: dict[Atom, Eqn] = {}
+    names: dict[Var, Atom] = {}
+    passed: set[int] = set()
+    for eqn in jaxpr.eqns:
+        if names:
+            eqn = eqn.replace(invars=[names.get(a, a) if is_var(a) else a for a in eqn.invars])
+        eqn = _with_axes_as_such(eqn)
+        before = made.get(eqn.invars[0]) if eqn.invars and is_var(eqn.invars[0]) else None
+        if before is not None and eqn.primitive in (lax.broadcast_in_dim_p, lax.squeeze_p):
+            x = before.invars[0]
+            if eqn.primitive is lax.squeeze_p and x.aval.shape == eqn.outvars[0].aval.shape:
+                names[eqn.outvars[0]] = x
+                passed.add(id(before))
+                continue
+            if (dims := _dimensions(eqn, before)) is not None:
+                eqn = eqn.replace(
+                    invars=[x], params={**eqn.params, "broadcast_dimensions": tuple(dims)}
+                )
+                eqn = _with_axes_as_such(eqn)
+                passed.add(id(before))
+                if x.aval.shape == eqn.outvars[0].aval.shape:
+                    names[eqn.outvars[0]] = x
+                    continue
+        if _moves_axes(eqn):
+            made[eqn.outvars[0]] = eqn
+        eqns.append(eqn)
+    jaxpr = jaxpr.replace(
+        eqns=eqns, outvars=[names.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    )
+    used = {a for e in eqns for a in e.invars if is_var(a)} | set(filter(is_var, jaxpr.outvars))
+    return jaxpr.replace(eqns=[e for e in eqns if id(e) not in passed or e.outvars[0] in used])
+
+
+def _moves_axes(eqn: Eqn) -> bool:
+    """Whether an equation only adds or removes axes of size one."""
+    if eqn.primitive is lax.squeeze_p:
+        return True
+    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
+        return False
+    x, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    return len(x) > 0 and [n for n in x if n != 1] == [n for n in out if n != 1]
+
+
+def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
+    """The dimensions of a broadcast from the operand of the equation before it, if it has some."""
+    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
+        return None
+    dims = eqn.params["broadcast_dimensions"]
+    if before.primitive is lax.broadcast_in_dim_p:
+        return [dims[i] for i in before.params["broadcast_dimensions"]]
+    gone = before.params["dimensions"]
+    result: list[int] = []
+    kept = list(dims)
+    above = len(eqn.params["shape"])
+    # From the right, as NumPy broadcasts.
+    for i in reversed(range(len(before.invars[0].aval.shape))):
+        axis = above - 1 if i in gone else kept.pop()
+        if axis < 0 or (i in gone and kept and axis <= kept[-1]):
+            return None
+        result.append(axis)
+        above = axis
+    return result[::-1]
 
 
 def _with_axes_as_such(eqn: Eqn) -> Eqn:
@@ -190,7 +292,7 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
     identities = any(map(_is_identity, jaxpr.eqns))
     jaxpr = jaxpr.replace(
-        eqns=[_with_axes_as_such(_typed_operands(e)) for e in jaxpr.eqns],
+        eqns=[_typed_operands(e) for e in jaxpr.eqns],
         outvars=[_typed(a) for a in jaxpr.outvars],
     )
     if not weak and not identities:

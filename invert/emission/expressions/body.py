@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from invert.emission.expressions import idioms, literals, spelling
+from invert.emission.expressions import idioms, literals, roles, spelling
 from invert.emission.expressions.spelling import FLOWS
 from invert.emission.expressions.statements import (
     FunctionText,
@@ -21,7 +21,7 @@ from invert.emission.expressions.statements import (
 from invert.emission.expressions.writer import Writer
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
-from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, noun, says
+from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, says
 from invert.emission.sizes.size import dimension_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import CondParts
@@ -122,9 +122,10 @@ class Body:
         self.names: dict[Atom, str] = dict(names or {})
         # A field in another form, such as a transpose, is called after the field.
         self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
-        self.wanted, self.path = wanted or {}, path
         self.program = writer.program
         self.graph = Graph(jaxpr)
+        self.wanted = {**({} if writer.plain else roles.roles(self.graph)), **(wanted or {})}
+        self.path = path
         self.given: dict[str, ast.expr] = {writer.token(v): e for v, e in (given or {}).items()}
         self.statements: list[Statement] = []
         # Values with one user, until that is written.
@@ -198,7 +199,10 @@ class Body:
             elif eqn.primitive.name in FORMS and is_var(atoms[0]) and atoms[0] in self._fields:
                 hints[i] = self._fields[atoms[0]]
             elif len(eqn.outvars) == 1 and (hints[i] == PRODUCT or not says(hints[i])):
-                hints[i] = noun(eqn, atoms, self.names, self.path, product=hints[i] == PRODUCT)
+                product = hints[i] == PRODUCT
+                hints[i] = noun(
+                    eqn, atoms, self.names, self.path, product=product, fields=self._fields
+                )
             self.names[v] = hints[i]
         return hints
 
@@ -219,7 +223,7 @@ class Body:
             value,
             hints,
             [None if v is None else self.type_of(v) for v in outs],
-            placed.flows,
+            self._flows(eqn, placed, atoms),
             placed.functions,
             placed.pattern,
             heirs,
@@ -232,6 +236,13 @@ class Body:
             self._waiting[self.token(first)] = (value, width, statement)
         elif any(v is not None for v in outs):
             self.statements.append(statement)
+
+    def _flows(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool | str:
+        """Whether a result takes over the name of an operand."""
+        if any(v in self.wanted for v in eqn.outvars):
+            return False
+        mixed = placed.flows and mixes(eqn, atoms, self._fields)
+        return "blank" if mixed else placed.flows
 
     def _filled(
         self, expression: ast.expr, inline: bool

@@ -329,10 +329,14 @@ def _try(
         match = Match(body, graph)
         if not match.seed(body.producers[result[0]], eqn) or len(match.eqns) != len(body.eqns):
             return None
-        if match.outputs() is None or match.inputs() != variables:
+        if match.atoms.get(result[0]) is not eqn.outvars[0] or match.inputs() != variables:
             return None
-        covered = frozenset(id(e) for e in match.eqns.values())
-        if covered & taken or len(covered) < 2 or _shared(match, graph, eqn):
+        shared = _shared(match, graph, eqn)
+        # A broadcast may be written twice.
+        if any(e.primitive.name != "broadcast_in_dim" for e in shared):
+            return None
+        covered = frozenset({id(e) for e in match.eqns.values()} - set(map(id, shared)))
+        if covered & taken or len(match.eqns) < 2:
             return None
         if is_weak(result[0]) != is_weak(eqn.outvars[0]):
             return None
@@ -351,13 +355,15 @@ def _try(
     )
 
 
-def _shared(match: Match, graph: Graph, root: Eqn) -> bool:
-    """Whether an interior result is used elsewhere."""
+def _shared(match: Match, graph: Graph, root: Eqn) -> list[Eqn]:
+    """The equations whose interior results are used elsewhere."""
     inside = {id(e) for e in match.eqns.values()}
-    for eqn in match.eqns.values():
-        if eqn is root:
-            continue
-        for v in eqn.outvars:
-            if v in graph.results or any(id(u) not in inside for u in graph.users.get(v, ())):
-                return True
-    return False
+    return [
+        eqn
+        for eqn in match.eqns.values()
+        if eqn is not root
+        and any(
+            v in graph.results or any(id(u) not in inside for u in graph.users.get(v, ()))
+            for v in eqn.outvars
+        )
+    ]

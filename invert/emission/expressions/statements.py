@@ -15,6 +15,7 @@ import numpy as np
 
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.emission.python.nouns import is_blank
 from invert.emission.sizes.size import dimension_of
 
 # A parameter of a function: a token, or a tuple of tokens that the first line unpacks.
@@ -51,7 +52,8 @@ class Statement:
     - `hints`: names wanted for the targets.
     - `types`: types of the targets; one reuses the name of an operand of the same type that is not
         used later.
-    - `flows`: whether it reuses such a name at all; `"any"` where the type does not matter.
+    - `flows`: whether it reuses such a name at all; `"any"` where the type does not matter,
+        `"blank"` where only `x` and `y` are reused.
     - `heirs`: tokens whose names it may reuse.
     - `repeat`: a loop that follows, on its single target.
     - `pattern`: how the results are nested.
@@ -242,6 +244,8 @@ class _Renderer:
             return None
         for token in statement.heirs:
             if token not in dying or self.given[token] in self.names.taken:
+                continue
+            if statement.flows == "blank" and not is_blank(self.given[token]):
                 continue
             if token in self.types and (statement.flows == "any" or self.types[token] == own):
                 return self.given[token]
