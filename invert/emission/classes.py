@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import collections
+import dataclasses
 import re
 from collections.abc import Hashable, Mapping, Sequence, Set
 
@@ -374,18 +376,17 @@ class Classes:
         for cls in dict.fromkeys(c for c in self.of.values() if c.drafts):
             cls.definition.name = names[cls.token] = self.file.names.new(_name_for(cls))
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
-            sizes_named: dict[tuple[str, ...], str] = {}
-            taken: set[str] = set()
+            named = _Dimensions("conv_general_dilated" in "".join(cls.drafts[0].texts))
             annotations = cls.drafts[0].annotations
-            for node, column in zip(annotations, columns, strict=True):
+            pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
+            # The sizes of matrices and kernels have names of their own; those of a bias are theirs.
+            for node, column, source in sorted(pairs, key=_order):
                 shapes = list(zip(*(shape for _, shape in column), strict=True))
-                texts = [
-                    _dimension(sizes, i, len(shapes), sizes_named, taken)
-                    for i, sizes in enumerate(shapes)
-                ]
+                kernel = isinstance(source, ast.Attribute)
+                texts = named.texts(shapes, kernel=kernel, result=source is None)
                 assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
                 node.slice.elts[1] = ast.Constant(" ".join(texts))
-            generalize(cls.drafts, sizes_named, self.file.names.taken)
+            generalize(cls.drafts, named.first(), self.file.names.taken)
         for definition in self.file.definitions:
             if isinstance(definition, ast.ClassDef):
                 for statement in definition.body:
@@ -421,27 +422,69 @@ def _common_name(names: Sequence[str]) -> str:
     return ""
 
 
-def _dimension(
-    sizes: tuple[int, ...],
-    axis: int,
-    rank: int,
-    names: dict[tuple[str, ...], str],
-    taken: set[str],
-) -> str:
-    """A size in an annotation, for all layers of a class."""
-    keys = tuple(s.text() if isinstance(s, Size) else str(int(s)) for s in sizes)
-    if len(set(keys)) == 1:
-        return keys[0]
-    if keys not in names:
-        wanted = "n"
-        if rank == 2:
-            wanted = ("n_in", "n_out")[axis]
+def _order(
+    pair: tuple[ast.expr, Sequence[tuple[str, tuple[int, ...]]], ast.expr | None],
+) -> tuple[bool, int]:
+    """Fields come before arguments, kernels before biases."""
+    _, column, source = pair
+    field = isinstance(source, ast.Attribute)
+    return not field, -len(column[0][1]) if field else 0
+
+
+_KERNEL = ("kd", "kh", "kw", "c_in", "c_out")
+_IMAGE = ("batch", "d", "h", "w", "c")
+
+
+@dataclasses.dataclass
+class _Dimensions:
+    """Names of the sizes in the annotations of a class that differ between its layers.
+
+    Sizes that are equal in all layers have one name, but not within one array.
+
+    **Arguments:**
+
+    - `conv`: whether the class is a convolution of images with the channels last.
+    """
+
+    conv: bool
+    names: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
+    taken: set[str] = dataclasses.field(default_factory=set)
+
+    def texts(self, shapes: Sequence[tuple[int, ...]], *, kernel: bool, result: bool) -> list[str]:
+        """The sizes of an array, given for all layers, in an annotation."""
+        texts: list[str] = []
+        seen: collections.Counter[tuple[str, ...]] = collections.Counter()
+        for axis, sizes in enumerate(shapes):
+            keys = tuple(s.text() if isinstance(s, Size) else str(int(s)) for s in sizes)
+            if len(set(keys)) == 1:
+                texts.append(keys[0])
+                continue
+            names = self.names.setdefault(keys, [])
+            if seen[keys] == len(names):
+                names.append(self._new(self._wanted(axis, len(shapes), kernel, result)))
+            texts.append(names[seen[keys]])
+            seen[keys] += 1
+        return texts
+
+    def first(self) -> dict[tuple[str, ...], str]:
+        """A name for each size."""
+        return {keys: names[0] for keys, names in self.names.items()}
+
+    def _wanted(self, axis: int, rank: int, kernel: bool, result: bool) -> str:
+        if self.conv and 3 <= rank <= 5:
+            names = _KERNEL if kernel else _IMAGE
+            if kernel:
+                return names[5 - rank + axis]
+            name = "batch" if axis == 0 else names[5 - rank + axis]
+            return f"{name}_out" if result else f"{name}_in" if name == "c" else name
+        return ("n_in", "n_out")[axis] if rank == 2 else "n"
+
+    def _new(self, wanted: str) -> str:
         name, i = wanted, 2
-        while name in taken:
+        while name in self.taken:
             name, i = f"{wanted}_{i}", i + 1
-        taken.add(name)
-        names[keys] = name
-    return names[keys]
+        self.taken.add(name)
+        return name
 
 
 def dimensions_of(shape: Sequence[int]) -> str:

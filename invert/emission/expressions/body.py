@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from invert.emission.expressions import idioms, literals, roles, spelling
+from invert.emission.expressions import idioms, literals, products, roles, spelling
 from invert.emission.expressions.spelling import FLOWS
 from invert.emission.expressions.statements import (
     FunctionText,
@@ -92,6 +92,10 @@ def _choices(graph: Graph) -> dict[int, Choice]:
             platforms = made.params["platforms"]
             choices[id(eqn)] = Choice(made, None, is_switch=False, platforms=platforms)
     return choices
+
+
+def _is_einsum(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "einsum"
 
 
 def _is_number(atom: Atom, number: int) -> bool:
@@ -207,6 +211,7 @@ class Body:
         return hints
 
     def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
+        self._letter(placed.expression)
         outs = [v if self._uses.get(v) else None for v in eqn.outvars]
         first = eqn.outvars[0]
         value, width, inside = self._filled(placed.expression, len(placed.functions) == 0)
@@ -236,6 +241,22 @@ class Body:
             self._waiting[self.token(first)] = (value, width, statement)
         elif any(v is not None for v in outs):
             self.statements.append(statement)
+
+    def _letter(self, expression: ast.expr) -> None:
+        """Names the subscripts of an einsum after the dimensions of its operands."""
+        for node in ast.walk(expression):
+            if isinstance(node, ast.Call) and len(node.args) == 3 and _is_einsum(node):
+                subscripts, *operands = node.args
+                names = [
+                    self._roles.get(o.id) if isinstance(o, ast.Name) else None for o in operands
+                ]
+                assert isinstance(subscripts, ast.Constant)
+                node.args[0] = ast.Constant(products.lettered(str(subscripts.value), names))
+
+    @functools.cached_property
+    def _roles(self) -> dict[str, str]:
+        """Names of values by their roles, by token."""
+        return {self.token(v): name for v, name in self.wanted.items() if isinstance(v, Var)}
 
     def _flows(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool | str:
         """Whether a result takes over the name of an operand."""

@@ -55,6 +55,37 @@ def relettered(text: str) -> str:
     return "".join(order.get(c, c) for c in text)
 
 
+def lettered(text: str, names: Sequence[str | None]) -> str:
+    """The subscripts of an attention in letters of its dimensions; other ones as they are.
+
+    Those are batch, heads, query, key and depth: `bqhd,bkhd->bhqk`.
+
+    **Arguments:**
+
+    - `names`: the names of the two operands.
+    """
+    inputs, _, out = text.partition("->")
+    sides = inputs.split(",")
+    if set(names) == {"query", "key"}:
+        roles = {"query": "q", "key": "k"}
+        contracted = "d"
+    elif set(names) == {"weights", "value"}:
+        roles = {"weights": "q", "value": "d"}
+        contracted = "k"
+    else:
+        return text
+    letters: dict[str, str] = {}
+    for name, side, other in zip(names, sides, sides[::-1], strict=True):
+        for c in side:
+            if c in other and c in out:
+                letters[c] = "b" if out.startswith(c) else "h"
+            else:
+                letters[c] = contracted if c in other else roles[name or ""]
+    if len(set(letters.values())) != len(letters):
+        return text
+    return "".join(letters.get(c, c) for c in text)
+
+
 def dot_options(eqn: Eqn) -> dict[str, ast.expr]:
     options = {}
     precision = eqn.params["precision"]

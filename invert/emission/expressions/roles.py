@@ -79,7 +79,7 @@ def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
 
 
 def _mean_of_squares(graph: Graph, atom: Atom) -> str:
-    """`var` for the mean of squared deviations, `mean_square` for that of squares."""
+    """`var` for the mean of squared deviations, `mean_square` for that of squares, else nothing."""
     division = _maker(graph, _source(graph, atom), "div")
     total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
     square = total and _maker(
@@ -146,8 +146,6 @@ def _key_of(product: Eqn, quotient: Eqn, graph: Graph) -> int:
 def _forms(graph: Graph, atom: Atom, name: str) -> Iterator[tuple[Atom, str]]:
     """A value and what it is another form of, as far as the body makes it."""
     while is_var(atom) and (eqn := _maker(graph, atom)) is not None:
-        if eqn.primitive.name == "layer":
-            return
         yield atom, name
         if eqn.primitive.name not in (*_WAY, "mul"):
             return
@@ -178,6 +176,9 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     for a in added.invars:
         gate = _maker(graph, a)
         if gate is not None:
+            whole = _maker(graph, gate.invars[0], "split")
+            if whole is not None:
+                yield whole.invars[0], "gates"
             yield gate.invars[0], "i" if gate.primitive.name == "logistic" else "g"
     for last in _users(graph, eqn.outvars[0], "tanh"):
         for product in _users(graph, last.outvars[0], "mul"):

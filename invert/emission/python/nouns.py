@@ -23,8 +23,8 @@ PLAIN = "y"
 # A sum along the way, such as that of a residual block.
 STREAM = "x"
 _SUMS = ("add", "add_any")
-# Scopes that TensorFlow makes for control flow.
-_CONTROL = frozenset(("while", "cond", "body", "scan", "map", "case"))
+# Scopes that TensorFlow makes for control flow and for single ops.
+_CONTROL = frozenset("while cond body scan map case tensordot mat_mul bias_add moments".split())
 # The hint for a product, which is called after its factors.
 PRODUCT = "*"
 
