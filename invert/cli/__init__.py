@@ -163,12 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     **Raises:** `SystemExit` for wrong arguments, `--help` and `--version`.
     """
     options = _parser().parse_args(argv)
-    if (path := _missing(options)) is not None:
-        print(f"invert: {path} does not exist", file=sys.stderr)
-        return 2 if options.command == "diff" else 3
     # TensorFlow reports the machine's features on stderr; users may override this.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
+        if (path := _missing(options)) is not None:
+            raise FileNotFoundError(f"{path} does not exist")
         code = _run(options)
         sys.stdout.flush()
         return code
@@ -205,6 +204,9 @@ def _explained(error: Exception) -> tuple[int, str]:
     """The exit code of an error, and its message."""
     from invert import _errors
     from invert._errors import plain
+
+    if type(error) is FileNotFoundError:
+        return 3, plain(str(error))
     from invert.cli.options import UsageError
 
     for kind, code in (

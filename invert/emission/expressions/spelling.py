@@ -171,7 +171,8 @@ def _stack(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
 
 def _pad(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     config = eqn.params["padding_config"]
-    if all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config):
+    plain = not any(isinstance(n, Size) for part in config for n in part)
+    if plain and all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config):
         widths = syntax.tuple_of(literals.shape((low, high)) for low, high, _ in config)
         yield call("jnp.pad", args[0], widths)
         yield call("jnp.pad", args[0], widths, constant_values=args[1])

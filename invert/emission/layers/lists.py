@@ -54,7 +54,9 @@ class Lists:
             first, last = run.calls[0], run.calls[-1]
             if len(run.carried) != 1 or len(first.layer.outputs) != 1:
                 continue
-            if first.layer.native is not None or not _consecutive(run.calls, names):
+            if any(type(c) is not LayerCall or c.layer.native is not None for c in run.calls):
+                continue  # a stack, or a layer of Equinox
+            if not _consecutive(run.calls, names):
                 continue
             ((carried, _),) = run.carried
             if any(self._elsewhere(c.outvars[0], c, layer) for c in run.calls[:-1]):

@@ -91,6 +91,8 @@ def noun(
     if product or primitive == "dot_general":
         both = "_".join(dict.fromkeys(name for _, name in known))
         return both if len(known) == 2 and len(both) <= _LONGEST else _of_scope(eqn, path)
+    if primitive == "layer":
+        return STREAM
     if primitive in NOUNS:
         return NOUNS[primitive]
     if primitive in FORMS:
