@@ -42,7 +42,10 @@ def config_of(options: argparse.Namespace, progress: Callable[[str], None]) -> C
             values[name] = value
     for text in options.config:
         name, equals, value = text.partition("=")
-        values[_known(name.strip().replace("-", "_"), bool(equals))] = _value(value.strip())
+        option = _known(name.strip().replace("-", "_"), bool(equals))
+        parsed = _value(value.strip())
+        several = isinstance(getattr(Config, option), tuple)
+        values[option] = (parsed,) if several and isinstance(parsed, str) else parsed
     try:
         return Config(**values, progress=progress)
     except ValueError as error:

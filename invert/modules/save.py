@@ -149,7 +149,10 @@ def arrays_of(model: eqx.Module, state: eqx.nn.State | None = None) -> dict[str,
     **Raises:** `EmissionError` where a value of the state has been taken out of the module.
     """
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_index)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): _value(v, state) for path, v in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): _value(v, state)
+        for path, v in leaves
+    }
 
 
 def _value(leaf: Any, state: eqx.nn.State | None) -> Any:
