@@ -79,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("model", metavar="MODEL", help=model)
     _add_model(source)
     _add_options(source)
+    source.add_argument(
+        "--no-loader",
+        action="store_true",
+        help="leave out the functions that read weights",
+    )
 
     diff = commands.add_parser(
         "diff",

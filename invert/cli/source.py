@@ -22,6 +22,8 @@ def run(options: argparse.Namespace) -> int:
         if not isinstance(module, (Module, Methods)):
             raise UsageError(f"{model.path} is written already: see model.py in it")
         progress("writing the source")
-        emission = module.emit(layers=layers, typecheck=options.typecheck)
+        emission = module.emit(
+            layers=layers, typecheck=options.typecheck, loader=not options.no_loader
+        )
     print(emission.source, end="")
     return 0

@@ -165,7 +165,7 @@ def emit_methods(
     - `title`: the name that the class is called after.
     - `styles`: `"scan"` stacks consecutive layers that compute the same; `"equinox"` replaces
         layers by those of `equinox.nn` that compute the same; `"typecheck"` has methods check their
-        annotations.
+        annotations; `"no loader"` leaves out the functions that read weights.
     - `notes`: lines for the page that is saved with the text.
 
     **Raises:** `EmissionError` where no text traces to the programs.
@@ -287,7 +287,8 @@ class _Variant:
         ]
         main = main_class.Main(classes, methods, stacked=bool(self.weights.rows))
         flags = self._flags()
-        cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
+        trained = {v for v, flag in flags.items() if flag}
+        cls = main.add(tree.root, trained, loader="no loader" not in self.styles)
         classes.finish()
         self.messages += main.messages
         if "typecheck" in self.styles:

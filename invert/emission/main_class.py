@@ -96,12 +96,13 @@ class Main:
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
 
-    def add(self, node: Node, trained: Set[Var]) -> str:
+    def add(self, node: Node, trained: Set[Var], *, loader: bool = True) -> str:
         """Adds the class and the reader of its weights; returns the class's name.
 
         **Arguments:**
 
         - `trained`: variables of the parameters that the container calls trainable.
+        - `loader`: whether the functions that read weights are added too.
         """
         self.classes.add(node)
         name = self.name = self.file.names.new(node.name)
@@ -123,6 +124,8 @@ class Main:
         for method in self.methods:
             body += self._methods(method, names)
         self.file.definitions.append(syntax.class_of(name, [syntax.name("eqx.Module")], body))
+        if not loader:
+            return name
         held = self.classes.held
         places = [((*path, "init") if v in held else path, v) for path, v in node.leaves()]
         trained = trained - held

@@ -89,6 +89,11 @@ def save(
             f"{type(model).__name__} is not a module that invert has written; save a recovered "
             "module or its `model`"
         )
+    if not hasattr(namespace, "load"):
+        raise ValueError(
+            f"{type(model).__name__} was written with loader=False, so its file could not read "
+            "weights; save the recovered module, or emit it with the loader"
+        )
     arrays = arrays_of(model, state)
     where = Path(directory)
     try:

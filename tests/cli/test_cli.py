@@ -399,6 +399,10 @@ def test_source_is_printed(models: Path, capsys) -> None:
     assert "(eqx.Module):" in out
     assert "@jaxtyped(typechecker=beartype)" in out
     assert "def load(" in out
+    assert main(["source", str(models / "export.bin"), "--no-loader"]) == 0
+    out, _ = lines(capsys)
+    assert "(eqx.Module):" in out
+    assert "def load(" not in out and "safetensors" not in out
 
 
 @pytest.mark.parametrize(
@@ -421,7 +425,10 @@ def test_options_of_the_configuration_are_values() -> None:
     options = argparse.Namespace(
         host_ops=None,
         platform="cpu",
-        config=["max_scan=7", "verify=false", "disabled-patterns=unrolled_scan", "prevent_gradient=warn"],
+        config=[
+            *("max_scan=7", "verify=false"),
+            *("disabled-patterns=unrolled_scan", "prevent_gradient=warn"),
+        ],
     )
     config = config_of(options, print)
     assert (config.max_scan, config.verify, config.platform) == (7, False, "cpu")

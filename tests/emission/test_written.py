@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import invert
-from invert._private.jax import open_jaxpr, trace_closed
+from invert._private.jax import eval_jaxpr, open_jaxpr, trace_closed
 from invert.ir import traced_form
 from invert.ir.simplify import simplify
 from tests.emission.models import ramp, recovered, with_params
@@ -148,7 +149,7 @@ def test_products_of_flattened_rows() -> None:
     x, w = ramp(2, 3, 4), np.cos(ramp(4, 5, 2))
     jaxpr = _simplified(flat, x, w)
     assert [e.primitive.name for e in jaxpr.eqns] == ["dot_general"]
-    results = jax.jit(lambda *a: jax.core.eval_jaxpr(jaxpr, [], *a))(x, w)
+    results = jax.jit(lambda *a: eval_jaxpr(jaxpr, a))(x, w)
     assert np.array_equal(results[0], jax.jit(flat)(x, w))
 
 
@@ -163,7 +164,7 @@ def test_rows_that_are_mixed_stay() -> None:
 def test_a_value_is_carried_once() -> None:
     def loop(x: Any, starts: tuple[float, float]) -> Any:
         def step(state: Any) -> Any:
-            i, a, b, c = state
+            i, a, b, _ = state
             new = jnp.tanh(a * 0.5 + x)
             return i + 1, new, jnp.where(x > 0, new, b), new[None]
 
@@ -177,5 +178,16 @@ def test_a_value_is_carried_once() -> None:
         jaxpr = _simplified(lambda x, s=starts: loop(x, s), x)
         (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == "while")
         assert len(eqn.outvars) == carried
-        for got, want in zip(jax.core.eval_jaxpr(jaxpr, [], x), loop(x, starts), strict=True):
+        for got, want in zip(eval_jaxpr(jaxpr, [x]), loop(x, starts), strict=True):
             assert np.array_equal(got, want)
+
+
+def test_text_without_the_reader_of_its_weights(tmp_path: Path) -> None:
+    x = ramp(2, 3, 4)
+    module = _written(_network, _params(), x)
+    emission: Any = module.emit(loader=False)
+    assert "def " not in emission.source.partition("class Network")[2].partition("\n\n\n")[2]
+    assert "safetensors" not in emission.source
+    assert np.array_equal(emission.model(x), module(x))
+    with pytest.raises(ValueError, match="loader"):
+        invert.save(emission.model, tmp_path)
