@@ -131,7 +131,7 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
 
 # Functions of `jax.numpy` that JAX compiles for itself. They are one equation or a few, and text
 # may say the same without them.
-_WRAPPERS = frozenset(("_where", "_take", "take", "_flip", "_pad"))
+_WRAPPERS = frozenset(("_where", "_take", "_flip", "_pad"))
 
 
 def _unwrapped(jaxpr: Jaxpr) -> Jaxpr:
