@@ -1,10 +1,37 @@
-"""Parts of the package that few programs use, imported when they are first asked for."""
+"""Parts of the package that are imported when they are first asked for."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
+
+
+def public(package: str, space: dict[str, Any]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose names are those of its module `_public`.
+
+    **Arguments:**
+
+    - `space`: the globals of the package, which keep what was found.
+    """
+
+    def find(name: str) -> Any:
+        if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+            return importlib.import_module(f"{package}.{name}")
+        names = {} if name.startswith("_") else _names(package)
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        space[name] = names[name]
+        return names[name]
+
+    return find
+
+
+def directory(package: str) -> Callable[[], list[str]]:
+    """The `__dir__` of such a package."""
+    return lambda: sorted({*_names(package), "compat", "patterns", "testing", "__version__"})
 
 
 def submodules(package: str, *names: str) -> Callable[[str], Any]:
@@ -16,3 +43,12 @@ def submodules(package: str, *names: str) -> Callable[[str], Any]:
         return importlib.import_module(f"{package}.{name}")
 
     return find
+
+
+def _names(package: str) -> dict[str, Any]:
+    module = importlib.import_module(f"{package}._public")
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }

@@ -23,6 +23,7 @@ from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
 from invert.ir.match import equivalent
+from invert.ir.simplify import simplify
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
 from invert.modules.function import Stage
@@ -47,7 +48,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
             closed, avals = substitute(closed, names), [_renamed(a, names) for a in avals]
         seconds["raise"] = time.perf_counter() - start
         start = time.perf_counter()
-        closed = jaxprs.canonicalize(closed)
+        closed = simplify(closed) if entry.outside else jaxprs.canonicalize(closed)
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
         config.begin(f"{entry.name}: recognizing patterns")

@@ -85,3 +85,27 @@ def test_stablehlo_needs_no_tensorflow() -> None:
         + "print(float(jax.tree.leaves(invert.from_stablehlo(text)(jax.numpy.float32(2)))[0]))\n"
     )
     assert out == "3.0"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    out = _run(
+        "import sys, invert.cli\n"
+        "for arguments in (['--help'], ['inspect', 'nowhere']):\n"
+        "    try:\n"
+        "        invert.cli.main(arguments)\n"
+        "    except SystemExit:\n"
+        "        pass\n"
+        "print([m for m in ('jax', 'numpy', 'equinox', 'tensorflow') if m in sys.modules])\n"
+    )
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_public_names_come_when_they_are_asked_for() -> None:
+    out = _run(
+        "import sys, invert\n"
+        "early = 'jax' in sys.modules\n"
+        "from invert import Config, load\n"
+        "import invert.patterns\n"
+        "print(early, invert.load is load, 'convert' in dir(invert), hasattr(invert, 'nothing'))\n"
+    )
+    assert out == "False True True False"

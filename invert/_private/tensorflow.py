@@ -28,28 +28,30 @@ def tf_concrete_functions(fn: Any) -> list[Any]:
     return [c for c in fn._list_all_concrete_functions() if c is not first]
 
 
-def keras_flags(variables: Iterable[Any]) -> dict[int, bool]:
-    """Whether Keras trains each of these TensorFlow variables, by `id`, if Keras created it.
+def keras_variables(variables: Iterable[Any]) -> tuple[dict[int, str], dict[int, bool]]:
+    """The paths of these TensorFlow variables in Keras, and whether Keras trains them, by `id`.
 
-    The flag is on Keras objects that hold the variables. Variables do not refer to their holders,
-    and a traced function does not refer to its model, so all objects of the process are searched.
+    Both are on Keras objects that hold the variables. Variables do not refer to their holders, and
+    a traced function does not refer to its model, so all objects of the process are searched.
     """
-    made = {id(v) for v in variables if v.trainable}
+    wanted = {id(v): bool(v.trainable) for v in variables}
     new, old = (sys.modules.get(name) for name in ("keras", "tf_keras"))
     holders = _subclasses(getattr(new, "Variable", None))
     layers = _subclasses(old.layers.Layer) if old is not None else set()
-    if not made or not holders | layers:
-        return {}
+    names: dict[int, str] = {}
     flags: dict[int, bool] = {}
+    if not wanted or not holders | layers:
+        return names, flags
     for found in gc.get_objects():
-        if type(found) in holders:
+        if type(found) in holders and id(found._value) in wanted:
+            names[id(found._value)] = str(found.path)
             held = {id(found._value): bool(found.trainable)}
         elif type(found) in layers and not found.trainable:
             held = {id(v): False for v in found.weights}
         else:
             continue
-        flags |= {key: flag for key, flag in held.items() if key in made}
-    return flags
+        flags |= {key: flag for key, flag in held.items() if wanted.get(key)}
+    return names, flags
 
 
 def _subclasses(cls: Any) -> set[type]:

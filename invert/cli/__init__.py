@@ -1,4 +1,4 @@
-"""The command line: `invert inspect`, `invert convert` and `invert diff`, over the API."""
+"""The command line: `invert inspect`, `convert`, `source` and `diff`, over the API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _EXIT_CODES = """exit codes:
 
 def _parser() -> argparse.ArgumentParser:
     from invert import __version__
-    from invert.cli import model as model_arguments
 
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
@@ -52,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         "inspect", parents=[common], help="show what a model contains and how it would be converted"
     )
     inspect.add_argument("model", metavar="MODEL", help=model)
-    model_arguments.add_arguments(inspect)
+    _add_model(inspect)
     inspect.add_argument("--json", action="store_true", help="print JSON")
 
     convert = commands.add_parser(
@@ -60,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("model", metavar="MODEL", help=model)
     convert.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write it")
-    model_arguments.add_arguments(convert)
+    _add_model(convert)
     convert.add_argument(
         "--verify",
         action="store_true",
@@ -72,22 +71,18 @@ def _parser() -> argparse.ArgumentParser:
         default="5GB",
         help="the most bytes of weights in one file, as in 500MB (default: %(default)s)",
     )
-    convert.add_argument(
-        "--layers",
-        metavar="WAYS",
-        default="",
-        help="how layers are written; `scan`: equal layers as one stack",
+    _add_options(convert)
+
+    source = commands.add_parser(
+        "source", parents=[common], help="print the Python source of a model"
     )
-    convert.add_argument(
-        "--host-ops",
-        choices=("error", "callback"),
-        default="error",
-        help="how to treat ops that only the host can run (default: %(default)s)",
-    )
-    convert.add_argument(
-        "--platform",
-        choices=("cpu", "cuda", "rocm", "tpu"),
-        help="the platform to take from a module lowered for several",
+    source.add_argument("model", metavar="MODEL", help=model)
+    _add_model(source)
+    _add_options(source)
+    source.add_argument(
+        "--no-loader",
+        action="store_true",
+        help="leave out the functions that read weights",
     )
 
     diff = commands.add_parser(
@@ -97,11 +92,61 @@ def _parser() -> argparse.ArgumentParser:
     )
     diff.add_argument("a", metavar="A", help=model)
     diff.add_argument("b", metavar="B", help="the same")
-    model_arguments.add_arguments(diff)
+    _add_model(diff)
     diff.add_argument("--weights", action="store_true", help="compare the values of weights too")
     diff.add_argument("--full", action="store_true", help="print all lines, also equal ones")
     diff.add_argument("--width", type=_width, metavar="N", help="columns of the text")
     return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """The options that select a model."""
+    parser.add_argument(
+        "--signature", metavar="NAME", help="the function or signature wanted, by default all"
+    )
+    parser.add_argument(
+        "--inputs", metavar="NAMES", help="of a GraphDef: the tensors that are fed, as in x:0,y:0"
+    )
+    parser.add_argument(
+        "--outputs", metavar="NAMES", help="of a GraphDef: the tensors that are returned"
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say how a model is converted and written."""
+    parser.add_argument(
+        "--layers",
+        metavar="WAYS",
+        default="",
+        help="how layers are written: scan (equal layers as one stack), equinox (layers of "
+        "equinox.nn), or both with a comma between",
+    )
+    parser.add_argument(
+        "--typecheck", action="store_true", help="methods check the shapes and dtypes they declare"
+    )
+    parser.add_argument(
+        "--host-ops",
+        choices=("error", "callback"),
+        help="how to treat ops that only the host can run (default: error)",
+    )
+    parser.add_argument(
+        "--platform",
+        choices=("cpu", "cuda", "rocm", "tpu"),
+        help="the platform to take from a module lowered for several",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="another option of invert.Config, as in prevent_gradient=warn; may be repeated",
+    )
+
+
+def _missing(options: argparse.Namespace) -> str | None:
+    """The first path of a model that does not exist; looked at before anything is imported."""
+    paths = [getattr(options, name, None) for name in ("model", "a", "b")]
+    return next((p for p in paths if p is not None and not os.path.exists(p)), None)
 
 
 def _width(text: str) -> int:
@@ -126,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # TensorFlow reports the machine's features on stderr; users may override this.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
+        if (path := _missing(options)) is not None:
+            raise FileNotFoundError(f"{path} does not exist")
         code = _run(options)
         sys.stdout.flush()
         return code
@@ -147,11 +194,13 @@ def _run(options: argparse.Namespace) -> int:
     from invert.cli import convert as convert_command
     from invert.cli import diff as diff_command
     from invert.cli import inspect as inspect_command
+    from invert.cli import source as source_command
 
     commands = {
         "inspect": inspect_command.run,
         "convert": convert_command.run,
         "diff": diff_command.run,
+        "source": source_command.run,
     }
     return commands[options.command](options)
 
@@ -160,7 +209,10 @@ def _explained(error: Exception) -> tuple[int, str]:
     """The exit code of an error, and its message."""
     from invert import _errors
     from invert._errors import plain
-    from invert.cli.convert import UsageError
+
+    if type(error) is FileNotFoundError:
+        return 3, plain(str(error))
+    from invert.cli.options import UsageError
 
     for kind, code in (
         (UsageError, 2),

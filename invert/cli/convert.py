@@ -7,21 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from invert._config import Config
-from invert._errors import InvertError, plain
+from invert._errors import plain
 from invert._report import Report
 from invert.cli import check
 from invert.cli.inspect import bytes_text
 from invert.cli.model import Model
+from invert.cli.options import UsageError, config_of, layers_of
 from invert.cli.progress import Progress
-from invert.emission import STYLES
 from invert.modules import save
 from invert.modules.methods import Methods
 from invert.modules.module import Module
-
-
-class UsageError(InvertError):
-    """The arguments of the command do not make sense."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,19 +30,23 @@ def run(options: argparse.Namespace) -> int:
         save.byte_count(options.max_shard_size)
     except ValueError as error:
         raise UsageError(f"--max-shard-size: {error}") from error
-    layers = tuple(filter(None, options.layers.split(",")))
-    if unknown := set(layers) - STYLES:
-        raise UsageError(f"--layers {unknown.pop()} is none of: {', '.join(sorted(STYLES))}")
+    layers = layers_of(options)
     failures: list[str] = []
     with Progress(options.progress) as progress:
-        config = Config(host_ops=options.host_ops, platform=options.platform, progress=progress)
+        config = config_of(options, progress)
         progress(f"reading {options.model}")
         model = Model.of(options.model, options)
         module = model.load(config)
         progress("writing the source")
         if layers and not isinstance(module, (Module, Methods)):
             raise UsageError(f"--layers: {model.path} is written already")
-        save.save(module, target, max_shard_size=options.max_shard_size, layers=layers)
+        save.save(
+            module,
+            target,
+            max_shard_size=options.max_shard_size,
+            layers=layers,
+            typecheck=options.typecheck,
+        )
         lines = [plain(str(report)) for report in _reports(module).values()]
         lines += [f"  note: {plain(text)}" for text in _messages(module, layers)]
         if isinstance(module, Methods):

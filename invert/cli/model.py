@@ -32,7 +32,7 @@ class Model:
 
     @classmethod
     def of(cls, path: str, options: argparse.Namespace) -> Model:
-        """The model at `path`, with the options of `add_arguments`.
+        """The model at `path`, with the options that select a model.
 
         **Raises:** `MalformedModelError` if it is not a model.
         """
@@ -103,19 +103,6 @@ class Model:
                 f"--outputs {','.join(outputs) or 'NAME:0'}"
             )
         return self.inputs or inputs, self.outputs or outputs
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that select a model."""
-    parser.add_argument(
-        "--signature", metavar="NAME", help="the function or signature wanted, by default all"
-    )
-    parser.add_argument(
-        "--inputs", metavar="NAMES", help="of a GraphDef: the tensors that are fed, as in x:0,y:0"
-    )
-    parser.add_argument(
-        "--outputs", metavar="NAMES", help="of a GraphDef: the tensors that are returned"
-    )
 
 
 def _names(text: str | None) -> tuple[str, ...]:

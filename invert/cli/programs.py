@@ -123,7 +123,9 @@ def _of_emitted(model: eqx.Module, other: Any) -> Program:
             raise SignatureError(
                 f"{type(model).__name__} does not take the arguments of the other: {error}"
             ) from error
-    held = [(jax.tree_util.keystr(path).lstrip("."), value) for path, value in leaves]
+    held = [
+        (jax.tree_util.keystr(path, simple=True, separator="."), value) for path, value in leaves
+    ]
     return _program(inlined(closed), held, [*names, *([key] if key else [])])
 
 

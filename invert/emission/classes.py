@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import collections
+import dataclasses
 import re
 from collections.abc import Hashable, Mapping, Sequence, Set
 
@@ -10,18 +12,20 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from invert._errors import EmissionError
 from invert.emission.equinox_nn import construct
 from invert.emission.expressions import control_flow, literals, scanned
 from invert.emission.expressions.body import Body, Placed
-from invert.emission.expressions.statements import FunctionText, render
+from invert.emission.expressions.statements import FunctionText, Repeat, render
 from invert.emission.file import File
 from invert.emission.layers.cut import Assign, Layer, LayerCall
+from invert.emission.layers.lists import Lists, Loop
 from invert.emission.layers.shared import Class, Draft, bare, generalize, groups, text_of
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, camel, identifier
+from invert.emission.python.naming import Names, camel, identifier, singular, snake
 from invert.emission.python.nouns import NOUNS, PLAIN, of_layer, says
 from invert.emission.sizes.expressions import text
 from invert.ir.graph import is_var
@@ -65,6 +69,18 @@ def kind_of(dtype: DTypeLike) -> str:
     return "Shaped"
 
 
+def _modules(value: Var | Node) -> list[Node]:
+    """The modules that a field holds."""
+    if not isinstance(value, Node):
+        return []
+    return value.nodes if value.listed else [value]
+
+
+def sequence(kind: ast.expr) -> ast.expr:
+    """`tuple[kind, ...]`."""
+    return syntax.item(syntax.name("tuple"), syntax.tuple_of([kind, ast.Constant(...)]))
+
+
 class Classes:
     """Writes the classes of a tree of nodes into a file.
 
@@ -73,6 +89,7 @@ class Classes:
     - `jaxprs`: the programs, by the names of the methods that they become.
     - `parameters`: names of the parameters in the container.
     - `held`: variables of the parameters that are in the state.
+    - `lists`: the lists of layers.
     """
 
     def __init__(
@@ -82,7 +99,9 @@ class Classes:
         jaxprs: Mapping[str, Jaxpr],
         parameters: Mapping[Var, Path],
         held: Set[Var] = frozenset(),
+        lists: Lists | None = None,
     ):
+        self.lists = lists or Lists()
         self.file, self.tree, self.jaxprs = file, tree, jaxprs
         self.parameters, self.held = parameters, held
         self.of: dict[Node, Class] = {}
@@ -97,12 +116,14 @@ class Classes:
             return scanned.pick(body, eqn)
         if isinstance(eqn, Run):
             return scanned.run(body, eqn, self.tree.names[eqn.layer])
+        if isinstance(eqn, Loop):
+            return self._loop(body, eqn)
         if isinstance(eqn, LayerCall) and eqn.layer.native is not None:
             return construct.applied(body, eqn, self.tree.names[eqn.layer])
         if isinstance(eqn, LayerCall):
             method = self._methods[eqn.layer]
-            attributes = [self.tree.names[eqn.layer], *([] if method == _CALL else [method])]
-            function = syntax.field(_self(), *attributes)
+            attributes = [] if method == _CALL else [method]
+            function = syntax.field(_self(), *self.tree.names[eqn.layer].split("."), *attributes)
             args = [body.operand(a) for a in eqn.invars]
             hints = self._results(eqn)
             # The state must not be assigned anew before the layer is called with it.
@@ -123,6 +144,20 @@ class Classes:
                 value = syntax.method(value, "astype", syntax.field(held, "dtype"))
             return Placed(syntax.method(state, "set", index, value), False, hints=["state"])
         return None
+
+    def _loop(self, body: Body, eqn: Loop) -> Placed:
+        """`for block in self.blocks: x = block(x)`."""
+        field, _, _ = self.tree.names[eqn.layer].partition(".")
+        element, target = syntax.new_token(), body.token(eqn.outvars[0])
+        args = [
+            ast.Name(target, ast.Load()) if i == eqn.carried else body.settled(a)
+            for i, a in enumerate(eqn.invars)
+        ]
+        value = syntax.call(ast.Name(element, ast.Load()), *args)
+        hint = singular(snake(field, "layer"))
+        repeat = Repeat(syntax.field(_self(), field), element, hint, value)
+        start = body.operand(eqn.invars[eqn.carried])
+        return Placed(start, False, hints=["x"], flows="blank", repeat=repeat)
 
     def _results(self, eqn: LayerCall) -> list[str]:
         """Names of the results of a layer: its own name, or those that they have inside it."""
@@ -151,9 +186,8 @@ class Classes:
         """Writes the classes of all nodes but the outermost; equal ones share a class."""
         levels: list[list[Draft]] = []
         order: list[Draft] = []
-        for v in root.fields.values():
-            if isinstance(v, Node):
-                self._draft(v, levels, order)
+        for v in root.nodes:
+            self._draft(v, levels, order)
         # From the innermost outwards: modules with fields of different classes differ.
         for drafts in levels:
             for draft in drafts:
@@ -164,6 +198,7 @@ class Classes:
                 for draft in group:
                     for place, child in draft.children:
                         place.id = self.of[child].token
+        self._check_lists(root)
         for cls in dict.fromkeys(self.of[d.node] for d in order):
             first = cls.drafts[0]
             init = [first.init] if first.init is not None else []
@@ -171,10 +206,17 @@ class Classes:
             cls.definition = syntax.class_of(cls.token, [syntax.name("eqx.Module")], body)
             self.file.definitions.append(cls.definition)
 
+    def _check_lists(self, node: Node) -> None:
+        """**Raises:** `EmissionError` where the modules of a tuple are not of one class."""
+        for value in node.fields.values():
+            if isinstance(value, Node):
+                if value.listed and len({self.of[n] for n in value.nodes}) > 1:
+                    raise EmissionError("layers that compute the same are of different classes")
+                self._check_lists(value)
+
     def initializer(self, node: Node) -> ast.FunctionDef | None:
         """`__init__` of a class that holds layers of Equinox."""
-        inner = [v for v in node.fields.values() if isinstance(v, Node)]
-        if not any(self.of[v].keyed for v in inner):
+        if not any(self.of[v].keyed for v in node.nodes):
             return None
         return construct.initializer(node, self.of, self.file.program.shape)
 
@@ -187,7 +229,7 @@ class Classes:
             tuple(draft.texts),
             "" if draft.init is None else syntax.text_of(draft.init),
             tuple(
-                (n, self.of[v].token if isinstance(v, Node) else "") for n, v in node.fields.items()
+                (n, tuple(self.of[m].token for m in _modules(v))) for n, v in node.fields.items()
             ),
             tuple((kind, len(shape)) for kind, shape in draft.arrays),
         )
@@ -197,13 +239,13 @@ class Classes:
         if (native := construct.native_of(node)) is not None:
             self.of[node] = Class(f"eqx.nn.{native.kind}", [])
             return -1
-        inner = [v for v in node.fields.values() if isinstance(v, Node)]
-        level = max((self._draft(v, levels, order) + 1 for v in inner), default=0)
+        level = max((self._draft(v, levels, order) + 1 for v in node.nodes), default=0)
         draft = Draft(node)
         for name, value in node.fields.items():
             if isinstance(value, Node):
-                kind: ast.expr = ast.Name("", ast.Load())
-                draft.children.append((kind, value))
+                places = [ast.Name("", ast.Load()) for _ in _modules(value)]
+                draft.children += zip(places, _modules(value), strict=True)
+                kind = sequence(places[0]) if value.listed else places[0]
             else:
                 kind = self._annotation(value, draft, syntax.field(_self(), name))
                 if value in self.held:
@@ -274,7 +316,10 @@ class Classes:
         """The computation of a layer as a method."""
         known = self.own(layer)
         jaxpr = self.file.program.jaxpr.replace(
-            constvars=[], invars=layer.inputs, outvars=layer.outputs, eqns=layer.steps
+            constvars=[],
+            invars=layer.inputs,
+            outvars=layer.outputs,
+            eqns=self.lists.looped(layer.steps),
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
         hints = self._hints(inputs)
@@ -332,18 +377,17 @@ class Classes:
         for cls in dict.fromkeys(c for c in self.of.values() if c.drafts):
             cls.definition.name = names[cls.token] = self.file.names.new(_name_for(cls))
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
-            sizes_named: dict[tuple[str, ...], str] = {}
-            taken: set[str] = set()
+            named = _Dimensions("conv_general_dilated" in "".join(cls.drafts[0].texts))
             annotations = cls.drafts[0].annotations
-            for node, column in zip(annotations, columns, strict=True):
+            pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
+            # The sizes of matrices and kernels have names of their own; those of a bias are theirs.
+            for node, column, source in sorted(pairs, key=_order):
                 shapes = list(zip(*(shape for _, shape in column), strict=True))
-                texts = [
-                    _dimension(sizes, i, len(shapes), sizes_named, taken)
-                    for i, sizes in enumerate(shapes)
-                ]
+                kernel = isinstance(source, ast.Attribute)
+                texts = named.texts(shapes, kernel=kernel, result=source is None)
                 assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
                 node.slice.elts[1] = ast.Constant(" ".join(texts))
-            generalize(cls.drafts, sizes_named, self.file.names.taken)
+            generalize(cls.drafts, named.first(), self.file.names.taken)
         for definition in self.file.definitions:
             if isinstance(definition, ast.ClassDef):
                 for statement in definition.body:
@@ -379,27 +423,71 @@ def _common_name(names: Sequence[str]) -> str:
     return ""
 
 
-def _dimension(
-    sizes: tuple[DimSize, ...],
-    axis: int,
-    rank: int,
-    names: dict[tuple[str, ...], str],
-    taken: set[str],
-) -> str:
-    """A size in an annotation, for all layers of a class."""
-    keys = tuple(map(text, sizes))
-    if len(set(keys)) == 1:
-        return keys[0]
-    if keys not in names:
-        wanted = "n"
-        if rank == 2:
-            wanted = ("n_in", "n_out")[axis]
+def _order(
+    pair: tuple[ast.expr, Sequence[tuple[str, tuple[int, ...]]], ast.expr | None],
+) -> tuple[bool, int]:
+    """Fields come before arguments, kernels before biases."""
+    _, column, source = pair
+    field = isinstance(source, ast.Attribute)
+    return not field, -len(column[0][1]) if field else 0
+
+
+_KERNEL = ("kd", "kh", "kw", "c_in", "c_out")
+_IMAGE = ("batch", "d", "h", "w", "c")
+
+
+@dataclasses.dataclass
+class _Dimensions:
+    """Names of the sizes in the annotations of a class that differ between its layers.
+
+    Sizes that are equal in all layers have one name, but not within one array.
+
+    **Arguments:**
+
+    - `conv`: whether the class is a convolution of images with the channels last.
+    """
+
+    conv: bool
+    names: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
+    taken: set[str] = dataclasses.field(default_factory=set)
+
+    def texts(
+        self, shapes: Sequence[tuple[DimSize, ...]], *, kernel: bool, result: bool
+    ) -> list[str]:
+        """The sizes of an array, given for all layers, in an annotation."""
+        texts: list[str] = []
+        seen: collections.Counter[tuple[str, ...]] = collections.Counter()
+        for axis, sizes in enumerate(shapes):
+            keys = tuple(map(text, sizes))
+            if len(set(keys)) == 1:
+                texts.append(keys[0])
+                continue
+            names = self.names.setdefault(keys, [])
+            if seen[keys] == len(names):
+                names.append(self._new(self._wanted(axis, len(shapes), kernel, result)))
+            texts.append(names[seen[keys]])
+            seen[keys] += 1
+        return texts
+
+    def first(self) -> dict[tuple[str, ...], str]:
+        """A name for each size."""
+        return {keys: names[0] for keys, names in self.names.items()}
+
+    def _wanted(self, axis: int, rank: int, kernel: bool, result: bool) -> str:
+        if self.conv and 3 <= rank <= 5:
+            names = _KERNEL if kernel else _IMAGE
+            if kernel:
+                return names[5 - rank + axis]
+            name = "batch" if axis == 0 else names[5 - rank + axis]
+            return f"{name}_out" if result else f"{name}_in" if name == "c" else name
+        return ("n_in", "n_out")[axis] if rank == 2 else "n"
+
+    def _new(self, wanted: str) -> str:
         name, i = wanted, 2
-        while name in taken:
+        while name in self.taken:
             name, i = f"{wanted}_{i}", i + 1
-        taken.add(name)
-        names[keys] = name
-    return names[keys]
+        self.taken.add(name)
+        return name
 
 
 def dimensions_of(shape: Sequence[DimSize]) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, get_args
 
 import equinox as eqx
 import jax
@@ -19,6 +20,7 @@ from invert._private.jax import (
     close_like,
     consts_of,
     forget_traces,
+    names_of,
     open_jaxpr,
     rename,
     trace_closed,
@@ -28,9 +30,10 @@ from invert.emission import main_class
 from invert.emission.classes import Classes
 from invert.emission.equinox_nn import construct, replace, weights
 from invert.emission.equinox_nn.weights import Weights
+from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, check_types, headed
-from invert.emission.layers import cut, stack
+from invert.emission.layers import cut, lists, regions, stack
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.state import thread
@@ -41,8 +44,10 @@ from invert.emission.python.naming import camel, wrapped_comment
 from invert.emission.sizes.program import Program, together
 from invert.ir import meshes, traced_form
 from invert.ir.arrays import device_array
-from invert.ir.graph import is_var
+from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
+from invert.ir.jaxprs import map_jaxprs
+from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint
 from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Var
 
@@ -158,7 +163,7 @@ def emit_methods(
     - `title`: the name that the class is called after.
     - `styles`: `"scan"` stacks consecutive layers that compute the same; `"equinox"` replaces
         layers by those of `equinox.nn` that compute the same; `"typecheck"` has methods check their
-        annotations.
+        annotations; `"no loader"` leaves out the functions that read weights.
     - `notes`: lines for the page that is saved with the text.
 
     **Raises:** `EmissionError` where no text traces to the programs.
@@ -187,12 +192,13 @@ def _emit(
     messages: list[str] = []
     failures: list[str] = []
     checks = styles - STYLES
-    forms = [(True, False, checks), (False, False, checks), (False, True, checks)]
+    forms = [(True, False, checks, True), (True, False, checks, False)]
+    forms += [(False, False, checks, False), (False, True, checks, False)]
     if styles != checks:
-        forms.insert(0, (True, False, styles))
-    for layers, plain, chosen in forms:
+        forms.insert(0, (True, False, styles, True))
+    for layers, plain, chosen, listed in forms:
         how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
-        form = _Variant(recovered, title, layers, plain, chosen)
+        form = _Variant(recovered, title, layers, plain, chosen, listed)
         try:
             # All programs can be written in the last form, so a defect there is an error.
             emission = (
@@ -228,6 +234,7 @@ class _Variant:
 
     - `layers`: whether layers become classes of their own.
     - `plain`: as for `Writer`.
+    - `lists`: whether layers that compute the same are held in tuples.
     """
 
     def __init__(
@@ -237,8 +244,10 @@ class _Variant:
         layers: bool,
         plain: bool,
         styles: Set[str],
+        lists: bool,
     ):
         self.recovered, self.title, self.styles = recovered, title, styles
+        self.lists = lists
         self.layers, self.plain = layers, plain
         self.weights = Weights()
         self.x64 = any(r.x64 for r in recovered.values())
@@ -256,25 +265,29 @@ class _Variant:
 
     def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:
         programs = {
-            name: self._parameters(name, Program.of(traced_form.strong(r.program)))
+            name: self._parameters(name, Program.of(_tidy(r.program)))
             for name, r in self.recovered.items()
         }
         program = together(list(programs.values()))
         settings = (True,) if self.x64 else (False, True)
         prover = Prover(settings, program.dimensions)
         file = File(program, prover, plain=self.plain)
-        roots = {name: self._cut(name, p.jaxpr) for name, p in programs.items()}
+        roots = {name: self._cut(name, p.jaxpr, file) for name, p in programs.items()}
         for root in roots.values():
             give_sizes(root, program.shape)
         if self.styles & STYLES:
             self._restyle(roots, program)
+        found = lists.Lists()
+        if self.lists and len(roots) == 1:
+            for root in roots.values():
+                found.find(root, stack.Stacker(program.jaxpr, program, {}, []))
         states = {name: thread(root, self.held) for name, root in roots.items()}
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
         anonymous = self.title in ("<lambda>", main_class.CALL)
         title = camel(named or ("" if anonymous else self.title), "Model")
         tree = layer_tree.tree_of(roots, self.paths, title)
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
-        classes = Classes(file, tree, jaxprs, self.paths, self.held)
+        classes = Classes(file, tree, jaxprs, self.paths, self.held, found)
         methods = [
             main_class.Method(
                 name,
@@ -294,7 +307,8 @@ class _Variant:
         specs = {v: known[name] for v, name in self.containers.items() if name in known}
         main = main_class.Main(classes, methods, stacked=bool(self.weights.rows), specs=specs)
         flags = self._flags()
-        cls = main.add(tree.root, {v for v, flag in flags.items() if flag})
+        trained = {v for v, flag in flags.items() if flag}
+        cls = main.add(tree.root, trained, loader="no loader" not in self.styles)
         classes.finish()
         self.messages += main.messages
         if "typecheck" in self.styles:
@@ -374,13 +388,16 @@ class _Variant:
         renamed = rename(jaxpr, names).replace(invars=invars)
         return dataclasses.replace(program, jaxpr=renamed)
 
-    def _cut(self, method: str, jaxpr: Jaxpr) -> cut.Layer:
+    def _cut(self, method: str, jaxpr: Jaxpr, file: File) -> cut.Layer:
         recovered = self.recovered[method]
         count = len(recovered.constants)
         own = jaxpr.invars[: count + len(recovered.entry.params)]
         assigned = [own[count + i] for i in recovered.entry.assigned]
-        paths = {v: self.paths[v] for v in own}
         cut_by = jaxpr if self.layers else _unscoped(jaxpr)
+        paths = cut.named_by_scope(cut_by, {v: self.paths[v] for v in own})
+        self.paths |= paths
+        if self.layers:
+            cut_by = regions.scoped(cut_by, paths, functools.partial(_units, file, cut_by))
         alone = len(self.recovered) == 1
         return cut.cut(cut_by, paths, self.messages, assigned, alone=alone)
 
@@ -508,6 +525,25 @@ class _Variant:
         return run
 
 
+def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
+    """The equations of a program that one expression stands for."""
+    graph = Graph(jaxpr)
+    by_id = {id(e): e for e in graph.eqns}
+    groups = idioms.find(graph, file)
+    return [[by_id[i] for i in (last, *g.covered)] for last, g in groups.items()]
+
+
+def _tidy(program: ClosedJaxpr) -> ClosedJaxpr:
+    """The program as it is written: each layer computes a value once."""
+
+    def within(eqn: Eqn) -> Hashable:
+        # A number in an array is cheap, and reads better where it is used.
+        return names_of(eqn) if any(map(is_var, eqn.invars)) else id(eqn)
+
+    merged = traced_form.merged(traced_form.strong(program), within=within)
+    return map_jaxprs(merged, with_size_values)
+
+
 def _build(cls: Any, node: Node, values: Mapping[Var, Any]) -> Any:
     """An instance of a class with the values of the variables in a node."""
     if construct.has_native(node):
@@ -518,8 +554,13 @@ def _build(cls: Any, node: Node, values: Mapping[Var, Any]) -> Any:
     fields = {}
     for field in dataclasses.fields(cls):
         value = node.fields[field.name]
-        inner = isinstance(value, Node)
-        fields[field.name] = _build(field.type, value, values) if inner else values[value]
+        if not isinstance(value, Node):
+            fields[field.name] = values[value]
+        elif value.listed:
+            (kind, _) = get_args(field.type)
+            fields[field.name] = tuple(_build(kind, n, values) for n in value.nodes)
+        else:
+            fields[field.name] = _build(field.type, value, values)
     return cls(**fields)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax.tree_util import KeyEntry
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert.emission import reader
-from invert.emission.classes import Classes, dimensions_of, is_key, kind_of
+from invert.emission.classes import Classes, dimensions_of, is_key, kind_of, sequence
 from invert.emission.expressions import literals
 from invert.emission.expressions.body import Body
 from invert.emission.expressions.statements import FunctionText, ValueType, render
@@ -113,19 +113,25 @@ class Main:
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
 
-    def add(self, node: Node, trained: Set[Var]) -> str:
+    def add(self, node: Node, trained: Set[Var], *, loader: bool = True) -> str:
         """Adds the class and the reader of its weights; returns the class's name.
 
         **Arguments:**
 
         - `trained`: variables of the parameters that the container calls trainable.
+        - `loader`: whether the functions that read weights are added too.
         """
         self.classes.add(node)
         name = self.name = self.file.names.new(node.name)
         body: list[ast.stmt] = []
         for field, value in node.fields.items():
             inner = isinstance(value, Node)
-            kind = syntax.name(self.classes.of[value].token) if inner else self._array(value)
+            if inner:
+                (first, *_) = value.nodes if value.listed else [value]
+                kind = syntax.name(self.classes.of[first].token)
+                kind = sequence(kind) if value.listed else kind
+            else:
+                kind = self._array(value)
             if not inner and value in self.classes.held:
                 kind = syntax.item(syntax.name("eqx.nn.StateIndex"), kind)
             body.append(syntax.declare(field, kind))
@@ -135,6 +141,8 @@ class Main:
         for method in self.methods:
             body += self._methods(method, names)
         self.file.definitions.append(syntax.class_of(name, [syntax.name("eqx.Module")], body))
+        if not loader:
+            return name
         held = self.classes.held
         places = [((*path, "init") if v in held else path, v) for path, v in node.leaves()]
         trained = trained - held
@@ -145,6 +153,7 @@ class Main:
             stacked=self.stacked,
             keyed=init is not None,
             specs=self._add_specs(node),
+            lengths=dict(node.lengths()),
         )
         self.file.definitions += reader.trainable(
             name,
@@ -199,7 +208,10 @@ class Main:
         if entry.assigned and method.states is not None:
             outputs.append(method.states[1])
         jaxpr = self.file.program.jaxpr.replace(
-            constvars=[], invars=list(method.arguments), outvars=outputs, eqns=layer.steps
+            constvars=[],
+            invars=list(method.arguments),
+            outvars=outputs,
+            eqns=self.classes.lists.looped(layer.steps),
         )
         count = len(layer.outputs) - len(entry.checks)
         wanted = {**_keys(entry, layer.outputs[:count]), **self.classes.wanted(layer)}

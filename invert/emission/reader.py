@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from invert.emission.python import syntax
 
@@ -38,7 +38,8 @@ def load(
                 arrays[name] = _array(place, name, types.get(name), mesh, shardings)
     except (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(f"cannot read the weights {path}: {error}") from error
-    kinds = dict(_kinds(Model))
+    kinds: dict[str, Any] = {}
+    _read(Model, kinds.setdefault)
     wrong = [f"{name} is missing" for name in kinds if name not in arrays]
     for name, array in arrays.items():
         if name not in kinds:
@@ -47,7 +48,7 @@ def load(
             wrong.append(f"{name} is {array.dtype}{array.shape}, not {kinds[name]}")
     if wrong:
         raise ValueError(f"{path} does not fit the module: " + "; ".join(wrong))
-    return _read(Model, arrays)
+    return _read(Model, lambda name, kind: arrays[name])
 
 
 def _array(path: Path, name: str, kind: str | None, mesh: Any, shardings: dict[str, Any]) -> Any:
@@ -83,25 +84,13 @@ def _fits(array: Any, kind: Any) -> bool:
     return all(n == (int(d) if d.isdigit() else named[d]) for d, n in zip(dims, sizes))
 
 
-def _kinds(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The names of the arrays of `cls`, with their types."""
-    for field in dataclasses.fields(cls):
-        name = prefix + field.name
-        if dataclasses.is_dataclass(field.type):
-            yield from _kinds(field.type, name + ".")
-        else:
-            yield name, field.type
-
-
-def _read(cls: Any, arrays: dict[str, Any], prefix: str = "") -> Any:
-    """An instance of `cls` with the arrays whose names begin with `prefix`."""
-    fields = {}
-    for field in dataclasses.fields(cls):
-        name = prefix + field.name
-        inner = dataclasses.is_dataclass(field.type)
-        value = _read(field.type, arrays, name + ".") if inner else arrays[name]
-        fields[field.name] = value
-    return cls(**fields)
+def _read(kind: Any, array: Callable[[str, Any], Any], name: str = "") -> Any:
+    """A module with its arrays by their names and types, or an array."""
+    if not dataclasses.is_dataclass(kind):
+        return array(name, kind)
+    prefix = name + "." if name else ""
+    fields = dataclasses.fields(kind)
+    return kind(**{f.name: _read(f.type, array, prefix + f.name) for f in fields})
 '''
 
 _TRAINABLE = '''
@@ -116,17 +105,24 @@ def trainable(model: Model) -> Model:
 # A variable in the state has its first value in the module.
 _STATE = (
     (
-        """            yield name, field.type
+        """    if not dataclasses.is_dataclass(kind):
 """,
-        """            is_state = get_origin(field.type) is eqx.nn.StateIndex
-            yield name, get_args(field.type)[0] if is_state else field.type
+        """    if get_origin(kind) is eqx.nn.StateIndex:
+        return eqx.nn.StateIndex(_read(get_args(kind)[0], array, name))
+    if not dataclasses.is_dataclass(kind):
 """,
     ),
+)
+
+# Lists of layers have a length, which their type does not tell.
+_LISTS = (
     (
-        """        fields[field.name] = value
+        """    if not dataclasses.is_dataclass(kind):
 """,
-        """        is_state = get_origin(field.type) is eqx.nn.StateIndex
-        fields[field.name] = eqx.nn.StateIndex(value) if is_state else value
+        """    if get_origin(kind) is tuple:
+        (inner, _), count = get_args(kind), LENGTHS[name]
+        return tuple(_read(inner, array, f"{name}.{i}") for i in range(count))
+    if not dataclasses.is_dataclass(kind):
 """,
     ),
 )
@@ -149,10 +145,12 @@ _STACKED = (
 # Classes made with a key: the types of the arrays come from `eqx.filter_eval_shape`.
 _KEYED = (
     (
-        "    kinds = dict(_kinds(Model))\n",
+        """    kinds: dict[str, Any] = {}
+    _read(Model, kinds.setdefault)
+""",
         """    like = eqx.filter_eval_shape(Model, key=jax.random.key(0))
     leaves = jax.tree_util.tree_leaves_with_path(like)
-    kinds = {jax.tree_util.keystr(path).removeprefix("."): kind for path, kind in leaves}
+    kinds = {jax.tree_util.keystr(p, simple=True, separator="."): kind for p, kind in leaves}
 """,
     ),
     (
@@ -160,7 +158,7 @@ _KEYED = (
         "array.shape != kinds[name].shape",
     ),
     (
-        "    return _read(Model, arrays)\n",
+        "    return _read(Model, lambda name, kind: arrays[name])\n",
         """    return jax.tree_util.tree_unflatten(
         jax.tree_util.tree_structure(like), [arrays[name] for name in kinds]
     )
@@ -176,6 +174,7 @@ def reader(
     stateful: bool = False,
     stacked: bool = False,
     keyed: bool = False,
+    lengths: Mapping[str, int],
     specs: bool = False,
 ) -> list[ast.stmt]:
     """The function `load` for the outermost class `cls`.
@@ -183,12 +182,14 @@ def reader(
     **Arguments:**
 
     - `keyed`: whether the class is made with a key.
+    - `lengths`: the lengths of tuples of layers, by their names.
     - `specs`: whether the file says how its arrays lie on a mesh.
     """
     text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
     if not specs:
         text = text.replace("= SPECS", "= {}")
-    changes = [*(_STATE if stateful else ()), *(_STACKED if stacked else ())]
+    lists = _LISTS if lengths else ()
+    changes = [*(_STATE if stateful else ()), *(_STACKED if stacked else ()), *lists]
     for old, new in _KEYED if keyed else changes:
         text = text.replace(old, new)
     tree = ast.parse(text)
@@ -199,6 +200,11 @@ def reader(
         enabled = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
         load.body = [doc, ast.With([enabled], body, lineno=0)]
     syntax.rename(tree, {"Model": cls})
+    sizes = ast.Dict(list(map(ast.Constant, lengths)), list(map(ast.Constant, lengths.values())))
+    for node in ast.walk(tree):
+        of = node.value if isinstance(node, ast.Subscript) else None
+        if isinstance(node, ast.Subscript) and isinstance(of, ast.Name) and of.id == "LENGTHS":
+            node.value = sizes
     return tree.body
 
 
@@ -224,11 +230,16 @@ def trainable(
 
 def _endings(fixed: Sequence[Sequence[str]], trained: Iterable[Sequence[str]]) -> list[str]:
     """The shortest endings that cover all paths of `fixed` and none of `trained`."""
-    others = {"".join(f".{n}" for n in path[i:]) for path in trained for i in range(len(path))}
+    others = {_ending(path, i) for path in trained for i in range(len(path))}
     endings_of_all: dict[str, None] = {}
     for path in fixed:
-        endings = ["".join(f".{n}" for n in path[i:]) for i in range(len(path))]
+        endings = [_ending(path, i) for i in range(len(path))]
         endings_of_all.setdefault(
             next((e for e in reversed(endings) if e not in others), endings[0])
         )
     return list(endings_of_all)
+
+
+def _ending(path: Sequence[str], start: int) -> str:
+    """The end of a path as `jax.tree_util.keystr` writes it."""
+    return "".join(f"[{n}]" if n.isdigit() else f".{n}" for n in path[start:])

@@ -21,7 +21,11 @@ import numpy as np
 from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert._errors import Problem, SignatureError, nested_too_deep
-from invert._private.tensorflow import keras_flags, tf_concrete_functions, tf_variable_dtype
+from invert._private.tensorflow import (
+    keras_variables,
+    tf_concrete_functions,
+    tf_variable_dtype,
+)
 from invert.frontends.graph_entry import check_count, function_entry, unique
 from invert.frontends.keras_model import input_specs, is_layer, tracing
 from invert.frontends.signature import (
@@ -329,7 +333,7 @@ def _build(
     )
     needed = set(program.main.order)
     if variables is None:
-        variables = Variables(trainable=keras_flags(graph.variables))
+        variables = Variables(*keras_variables(graph.variables))
     params, feeds, problems = _captures(concrete, count, needed, variables)
     return function_entry(
         program,

@@ -53,7 +53,7 @@ def _merged(jaxpr: Jaxpr) -> Jaxpr:
         eqn = eqn.replace(invars=[renamed(a) for a in eqn.invars])
         if eqn.primitive.name == "while":
             eqn = _with_one_counter(eqn, names)
-        first = known.setdefault(_key(eqn), eqn)
+        first = known.setdefault(equal_key(eqn), eqn)
         if first is eqn:
             eqns.append(eqn)
         else:
@@ -61,7 +61,7 @@ def _merged(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr.replace(eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars])
 
 
-def _key(eqn: Eqn) -> Hashable:
+def equal_key(eqn: Eqn) -> Hashable:
     """A key shared by equal equations; unique for an equation that may not be merged."""
     if eqn.effects or eqn.primitive is custom_call_p or holds_jaxprs(eqn):
         return id(eqn)

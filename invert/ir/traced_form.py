@@ -9,11 +9,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import jax
 import numpy as np
+from jax import lax
 
 from invert._errors import EmissionError
 from invert._private.jax import (
@@ -21,18 +22,24 @@ from invert._private.jax import (
     close_like,
     constants_as_arguments,
     consts_of,
+    dce,
     is_tracer,
+    names_of,
     open_jaxpr,
     plain_params,
     rename,
     trace_closed,
+    with_names,
 )
 from invert.ir.avals import is_differentiable, type_of
-from invert.ir.graph import Graph
+from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
+from invert.ir.normal_form import equal_key
+from invert.ir.size_slices import with_slices
+from invert.ir.size_values import with_size_values
 from invert.ir.types import (
     AnyJaxpr,
     Atom,
@@ -57,7 +64,8 @@ def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
 
 
 def normal(closed: J, depth: int = 0) -> J:
-    """The normal form of a jaxpr: no dead code, operands of loops and branches in order of use."""
+    """The normal form of a jaxpr: no dead code, equal equations once, operands of loops and
+    branches in order of use."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
@@ -68,15 +76,220 @@ def normal(closed: J, depth: int = 0) -> J:
             eqns.append(eqn)
         return jaxpr.replace(eqns=eqns)
 
-    return map_jaxprs(strong(closed), one)
+    return map_jaxprs(merged(strong(closed)), one)
 
 
 def strong(closed: J) -> J:
     """Removes dead code, weak types, copies and conversions to the same type.
 
-    None of them survives lowering.
+    None of them survives lowering. What wrappers of `jax.numpy` compute stands in their place, and
+    a reshape that only adds or removes axes of size one is a broadcast or a squeeze.
     """
-    return map_jaxprs(canonicalize(closed), _strengthened)
+    simple = map_jaxprs(closed, lambda jaxpr: _composed(_unwrapped(jaxpr)))
+    return map_jaxprs(canonicalize(simple), _strengthened)
+
+
+def plain(closed: J) -> J:
+    """As `strong`, but with the weak types of its values and with dead code."""
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        jaxpr = _unwrapped(jaxpr)
+        names: dict[Var, Atom] = {}
+        eqns = []
+        for eqn in jaxpr.eqns:
+            if _is_identity(eqn):
+                x, y = eqn.invars[-1], eqn.outvars[0]
+                names[y] = names.get(x, x) if isinstance(x, Var) else _typed(x)
+            else:
+                eqns.append(_typed_operands(eqn))
+        jaxpr = _composed(rename(jaxpr.replace(eqns=eqns), names))
+        sliced = with_slices(jaxpr)
+        return with_size_values(jaxpr if sliced is jaxpr else dce(sliced))
+
+    return map_jaxprs(closed, one)
+
+
+def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> J:
+    """The program with equal equations once, as compilers have it.
+
+    **Arguments:**
+
+    - `within`: equations for which this differs are not merged.
+    """
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        known: dict[Hashable, Eqn] = {}
+        names: dict[Var, Atom] = {}
+        eqns: list[Eqn] = []
+        for eqn in jaxpr.eqns:
+            eqn = eqn.replace(invars=[names.get(a, a) if is_var(a) else a for a in eqn.invars])
+            first = known.setdefault((equal_key(eqn), within(eqn)), eqn)
+            if first is eqn:
+                eqns.append(eqn)
+            else:
+                names |= dict(zip(eqn.outvars, first.outvars, strict=True))
+        outvars = [names.get(a, a) if is_var(a) else a for a in jaxpr.outvars]
+        return jaxpr.replace(eqns=eqns, outvars=outvars)
+
+    return map_jaxprs(closed, one)
+
+
+# Functions of `jax.numpy` that JAX compiles for itself. They are one equation or a few, and text
+# may say the same without them.
+_WRAPPERS = frozenset(("_where", "_take", "_flip", "_pad"))
+
+
+def _unwrapped(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with the equations of wrappers in the place of their calls."""
+    if not any(_is_wrapper(e) or _is_number(e) for e in jaxpr.eqns):
+        return jaxpr
+    eqns: list[Eqn] = []
+    names: dict[Atom, Atom] = {}
+
+    def renamed(atoms: Sequence[Atom], inside: dict[Atom, Atom]) -> list[Atom]:
+        return [a if isinstance(a, Literal) else inside.get(a, a) for a in atoms]
+
+    for eqn in jaxpr.eqns:
+        operands = renamed(eqn.invars, names)
+        if _is_number(eqn):
+            names[eqn.outvars[0]] = _converted(eqn)
+            continue
+        if not _is_wrapper(eqn):
+            eqns.append(eqn.replace(invars=operands))
+            continue
+        inner = _unwrapped(open_jaxpr(eqn.params["jaxpr"]))
+        inside: dict[Atom, Atom] = dict(zip(inner.invars, operands, strict=True))
+        for part in inner.eqns:
+            outvars = [Var(v.aval) for v in part.outvars]
+            replaced = part.replace(invars=renamed(part.invars, inside), outvars=outvars)
+            if _is_number(replaced):
+                inside[part.outvars[0]] = _converted(replaced)
+                continue
+            eqns.append(with_names(replaced, names_of(eqn)))
+            inside |= dict(zip(part.outvars, outvars, strict=True))
+        names |= dict(zip(eqn.outvars, renamed(inner.outvars, inside), strict=True))
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+
+
+def _is_wrapper(eqn: Eqn) -> bool:
+    if eqn.primitive.name != "jit" or eqn.params["name"] not in _WRAPPERS:
+        return False
+    return not consts_of(eqn.params["jaxpr"]) and not open_jaxpr(eqn.params["jaxpr"]).constvars
+
+
+def _is_number(eqn: Eqn) -> bool:
+    """Whether an equation converts a number to another type."""
+    if eqn.primitive is not lax.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
+        return False
+    return not eqn.invars[0].aval.shape and eqn.params.get("sharding") is None
+
+
+def _converted(eqn: Eqn) -> Literal:
+    dtype = eqn.outvars[0].aval.dtype
+    number = np.asarray(cast(Literal, eqn.invars[0]).val).astype(dtype)
+    return Literal(number, ShapedArray((), dtype))
+
+
+def _composed(jaxpr: Jaxpr) -> Jaxpr:
+    """Adds and removes axes of size one, and broadcasts along them, in one equation."""
+    eqns: list[Eqn] = []
+    made: dict[Atom, Eqn] = {}
+    names: dict[Var, Atom] = {}
+    passed: set[int] = set()
+    for eqn in jaxpr.eqns:
+        if names:
+            eqn = eqn.replace(invars=[names.get(a, a) if is_var(a) else a for a in eqn.invars])
+        eqn = _with_axes_as_such(eqn)
+        before = made.get(eqn.invars[0]) if eqn.invars and is_var(eqn.invars[0]) else None
+        if before is not None and eqn.primitive in (lax.broadcast_in_dim_p, lax.squeeze_p):
+            x = before.invars[0]
+            if eqn.primitive is lax.squeeze_p and x.aval.shape == eqn.outvars[0].aval.shape:
+                names[eqn.outvars[0]] = x
+                passed.add(id(before))
+                continue
+            if (dims := _dimensions(eqn, before)) is not None:
+                eqn = eqn.replace(
+                    invars=[x], params={**eqn.params, "broadcast_dimensions": tuple(dims)}
+                )
+                eqn = _with_axes_as_such(eqn)
+                passed.add(id(before))
+                if x.aval.shape == eqn.outvars[0].aval.shape:
+                    names[eqn.outvars[0]] = x
+                    continue
+        if _moves_axes(eqn):
+            made[eqn.outvars[0]] = eqn
+        eqns.append(eqn)
+    jaxpr = jaxpr.replace(
+        eqns=eqns, outvars=[names.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    )
+    used = {a for e in eqns for a in e.invars if is_var(a)} | set(filter(is_var, jaxpr.outvars))
+    return jaxpr.replace(eqns=[e for e in eqns if id(e) not in passed or e.outvars[0] in used])
+
+
+def _moves_axes(eqn: Eqn) -> bool:
+    """Whether an equation only adds or removes axes of size one."""
+    if eqn.primitive is lax.squeeze_p:
+        return True
+    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
+        return False
+    x, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    return len(x) > 0 and [n for n in x if n != 1] == [n for n in out if n != 1]
+
+
+def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
+    """The dimensions of a broadcast from the operand of the equation before it, if it has some."""
+    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
+        return None
+    dims = eqn.params["broadcast_dimensions"]
+    if before.primitive is lax.broadcast_in_dim_p:
+        return [dims[i] for i in before.params["broadcast_dimensions"]]
+    gone = before.params["dimensions"]
+    result: list[int] = []
+    kept = list(dims)
+    above = len(eqn.params["shape"])
+    # From the right, as NumPy broadcasts.
+    for i in reversed(range(len(before.invars[0].aval.shape))):
+        axis = above - 1 if i in gone else kept.pop()
+        if axis < 0 or (i in gone and kept and axis <= kept[-1]):
+            return None
+        result.append(axis)
+        above = axis
+    return result[::-1]
+
+
+def _with_axes_as_such(eqn: Eqn) -> Eqn:
+    """A reshape or a broadcast that adds axes of size one, or a reshape that removes some."""
+    adds = eqn.primitive is lax.broadcast_in_dim_p
+    if not (adds or eqn.primitive is lax.reshape_p) or len(eqn.invars) > 1:
+        return eqn
+    old = tuple(eqn.invars[0].aval.shape)
+    new = tuple(eqn.params["shape" if adds else "new_sizes"])
+    if eqn.params.get("dimensions") is not None or eqn.params["sharding"] is not None:
+        return eqn
+    if len(new) > len(old) > 0 and (kept := _kept(new, old)) is not None:
+        params = {"shape": new, "broadcast_dimensions": kept, "sharding": None}
+        if adds and sorted(eqn.params["broadcast_dimensions"]) != list(
+            eqn.params["broadcast_dimensions"]
+        ):
+            return eqn
+        return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
+    if not adds and len(old) > len(new) and (kept := _kept(old, new)) is not None:
+        gone = tuple(i for i in range(len(old)) if i not in kept)
+        return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": gone})
+    return eqn
+
+
+def _kept(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...] | None:
+    """The axes of `more` that remain when axes of size one are removed to get `less`."""
+    kept: list[int] = []
+    rest = list(less)
+    for i in reversed(range(len(more))):
+        if rest and more[i] == rest[-1]:
+            kept.append(i)
+            rest.pop()
+        elif more[i] != 1:
+            return None
+    return None if rest else tuple(reversed(kept))
 
 
 def _strengthened(jaxpr: Jaxpr) -> Jaxpr:

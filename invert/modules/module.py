@@ -39,7 +39,9 @@ class Recovered(eqx.Module):
         """The arrays that the programs hold themselves, by their names in an emission."""
 
     @abc.abstractmethod
-    def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+    def _emission(
+        self, layers: str | Sequence[str] = (), typecheck: bool = False, loader: bool = True
+    ) -> Emission:
         """The text in a style, written once, with the parameters of the container."""
 
     def named_params(self) -> dict[str, Any]:
@@ -79,7 +81,13 @@ class Recovered(eqx.Module):
         """
         return self.emit().model
 
-    def emit(self, *, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+    def emit(
+        self,
+        *,
+        layers: str | Sequence[str] = (),
+        typecheck: bool = False,
+        loader: bool = True,
+    ) -> Emission:
         """The program as the text of a Python file, with a choice of how it is written.
 
         Functions that could not be converted are left out.
@@ -92,12 +100,14 @@ class Recovered(eqx.Module):
             each layer is a field of its own.
         - `typecheck`: has every call check the shapes and dtypes that the annotations say, by
             `jaxtyping.jaxtyped` with beartype, which the file then needs.
+        - `loader`: whether the text ends with the function `load`, which reads weights, and
+            `trainable`. Without these it cannot be saved.
 
         **Returns:** an `Emission`; its `model` has the parameters of this module.
 
         **Raises:** as `source`; `ValueError` where `layers` is something else.
         """
-        emission = self._emission(layers, typecheck)
+        emission = self._emission(layers, typecheck, loader)
         model = emission.with_values({**self._named_constants(), **self.named_params()})
         return dataclasses.replace(emission, model=model)
 
@@ -193,8 +203,10 @@ class Module(Recovered):
             return self._first().report
         return stage.report
 
-    def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
-        styles = styles_of(layers, typecheck)
+    def _emission(
+        self, layers: str | Sequence[str] = (), typecheck: bool = False, loader: bool = True
+    ) -> Emission:
+        styles = styles_of(layers, typecheck, loader)
         function = self._function
         if styles not in function.emissions:
             functions = {CALL: function}
@@ -216,7 +228,7 @@ class Module(Recovered):
         return stage
 
 
-def styles_of(layers: str | Sequence[str], typecheck: bool) -> frozenset[str]:
+def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True) -> frozenset[str]:
     """The styles of a text that were asked for.
 
     **Raises:** `ValueError` where there is no such style.
@@ -225,7 +237,8 @@ def styles_of(layers: str | Sequence[str], typecheck: bool) -> frozenset[str]:
     if unknown := styles - STYLES:
         names = " or ".join(map(repr, sorted(STYLES)))
         raise ValueError(f"layers={sorted(unknown)[0]!r} is not a style; expected {names}")
-    return styles | {"typecheck"} if typecheck else styles
+    styles |= {"typecheck"} if typecheck else frozenset()
+    return styles if loader else styles | {"no loader"}
 
 
 def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[..., Any]:

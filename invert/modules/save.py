@@ -93,6 +93,11 @@ def save(
             f"{type(model).__name__} is not a module that invert has written; save a recovered "
             "module or its `model`"
         )
+    if not hasattr(namespace, "load"):
+        raise ValueError(
+            f"{type(model).__name__} was written with loader=False, so its file could not read "
+            "weights; save the recovered module, or emit it with the loader"
+        )
     arrays = arrays_of(model, state)
     where = Path(directory)
     try:
@@ -153,7 +158,10 @@ def arrays_of(model: eqx.Module, state: eqx.nn.State | None = None) -> dict[str,
     **Raises:** `EmissionError` where a value of the state has been taken out of the module.
     """
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_index)
-    return {jax.tree_util.keystr(path).lstrip("."): _value(v, state) for path, v in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): _value(v, state)
+        for path, v in leaves
+    }
 
 
 def _value(leaf: Any, state: eqx.nn.State | None) -> Any:

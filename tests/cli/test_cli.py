@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -23,6 +24,7 @@ from jax.experimental import jax2tf
 
 import invert
 from invert.cli import main
+from invert.cli.options import config_of
 from tests.emission.models import ramp
 
 W, X = ramp(3, 4), ramp(2, 3)
@@ -389,3 +391,45 @@ def test_progress_of_a_conversion() -> None:
     assert [s.partition(": ")[2] for s in said] == [
         "raising", "recognizing patterns", "comparing gradients", "verifying"
     ]  # fmt: skip
+
+
+def test_source_is_printed(models: Path, capsys) -> None:
+    assert main(["source", str(models / "export.bin"), "--typecheck"]) == 0
+    out, _ = lines(capsys)
+    assert "(eqx.Module):" in out
+    assert "@jaxtyped(typechecker=beartype)" in out
+    assert "def load(" in out
+    assert main(["source", str(models / "export.bin"), "--no-loader"]) == 0
+    out, _ = lines(capsys)
+    assert "(eqx.Module):" in out
+    assert "def load(" not in out and "safetensors" not in out
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("nothing=1", "is none of: "),
+        ("max_scan", "give a value"),
+        ("prevent_gradient=never", "expected 'error' or 'warn'"),
+        ("progress=print", "is none of: "),
+    ],
+)
+def test_options_of_the_configuration_are_checked(
+    models: Path, option: str, message: str, capsys
+) -> None:
+    assert main(["source", str(models / "export.bin"), "--config", option]) == 2
+    assert message in lines(capsys)[1]
+
+
+def test_options_of_the_configuration_are_values() -> None:
+    options = argparse.Namespace(
+        host_ops=None,
+        platform="cpu",
+        config=[
+            *("max_scan=7", "verify=false"),
+            *("disabled-patterns=unrolled_scan", "prevent_gradient=warn"),
+        ],
+    )
+    config = config_of(options, print)
+    assert (config.max_scan, config.verify, config.platform) == (7, False, "cpu")
+    assert (config.disabled_patterns, config.prevent_gradient) == (("unrolled_scan",), "warn")

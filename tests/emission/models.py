@@ -108,7 +108,7 @@ def with_params(
     entry = exported.entry_point(jax.export.export(jax.jit(apply))(params, *specs), config=Config())
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     variables = tuple(
-        Param(rename("/".join(str(k.key) for k in path)), np.asarray(value))
+        Param(rename(jax.tree_util.keystr(path, simple=True, separator="/")), np.asarray(value))
         for path, value in leaves
     )
     inner = entry.fn

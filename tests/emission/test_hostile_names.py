@@ -64,7 +64,7 @@ def check_tree(source: str) -> None:
             assert node.attr.isascii()
             assert not node.attr.startswith("__")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            known = {"load", "_read", "_kinds", "safe_open", "cls", "set", "dict", "isinstance"}
+            known = {"load", "_read", "safe_open", "kind", "array", "set", "dict", "tuple", "range"}
             known |= {
                 "Path",
                 "ValueError",

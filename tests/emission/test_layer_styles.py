@@ -157,7 +157,7 @@ def test_gradients_of_a_stack_are_those_of_its_layers() -> None:
     scanned, plain = slope(module.emit(layers="scan").model, x), slope(module.model, x)
     for i in range(3):
         one = jax.tree.map(lambda v, i=i: v[i], scanned.blocks)
-        agree(one, getattr(plain, f"block_{i}"))
+        agree(one, plain.blocks[i])
     agree((scanned.embed, scanned.head), (plain.embed, plain.head))
 
 
@@ -295,7 +295,7 @@ def test_layers_of_flax_become_layers_of_equinox(tmp_path: Path) -> None:
     model = emission.model
     assert all(isinstance(model.attention.__dict__[n], eqx.nn.Linear) for n in ("query", "out"))
     assert isinstance(model.up, eqx.nn.Linear) and isinstance(model.head, eqx.nn.Linear)
-    assert "jnp.tanh(jax.vmap(jax.vmap(self.up))(rows))" in emission.source
+    assert "jnp.tanh(jax.vmap(jax.vmap(self.up))(x))" in emission.source
     # Flax multiplies by the scale first, and takes the variance as a difference.
     assert not isinstance(model.norm, eqx.nn.LayerNorm)
     assert any(

@@ -123,17 +123,18 @@ def test_layers_become_classes() -> None:
     assert classes.count("Block") == 1
     assert set(classes) >= {"Dense", "LayerNorm", "SelfAttention", "Block", "Transformer"}
     assert len(classes) <= 8
+    assert "for block in self.blocks:" in module.source
     assert "x = x + self_attention" in module.source
     assert "jax.nn.softmax" in module.source
     assert "jax.nn.gelu(self.Dense_1(self.LayerNorm_1(x)))" in module.source
     assert module._emission().messages == ()
-    assert module.model.Block_1.SelfAttention_0.query.kernel.shape == (16, 2, 8)
+    assert module.model.blocks[1].SelfAttention_0.query.kernel.shape == (16, 2, 8)
 
 
 def test_layers_can_be_replaced() -> None:
     module, x = flax_model("transformer")
     model = module.model
-    changed = eqx.tree_at(lambda m: m.Block_0.Dense_1.bias, model, replace_fn=lambda b: b + 1)
+    changed = eqx.tree_at(lambda m: m.blocks[0].Dense_1.bias, model, replace_fn=lambda b: b + 1)
     assert not np.array_equal(changed(x), model(x))
     trained, rest = eqx.partition(model, eqx.is_inexact_array)
     assert np.array_equal(eqx.combine(trained, rest)(x), model(x))
@@ -315,7 +316,7 @@ def tool(*command: str) -> str:
 def test_linters_accept_the_text(tmp_path: Path) -> None:
     for name in MODELS:
         module, _ = flax_model(name, batch="batch")
-        (tmp_path / f"{name}cli/model.py").write_text(module.source)
+        (tmp_path / f"{name}.py").write_text(module.source)
         assert max(map(len, module.source.splitlines())) <= 120
     lint(tmp_path)
 

@@ -180,7 +180,7 @@ def test_linters_accept_state_and_methods(tmp_path: Path) -> None:
     sources["pytrees"] = module.source
     sources["checked"] = module.emit(typecheck=True).source
     for name, source in sources.items():
-        (tmp_path / f"{name}cli/model.py").write_text(source)
+        (tmp_path / f"{name}.py").write_text(source)
         assert max(map(len, source.splitlines())) <= 120
     lint(tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -80,7 +81,7 @@ def test_layers_of_several_sizes_share_a_class() -> None:
     assert source.count("class Conv") == 1
     assert source.count("class DepthwiseConv2d") == 3
     assert ", 2, n // 2)" in source
-    assert "feature_group_count=n" in source
+    assert re.search(r"feature_group_count=[a-z]", source)
     for rows in (1, 3):
         x = ramp(rows, 16, 16, 8)
         assert np.array_equal(module.model(x), module(x))

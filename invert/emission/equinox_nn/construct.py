@@ -53,7 +53,7 @@ def applied(body: Body, eqn: LayerCall, field: str) -> Placed:
     if native.into is not None:
         value = syntax.method(value, "reshape", *map(literals.size, native.into))
     value = _moved(value, native.before)
-    layer = syntax.field(ast.Name("self", ast.Load()), field)
+    layer = syntax.field(ast.Name("self", ast.Load()), *field.split("."))
     for _ in range(native.maps):
         layer = call("jax.vmap", layer)
     value = _moved(call(layer, value), native.after)
@@ -104,6 +104,8 @@ def initializer(
 
 
 def _takes_key(node: Node, made: Mapping[Node, Class]) -> bool:
+    if node.listed:
+        return _takes_key(node.nodes[0], made)
     native = native_of(node)
     return made[node].keyed if native is None else native.keyed or bool(_count(node))
 
@@ -120,6 +122,8 @@ def _start(
         sizes = literals.shape((*above, *shape(value)))
         plain = value.aval.dtype == np.float32
         return call("jnp.zeros", sizes, *([] if plain else [literals.dtype(value.aval.dtype)]))
+    if value.listed:
+        return _list(value, made, shape, key, above)
     count, native = _count(value), native_of(value)
     if native is None and not made[value].keyed:
         inner = (*above, count) if count else above
@@ -134,6 +138,23 @@ def _start(
     )
     keys = call("jax.random.split", key, number(count))
     return call(call("eqx.filter_vmap", function), keys)
+
+
+def _list(
+    value: Node,
+    made: Mapping[Node, Class],
+    shape: Callable[[Var], Sequence[int]],
+    key: ast.expr,
+    above: tuple[int, ...],
+) -> ast.expr:
+    """A tuple of modules of one class."""
+    first, name = value.nodes[0], ast.Name("k", ast.Load())
+    part = _start(first, made, shape, name, above)
+    count = number(len(value.nodes))
+    keyed = _takes_key(first, made)
+    each = call("jax.random.split", key, count) if keyed else call("range", count)
+    target = ast.Name("k" if keyed else "_", ast.Store())
+    return call("tuple", ast.GeneratorExp(part, [ast.comprehension(target, each, [], 0)]))
 
 
 def _new(node: Node, made: Mapping[Node, Class], key: ast.expr) -> ast.expr:

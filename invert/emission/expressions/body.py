@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from invert.emission.expressions import idioms, literals, spelling
+from invert.emission.expressions import idioms, literals, products, roles, spelling
 from invert.emission.expressions.spelling import FLOWS
-from invert.emission.expressions.statements import FunctionText, Pattern, Statement, ValueType
+from invert.emission.expressions.statements import (
+    FunctionText,
+    Pattern,
+    Repeat,
+    Statement,
+    ValueType,
+)
 from invert.emission.expressions.writer import Writer
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
-from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, noun, says
+from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, says
 from invert.emission.sizes.expressions import dimension_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import CondParts
@@ -41,7 +47,7 @@ class Placed:
     - `inline`: whether it may be inlined into the expression that uses it.
     - `functions`: local functions that it needs.
     - `hints`: names wanted for its results; meaningless ones are replaced by `python.nouns`.
-    - `flows`, `pattern`: as for `Statement`.
+    - `flows`, `pattern`, `repeat`: as for `Statement`.
     """
 
     expression: ast.expr
@@ -50,6 +56,7 @@ class Placed:
     hints: Sequence[str] = ()
     flows: bool | str = False
     pattern: Pattern = None
+    repeat: Repeat | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +98,10 @@ def _choices(graph: Graph) -> dict[int, Choice]:
     return choices
 
 
+def _is_einsum(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "einsum"
+
+
 def _is_number(atom: Atom, number: int) -> bool:
     return isinstance(atom, Literal) and int(atom.val) == number
 
@@ -119,9 +130,10 @@ class Body:
         self.names: dict[Atom, str] = dict(names or {})
         # A field in another form, such as a transpose, is called after the field.
         self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
-        self.wanted, self.path = wanted or {}, path
         self.program = writer.program
         self.graph = Graph(jaxpr)
+        self.wanted = {**({} if writer.plain else roles.roles(self.graph)), **(wanted or {})}
+        self.path = path
         self.given: dict[str, ast.expr] = {writer.token(v): e for v, e in (given or {}).items()}
         self.statements: list[Statement] = []
         # Values with one user, until that is written.
@@ -195,7 +207,10 @@ class Body:
             elif eqn.primitive.name in FORMS and atoms and self._is_field(atoms[0]):
                 hints[i] = self._fields[atoms[0]]
             elif len(eqn.outvars) == 1 and (hints[i] == PRODUCT or not says(hints[i])):
-                hints[i] = noun(eqn, atoms, self.names, self.path, product=hints[i] == PRODUCT)
+                product = hints[i] == PRODUCT
+                hints[i] = noun(
+                    eqn, atoms, self.names, self.path, product=product, fields=self._fields
+                )
             self.names[v] = hints[i]
         return hints
 
@@ -203,6 +218,7 @@ class Body:
         return is_var(atom) and atom in self._fields
 
     def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
+        self._letter(placed.expression)
         outs = [v if self._uses.get(v) else None for v in eqn.outvars]
         first = eqn.outvars[0]
         value, width, inside = self._filled(placed.expression, len(placed.functions) == 0)
@@ -219,10 +235,11 @@ class Body:
             value,
             hints,
             [None if v is None else self.type_of(v) for v in outs],
-            placed.flows,
+            self._flows(eqn, placed, atoms),
             placed.functions,
             placed.pattern,
             heirs,
+            placed.repeat,
         )
         single = len(outs) == 1 and self._uses.get(first) == 1
         # A returned value is inlined into the `return`.
@@ -231,6 +248,29 @@ class Body:
             self._waiting[self.token(first)] = (value, width, statement)
         elif any(v is not None for v in outs):
             self.statements.append(statement)
+
+    def _letter(self, expression: ast.expr) -> None:
+        """Names the subscripts of an einsum after the dimensions of its operands."""
+        for node in ast.walk(expression):
+            if isinstance(node, ast.Call) and len(node.args) == 3 and _is_einsum(node):
+                subscripts, *operands = node.args
+                names = [
+                    self._roles.get(o.id) if isinstance(o, ast.Name) else None for o in operands
+                ]
+                assert isinstance(subscripts, ast.Constant)
+                node.args[0] = ast.Constant(products.lettered(str(subscripts.value), names))
+
+    @functools.cached_property
+    def _roles(self) -> dict[str, str]:
+        """Names of values by their roles, by token."""
+        return {self.token(v): name for v, name in self.wanted.items() if isinstance(v, Var)}
+
+    def _flows(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool | str:
+        """Whether a result takes over the name of an operand."""
+        if any(v in self.wanted for v in eqn.outvars):
+            return False
+        mixed = placed.flows and mixes(eqn, atoms, self._fields)
+        return "blank" if mixed else placed.flows
 
     def _filled(
         self, expression: ast.expr, inline: bool
@@ -296,6 +336,14 @@ class Body:
         if isinstance(atom, Literal):
             return self.literal(atom)
         return ast.Name(self.token(atom), ast.Load())
+
+    def settled(self, atom: Atom) -> ast.expr:
+        """An operand as an expression that may be repeated: a name, a field or a number."""
+        expression = self.operand(atom)
+        if not isinstance(atom, Literal):
+            self._settle(self.token(atom))
+            return self.given.get(self.token(atom), expression)
+        return expression
 
     def literal(self, atom: Literal) -> ast.expr:
         """A literal with its type."""

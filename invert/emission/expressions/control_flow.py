@@ -17,7 +17,7 @@ from invert._private.jax import (
     on_shards,
     open_jaxpr,
 )
-from invert.emission.expressions import library, literals, spelling
+from invert.emission.expressions import library, literals, roles, spelling
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Parameter, Pattern, ValueType
 from invert.emission.expressions.writer import Writer
@@ -72,6 +72,7 @@ def local(
     parameters: Sequence[tuple[str, int]],
     result: Callable[[list[ast.expr]], ast.expr],
     starts: Sequence[Atom] = (),
+    called: Mapping[int, str] | None = None,
 ) -> FunctionText:
     """A local function of the body that is being written.
 
@@ -81,6 +82,7 @@ def local(
     - `parameters`: the name of each parameter and its number of values; -1 for a bare value.
     - `result`: makes the returned expression from the results.
     - `starts`: atoms of the outer body that the first parameters take their names from.
+    - `called`: names of parameters by number, which come first.
     """
     jaxpr = open_jaxpr(closed)
     given = constants_of(closed)
@@ -95,11 +97,15 @@ def local(
         for v, a in zip(jaxpr.invars, [*operands, *starts], strict=False)
         if is_var(a) and says(outer.names.get(a))
     }
-    rest = iter(jaxpr.invars[len(operands) :])
+    values = jaxpr.invars[len(operands) :]
+    names |= {values[i]: name for i, name in (called or {}).items()}
+    rest = iter(values)
     taken: list[Parameter] = []
     types: dict[str, ValueType | None] = {}
+    held: list[list[Var]] = []
     for _, count in parameters:
         chosen = [next(rest) for _ in range(abs(count))]
+        held.append(chosen)
         types.update((outer.token(v), outer.type_of(v)) for v in chosen)
         tokens = tuple(outer.token(v) for v in chosen)
         taken.append(tokens[0] if count == -1 else tokens)
@@ -109,7 +115,10 @@ def local(
         syntax.new_token(),
         hint,
         taken,
-        [name for name, _ in parameters],
+        [
+            names.get(variables[0], name) if count == -1 else name
+            for (name, count), variables in zip(parameters, held, strict=True)
+        ],
         body.statements,
         value,
         types=types,
@@ -170,7 +179,11 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
         return syntax.tuple_of([packed(values[:carried]), packed(values[carried:])])
 
     parameters = [("carry", _arity(carried)), ("x", _arity(scanned))]
-    function = local(file, body, parts.body, "step", parts.consts, parameters, result, parts.init)
+    names = {} if file.plain else roles.carried(parts)
+    starts = [*parts.init, *parts.xs]
+    function = local(
+        file, body, parts.body, "step", parts.consts, parameters, result, starts, names
+    )
     init, xs = (packed([body.operand(a) for a in atoms]) for atoms in (parts.init, parts.xs))
     keywords: dict[str, ast.expr] = {}
     if not scanned:
@@ -185,6 +198,7 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
     outs = len(eqn.outvars)
     pattern = (unpacking(range(carried)), unpacking(range(carried, outs)))
     hints = _named(body, parts.init, "carry") + ["ys"] * (outs - carried)
+    hints = [names.get(i, hint) for i, hint in enumerate(hints)]
     return Placed(expression, False, [function], hints, pattern=pattern)
 
 

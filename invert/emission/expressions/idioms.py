@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jax import lax
 
 from invert._errors import optional_step
 from invert.emission.expressions import indexing, literals
@@ -236,6 +239,71 @@ _SIZES: Mapping[str, tuple[Row, ...]] = {
     "dim_as_value": (_size_value,),
 }
 
+
+def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.where`, which broadcasts its operands."""
+    if len(eqn.invars) != 3:
+        return
+    mask, other, x = eqn.invars
+    choices = [[a for a in (_repeated(graph, v), v) if a is not None] for v in (mask, x, other)]
+    for atoms in itertools.product(*choices):
+        if isinstance(atoms[0], Literal) or all(isinstance(a, Literal) for a in atoms[1:]):
+            continue
+        variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
+        args = [_operand(a, variables, writer) for a in atoms]
+        if None not in args:
+            yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, True)
+
+
+def _repeated(graph: Graph, atom: Atom) -> Atom | None:
+    """What was broadcast to an atom, if anything."""
+    eqn = _producer(graph, atom, "broadcast_in_dim")
+    return None if eqn is None else eqn.invars[0]
+
+
+def _operand(atom: Atom, variables: Sequence[Var], writer: Writer) -> ast.expr | None:
+    """An operand of a proposal."""
+    if isinstance(atom, Var):
+        return _x(variables.index(atom))
+    return literals.of_literal(atom, plain=True)
+
+
+_MODES = {
+    lax.GatherScatterMode.CLIP: "clip",
+    lax.GatherScatterMode.FILL_OR_DROP: "fill",
+}
+
+
+def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`table[i]` or `jnp.take(table, i)`, with indices from the end or without."""
+    table, column = eqn.invars
+    axes = eqn.params["dimension_numbers"].collapsed_slice_dims
+    if isinstance(table, Literal) or len(axes) != 1:
+        return
+    index = _repeated(graph, column)
+    if index is None:
+        return
+    indices = [index]
+    chosen = _producer(graph, index, "select_n")
+    if chosen is not None and len(chosen.invars) == 3:
+        indices.insert(0, chosen.invars[1])
+    mode, (axis,) = _MODES.get(eqn.params["mode"]), axes
+    for i in indices:
+        if isinstance(i, Literal):
+            continue
+        operands = (table, i)
+        if axis == 0 and mode is None:
+            yield Proposal(syntax.item(_x(0), _x(1)), operands, "rows")
+        elif axis == 0 and eqn.params["fill_value"] is None:
+            at = syntax.item(syntax.field(_x(0), "at"), _x(1))
+            yield Proposal(syntax.method(at, "get", mode=number(mode)), operands, "rows")
+        keywords = {"axis": number(int(axis))}
+        yield Proposal(call("jnp.take", _x(0), _x(1), **keywords), operands, "rows")
+        if mode is not None:
+            keywords["mode"] = number(mode)
+            yield Proposal(call("jnp.take", _x(0), _x(1), **keywords), operands, "rows")
+
+
 ROWS: Mapping[str, tuple[Row, ...]] = {
     **_SIZES,
     "broadcast_in_dim": (_keepdims,),
@@ -243,6 +311,8 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "mul": (_gelu, _with_size("*"), _broadcasting("*")),
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
+    "gather": (_lookup,),
+    "select_n": (_where,),
     **{
         name: (_with_size(sign),)
         for name, sign in (
@@ -308,11 +378,15 @@ def _try(
         match = Match(body, graph)
         if not match.seed(body.producers[result[0]], eqn) or len(match.eqns) != len(body.eqns):
             return None
-        if match.outputs() is None or match.inputs() != variables:
+        if match.atoms.get(result[0]) is not eqn.outvars[0] or match.inputs() != variables:
             return None
-        covered = frozenset(id(e) for e in match.eqns.values())
-        alone = len(covered) < 2 and eqn.primitive.name != "dim_as_value"
-        if covered & taken or alone or _shared(match, graph, eqn):
+        shared = _shared(match, graph, eqn)
+        # A broadcast may be written twice.
+        if any(e.primitive.name != "broadcast_in_dim" for e in shared):
+            return None
+        covered = frozenset({id(e) for e in match.eqns.values()} - set(map(id, shared)))
+        alone = len(match.eqns) < 2 and eqn.primitive.name != "dim_as_value"
+        if covered & taken or alone:
             return None
         if is_weak(result[0]) != is_weak(eqn.outvars[0]):
             return None
@@ -331,13 +405,15 @@ def _try(
     )
 
 
-def _shared(match: Match, graph: Graph, root: Eqn) -> bool:
-    """Whether an interior result is used elsewhere."""
+def _shared(match: Match, graph: Graph, root: Eqn) -> list[Eqn]:
+    """The equations whose interior results are used elsewhere."""
     inside = {id(e) for e in match.eqns.values()}
-    for eqn in match.eqns.values():
-        if eqn is root:
-            continue
-        for v in eqn.outvars:
-            if v in graph.results or any(id(u) not in inside for u in graph.users.get(v, ())):
-                return True
-    return False
+    return [
+        eqn
+        for eqn in match.eqns.values()
+        if eqn is not root
+        and any(
+            v in graph.results or any(id(u) not in inside for u in graph.users.get(v, ()))
+            for v in eqn.outvars
+        )
+    ]

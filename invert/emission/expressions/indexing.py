@@ -174,6 +174,10 @@ def transpose(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressio
 
 def reverse(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     dims = eqn.params["dimensions"]
+    backwards = syntax.slice_of(None, None, number(-1))
+    parts = [backwards if i in dims else _ALL() for i in range(max(dims, default=0) + 1)]
+    if len(parts) < 4:
+        yield item(args[0], _index(parts))
     axis = number(int(dims[0])) if len(dims) == 1 else syntax.tuple_of(map(number, dims))
     yield call("jnp.flip", args[0], axis=axis)
 

@@ -17,9 +17,11 @@ def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[as
     ((contract_l, contract_r), (batch_l, _)) = eqn.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in eqn.invars]
     keywords = dot_options(eqn)
-    if not batch_l and (list(contract_l), list(contract_r)) == ([ranks[0] - 1], [0]):
-        # As `x @ w`, for a `w` with more than two axes.
-        yield call("jnp.tensordot", left, right, axes=number(1), **keywords)
+    count = len(contract_l)
+    last = list(range(ranks[0] - count, ranks[0])), list(range(count))
+    if not batch_l and count and (list(contract_l), list(contract_r)) == last:
+        # As `x @ w`, for a `w` with more axes.
+        yield call("jnp.tensordot", left, right, axes=number(count), **keywords)
     if sum(ranks) <= 20:
         text = relettered("{},{}->{}".format(*subscripts(eqn)))
         yield call("jnp.einsum", number(text), left, right, **keywords)
@@ -51,6 +53,37 @@ def relettered(text: str) -> str:
         for i, c in enumerate(dict.fromkeys(c for c in text if c.isalpha()))
     }
     return "".join(order.get(c, c) for c in text)
+
+
+def lettered(text: str, names: Sequence[str | None]) -> str:
+    """The subscripts of an attention in letters of its dimensions; other ones as they are.
+
+    Those are batch, heads, query, key and depth: `bqhd,bkhd->bhqk`.
+
+    **Arguments:**
+
+    - `names`: the names of the two operands.
+    """
+    inputs, _, out = text.partition("->")
+    sides = inputs.split(",")
+    if set(names) == {"query", "key"}:
+        roles = {"query": "q", "key": "k"}
+        contracted = "d"
+    elif set(names) == {"weights", "value"}:
+        roles = {"weights": "q", "value": "d"}
+        contracted = "k"
+    else:
+        return text
+    letters: dict[str, str] = {}
+    for name, side, other in zip(names, sides, sides[::-1], strict=True):
+        for c in side:
+            if c in other and c in out:
+                letters[c] = "b" if out.startswith(c) else "h"
+            else:
+                letters[c] = contracted if c in other else roles[name or ""]
+    if len(set(letters.values())) != len(letters):
+        return text
+    return "".join(letters.get(c, c) for c in text)
 
 
 def dot_options(eqn: Eqn) -> dict[str, ast.expr]:

@@ -15,23 +15,13 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, optional_step
-from invert._private.jax import (
-    SIZE_ERRORS,
-    close_like,
-    consts_of,
-    mesh_of_now,
-    open_jaxpr,
-    rename,
-    trace_closed,
-)
+from invert._private.jax import SIZE_ERRORS, consts_of, mesh_of_now, open_jaxpr, trace_closed
 from invert.emission.python import load, syntax
 from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import map_jaxprs
-from invert.ir.size_values import with_size_values
 from invert.ir.sizes import DimSize
-from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Literal, Var
+from invert.ir.types import Aval, ClosedJaxpr, Eqn, Literal, Var
 
 # The modules that emitted text may use.
 NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}
@@ -152,21 +142,6 @@ def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> Cl
         # A 64-bit type was asked for without x64: both settings are tried.
         warnings.simplefilter("ignore")
         try:
-            return _without_copies(trace_closed(values, *avals))
+            return traced_form.plain(trace_closed(values, *avals))
         except REFUSALS:
             return None
-
-
-def _without_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without `copy` equations, which lowering drops."""
-    closed = map_jaxprs(closed, with_size_values)
-    jaxpr = open_jaxpr(closed)
-    names: dict[Var, Atom] = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "copy":
-            (x,), (y,) = eqn.invars, eqn.outvars
-            names[y] = names.get(x, x) if isinstance(x, Var) else x
-    if not names:
-        return closed
-    kept = jaxpr.replace(eqns=[e for e in jaxpr.eqns if e.primitive.name != "copy"])
-    return close_like(closed, rename(kept, names))

@@ -26,6 +26,7 @@ from invert.emission.python.syntax import call, infix, method, number
 from invert.emission.sizes.program import Program
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.sizes import is_open
 from invert.ir.types import Eqn, Literal, Var
 
 Expressions = Iterator[ast.expr]
@@ -163,7 +164,19 @@ def _split(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("lax.split", args[0], literals.shape(sizes), **where)
 
 
+def _stack(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+    axis = eqn.params["axis"]
+    keywords = {} if axis == 0 else {"axis": one_axis(axis, len(eqn.outvars[0].aval.shape))}
+    yield call("jnp.stack", syntax.list_of(args), **keywords)
+
+
 def _pad(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+    config = eqn.params["padding_config"]
+    plain = not any(is_open(n) for part in config for n in part)
+    if plain and all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config):
+        widths = syntax.tuple_of(literals.shape((low, high)) for low, high, _ in config)
+        yield call("jnp.pad", args[0], widths)
+        yield call("jnp.pad", args[0], widths, constant_values=args[1])
     yield call("lax.pad", *args, literals.value(tuple(map(tuple, eqn.params["padding_config"]))))
 
 
@@ -303,6 +316,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "sort": (_sort,),
     "split": (_split,),
     "pad": (_pad,),
+    "stack": (_stack,),
     "broadcast_in_dim": (indexing.broadcast,),
     "reshape": (indexing.reshape,),
     "squeeze": (indexing.squeeze,),

@@ -15,6 +15,7 @@ import numpy as np
 
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.emission.python.nouns import is_blank
 from invert.emission.sizes.expressions import dimension_of
 
 # A parameter of a function: a token, or a tuple of tokens that the first line unpacks.
@@ -23,6 +24,22 @@ Parameter = str | tuple[str, ...]
 Pattern: TypeAlias = "int | tuple[Pattern, ...] | None"
 # The shape and the dtype of a value.
 ValueType: TypeAlias = tuple[tuple[int, ...], np.dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat:
+    """`for element in iterable: target = value`.
+
+    **Arguments:**
+
+    - `element`: the token of the element, and `hint` the name wanted for it.
+    - `value`: over the tokens of the element, of the target and of others.
+    """
+
+    iterable: ast.expr
+    element: str
+    hint: str
+    value: ast.expr
 
 
 @dataclasses.dataclass
@@ -35,8 +52,10 @@ class Statement:
     - `hints`: names wanted for the targets.
     - `types`: types of the targets; one reuses the name of an operand of the same type that is not
         used later.
-    - `flows`: whether it reuses such a name at all; `"any"` where the type does not matter.
+    - `flows`: whether it reuses such a name at all; `"any"` where the type does not matter,
+        `"blank"` where only `x` and `y` are reused.
     - `heirs`: tokens whose names it may reuse.
+    - `repeat`: a loop that follows, on its single target.
     - `pattern`: how the results are nested.
     """
 
@@ -48,6 +67,7 @@ class Statement:
     functions: Sequence[FunctionText] = ()
     pattern: Pattern = None
     heirs: Sequence[str] = ()
+    repeat: Repeat | None = None
 
 
 @dataclasses.dataclass
@@ -108,6 +128,9 @@ class FunctionText:
 
 def _read(statement: Statement) -> Iterator[str]:
     yield from syntax.tokens_in(statement.value)
+    if statement.repeat is not None:
+        own = {statement.repeat.element, *statement.targets}
+        yield from (t for t in syntax.tokens_in(statement.repeat.value) if t not in own)
     for function in statement.functions:
         yield from function.free()
 
@@ -200,7 +223,18 @@ class _Renderer:
             target = _nested(statement.pattern, targets)
         else:
             target = targets[0] if len(targets) == 1 else syntax.tuple_of(targets)
-        self.body.append(syntax.assign(target, value))
+        if statement.repeat is None or syntax.text_of(target) != syntax.text_of(value):
+            self.body.append(syntax.assign(target, value))
+        if statement.repeat is not None:
+            self._repeat(statement.repeat, target)
+
+    def _repeat(self, repeat: Repeat, target: ast.expr) -> None:
+        name = self.names.new(repeat.hint)
+        given = {**self.given, repeat.element: name}
+        step = syntax.assign(target, syntax.renamed(repeat.value, given))
+        element = ast.Name(name, ast.Store())
+        self.body.append(ast.For(element, repeat.iterable, [step], [], lineno=0))
+        self.names.free(name)
 
     def _reused(
         self, statement: Statement, own: ValueType | None, dying: Sequence[str]
@@ -210,6 +244,8 @@ class _Renderer:
             return None
         for token in statement.heirs:
             if token not in dying or self.given[token] in self.names.taken:
+                continue
+            if statement.flows == "blank" and not is_blank(self.given[token]):
                 continue
             if token in self.types and (statement.flows == "any" or self.types[token] == own):
                 return self.given[token]

@@ -39,6 +39,7 @@ class Layer:
     - `parameters`: variables of the parameters that it owns.
     - `inputs`, `outputs`: variables.
     - `field`: the name wanted for its field, where that is not its own name.
+    - `listed`: the name of the tuple that it is in, if any.
     - `count`: the number of layers that it stands for, 0 for one.
     - `native`: the layer of `equinox.nn` that replaces it, if any; `arrays` are the fields of that.
     """
@@ -50,6 +51,7 @@ class Layer:
     inputs: list[Var] = dataclasses.field(default_factory=list)
     outputs: list[Atom] = dataclasses.field(default_factory=list)
     field: str = ""
+    listed: str = ""
     count: int = 0
     native: Native | None = None
     arrays: dict[str, Var] = dataclasses.field(default_factory=dict)
@@ -134,7 +136,7 @@ def cut(
     for v, value in zip(assigned, values, strict=True):
         made = producers.get(value) if is_var(value) else None
         eqns.append(Assign(v, [value]))
-        scopes.append(() if made is None else _common([owners[v], scopes[made]]))
+        scopes.append(() if made is None else common_prefix([owners[v], scopes[made]]))
         if made is not None:
             users[value].append(len(eqns) - 1)
     layers = {path[:n] for path in owners.values() for n in range(1, len(path) + 1)}
@@ -156,6 +158,37 @@ def _scope(eqn: Eqn) -> Path:
     return tuple(scope)
 
 
+# Scopes that ops of TensorFlow make for themselves.
+_OP_SCOPE = re.compile(r"[A-Z]\w*|moments|batchnorm|einsum")
+
+
+def named_by_scope(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
+    """The names of parameters; those that tell nothing are replaced by their layers' scopes.
+
+    Keras names the variables of a subclassed model after the model alone: `gpt/kernel` is a
+    variable of every layer. Such names occur several times, with numbers, in different scopes.
+    """
+    users = _users(jaxpr.eqns)
+    scopes: dict[Var, Path] = {}
+    alike: dict[Path, list[Var]] = collections.defaultdict(list)
+    for v, path in parameters.items():
+        scope = common_prefix(_scope(jaxpr.eqns[i]) for i in users.get(v, ()))
+        while scope and _OP_SCOPE.fullmatch(scope[-1]):
+            scope = scope[:-1]
+        scopes[v] = scope
+        if len(path) > 1:
+            alike[*path[:-1], stem(path[-1])].append(v)
+    names = dict(parameters)
+    for path, group in alike.items():
+        if len(group) > 1 and len({scopes[v] for v in group}) > 1:
+            # TensorFlow numbers all scopes of a function that is traced once more.
+            again = all(re.search(r"_\d+$", part) for v in group for part in scopes[v])
+            for v in filter(scopes.get, group):
+                scope = [re.sub(r"_\d+$", "", p) if again else p for p in scopes[v]]
+                names[v] = (*scope, path[-1])
+    return names
+
+
 def _users(eqns: Sequence[Eqn]) -> dict[Atom, list[int]]:
     users: dict[Atom, list[int]] = collections.defaultdict(list)
     for i, eqn in enumerate(eqns):
@@ -164,7 +197,7 @@ def _users(eqns: Sequence[Eqn]) -> dict[Atom, list[int]]:
     return users
 
 
-def _common(paths: Iterable[Path]) -> Path:
+def common_prefix(paths: Iterable[Path]) -> Path:
     """The longest common prefix of some paths."""
     result: Path | None = None
     for path in paths:
@@ -193,7 +226,7 @@ def _place_floating(
     """
     scoped = [scope for scope in scopes if scope]
     # A scope around everything is the model itself; a few scopes are those of single layers.
-    base = _common(scoped) if 2 * len(scoped) >= len(scopes) else ()
+    base = common_prefix(scoped) if 2 * len(scoped) >= len(scopes) else ()
     floating = [not scope for scope in scopes]
     constant = [False] * len(eqns)
     ahead: list[Path | None] = [None] * len(eqns)
@@ -206,7 +239,9 @@ def _place_floating(
                 paths.append(base)
             elif atom in producers and (scope := ahead[producers[atom]]) is not None:
                 paths.append(scope)
-        ahead[i] = (scopes[i] or (_common(paths) if paths else None)) if not constant[i] else None
+        ahead[i] = (
+            (scopes[i] or (common_prefix(paths) if paths else None)) if not constant[i] else None
+        )
     for i in reversed(range(len(eqns))):
         if not floating[i] and not constant[i]:
             continue
@@ -217,7 +252,7 @@ def _place_floating(
                 around.append(base)
         before = [scope for scope in (ahead[i],) if scope is not None]
         own = [scopes[i]] if constant[i] and scopes[i] and not around else []
-        scopes[i] = _common([*around, *before, *own])
+        scopes[i] = common_prefix([*around, *before, *own])
 
 
 def _owner(path: Path, scopes: Sequence[Path]) -> Path:
@@ -226,7 +261,7 @@ def _owner(path: Path, scopes: Sequence[Path]) -> Path:
     A scope whose name occurs in the name of the parameter comes first: scopes inside it, such as
     that of an `einsum`, are not layers.
     """
-    common = _common(scopes)
+    common = common_prefix(scopes)
     stems = set(map(stem, path[:-1]))
     for names, known in ((common, set(path[:-1])), (tuple(map(stem, common)), stems)):
         for n in range(len(common), 0, -1):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from invert._errors import EmissionError
 from invert._private.jax import close_like, open_jaxpr
 from invert.emission.layers.cut import Assign, Layer, LayerCall
-from invert.emission.python.naming import snake
+from invert.emission.python.naming import plural
 from invert.emission.sizes.program import Program
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
@@ -67,7 +66,7 @@ class Pick(LayerCall):
 
 
 @dataclasses.dataclass
-class _Members:
+class Members:
     """The layers of a run, from the first.
 
     **Arguments:**
@@ -110,7 +109,7 @@ class Stacker:
             )
 
     def _inside(self, layer: Layer, spread: Any) -> None:
-        runs = self._runs(layer)
+        runs = self.runs(layer)
         member = {id(c): run for run in runs for c in run.calls}
         steps: list[Eqn] = []
         for step in layer.steps:
@@ -127,26 +126,27 @@ class Stacker:
                 self.rows[v] = _applied(spread, v)
         layer.steps = steps
 
-    def _runs(self, layer: Layer) -> list[_Members]:
+    def runs(self, layer: Layer) -> list[Members]:
+        """The runs among the calls of a layer."""
         calls = [s for s in layer.steps if isinstance(s, LayerCall)]
         kinds = {id(c): _kind(c.layer) for c in calls}
         alike = collections.Counter(kinds.values())
         calls = [c for c in calls if kinds[id(c)] is not None and alike[kinds[id(c)]] > 1]
         makers = {v: c for c in calls for v in c.outvars}
         programs: dict[int, tuple[list[Var], Graph]] = {}
-        runs: dict[int, _Members] = {}
+        runs: dict[int, Members] = {}
         for call in calls:
             above = (makers[v] for v in call.invars if v in makers)
             before = next((c for c in above if kinds[id(c)] == kinds[id(call)]), None)
             if before is None:
                 continue
-            run = runs.get(id(before)) or _Members([before], [_Same()])
+            run = runs.get(id(before)) or Members([before], [_Same()])
             if run.calls[-1] is before and self._follows(run, call, programs):
                 runs[id(call)] = runs[id(before)] = run
         return list({id(run): run for run in runs.values()}.values())
 
     def _follows(
-        self, run: _Members, call: LayerCall, programs: dict[int, tuple[list[Var], Graph]]
+        self, run: Members, call: LayerCall, programs: dict[int, tuple[list[Var], Graph]]
     ) -> bool:
         """Whether a call continues a run; adds it where it does."""
         first, last = run.calls[0], run.calls[-1]
@@ -204,7 +204,7 @@ class Stacker:
         )
         return held, Graph(traced_form.normal(jaxpr))
 
-    def _replaced(self, layer: Layer, run: _Members) -> list[Eqn]:
+    def _replaced(self, layer: Layer, run: Members) -> list[Eqn]:
         """The steps that replace a run."""
         first, last = run.calls[0], run.calls[-1]
         inside = {id(c) for c in run.calls}
@@ -231,7 +231,7 @@ class Stacker:
             first.layer, list(first.layer.inputs), outvars,
             count=count, carried=run.carried, collected=collected,
         )  # fmt: skip
-        first.layer.field, first.layer.count = _plural(first.layer.name), count
+        first.layer.field, first.layer.count = plural(first.layer.name), count
         self.messages.append(
             f"{count} layers from {first.layer.name} to {last.layer.name} are one stack, which "
             "lax.scan runs; unrolled, it is the recovered program"
@@ -290,14 +290,6 @@ def _composed(spread: Any, maps: Sequence[Mapping[Var, Var]]) -> Any:
 
 def _applied(spread: Any, v: Var) -> Rows:
     return [_applied(s, v) for s in spread] if isinstance(spread, list) else spread[v]
-
-
-def _plural(name: str) -> str:
-    """The field of a run of layers called `block_0`, `block_1`: `blocks`."""
-    stem = re.sub(r"[\W\d_]+$", "", snake(name, "layer"))
-    if not stem:
-        return "layers"
-    return stem if stem.endswith("s") else f"{stem}s"
 
 
 def stacked(rows: Rows, values: Mapping[Var, Any]) -> Any:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import equinox as eqx
 
 from invert._errors import EmissionError
-from invert.emission.layers.cut import Layer, LayerCall
+from invert.emission.layers.cut import Layer, LayerCall, common_prefix
 from invert.emission.layers.state import locate
-from invert.emission.python.naming import Names, identifier, stem
+from invert.emission.python.naming import Names, identifier, singular, stem
 from invert.ir import kinds
 from invert.ir.types import Eqn, Var
 
@@ -32,6 +32,7 @@ class Node:
         parameters.
     - `program`: the number of the program that it was made for.
     - `inner`: the nodes among its fields, with the names of these, by the names that were wanted.
+    - `listed`: whether it is a tuple of modules of one class; its fields are called `0`, `1`, ...
     """
 
     name: str
@@ -40,12 +41,27 @@ class Node:
     names: Names = dataclasses.field(default_factory=Names)
     program: int = 0
     inner: dict[str, tuple[str, Node]] = dataclasses.field(default_factory=dict)
+    listed: bool = False
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The modules among its fields, and those in tuples."""
+        nodes = [v for v in self.fields.values() if isinstance(v, Node)]
+        return [n for v in nodes for n in (v.nodes if v.listed else [v])]
 
     def add(self, wanted: str, value: Var | Node) -> str:
         """Adds a field; returns its name."""
         name = self.names.new(identifier(wanted, "field"))
         self.fields[name] = value
         return name
+
+    def lengths(self, path: Path = ()) -> Iterator[tuple[str, int]]:
+        """The paths of the tuples, with their lengths."""
+        for name, value in self.fields.items():
+            if isinstance(value, Node):
+                if value.listed:
+                    yield ".".join((*path, name)), len(value.fields)
+                yield from value.lengths((*path, name))
 
     def leaves(self, path: Path = ()) -> Iterator[tuple[Path, Var]]:
         """The parameters with their paths, in the order of the fields."""
@@ -61,9 +77,17 @@ METHODS = frozenset({*dir(eqx.Module), *dir(type(eqx.Module))})
 
 
 def split_name(name: str) -> Path:
-    """`encoder/layer_0/kernel:0` and `encoder.layer_0.kernel` as paths."""
+    """`encoder/layer_0/kernel:0`, `encoder.layer.0.kernel` as paths: `encoder, layer_0, kernel`.
+
+    `layers/0` is `layer_0`, too.
+    """
     name = re.sub(r":\d+$", "", name)
-    parts = [p for p in re.split(r"[/.]", name) if re.search(r"[A-Za-z0-9]", p)]
+    parts: list[str] = []
+    for part in re.split(r"[/.]", name):
+        if part.isdigit() and parts and parts[-1] not in _COLLECTIONS:
+            parts[-1] = f"{singular(parts[-1])}_{part}"
+        elif re.search(r"[A-Za-z0-9]", part):
+            parts.append(part)
     return tuple(parts) or ("parameter",)
 
 
@@ -159,9 +183,24 @@ class _Building:
         for step in layer.steps:
             if isinstance(step, LayerCall) and step.layer not in self.tree.names:
                 called = _called(step.layer, self.paths)
-                field, child = self._child(node, called, step.layer.field or called)
-                self.tree.names[step.layer] = field
-                self.build(step.layer, child, (*path, field))
+                if step.layer.listed:
+                    where, child = self._item(node, called, step.layer.listed)
+                else:
+                    field, child = self._child(node, called, step.layer.field or called)
+                    where = (field,)
+                self.tree.names[step.layer] = ".".join(where)
+                self.build(step.layer, child, (*path, *where))
+
+    def _item(self, node: Node, name: str, wanted: str) -> tuple[Path, Node]:
+        """The next node of a tuple in a node, which is created where it is missing."""
+        field, items = (
+            self._child(node, name, wanted) if wanted not in node.inner else node.inner[wanted]
+        )
+        items.listed = True
+        child = Node(name, names=Names(METHODS), program=self.program)
+        number = str(len(items.fields))
+        items.fields[number] = child
+        return (field, number), child
 
     def _child(self, node: Node, name: str, wanted: str) -> tuple[str, Node]:
         """The node of a field of a node; that of an earlier program if there is one."""
@@ -186,9 +225,18 @@ class _Building:
 def _called(layer: Layer, paths: Mapping[Var, Path]) -> str:
     """The name of a layer: that in the names of its parameters if only its number differs from the
     scope's. Keras numbers scopes through the whole process."""
-    owners = {paths[v][-2] for v in layer.parameters if len(paths[v]) > 1}
-    (other,) = owners if len(owners) == 1 else (layer.name,)
-    return other if stem(other) == stem(layer.name) else layer.name
+    inside = [paths[v][:-1] for v in _parameters(layer)]
+    if not inside:
+        return layer.name
+    shared = common_prefix(inside)
+    alike = [n for n in shared if stem(n) == stem(layer.name)]
+    return alike[-1] if alike else layer.name
+
+
+def _parameters(layer: Layer) -> list[Var]:
+    """The parameters of a layer and of its inner layers."""
+    inner = [v for s in layer.steps if isinstance(s, LayerCall) for v in _parameters(s.layer)]
+    return [*layer.parameters, *inner]
 
 
 def _rest(path: Path, layer: Layer, common: int) -> Path:

@@ -77,6 +77,19 @@ def stem(name: str) -> str:
     return re.sub(r"(_\d+)+$", "", name)
 
 
+def singular(name: str) -> str:
+    """`blocks` -> `block`."""
+    return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
+
+
+def plural(name: str) -> str:
+    """The name of several layers called `block_0`, `block_1`: `blocks`."""
+    one = re.sub(r"[\W\d_]+$", "", snake(name, "layer"))
+    if not one:
+        return "layers"
+    return one if one.endswith("s") else f"{one}s"
+
+
 class Names:
     """The names taken in one scope."""
 

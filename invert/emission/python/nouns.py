@@ -7,7 +7,7 @@ its function, other arithmetic after the operand of the same type.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from invert._private.jax import names_of
 from invert.emission.python.naming import snake
@@ -20,6 +20,11 @@ _BLANK = frozenset("a b c d e f g h x y z carry chosen state".split())
 _BLANKS = re.compile(r"(x|y|z|carry|state|arg)_?\d+")
 
 PLAIN = "y"
+# A sum along the way, such as that of a residual block.
+STREAM = "x"
+_SUMS = ("add", "add_any")
+# Scopes that TensorFlow makes for control flow and for single ops.
+_CONTROL = frozenset("while cond body scan map case tensordot mat_mul bias_add moments".split())
 # The hint for a product, which is called after its factors.
 PRODUCT = "*"
 
@@ -48,6 +53,11 @@ def says(name: str | None) -> bool:
     return bool(name) and name not in _BLANK and not _BLANKS.fullmatch(name or "")
 
 
+def is_blank(name: str) -> bool:
+    """Whether a name is `x` or `y`, maybe with a number."""
+    return re.fullmatch(r"[xy](_\d+)?", name) is not None
+
+
 def of_layer(name: str) -> str:
     """A name for the result of a layer: of a long name, the last words."""
     words = snake(name, PLAIN).rstrip("_0123456789").split("_")
@@ -65,6 +75,7 @@ def noun(
     path: Sequence[str],
     *,
     product: bool = False,
+    fields: Collection[Atom] = (),
 ) -> str:
     """A name for the result of an equation.
 
@@ -73,19 +84,35 @@ def noun(
     - `atoms`: its operands, or those of its group.
     - `names`: the names of values so far.
     - `path`: name scopes of the layer, which do not serve as a name.
+    - `fields`: values that are fields of the module.
     """
     primitive = eqn.primitive.name
     known = [(a, names[a]) for a in atoms if is_var(a) and says(names.get(a))]
     if product or primitive == "dot_general":
         both = "_".join(dict.fromkeys(name for _, name in known))
         return both if len(known) == 2 and len(both) <= _LONGEST else _of_scope(eqn, path)
+    if primitive == "layer":
+        return STREAM
     if primitive in NOUNS:
         return NOUNS[primitive]
     if primitive in FORMS:
         return known[0][1] if known else _of_scope(eqn, path)
+    if mixes(eqn, atoms, fields):
+        return STREAM if primitive in _SUMS else PLAIN
     out = _type(eqn.outvars[0])
     alike = [name for a, name in known if _type(a) == out]
     return alike[0] if alike else _of_scope(eqn, path)
+
+
+def mixes(eqn: Eqn, atoms: Sequence[Atom], fields: Collection[Atom] = ()) -> bool:
+    """Whether a result is made of several arrays, of which it is none."""
+    name = eqn.primitive.name
+    if len(eqn.outvars) != 1 or name not in kinds.ELEMENTWISE:
+        return False
+    out = _type(eqn.outvars[0])
+    arrays = {a for a in atoms if is_var(a) and a not in fields}
+    sums = name in _SUMS and all(getattr(a.aval, "shape", ()) for a in arrays)
+    return len(arrays if sums else {a for a in arrays if _type(a) == out}) > 1
 
 
 def _type(v: Atom) -> tuple[object, object]:
@@ -97,6 +124,8 @@ def _of_scope(eqn: Eqn, path: Sequence[str]) -> str:
     if getattr(eqn, "source_info", None) is None or not hasattr(eqn, "ctx"):
         return PLAIN
     scopes = names_of(eqn)
-    if not scopes or scopes[-1] in path or not re.fullmatch(r"[A-Za-z]\w*", scopes[-1]):
+    if not scopes or scopes[-1] in path or of_layer(scopes[-1]) in _CONTROL:
+        return PLAIN
+    if not re.fullmatch(r"[A-Za-z]\w*", scopes[-1]):
         return PLAIN
     return of_layer(scopes[-1])

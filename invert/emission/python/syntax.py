@@ -57,9 +57,12 @@ def method(value: ast.expr, attribute: str, *args: ast.expr, **keywords: ast.exp
 
 
 def field(value: ast.expr, *path: str) -> ast.expr:
-    """`value.a.b`."""
+    """`value.a.b`; a number is the index of a tuple."""
     for part in path:
-        value = ast.Attribute(value, part, ast.Load())
+        if part.isdigit():
+            value = ast.Subscript(value, ast.Constant(int(part)), ast.Load())
+        else:
+            value = ast.Attribute(value, part, ast.Load())
     return value
 
 

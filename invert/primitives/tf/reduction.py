@@ -92,6 +92,8 @@ def _reduction(fn: Callable[..., Array], fold: Callable[..., Value] | None) -> C
                 total = math.prod(ints(x)) if op == "Prod" else sum(ints(x))
                 return as_sizes(total, T or x.dtype)
         x = array(x)
+        if op == "Mean" and keep_dims and jnp.issubdtype(x.dtype, jnp.inexact):
+            return jnp.mean(x, axis=axes, keepdims=True)
         y = fn(x, axis=axes)
         if keep_dims:
             y = lax.reshape(y, tuple(1 if i in axes else d for i, d in enumerate(np.shape(x))))

@@ -200,6 +200,8 @@ def _broadcast_to(x: Array, shape: Ints) -> Array:
 def _tile(x: Value, multiples: Ints) -> Value:
     if is_static(x) and all(isinstance(n, int) for n in multiples):
         return np.tile(x, multiples)
+    if all(isinstance(n, int) and n == 1 for n in multiples):
+        return x
     return jnp.tile(array(x), multiples)
 
 

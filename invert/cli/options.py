@@ -1,0 +1,77 @@
+"""What the options of a command say about a conversion."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from invert._config import Config
+from invert._errors import InvertError
+from invert.emission import STYLES
+
+# Options that only Python can give.
+_OF_PYTHON = ("extra_patterns", "progress")
+
+
+class UsageError(InvertError):
+    """The arguments of the command do not make sense."""
+
+
+def layers_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The ways in which layers are written.
+
+    **Raises:** `UsageError` for an unknown one.
+    """
+    layers = tuple(filter(None, options.layers.split(",")))
+    if unknown := set(layers) - STYLES:
+        raise UsageError(f"--layers {unknown.pop()} is none of: {', '.join(sorted(STYLES))}")
+    return layers
+
+
+def config_of(options: argparse.Namespace, progress: Callable[[str], None]) -> Config:
+    """The options of a conversion.
+
+    **Raises:** `UsageError` for an unknown option, or a value that it does not take.
+    """
+    values: dict[str, Any] = {}
+    for name in ("host_ops", "platform"):
+        if (value := getattr(options, name)) is not None:
+            values[name] = value
+    for text in options.config:
+        name, equals, value = text.partition("=")
+        option = _known(name.strip().replace("-", "_"), bool(equals))
+        parsed = _value(value.strip())
+        several = isinstance(getattr(Config, option), tuple)
+        values[option] = (parsed,) if several and isinstance(parsed, str) else parsed
+    try:
+        return Config(**values, progress=progress)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _known(name: str, given: bool) -> str:
+    """The name of an option that text can give."""
+    names = [f.name for f in dataclasses.fields(Config) if f.name not in _OF_PYTHON]
+    if not given:
+        raise UsageError(f"--config {name}: give a value, as in {name}=...")
+    if name not in names:
+        raise UsageError(f"--config {name} is none of: {', '.join(names)}")
+    return name
+
+
+_WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None}
+
+
+def _value(text: str) -> Any:
+    """A number, a bool, a word, or words with commas between."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if "," in text:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,29 @@
+"""`invert source`: the Python source of a model on standard output."""
+
+from __future__ import annotations
+
+import argparse
+
+from invert.cli.model import Model
+from invert.cli.options import UsageError, config_of, layers_of
+from invert.cli.progress import Progress
+from invert.modules.methods import Methods
+from invert.modules.module import Module
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the source; notes about it go to standard error."""
+    layers = layers_of(options)
+    with Progress(options.progress) as progress:
+        config = config_of(options, progress)
+        progress(f"reading {options.model}")
+        model = Model.of(options.model, options)
+        module = model.load(config)
+        if not isinstance(module, (Module, Methods)):
+            raise UsageError(f"{model.path} is written already: see model.py in it")
+        progress("writing the source")
+        emission = module.emit(
+            layers=layers, typecheck=options.typecheck, loader=not options.no_loader
+        )
+    print(emission.source, end="")
+    return 0

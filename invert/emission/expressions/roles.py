@@ -1,0 +1,236 @@
+"""Names of values from the roles they have: the variance of a normalization, the gates of an LSTM.
+
+A role is read off the equations around a value, and never guessed from a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from invert._private.jax import open_jaxpr
+from invert.ir import kinds
+from invert.ir.graph import Graph, is_var
+from invert.ir.loops import ScanParts
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
+
+_WAY = kinds.LAYOUT | {"convert_element_type"}
+# What happens to the scores of an attention before they are weights.
+_SCORED = _WAY | {"mul", "div", "add", "select_n", "max", "sub", "tanh"}
+_LONGEST = 12
+
+
+def roles(graph: Graph) -> dict[Atom, str]:
+    """Names of values by their roles in a body."""
+    found: dict[Atom, str] = {}
+    for name, of in _ROLES:
+        for eqn in graph.by_primitive.get(name, ()):
+            for atom, role in of(eqn, graph):
+                found.setdefault(atom, role)
+    return found
+
+
+def _maker(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
+    """The equation that makes a value, if it is of one of these primitives."""
+    eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
+    return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
+
+
+def _source(graph: Graph, atom: Atom) -> Atom:
+    """What an array is another form of."""
+    while (eqn := _maker(graph, atom, *_WAY)) is not None and is_var(eqn.invars[0]):
+        atom = eqn.invars[0]
+    return atom
+
+
+def _users(graph: Graph, atom: Atom, *names: str) -> list[Eqn]:
+    """The equations of some primitives that use a value, maybe in another form."""
+    users: list[Eqn] = []
+    for eqn in graph.users.get(atom, ()) if is_var(atom) else ():
+        if eqn.primitive.name in names:
+            users.append(eqn)
+        elif eqn.primitive.name in _WAY:
+            users += _users(graph, eqn.outvars[0], *names)
+    return users
+
+
+def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """`rsqrt(var + epsilon) * gamma` is the scale, `beta - mean * scale` the shift."""
+    inside = _maker(graph, eqn.invars[0], "add")
+    if inside is not None and any(isinstance(a, Literal) for a in inside.invars):
+        variance = next((a for a in inside.invars if is_var(a)), None)
+        if variance is not None and (mean := _mean_of_squares(graph, variance)):
+            yield variance, mean
+    (out,) = eqn.outvars
+    products = [u for u in _users(graph, out, "mul") if _of_one_axis(u, graph)]
+    scale = products[0].outvars[0] if len(products) == 1 else None
+    if scale is None:
+        return
+    yield scale, "scale"
+    for product in _users(graph, scale, "mul"):
+        for last in _users(graph, product.outvars[0], "add", "sub"):
+            others = [a for a in last.invars if _source(graph, a) is not product.outvars[0]]
+            if others and all(_maker(graph, _source(graph, a)) is None for a in others):
+                yield last.outvars[0], "shift"
+
+
+def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
+    """Whether one factor is an argument of the body, such as a parameter, in another form."""
+    return any(_maker(graph, _source(graph, a)) is None for a in eqn.invars if is_var(a))
+
+
+def _mean_of_squares(graph: Graph, atom: Atom) -> str:
+    """`var` for the mean of squared deviations, `mean_square` for that of squares, else nothing."""
+    division = _maker(graph, _source(graph, atom), "div")
+    total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
+    square = total and _maker(
+        graph, _source(graph, total.invars[0]), "square", "integer_pow", "mul"
+    )
+    if not square or any(a is not square.invars[0] for a in square.invars):
+        return ""
+    return "var" if _maker(graph, square.invars[0], "sub") is not None else "mean_square"
+
+
+def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """Products before and after a softmax, whose quotient is `eqn`."""
+    exponential = _maker(graph, eqn.invars[0], "exp")
+    if exponential is None or _maker(graph, exponential.invars[0], "sub") is None:
+        return
+    products = _users(graph, eqn.outvars[0], "dot_general")
+    way: list[Var] = []
+    product: Eqn | None = None
+    pending = [a for a in graph.producers[exponential.invars[0]].invars[:1] if is_var(a)]
+    while pending and len(way) < _LONGEST:
+        atom = pending.pop()
+        maker = _maker(graph, atom)
+        if maker is None or not is_var(atom):
+            continue
+        if maker.primitive.name == "dot_general":
+            product = maker
+            way.append(atom)
+        elif maker.primitive.name in _SCORED and not _is_number(maker):
+            dtype = eqn.outvars[0].aval.dtype
+            pending += [a for a in maker.invars if is_var(a) and a.aval.dtype == dtype]
+            way.append(atom)
+    if product is None or not products:
+        return
+    for v in way:
+        if v.aval.dtype == product.outvars[0].aval.dtype and len(v.aval.shape) > 2:
+            yield v, "scores"
+    yield eqn.outvars[0], "weights"
+    keys = _key_of(product, eqn, graph)
+    names = ("key", "query") if keys == 0 else ("query", "key")
+    for atom, name in zip(product.invars, names, strict=True):
+        yield from _forms(graph, atom, name)
+    for after in products:
+        others = [a for a in after.invars if _source(graph, a) is not eqn.outvars[0]]
+        for atom in others:
+            yield from _forms(graph, atom, "value")
+
+
+def _is_number(eqn: Eqn) -> bool:
+    return all(isinstance(a, Literal) for a in eqn.invars)
+
+
+def _key_of(product: Eqn, quotient: Eqn, graph: Graph) -> int:
+    """Which factor of the scores has the axis over which the weights add up to one."""
+    ((left, _), (batch, _)) = product.params["dimension_numbers"]
+    free = len(product.invars[0].aval.shape) - len(left) - len(batch)
+    rank = len(product.outvars[0].aval.shape)
+    axis = rank - 1
+    users = graph.users.get(product.outvars[0], ())
+    if len(users) == 1 and users[0].primitive.name == "transpose":
+        axis = users[0].params["permutation"][-1]
+    return 0 if axis < len(batch) + free else 1
+
+
+def _forms(graph: Graph, atom: Atom, name: str) -> Iterator[tuple[Atom, str]]:
+    """A value and what it is another form of, as far as the body makes it."""
+    while is_var(atom) and (eqn := _maker(graph, atom)) is not None:
+        yield atom, name
+        if eqn.primitive.name not in (*_WAY, "mul"):
+            return
+        atom = eqn.invars[0]
+
+
+def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """The gates of `c = f * c + i * g` and `h = o * tanh(c)`."""
+    products = [_maker(graph, a, "mul") for a in eqn.invars]
+    if None in products:
+        return
+    kept = added = None
+    for product in products:
+        if product is None:
+            return
+        makers = [_maker(graph, a) for a in product.invars]
+        names = {m.primitive.name if m else "" for m in makers}
+        if names == {"logistic", ""}:
+            kept = product
+        elif names == {"logistic", "tanh"}:
+            added = product
+    if kept is None or added is None:
+        return
+    yield from _masked(eqn.outvars[0], "c", graph)
+    for a in kept.invars:
+        gate = _maker(graph, a, "logistic")
+        yield (a, "c") if gate is None else (gate.invars[0], "f")
+    for a in added.invars:
+        gate = _maker(graph, a)
+        if gate is not None:
+            whole = _maker(graph, gate.invars[0], "split")
+            if whole is not None:
+                yield whole.invars[0], "gates"
+            yield gate.invars[0], "i" if gate.primitive.name == "logistic" else "g"
+    for last in _users(graph, eqn.outvars[0], "tanh"):
+        for product in _users(graph, last.outvars[0], "mul"):
+            yield from _masked(product.outvars[0], "h", graph)
+            for a in product.invars:
+                if (gate := _maker(graph, a, "logistic")) is not None:
+                    yield gate.invars[0], "o"
+
+
+def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """A new value of a state, and what is chosen between it and the old one."""
+    yield v, name
+    for eqn in graph.users.get(v, ()):
+        if eqn.primitive.name == "select_n":
+            others = [a for a in eqn.invars[1:] if a is not v]
+            if any(is_var(a) and a not in graph.producers for a in others):
+                yield eqn.outvars[0], name
+
+
+def carried(parts: ScanParts) -> dict[int, str]:
+    """Names of the carried values of a `scan`, by their roles in its body."""
+    body = open_jaxpr(parts.body)
+    count = len(parts.init)
+    known = roles(Graph(body))
+    variables = body.invars[len(parts.consts) : len(parts.consts) + count]
+    pairs = zip(variables, body.outvars[:count], strict=True)
+    named = ((i, known.get(out) or known.get(v)) for i, (v, out) in enumerate(pairs))
+    found = {i: name for i, name in named if name}
+    # The state of a recurrent layer is multiplied by a matrix.
+    if count == 1 and not found and _multiplied(variables[0], body):
+        return {0: "h"}
+    return found
+
+
+def _multiplied(v: Var, body: Jaxpr) -> bool:
+    return any(e.primitive.name == "dot_general" and v in e.invars for e in body.eqns)
+
+
+def _scan(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """Values before and after a loop, as they are called in it."""
+    parts = ScanParts.of(eqn)
+    for i, name in carried(parts).items():
+        if parts.init[i] in graph.producers:
+            yield parts.init[i], name
+        yield eqn.outvars[i], name
+
+
+_Role = Callable[[Eqn, Graph], Iterator[tuple[Atom, str]]]
+_ROLES: tuple[tuple[str, _Role], ...] = (
+    ("rsqrt", _normalization),
+    ("sqrt", _normalization),
+    ("div", _attention),
+    ("add", _lstm),
+    ("scan", _scan),
+)

@@ -1,0 +1,220 @@
+"""Layers of programs without name scopes: the data flow between the uses of their parameters.
+
+The names of parameters are a tree, such as `blocks/0/attention/query/kernel`. What lies on a way
+from one use of `blocks/0/*` to another one is that layer, and so is what only prepares its input or
+finishes its result: the mean and the variance of a normalization, the sum of a residual block.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from invert._private.jax import names_of, with_names
+from invert.emission.layers.cut import Path, common_prefix
+from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Var
+
+
+def scoped(
+    jaxpr: Jaxpr, parameters: Mapping[Var, Path], units: Callable[[], Iterable[Iterable[Eqn]]]
+) -> Jaxpr:
+    """The program with the names of its layers as scopes, if it has no scopes of its own.
+
+    **Arguments:**
+
+    - `parameters`: the variables of parameters with their names.
+    - `units`: gives equations that are written as one, such as those of a softmax.
+    """
+    using = [e for e in jaxpr.eqns if any(is_var(a) and a in parameters for a in e.invars)]
+    if any(map(names_of, using)) or all(len(p) < 2 for p in parameters.values()):
+        return jaxpr
+    regions = _Regions(jaxpr, parameters, units())
+    regions.find()
+    pairs = zip(jaxpr.eqns, regions.places, strict=True)
+    return jaxpr.replace(eqns=[with_names(e, place) for e, place in pairs])
+
+
+def _under(path: Path, above: Path) -> bool:
+    return path[: len(above)] == above
+
+
+def _numbered(path: Path) -> bool:
+    """Whether a layer is one of a list."""
+    return re.search(r"_\d+$", path[-1]) is not None
+
+
+class _Regions:
+    """Gives each equation the innermost layer that it belongs to.
+
+    **Attributes:**
+
+    - `places`: the path of that layer for each equation.
+    """
+
+    def __init__(
+        self, jaxpr: Jaxpr, parameters: Mapping[Var, Path], units: Iterable[Iterable[Eqn]]
+    ):
+        self.eqns: Sequence[Eqn] = jaxpr.eqns
+        number = {id(e): i for i, e in enumerate(self.eqns)}
+        self.units = {i: [i] for i in range(len(self.eqns))}
+        for unit in units:
+            members = sorted(number[id(e)] for e in unit)
+            self.units |= dict.fromkeys(members, members)
+        self.results = {v for v in jaxpr.outvars if is_var(v)}
+        self.places: list[Path] = [()] * len(self.eqns)
+        self.users: dict[Atom, list[int]] = collections.defaultdict(list)
+        self.producers: dict[Atom, int] = {}
+        # Whether an equation depends on no argument and no parameter.
+        self.constant: list[bool] = []
+        # For each equation that uses parameters, the layers that own these.
+        self.owners: list[list[Path]] = []
+        # Values that follow from the parameters of one layer alone.
+        self.derived: dict[Atom, Path] = {v: p[:-1] for v, p in parameters.items()}
+        for i, eqn in enumerate(self.eqns):
+            inputs = [a for a in eqn.invars if is_var(a)]
+            for atom in dict.fromkeys(inputs):
+                self.users[atom].append(i)
+            self.constant.append(all(self._is_constant(a) for a in inputs))
+            owners = [self.derived[a] for a in inputs if a in self.derived]
+            self.owners.append(owners)
+            if owners and all(a in self.derived for a in inputs):
+                self.derived |= dict.fromkeys(eqn.outvars, common_prefix(owners))
+            self.producers |= dict.fromkeys(eqn.outvars, i)
+
+    def find(self) -> None:
+        """Finds the equations of all layers, from the innermost outwards."""
+        owners = {o for some in self.owners for o in some}
+        paths = {o[:n] for o in owners for n in range(1, len(o) + 1)}
+        uses: dict[Path, list[int]] = collections.defaultdict(list)
+        for i, some in enumerate(self.owners):
+            for path in {o[:n] for o in some for n in range(1, len(o) + 1)}:
+                uses[path].append(i)
+        regions: dict[Path, set[int]] = {}
+        for path in sorted(paths, key=lambda p: (-len(p), uses[p][0])):
+            seeds = set(uses[path])
+            for other, members in regions.items():
+                if other[:-1] == path:
+                    seeds |= members
+            region = self._between(seeds)
+            if any(not _under(o, path) for i in region for o in self.owners[i]):
+                continue
+            if any(not _under(self.places[i], path) for i in region if self.places[i]):
+                continue
+            region = self._before(region, path)
+            if _numbered(path):
+                region = self._after(region, path)
+            regions[path] = region
+            for i in region:
+                self.places[i] = self.places[i] or path
+
+    def _is_constant(self, atom: Atom) -> bool:
+        return atom in self.producers and self.constant[self.producers[atom]]
+
+    def _free(self, i: int, region: Collection[int], path: Path) -> bool:
+        """Whether an equation may join a region: no other layer has it."""
+        mine = all(_under(o, path) for o in self.owners[i])
+        return i not in region and mine and not self.constant[i] and not self.places[i]
+
+    def _between(self, seeds: set[int]) -> set[int]:
+        """The equations on the ways from one seed to another."""
+        first, last = min(seeds), max(seeds)
+        ahead, back = set(seeds), set(seeds)
+        for i in range(first, last + 1):
+            if any(self.producers.get(a) in ahead for a in self._inputs(i)):
+                ahead.add(i)
+        for i in range(last, first - 1, -1):
+            if any(j in back for v in self.eqns[i].outvars for j in self.users.get(v, ())):
+                back.add(i)
+        return ahead & back
+
+    def _inputs(self, i: int) -> list[Atom]:
+        """The operands of an equation that depend on arguments."""
+        atoms = (a for a in self.eqns[i].invars if is_var(a))
+        return [a for a in atoms if a not in self.derived and not self._is_constant(a)]
+
+    def _before(self, region: set[int], path: Path) -> set[int]:
+        """Adds what only the region uses; chains that lead there are left out."""
+        added: set[int] = set()
+        pending = [
+            -self.producers[a] for i in region for a in self._inputs(i) if a in self.producers
+        ]
+        heapq.heapify(pending)
+        while pending:
+            i = -heapq.heappop(pending)
+            whole = region | added
+            if i in whole or not self._free(i, whole, path) or self._leaves(i, whole):
+                continue
+            added.add(i)
+            for a in self._inputs(i):
+                if a in self.producers:
+                    heapq.heappush(pending, -self.producers[a])
+        whole = region | added
+        for i in sorted(added):
+            unit = self.units[i]
+            if i not in whole or not added.issuperset(unit):
+                continue
+            rest = whole.difference(unit)
+            inputs = {a for j in unit for a in self._inputs(j)}
+            made = {v for j in unit for v in self.eqns[j].outvars}
+            inputs -= made
+            if any(self.producers.get(a) in whole for a in inputs):
+                continue
+            ended = sum(not self._inside(a, rest) for a in inputs)
+            if sum(bool(self._inside(v, rest)) for v in made) <= ended:
+                whole = rest
+        return whole
+
+    def _inside(self, atom: Atom, region: Collection[int]) -> set[int]:
+        return {j for j in self.users.get(atom, ()) if j in region}
+
+    def _leaves(self, i: int, region: Collection[int]) -> bool:
+        """Whether a result of an equation is used outside of a region."""
+        return any(self._used_outside(v, region) for v in self.eqns[i].outvars)
+
+    def _used_outside(self, v: Atom, region: Collection[int]) -> bool:
+        return v in self.results or any(j not in region for j in self.users.get(v, ()))
+
+    def _after(self, region: set[int], path: Path) -> set[int]:
+        """Adds what finishes a layer: afterwards fewer values are live than before."""
+        while True:
+            extended = self._extended(region, path)
+            if self._live(extended) >= self._live(region):
+                break
+            region = extended
+        while (i := self._next(region, path)) is not None:
+            region = region | {i}
+        return region
+
+    def _extended(self, region: set[int], path: Path) -> set[int]:
+        """The region with the first equation that uses only its values."""
+        known = {v for i in region for v in self.eqns[i].outvars}
+        known |= {a for i in region for a in self._inputs(i)}
+        following = {
+            j
+            for i in region
+            for v in self.eqns[i].outvars
+            for j in self.users.get(v, ())
+            if self._free(j, region, path) and all(a in known for a in self._inputs(j))
+        }
+        return region | {min(following)} if following else region
+
+    def _live(self, region: set[int]) -> int:
+        """The number of values from the region, and of its inputs, that are used after it."""
+        made = {v for i in region for v in self.eqns[i].outvars}
+        inputs = {a for i in region for a in self._inputs(i)} - made
+        last = max(region)
+        later = [a for a in inputs if any(j > last for j in self.users[a] if j not in region)]
+        return len(later) + sum(self._used_outside(v, region) for v in made)
+
+    def _next(self, region: set[int], path: Path) -> int | None:
+        """The single equation that uses the only result, if it maps that element by element."""
+        outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
+        if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
+            return None
+        (i,) = self.users[outs[0]]
+        (out, *others), inputs = self.eqns[i].outvars, self._inputs(i)
+        same = not others and inputs == outs and out.aval == outs[0].aval
+        return i if same and self._free(i, region, path) else None

@@ -1,0 +1,251 @@
+"""Simplifies what rules of TensorFlow ops have written, without changing any value.
+
+A matrix product of rows that were flattened is a product over the last axes, and values that a loop
+carries twice are carried once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jax import lax
+
+from invert._private.jax import close_like, open_jaxpr, rename
+from invert.ir.graph import Graph, is_var
+from invert.ir.jaxprs import canonicalize, map_jaxprs
+from invert.ir.loops import WhileParts
+from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
+
+# Merging carried values of a loop looks at each pair of them.
+_MOST_CARRIED = 32
+
+
+def simplify(closed: J) -> J:
+    """The program with products over any number of axes, and each carried value once."""
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        return _with_products(_with_single_carries(jaxpr))
+
+    return canonicalize(map_jaxprs(closed, one))
+
+
+def _with_products(jaxpr: Jaxpr) -> Jaxpr:
+    """Replaces products of reshaped operands by products of the operands themselves.
+
+    Their elements are the same sums in the same order, since reshaping keeps the order of elements.
+    """
+    if not any(e.primitive is lax.dot_general_p for e in jaxpr.eqns):
+        return jaxpr
+    graph = Graph(jaxpr)
+    replaced: dict[int, Eqn] = {}
+    for eqn in graph.by_primitive.get("dot_general", ()):
+        found = _product(eqn, graph)
+        if found is not None:
+            last, product = found
+            replaced[id(last)] = product
+    if not replaced:
+        return jaxpr
+    return jaxpr.replace(eqns=[replaced.get(id(e), e) for e in jaxpr.eqns])
+
+
+def _product(eqn: Eqn, graph: Graph) -> tuple[Eqn, Eqn] | None:
+    """The last equation that a product replaces, and that product."""
+    left, right = eqn.invars
+    contract = [len(left.aval.shape) - 1], [0]
+    (lhs, rhs), (batch, _) = eqn.params["dimension_numbers"]
+    if (list(lhs), list(rhs)) != contract or batch:
+        return None
+    size = left.aval.shape[-1]
+    for x in _forms(left, graph):
+        for w in _forms(right, graph):
+            if x is left and w is right:
+                continue
+            rows, columns = _tail(x.aval.shape, size), _tail(w.aval.shape[::-1], size)
+            if rows is None or columns is None:
+                continue
+            columns = len(w.aval.shape) - columns
+            if x.aval.shape[rows:] != w.aval.shape[:columns] or not columns:
+                continue
+            shape = (*x.aval.shape[:rows], *w.aval.shape[columns:])
+            if (last := _last(eqn, shape, graph)) is None:
+                continue
+            axes = tuple(range(rows, len(x.aval.shape))), tuple(range(columns))
+            params = {**eqn.params, "dimension_numbers": (axes, ((), ()))}
+            return last, eqn.replace(invars=[x, w], outvars=last.outvars, params=params)
+    return None
+
+
+def _forms(atom: Atom, graph: Graph) -> list[Atom]:
+    """What was reshaped to an operand, and the operand."""
+    eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
+    if eqn is None or eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is not None:
+        return [atom]
+    return [*(a for a in eqn.invars[:1] if is_var(a)), atom]
+
+
+def _tail(shape: Sequence[int], size: int) -> int | None:
+    """Where the axes begin that together have this size; the fewest of them."""
+    for start in reversed(range(len(shape))):
+        if math.prod(shape[start:]) == size:
+            return start
+    return None
+
+
+def _last(eqn: Eqn, shape: Sequence[int], graph: Graph) -> Eqn | None:
+    """The product itself where it has the shape, or the reshape that gives it this shape."""
+    (out,) = eqn.outvars
+    if tuple(out.aval.shape) == tuple(shape):
+        return eqn
+    users = graph.users.get(out, ())
+    if len(users) != 1 or out in graph.results or users[0].primitive is not lax.reshape_p:
+        return None
+    (user,) = users
+    sizes = tuple(user.params["new_sizes"])
+    return user if sizes == tuple(shape) and user.params["dimensions"] is None else None
+
+
+def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
+    """Carries a value once that a loop carries twice, also if one has further axes of size one."""
+    if not any(e.primitive is lax.while_p for e in jaxpr.eqns):
+        return jaxpr
+    graph = Graph(jaxpr)
+    eqns: list[Eqn] = []
+    names: dict[Var, Atom] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is not lax.while_p:
+            eqns.append(eqn)
+            continue
+        eqn, after, same = _merged(eqn, graph)
+        eqns += [eqn, *after]
+        names |= same
+    return rename(jaxpr.replace(eqns=eqns), names)
+
+
+def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:
+    """A `while` with fewer carried values, equations after it, and other names for its results."""
+    after: list[Eqn] = []
+    names: dict[Var, Atom] = {}
+    merged: set[int] = set()
+    count = len(WhileParts.of(eqn).init)
+    for i in range(count if count <= _MOST_CARRIED else 0):
+        for k in range(count):
+            if k == i or k in merged:
+                continue
+            body = _alike(WhileParts.of(eqn), i, k, graph)
+            if body is None:
+                continue
+            eqn = body.put_into(eqn)
+            merged.add(i)
+            old, new = eqn.outvars[i], eqn.outvars[k]
+            if old.aval.shape == new.aval.shape:
+                names[old] = new
+            else:
+                fresh = Var(old.aval)
+                outvars = [fresh if v is old else v for v in eqn.outvars]
+                eqn = eqn.replace(outvars=outvars)
+                after.append(_reshaped(eqn, new, old))
+            break
+    return eqn, after, names
+
+
+def _reshaped(eqn: Eqn, x: Atom, out: Var) -> Eqn:
+    params = {"new_sizes": tuple(out.aval.shape), "dimensions": None, "sharding": None}
+    return eqn.replace(
+        primitive=lax.reshape_p, invars=[x], outvars=[out], params=params, effects=set()
+    )
+
+
+def _alike(parts: WhileParts, i: int, k: int, graph: Graph) -> WhileParts | None:
+    """The loop with the value `k` in the place of `i`, if they are equal before the first step and
+    equal after each step before which they are."""
+    one, two = parts.carried[i], parts.carried[k]
+    longer = len(one.aval.shape) - len(two.aval.shape)
+    if one.aval.dtype != two.aval.dtype or longer < 0 or _bare(one) != _bare(two):
+        return None
+    if not _same_start(parts.init[i], parts.init[k], graph) or (longer and _used(parts, i)):
+        return None
+    body = open_jaxpr(parts.body)
+    assumed = body if longer else rename(body, {one: two})
+    numbers: dict[Atom, object] = {}
+    makers: dict[Atom, Eqn] = {}
+    known: dict[object, int] = {}
+    for eqn in assumed.eqns:
+        key = _key(eqn, numbers)
+        for n, v in enumerate(eqn.outvars):
+            numbers[v] = known.setdefault((key, n), len(known))
+            makers[v] = eqn
+    first, second = assumed.outvars[i], assumed.outvars[k]
+    while longer and first in makers and _adds_axes(makers[first]):
+        (first,) = makers[first].invars
+    if _number(first, numbers) != _number(second, numbers):
+        return None
+    if longer:
+        return parts
+    cond = rename(open_jaxpr(parts.cond), {parts.tested[i]: parts.tested[k]})
+    outvars = list(assumed.outvars)
+    outvars[i] = assumed.invars[len(parts.body_consts) + i]
+    return dataclasses.replace(
+        parts,
+        cond=close_like(parts.cond, cond),
+        body=close_like(parts.body, assumed.replace(outvars=outvars)),
+    )
+
+
+def _bare(v: Atom) -> tuple[int, ...]:
+    return tuple(n for n in v.aval.shape if n != 1)
+
+
+def _used(parts: WhileParts, i: int) -> bool:
+    """Whether a step or the condition reads a carried value."""
+    for program, v in ((parts.body, parts.carried[i]), (parts.cond, parts.tested[i])):
+        jaxpr = open_jaxpr(program)
+        if any(a is v for e in jaxpr.eqns for a in e.invars):
+            return True
+    return False
+
+
+def _adds_axes(eqn: Eqn) -> bool:
+    x, out = eqn.invars[0], eqn.outvars[0]
+    moves = eqn.primitive in (lax.reshape_p, lax.broadcast_in_dim_p) and len(eqn.invars) == 1
+    return moves and is_var(x) and len(x.aval.shape) > 0 and _bare(x) == _bare(out)
+
+
+def _same_start(one: Atom, two: Atom, graph: Graph) -> bool:
+    """Whether two values are the same, or the same number everywhere."""
+    if one is two:
+        return True
+    filled = [_filled(a, graph) for a in (one, two)]
+    return None not in filled and filled[0] == filled[1]
+
+
+def _filled(atom: Atom, graph: Graph) -> bytes | None:
+    """The number that an array repeats."""
+    while not isinstance(atom, Literal):
+        eqn = graph.producers.get(atom)
+        if eqn is None or eqn.primitive not in (lax.broadcast_in_dim_p, lax.reshape_p):
+            return None
+        (atom, *_) = eqn.invars
+    value = np.asarray(atom.val, atom.aval.dtype)
+    return value.tobytes() if not value.shape else None
+
+
+def _key(eqn: Eqn, numbers: dict[Atom, object]) -> object:
+    """A key that only equal equations share."""
+    try:
+        params = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+        hash(params)
+    except TypeError:
+        return id(eqn)
+    if eqn.effects:
+        return id(eqn)
+    return eqn.primitive, params, tuple(_number(a, numbers) for a in eqn.invars)
+
+
+def _number(atom: Atom, numbers: dict[Atom, object]) -> object:
+    if isinstance(atom, Literal):
+        value = np.asarray(atom.val, atom.aval.dtype)
+        return str(value.dtype), value.shape, value.tobytes()
+    return numbers.get(atom, atom)

@@ -1,0 +1,193 @@
+"""What the text looks like: layers found by data flow, lists of layers, names, idioms."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+from invert._private.jax import eval_jaxpr, open_jaxpr, trace_closed
+from invert.ir import traced_form
+from invert.ir.simplify import simplify
+from tests.emission.models import ramp, recovered, with_params
+
+
+def _dense(rows: int, columns: int, start: float) -> dict[str, Any]:
+    kernel = np.cos(ramp(rows, columns) + np.float32(start))
+    return {"kernel": kernel, "bias": np.sin(ramp(columns) + np.float32(start))}
+
+
+def _linear(p: Any, x: Any) -> Any:
+    return x @ p["kernel"] + p["bias"]
+
+
+def _norm(p: Any, x: Any) -> Any:
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    var = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(var + 1e-5) * p["scale"]
+
+
+def _block(p: Any, x: Any) -> Any:
+    y = _norm(p["norm"], x)
+    query, key, value = (_linear(p["attention"][n], y) for n in ("query", "key", "value"))
+    scores = jnp.einsum("bqd,bkd->bqk", query, key)
+    x = x + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), value)
+    return x + _linear(p["down"], jax.nn.relu(_linear(p["up"], _norm(p["norm_2"], x))))
+
+
+def _params() -> dict[str, Any]:
+    def block(k: int) -> dict[str, Any]:
+        names = enumerate(("query", "key", "value"))
+        return {
+            "norm": {"scale": ramp(4) + k},
+            "attention": {n: _dense(4, 4, i + k) for i, n in names},
+            "norm_2": {"scale": ramp(4) - k},
+            "up": _dense(4, 6, 3 + k),
+            "down": _dense(6, 4, 4 + k),
+        }
+
+    return {"blocks": [block(k) for k in range(3)], "head": _dense(4, 2, 9)}
+
+
+def _network(p: Any, x: Any) -> Any:
+    for block in p["blocks"]:
+        x = _block(block, x)
+    return _linear(p["head"], x)
+
+
+def _written(apply: Any, params: Any, *args: Any) -> Any:
+    return recovered(with_params(apply, params, *args, name="network"))
+
+
+def test_the_data_flow_between_parameters_is_the_layer(tmp_path: Path) -> None:
+    x = ramp(2, 3, 4)
+    module = _written(_network, _params(), x)
+    source, model = module.source, module.model
+    assert len(model.blocks) == 3
+    assert "    blocks: tuple[Block, ...]\n" in source
+    assert "for block in self.blocks:\n            x = block(x)\n" in source
+    (attention,) = re.findall(r"class Attention\(.*?\n\n\n", source, re.DOTALL)
+    assert attention.count(": Linear") == 3
+    assert np.array_equal(model(x), module(x))
+    invert.save(module, tmp_path)
+    loaded = invert.load(tmp_path)
+    assert np.array_equal(loaded(x), module(x))
+
+
+def test_names_say_what_a_value_is() -> None:
+    source = _written(_network, _params(), ramp(2, 3, 4)).source
+    assert '"bqd,bkd->bqk"' in source
+    assert "var = jnp.mean(" in source
+    assert "x = x + weights @ value\n" in source
+
+
+def test_a_layer_used_from_two_places_is_not_cut() -> None:
+    # The table is used first and last: what lies between is not its layer.
+    params = {"table": {"rows": np.cos(ramp(5, 4))}, "middle": _dense(4, 4, 1)}
+
+    def tied(p: Any, x: Any) -> Any:
+        y = jnp.tanh(_linear(p["middle"], x @ p["table"]["rows"]))
+        return y @ p["table"]["rows"].T
+
+    x = ramp(3, 5)
+    module = _written(tied, params, x)
+    assert np.array_equal(module.model(x), module(x))
+    assert module.model.middle.kernel.shape == (4, 4)
+    assert module.model.table.rows.shape == (5, 4)
+
+
+def test_idioms() -> None:
+    table, mask, x = np.cos(ramp(7, 3)), np.array([[True], [False]]), ramp(2, 4)
+
+    def program(i: Any, x: Any) -> Any:
+        rows = jnp.asarray(table).at[i].get(mode="clip")
+        chosen = jax.lax.select(jnp.broadcast_to(mask, x.shape), x, jnp.full(x.shape, -1e9))
+        return rows, chosen, jax.lax.rev(x, (1,)), jax.lax.pad(x, 0.0, ((1, 0, 0), (0, 2, 0)))
+
+    exported = jax.export.export(jax.jit(program))(np.array([1, 9, -1]), x)
+    source = invert.from_exported(exported).source
+    assert '.get(mode="clip")' in source
+    assert re.search(r"jnp\.where\(\w+(\.\w+)?, \w+, -1000000000\.0\)", source)
+    assert "[:, ::-1]" in source
+    assert "jnp.pad(" in source
+    assert "lax." not in source.partition("class ")[2].partition("\n\n\n")[0]
+
+
+def test_the_normal_form_knows_wrappers_and_axes_of_size_one() -> None:
+    aval = jax.ShapeDtypeStruct((4, 3), jnp.float32)
+    pairs = (
+        (
+            lambda x: jnp.where(x > 0, x, -1e9),
+            lambda x: jax.lax.select(x > 0, x, jnp.full((4, 3), -1e9, jnp.float32)),
+        ),
+        (lambda x: jnp.sum(x, 1, keepdims=True), lambda x: jnp.sum(x, 1).reshape(4, 1)),
+        (lambda x: x, lambda x: jnp.squeeze(x[:, None], 1)),
+        (lambda x: jnp.flip(x, 0), lambda x: x[::-1]),
+        (lambda x: x * 2.0 + x * 2.0, lambda x: (lambda y: y + y)(x * 2.0)),
+    )
+    for one, two in pairs:
+        a, b = trace_closed(one, aval), trace_closed(two, aval)
+        assert traced_form.difference(a, b) is None
+    other = trace_closed(lambda x: jnp.where(x > 0, x, -1e8), aval)
+    assert traced_form.difference(trace_closed(pairs[0][0], aval), other) is not None
+
+
+def _simplified(fn: Any, *avals: Any) -> Any:
+    return open_jaxpr(simplify(trace_closed(fn, *avals)))
+
+
+def test_products_of_flattened_rows() -> None:
+    def flat(x: Any, w: Any) -> Any:
+        return (x.reshape(6, 4) @ w.reshape(4, 10)).reshape(2, 3, 5, 2)
+
+    x, w = ramp(2, 3, 4), np.cos(ramp(4, 5, 2))
+    jaxpr = _simplified(flat, x, w)
+    assert [e.primitive.name for e in jaxpr.eqns] == ["dot_general"]
+    results = jax.jit(lambda *a: eval_jaxpr(jaxpr, a))(x, w)
+    assert np.array_equal(results[0], jax.jit(flat)(x, w))
+
+
+def test_rows_that_are_mixed_stay() -> None:
+    def mixed(x: Any, w: Any) -> Any:
+        return (x.reshape(4, 6) @ w).reshape(2, 2, 5)
+
+    names = [e.primitive.name for e in _simplified(mixed, ramp(2, 3, 4), ramp(6, 5)).eqns]
+    assert names == ["reshape", "dot_general", "reshape"]
+
+
+def test_a_value_is_carried_once() -> None:
+    def loop(x: Any, starts: tuple[float, float]) -> Any:
+        def step(state: Any) -> Any:
+            i, a, b, _ = state
+            new = jnp.tanh(a * 0.5 + x)
+            return i + 1, new, jnp.where(x > 0, new, b), new[None]
+
+        first, second = (jnp.full(x.shape, s, x.dtype) for s in starts)
+        last = jnp.full((1, *x.shape), starts[0], x.dtype)
+        state = 0, first, second, last
+        return jax.lax.while_loop(lambda s: s[0] < 3, step, state)[1:]
+
+    x = ramp(3)
+    for starts, carried in (((0.0, 0.0), 3), ((0.0, 1.0), 3)):
+        jaxpr = _simplified(lambda x, s=starts: loop(x, s), x)
+        (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == "while")
+        assert len(eqn.outvars) == carried
+        for got, want in zip(eval_jaxpr(jaxpr, [x]), loop(x, starts), strict=True):
+            assert np.array_equal(got, want)
+
+
+def test_text_without_the_reader_of_its_weights(tmp_path: Path) -> None:
+    x = ramp(2, 3, 4)
+    module = _written(_network, _params(), x)
+    emission: Any = module.emit(loader=False)
+    assert "def " not in emission.source.partition("class Network")[2].partition("\n\n\n")[2]
+    assert "safetensors" not in emission.source
+    assert np.array_equal(emission.model(x), module(x))
+    with pytest.raises(ValueError, match="loader"):
+        invert.save(emission.model, tmp_path)
