@@ -168,7 +168,7 @@ def emit_methods(
 
     **Raises:** `EmissionError` where no text traces to the programs.
     """
-    on_shards = any(meshes.has_shards(p) for r in recovered.values() for p in r.programs)
+    on_shards = any(meshes.has_shards(r.program) for r in recovered.values())
     if not on_shards:
         return _emit(recovered, title, styles, notes)
     try:
@@ -180,7 +180,7 @@ def emit_methods(
 
 def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:
     return {
-        name: dataclasses.replace(r, programs=[meshes.unchecked(p, checks) for p in r.programs])
+        name: dataclasses.replace(r, program=meshes.unchecked(r.program, checks))
         for name, r in recovered.items()
     }
 

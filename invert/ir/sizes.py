@@ -193,6 +193,11 @@ class Constraint:
         left, right = (evaluate(s, values) for s in (self.left, self.right))
         return Constraint(self.relation, left, right, self.message)
 
+    @property
+    def dimensions(self) -> frozenset[str]:
+        """The names of the dimensions in it."""
+        return dimensions(self.left) | dimensions(self.right)
+
     def tidy(self) -> Constraint:
         """`t >= 3` for `t - 3 >= 0`."""
         if (parts := linear(self.left)) is None or is_open(self.right):
@@ -230,10 +235,19 @@ def renaming(sizes: Iterable[DimSize], names: Mapping[str, str]) -> dict[str, Di
 
     plain = under(scope())
     conditions = [
-        f"{evaluate(a, plain)} {sign} {evaluate(b, plain)}"
-        for a, sign, b in explicit_constraints(old[0])
+        f"{evaluate(a, plain)} {sign} {evaluate(b, plain)}" for a, sign, b in conditions_on(old)
     ]
     return under(scope(conditions))
+
+
+def conditions_on(found: Sequence[DimSize]) -> list[tuple[DimSize, str, DimSize]]:
+    """The conditions on some dimensions in their scope: two sizes, and `==` or `>=` between them.
+
+    One that another dimension is equal to has left no other dimension.
+    """
+    names = set(map(str, found))
+    conditions = explicit_constraints(found[0]) if found else []
+    return [c for c in conditions if dimensions(c[0]) | dimensions(c[2]) <= names]
 
 
 @dataclasses.dataclass

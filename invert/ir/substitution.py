@@ -14,7 +14,6 @@ import jax
 from invert._private.jax import (
     close_like,
     dim_as_value_p,
-    explicit_constraints,
     is_jaxpr,
     mapped_thunk,
     open_jaxpr,
@@ -23,7 +22,7 @@ from invert._private.jax import (
 from invert.ir.avals import is_differentiable
 from invert.ir.interpret import interpret
 from invert.ir.jaxprs import equations, tuple_like
-from invert.ir.sizes import DimSize, evaluate, is_open, variables
+from invert.ir.sizes import DimSize, conditions_on, evaluate, is_open, variables
 from invert.ir.traced_form import rule_of
 from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Value, Var
 
@@ -38,7 +37,7 @@ def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
     if not sizes:
         return [{}]
     names = [str(n) for n in sizes]
-    conditions = explicit_constraints(sizes[0])
+    conditions = conditions_on(sizes)
     found = []
     for numbers in _SAMPLES:
         values = {name: numbers[i % len(numbers)] for i, name in enumerate(names)}

@@ -117,8 +117,12 @@ class Stage:
 
 def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     """The program for all sizes, with the conditions under which it holds."""
+    # A dimension that is equal to another has left that one only.
+    held = {str(d) for s in stage.shapes for d in variables(s)}
     if stage.names:
-        constraints = [c.at(stage.names) for c in constraints]
+        known = [c for c in constraints if c.dimensions <= stage.names.keys()]
+        constraints = [c.at(stage.names) for c in known]
+    constraints = [c for c in constraints if c.dimensions <= held]
     kept = tuple(c.tidy() for c in constraints)
     of = scope_of(kept)
     names = {str(d): parsed((str(d),), of)[0] for s in stage.shapes for d in variables(s)}

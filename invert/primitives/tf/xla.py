@@ -17,7 +17,7 @@ from invert.primitives.stablehlo.indexing import index_vectors_last
 from invert.primitives.tf.matmul import adjoint
 from invert.primitives.tf.window import refuse
 from invert.protos.messages import parse
-from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
+from invert.tf.interpreter.registry import Array, Int, Ints, rule
 from invert.tf.ops.node import Node
 
 
@@ -139,12 +139,6 @@ def _einsum(a: Array, b: Array, *, equation: str) -> Array:
 @rule("XlaOptimizationBarrier")
 def _barrier(*values: Array) -> list[Array]:
     return list(lax.optimization_barrier(list(values)))
-
-
-# Where an array lies among devices is not a part of its value.
-@rule("XlaSharding", ignores=("sharding", "unspecified_dims"))
-def _sharding(x: Value) -> Value:
-    return x
 
 
 @rule("XlaBroadcastHelper")
