@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from invert._certificate import Certificate
@@ -23,15 +21,11 @@ from invert.ir import jaxprs
 from invert.ir.match import difference
 from invert.ir.normal_form import normal_form
 from invert.ir.numbers import largest_gap, random_value
-from invert.ir.sizes import evaluate
-from invert.ir.substitution import at_samples, samples
+from invert.ir.substitution import at_samples
 from invert.stablehlo.lowered import raised_again
 
 # Raised where a program does not lower or run, or not at sizes that are open.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, InvertError, *SIZE_ERRORS)
-
-# More numbers than this are not run only to compare a text.
-_MOST_RUN = 1 << 26
 
 
 def certify(
@@ -67,38 +61,6 @@ def certify(
             return Certificate("exact")
         where = where or found
     return _numerical(raw, recovered, avals, constants, where)
-
-
-def same_lowering(a: Any, b: Any, platform: str, x64: bool) -> bool:
-    """Whether two programs over the same arguments lower to one and the same."""
-    types: list[Any] = [v.aval for v in open_jaxpr(a).invars]
-    avals = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types]
-    try:
-        one, two = (normal_form(_again(p, avals, platform, x64)) for p in (a, b))
-        return difference(one, two, ()) is None
-    except _REFUSALS:
-        return False
-
-
-def same_numbers(a: Any, b: Any, x64: bool) -> bool:
-    """Whether two programs over the same arguments give the same on random inputs, but rounding.
-
-    At sizes of one many programs are the same that lower to others: an iota is a zero there.
-    """
-    types: list[Any] = [v.aval for v in open_jaxpr(a).invars]
-    largest = max(samples(a), key=lambda sizes: sum(sizes.values()))  # pyright: ignore
-    if sum(math.prod(evaluate(n, largest) for n in t.shape) for t in types) > _MOST_RUN:
-        return False
-    try:
-        with jax.enable_x64(x64):
-            for x, y in _runs(a, b, types):
-                finite = np.abs(x[np.isfinite(x)]) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-                scale = float(np.max(finite, initial=1.0))
-                if not largest_gap(x, y) <= 1e-5 * scale:
-                    return False
-    except (RuntimeError, *_REFUSALS):
-        return False
-    return True
 
 
 def _runs(

@@ -131,10 +131,11 @@ def lifted(value: object) -> Sizes | None:
     """A value as sizes: those that it is, or a small array of whole numbers that is known."""
     if isinstance(value, Sizes):
         return value
-    known = isinstance(value, (np.ndarray, np.generic)) and value.size <= _MOST_SIZES
-    if known and value.dtype.kind in "ib":
-        return Sizes(np.asarray(value).astype(object), np.dtype(value.dtype))
-    return None
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return None
+    if value.size > _MOST_SIZES or value.dtype.kind not in "ib":
+        return None
+    return Sizes(np.asarray(value).astype(object), np.dtype(value.dtype))
 
 
 # Shapes, paddings and the like have no more numbers than this.
@@ -266,7 +267,7 @@ def _not(a: Number) -> Number:
 def _clamp(low: Number, x: Number, high: Number) -> Number:
     if _any_term(low, x, high):
         return Term("clamp", (low, x, high))
-    return min_dim(max_dim(x, low), high)  # pyright: ignore
+    return min_dim(max_dim(x, low), high)
 
 
 def _as_integer(a: Number) -> Number:
@@ -316,7 +317,10 @@ _LAX: Mapping[str, Callable[..., Any]] = {
 }
 
 
-_ROUNDED_DOWN = ((jnp.floor_divide, operator.floordiv), (jnp.remainder, operator.mod))
+_ROUNDED_DOWN: Sequence[tuple[Callable[..., Any], Callable[[Any, Any], DimSize]]] = (
+    (jnp.floor_divide, operator.floordiv),
+    (jnp.remainder, operator.mod),
+)
 
 
 def _recognized(term: Term, dtype: np.dtype) -> Number:
@@ -328,7 +332,7 @@ def _recognized(term: Term, dtype: np.dtype) -> Number:
         if _any_term(a, b) or not decided("ne", b, 0):
             continue
         for function, meaning in _ROUNDED_DOWN:
-            if _equal(_traced(function, a, b, dtype), term):
+            if _traced(function, a, b, dtype) == term:
                 return meaning(a, b)
     return term
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -50,9 +50,12 @@ _scope = functools.lru_cache(maxsize=256)(jax.export.SymbolicScope)
 
 def parsed(shape: Iterable[int | str], of: jax.export.SymbolicScope) -> Shape:
     """A shape with expressions for the names and expressions in it."""
-    return tuple(
-        n if isinstance(n, int) else jax.export.symbolic_shape(n, scope=of)[0] for n in shape
-    )
+    return tuple(n if isinstance(n, int) else _parsed(n, of) for n in shape)
+
+
+def _parsed(text: str, of: jax.export.SymbolicScope) -> DimSize:
+    (size,) = jax.export.symbolic_shape(text, scope=of)
+    return cast(DimSize, size)
 
 
 def dimensions(size: DimSize) -> frozenset[str]:

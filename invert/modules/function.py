@@ -115,6 +115,12 @@ class Stage:
             return evaluate(widened)
 
 
+def _pattern(shapes: Sequence[Sequence[int | str]]) -> Hashable:
+    """Which sizes have one name, whatever it is."""
+    names = {n: i for i, n in enumerate(dict.fromkeys(n for s in shapes for n in s))}
+    return tuple(tuple(names[n] for n in s) for s in shapes)
+
+
 def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     """The program for all sizes, with the conditions under which it holds."""
     # A dimension that is equal to another has left that one only.
@@ -260,23 +266,24 @@ class Function:
 
     def _recover_whole(self, key: Any) -> Stage | None:
         # Sizes that have no name may be one another's: of a text and its mask, the length.
-        tries: list[list[list[int | str]]] = []
-        narrow = None
+        tried: list[Hashable] = []
+        found = None
         for shared in ("batch", "axes", "none"):
             shapes = named_shapes(self.specs, shared)
-            if shapes in tries:
+            if (pattern := _pattern(shapes)) in tried:
                 continue
-            tries.append(shapes)
-            if (stage := self._recover_named(shapes, key)) is None:
-                continue
-            if not any(c.relation == "eq" for c in stage.constraints):
+            tried.append(pattern)
+            stage, constraints = self._recover_named(shapes, key)
+            found = stage or found
+            if stage is not None and not any(c.relation == "eq" for c in constraints):
                 return stage
-            # Sizes that were taken for one, and are equal to another for that reason.
-            narrow = narrow or stage
-        return narrow
+            # Sizes that were taken for one may be equal to others for that reason only.
+        return found
 
-    def _recover_named(self, shapes: Sequence[Sequence[int | str]], key: Any) -> Stage | None:
-        """The program at shapes with names, under the constraints that it takes to trace it."""
+    def _recover_named(
+        self, shapes: Sequence[Sequence[int | str]], key: Any
+    ) -> tuple[Stage | None, Sequence[Constraint]]:
+        """The program at shapes with names, and the constraints that it takes to trace it."""
         assumed: list[Constraint] = []
         while (found := symbolic_shapes(shapes, assumed)) is not None:
             avals = self._avals([jax.ShapeDtypeStruct(s, np.int8) for s in found], key)
@@ -288,13 +295,13 @@ class Function:
                     self.divided = self.divided or (str(error).splitlines() or [""])[0]
             new = [c for c in said.constraints if c not in assumed]
             if stage is not None:
-                return _under([*assumed, *new], stage)
+                return _under([*assumed, *new], stage), [*assumed, *new]
             # What is open may be decided under the constraints met so far, or under assumptions.
             new = new or [c for c in said.assumptions if c not in assumed]
             if not new:
                 break
             assumed += new
-        return None
+        return None, assumed
 
     def _avals(self, values: Sequence[Any], key: Any) -> list[jax.ShapeDtypeStruct]:
         avals = [

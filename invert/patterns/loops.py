@@ -79,9 +79,9 @@ def _size(atom: Atom, graph: Graph) -> DimSize | None:
 def counted(eqn: Eqn) -> Counted | None:
     parts = WhileParts.of(eqn)
     test = Graph(parts.cond, consts_of(parts.cond))
-    *sizes, compare = test.eqns or [None]
-    if compare is None or compare.primitive.name != "lt":
+    if not test.eqns or test.eqns[-1].primitive.name != "lt":
         return None
+    *sizes, compare = test.eqns
     if any(e.primitive.name not in ("dim_as_value", "convert_element_type") for e in sizes):
         return None
     variable, limit = compare.invars

@@ -76,7 +76,7 @@ def _shape_assertion(ctx: Context, op: Op, ok: Value, *values: Value) -> Any:
         shown = str(sizes(value, op)[0]) if are_known(value) else "?"
         message = message.replace(f"{{{i}}}", shown)
     if isinstance(ok, Sizes):
-        if (constraint := constraint_of(ok.numbers[()], message)) is None:
+        if (constraint := constraint_of(ok.numbers.item(), message)) is None:
             raise InvertError("shape_assertion: a condition on sizes that is not a comparison")
         constrain(constraint)
         return []
