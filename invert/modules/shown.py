@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from invert._entry import ArgSpec
 from invert._errors import plain
+from invert.ir.sizes import DimSize, is_open
 from invert.modules.function import Function
 
 _HEAD = ("layer", "arrays", "parameters")
@@ -19,20 +21,31 @@ _HEAD = ("layer", "arrays", "parameters")
 
 def call_line(name: str, function: Function) -> str:
     """`f(x: float32[?,4]) -> float32[?,3]`, with the types of all arguments and results."""
-    entry = function.entry
-    parts = [f"{n}: {_tree_text(t)}" for n, t in zip(entry.arg_names, entry.args, strict=True)]
-    parts += [f"{n}: {_tree_text(t)}" for n, t in entry.kwargs.items()]
+    entry, stage = function.entry, function.shown
+    args, kwargs = entry.args, dict(entry.kwargs)
+    if stage is not None and stage.is_open:
+        named = [
+            dataclasses.replace(spec, shape=tuple(map(_named, shape)))
+            for spec, shape in zip(function.specs, stage.shapes, strict=True)
+        ]
+        args, kwargs = jax.tree_util.tree_unflatten(function.in_tree, named)
+    parts = [f"{n}: {_tree_text(t)}" for n, t in zip(entry.arg_names, args, strict=True)]
+    parts += [f"{n}: {_tree_text(t)}" for n, t in kwargs.items()]
     parts += [n for n in (function.state_name, function.key_name) if n]
     results, sizes = entry.results, ()
-    if results is None and (stage := function.shown) is not None:
+    if stage is not None and (results is None or stage.is_open):
         outs = stage.jaxpr.outvars[: entry.out_tree.num_leaves]
-        results = tuple(ArgSpec("", v.aval.shape, v.aval.dtype) for v in outs)
-        sizes = stage.report.sizes
+        results = tuple(ArgSpec("", tuple(map(_named, v.aval.shape)), v.aval.dtype) for v in outs)
+        sizes = () if stage.is_open else stage.report.sizes
     returns = "?"
     if results is not None:
         returns = _tree_text(jax.tree_util.tree_unflatten(entry.out_tree, results))
     at = f" for {', '.join(sizes)}" if sizes else ""
     return plain(f"{name}({', '.join(parts)}) -> {returns}{at}")
+
+
+def _named(size: DimSize) -> int | str:
+    return str(size) if is_open(size) else size
 
 
 def certificate_line(function: Function) -> str:

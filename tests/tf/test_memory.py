@@ -16,7 +16,6 @@ from jax.experimental import jax2tf
 import invert
 from invert._private.jax import lowered_module
 from invert._private.mlir import module_bytecode
-from invert.gradients import settle
 from invert.ir.arrays import device_array
 
 SHAPE = (64, 64)
@@ -141,7 +140,7 @@ def test_weights_that_are_constants_are_not_copied(
         seen.append(len(module_bytecode(module)))
         return module
 
-    monkeypatch.setattr(settle, "lowered_module", lowered)
+    monkeypatch.setattr("invert.stablehlo.lowered.lowered_module", lowered)
     module = invert.load(tmp_path)
     assert (tmp_path / "saved_model.pb").stat().st_size > 2 * weights.nbytes
     # The proof of the gradient does not copy them.

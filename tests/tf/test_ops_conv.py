@@ -33,7 +33,6 @@ CONVS = {
     "stride beyond the filter": (
         (1, 7, 8, 2), (1, 2, 2, 3), {"padding": "SAME", "strides": [1, 3, 3, 1]},
     ),
-    "dilations": ((2, 9, 8, 2), (3, 2, 2, 3), {"padding": "SAME", "dilations": [1, 2, 3, 1]}),
     "explicit": (
         (2, 5, 6, 3), (3, 2, 3, 4), {"padding": "EXPLICIT", "explicit_paddings": PADS},
     ),
@@ -46,6 +45,7 @@ CONVS = {
 }  # fmt: skip
 # These run in TensorFlow's compiler alone.
 COMPILED_CONVS = {
+    "dilations": ((2, 9, 8, 2), (3, 2, 2, 3), {"padding": "SAME", "dilations": [1, 2, 3, 1]}),
     "channels first": (
         (2, 3, 5, 6), (3, 2, 3, 4),
         {"padding": "SAME", "data_format": "NCHW", "strides": [1, 1, 2, 2]},

