@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from invert._private.jax import SIZE_ERRORS
-
 
 def plain(text: str) -> str:
     """Text in which names of a file occur, for a person to read.
@@ -150,6 +148,8 @@ def optional_step(
     - `step`: what the step is called, such as `the pattern silu`.
     - `defects`: gets one line for each defect, once.
     """
+    from invert._private.jax import SIZE_ERRORS  # the command line imports this module without JAX
+
     try:
         return function(*args)
     except (InvertError, MemoryError, RecursionError, DefectWarning):

@@ -54,29 +54,6 @@ def test_what_needs_tensorflow_names_the_extra() -> None:
     assert "pip install invert[tensorflow]" in out.replace("'", "").replace('"', "")
 
 
-def test_ops_that_need_tensorflow_are_listed_with_the_extra() -> None:
-    out = _run(
-        _WITHOUT_TENSORFLOW
-        + "from invert.protos.messages import message\n"
-        + "graph = message('GraphDef')()\n"
-        + "for name, op in (('x', 'Placeholder'), ('y', 'XlaSvd'), ('z', 'XlaSelfAdjointEig')):\n"
-        + "    node = graph.node.add(name=name, op=op)\n"
-        + "    node.attr['dtype' if name == 'x' else 'T'].type = 1\n"
-        + "    if name == 'x':\n"
-        + "        for size in (3, 3):\n"
-        + "            node.attr['shape'].shape.dim.add().size = size\n"
-        + "    else:\n"
-        + "        node.input.append('x')\n"
-        + "        node.attr['max_iter'].i, node.attr['epsilon'].f = 10, 1e-6\n"
-        + "        node.attr['precision_config'].s, node.attr['lower'].b = b'', True\n"
-        + "try:\n"
-        + "    invert.convert_graphdef(graph, ['x:0'], ['y:0', 'z:0'])\n"
-        + "except invert.UnsupportedOpError as e:\n"
-        + "    print([p.op for p in e.problems], e.problems[0].remedy)\n"
-    )
-    assert out.startswith("['tf.XlaSvd', 'tf.XlaSelfAdjointEig']") and "invert[tensorflow]" in out
-
-
 def test_stablehlo_needs_no_tensorflow() -> None:
     out = _run(
         _WITHOUT_TENSORFLOW

@@ -292,7 +292,9 @@ class Function:
                 try:
                     stage = self._at(avals)
                 except NO_EXPRESSION as error:
-                    self.divided = self.divided or (str(error).splitlines() or [""])[0]
+                    first = (str(error).splitlines() or [""])[0]
+                    reason = error.line if isinstance(error, InvertError) else first
+                    self.divided = self.divided or reason
             new = [c for c in said.constraints if c not in assumed]
             if stage is not None:
                 return _under([*assumed, *new], stage), [*assumed, *new]

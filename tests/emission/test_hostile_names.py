@@ -40,6 +40,7 @@ def check_tree(source: str) -> None:
     tree = ast.parse(source)
     allowed = {
         "dataclasses",
+        "fnmatch",
         "json",
         "collections.abc",
         "pathlib",
@@ -80,7 +81,7 @@ def check_tree(source: str) -> None:
             assert node.func.id in known
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert node.value.isascii()
-            assert len(node.value) < 400
+            assert len(node.value) < 500
 
 
 def written(weights: list[str], entry_name: str, source: str) -> Emission:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from invert.emission.sizes.size import Points
 
 import invert
 from invert._entry import ArgSpec, EntryPoint
@@ -112,23 +110,6 @@ def test_four_open_sizes() -> None:
         args = ramp(*sizes[:3]), ramp(sizes[3])
         for got, want in zip(call(module.model, *args), module(*args), strict=True):
             assert np.array_equal(got, want)
-
-
-def test_polynomials_through_few_corners() -> None:
-    """Products of up to three of five sizes are found from 26 programs rather than 32."""
-    points = Points("abcde", [7] * 5, [11] * 5)
-    assert len(points.corners) == 26
-    terms = {
-        term: 3 * i - 20
-        for i, term in enumerate(
-            t for count in range(4) for t in itertools.combinations("abcde", count)
-        )
-    }
-
-    def value(sizes: dict[str, int]) -> int:
-        return sum(f * int(np.prod([sizes[d] for d in t])) for t, f in terms.items())
-
-    assert points.terms([value(points.sizes(c)) for c in points.corners]) == terms
 
 
 def test_a_switch_is_static_or_traced() -> None:

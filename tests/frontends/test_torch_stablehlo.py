@@ -57,7 +57,7 @@ def test_a_state_dict_becomes_the_fields_of_a_module(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.fc1.weight, state["fc1.weight"])
     grads = jax.grad(lambda model: model(x).sum())(model)
     np.testing.assert_allclose(grads.fc2.bias, [2, 2, 2])
-    assert "x @ self.fc1.weight.T" in module.source
+    assert "x @ self.weight.T" in module.source
     invert.save(module, tmp_path / "mlp")
     np.testing.assert_array_equal(invert.load(tmp_path / "mlp")(x), module(x))
 

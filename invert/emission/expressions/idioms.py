@@ -406,9 +406,10 @@ def _try(
 
 
 def _shared(match: Match, graph: Graph, root: Eqn) -> list[Eqn]:
-    """The equations whose interior results are used elsewhere."""
+    """The equations whose interior results are used elsewhere, and those that these need."""
     inside = {id(e) for e in match.eqns.values()}
-    return [
+    found: dict[int, Eqn] = {}
+    pending = [
         eqn
         for eqn in match.eqns.values()
         if eqn is not root
@@ -417,3 +418,11 @@ def _shared(match: Match, graph: Graph, root: Eqn) -> list[Eqn]:
             for v in eqn.outvars
         )
     ]
+    while pending:
+        eqn = pending.pop()
+        if id(eqn) in found:
+            continue
+        found[id(eqn)] = eqn
+        makers = (graph.producer(a) for a in eqn.invars)
+        pending += [m for m in makers if m is not None and id(m) in inside]
+    return list(found.values())

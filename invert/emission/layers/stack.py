@@ -23,8 +23,10 @@ from invert.emission.sizes.program import Program
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import OnEqn, evaluate, interpret
+from invert.ir.jaxprs import map_jaxprs
 from invert.ir.loops import ScanParts
 from invert.ir.match import Match
+from invert.ir.size_slices import with_slices
 from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # The variables that one of the first layer stands for; for nested runs, nested lists.
@@ -342,6 +344,7 @@ def unrolled(
 
     **Raises:** `EmissionError` where anything but a scan uses stacked values.
     """
+    closed = map_jaxprs(closed, with_slices)
     jaxpr = open_jaxpr(closed)
     fresh = {v: Var(ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
     env: dict[Any, Any] = {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}
