@@ -150,7 +150,7 @@ assert {n: v.sharding.spec for n, v in named.items()} == {
     "down/bias": P(), "down/kernel": P("model"), "up/kernel": P(None, "model")}, named
 assert module.shardings.params == {"down/kernel": P("model"), "up/kernel": P(None, "model")}
 text = module.source
-assert 'SPECS = {"down.kernel": P("model"), "up.kernel": P(None, "model")}' in text, text
+assert 'SPECS = {"up.kernel": P(None, "model"), "down.kernel": P("model")}' in text, text
 assert text.count("lax.with_sharding_constraint") == 2 and "jax.nn.relu" in text
 hlo = jax.jit(module).lower(x).compile().as_text()
 assert "all-reduce" in hlo  # the sum over the parts of the rows of the second kernel
