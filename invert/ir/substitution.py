@@ -71,8 +71,8 @@ class _Substitution:
 
     def _jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
         names: dict[Var, Atom] = {}
-        constvars, invars = ([self._var(v, names) for v in vs]
-                             for vs in (jaxpr.constvars, jaxpr.invars))  # fmt: skip
+        # Constants have no open sizes, and keep their values with their variables.
+        invars = [self._var(v, names) for v in jaxpr.invars]
         eqns = []
         for eqn in jaxpr.eqns:
             if eqn.primitive is dim_as_value_p and not is_open(n := self._size(eqn.params["dim"])):
@@ -81,7 +81,7 @@ class _Substitution:
                 continue
             eqns.append(self._eqn(eqn, names))
         outvars = [self._atom(v, names) for v in jaxpr.outvars]
-        return jaxpr.replace(constvars=constvars, invars=invars, eqns=eqns, outvars=outvars)
+        return jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars)
 
     def _size(self, size: DimSize) -> DimSize:
         return evaluate(size, self.values)
