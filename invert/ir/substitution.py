@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from invert._errors import InvertError
 from invert._private.jax import (
     close_like,
     dim_as_value_p,
@@ -28,23 +29,35 @@ from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Value,
 
 # Sizes at which programs are run, one for each dimension: no two alike, powers of two, ones.
 _SAMPLES = ((3, 5, 2, 7, 4), (8, 4, 16, 2, 12), (1, 1, 1, 1, 1), (17, 11, 13, 19, 23))
+# Larger ones, where the conditions on the dimensions allow none of those.
+_LARGE = ((64, 64, 64, 64, 64), (128, 96, 160, 80, 112), (1024, 512, 768, 640, 896))
 
 
 def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
-    """Some sizes for the dimensions of a program; `[{}]` where none is open."""
+    """Some sizes for the dimensions of a program; `[{}]` where none is open.
+
+    **Raises:** `InvertError` where none of them meets the conditions: nothing is shown by no run.
+    """
     avals: list[Any] = [v.aval for v in open_jaxpr(program).invars]
     sizes = variables(n for a in avals for n in getattr(a, "shape", ()))
     if not sizes:
         return [{}]
     names = [str(n) for n in sizes]
     conditions = conditions_on(sizes)
-    found = []
-    for numbers in _SAMPLES:
-        values = {name: numbers[i % len(numbers)] for i, name in enumerate(names)}
-        at = [(evaluate(a, values) - evaluate(b, values), sign) for a, sign, b in conditions]
-        if all(n == 0 if sign == "==" else n >= 0 for n, sign in at):
-            found.append(values)
+
+    def fitting(rows: Sequence[Sequence[int]]) -> list[dict[str, DimSize]]:
+        named = [{n: row[i % len(row)] for i, n in enumerate(names)} for row in rows]
+        return [values for values in named if all(_holds(c, values) for c in conditions)]
+
+    if not (found := fitting(_SAMPLES) or fitting(_LARGE)[:1]):
+        raise InvertError("no sizes to run it at meet the conditions on its open dimensions")
     return found
+
+
+def _holds(condition: tuple[DimSize, str, DimSize], values: Mapping[str, DimSize]) -> bool:
+    left, sign, right = condition
+    gap = evaluate(left, values) - evaluate(right, values)
+    return gap == 0 if sign == "==" else gap >= 0
 
 
 def at_samples(program: J) -> list[J]:
