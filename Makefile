@@ -37,7 +37,7 @@ in-newest := VENV=.venv-newest CHOICE=PYTHON_NEWEST MINORS='3.12 3.13' PINS='--u
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo quick test test-lean lean test-all test-matrix test-oldest test-newest python-oldest python-newest
-.PHONY: lint format docs docs-serve bench clean
+.PHONY: lint format pages docs docs-serve bench clean
 
 help:
 	@echo "make demo         a JAX model to a SavedModel and back, with every derivative checked"
@@ -51,6 +51,7 @@ help:
 	@echo "make lint         ruff and pyright"
 	@echo "make format       apply ruff's formatting and safe fixes"
 	@echo "make docs         the documentation, into site/"
+	@echo "make pages        the pages of it that scripts write"
 	@echo "make bench        the measurements in benchmarks/"
 	@echo "make clean        remove everything the other targets made"
 
@@ -138,7 +139,11 @@ format: $(VENV)/.installed-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed-docs
+# Pages that are made by running models; tests compare them with what they are made from.
+pages: $(VENV)/.installed-test
+	$(RUN_ENV) $(BIN)/python -m tools.gallery
+
+docs: pages $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
 docs-serve: $(VENV)/.installed-docs

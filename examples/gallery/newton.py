@@ -1,0 +1,21 @@
+"""A function with loops
+
+Python control flow that AutoGraph turned into graph ops, back as loops and branches of JAX.
+"""
+
+import tensorflow as tf
+
+import invert
+
+
+@tf.function
+def square_root(x):
+    guess = tf.maximum(x, 1.0)
+    steps = 0
+    while tf.abs(guess * guess - x) > 1e-4:
+        guess = 0.5 * (guess + x / guess)
+        steps += 1
+    return guess, steps
+
+
+module = invert.convert(square_root, tf.TensorSpec([]))

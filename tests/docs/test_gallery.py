@@ -1,0 +1,35 @@
+"""The gallery of the documentation is what its scripts make."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tools import gallery
+
+PAGE = gallery.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", gallery.MODELS)
+def test_the_page_shows_what_is_recovered(name: str) -> None:
+    try:
+        piece = gallery.piece(name)
+    except ImportError as error:
+        pytest.skip(str(error))
+    assert piece.certificate.startswith("exact")
+    assert gallery.section(piece) == gallery.sections(PAGE)[name], "run `make pages`"
+
+
+def test_the_page_has_every_script_once() -> None:
+    scripts = {path.stem for path in gallery.SCRIPTS.glob("*.py")}
+    assert scripts == set(gallery.MODELS) == set(gallery.sections(PAGE))
+    assert PAGE.count("\n## ") == len(scripts)
+
+
+def test_definitions_are_left_out_with_a_word() -> None:
+    source = "import jax\n\n\ndef noise():\n    return 1\n\n\nclass Net:\n    pass\n"
+    assert gallery.shown(source, ()) == "def noise():\n    return 1\n\n\nclass Net:\n    pass"
+    cut = gallery.shown(source, ("noise",))
+    assert cut.startswith("# 2 lines are left out here") and cut.endswith("class Net:\n    pass")
+    ast.parse(cut)
