@@ -17,6 +17,7 @@ from invert._entry import EntryPoint
 from invert._errors import InvertError, MalformedModelError, MeshError, SignatureError
 from invert._pipeline import recover
 from invert.modules import placement, save
+from invert.modules.dimensions import opened_sizes, with_sizes
 from invert.modules.function import Function
 from invert.modules.methods import Methods, build_methods
 from invert.modules.module import Module, build
@@ -33,6 +34,7 @@ def _build(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Module:
+    entry = with_sizes(entry, config.sizes)
     function = Function(entry, lambda entry, avals: recover(entry, avals, config), config)
     if function.is_static:
         function.begin([_Shape(spec.shape) for spec in function.specs])
@@ -54,7 +56,7 @@ def _build_methods(
     read: dict[str, EntryPoint] = {}
     for key in names:
         try:
-            read[key] = entries[key]
+            read[key] = with_sizes(entries[key], config.sizes)
         except InvertError as error:
             failed[key] = error
     assigned = {e.params[i].name for e in read.values() for i in e.assigned}
@@ -107,10 +109,42 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     from invert.frontends.signature import arrays_of, is_open
 
     entry = tf_function.entry_point(tf_fn, args, kwargs or None, config=config)
+    if config.sizes and (opened := _opened(entry, args, kwargs, config.sizes)) is not None:
+        args, kwargs = opened
+        entry = tf_function.entry_point(tf_fn, args, kwargs, config=config)
     # A program with open sizes is recovered when it is called.
     if is_open((args, kwargs)):
         return _build(entry, config)
     return _build(entry, config, *arrays_of(args, kwargs, entry))
+
+
+def _opened(
+    entry: EntryPoint, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Mapping[str, str]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The examples with the sizes open that have names; `None` where all are open already."""
+    from invert.frontends.signature import arrays_of
+    from invert.tf.ops.node import import_tensorflow
+
+    tf = import_tensorflow()
+
+    def own(x: Any) -> Any:  # an object for each place, also where two hold one array
+        plain = hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, tf.TypeSpec)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype) if plain else x
+
+    args, kwargs = jax.tree_util.tree_map(own, (tuple(args), dict(kwargs)))
+    positional, keywords = arrays_of(args, kwargs, entry)
+    given = dict(zip(entry.arg_names, positional, strict=False)) | keywords
+    ordered = [given.get(n) for n in (*entry.arg_names, *entry.kwargs)]
+    leaves = [x for x in jax.tree_util.tree_leaves(ordered) if hasattr(x, "shape")]
+    specs = jax.tree_util.tree_leaves((entry.args, dict(entry.kwargs)))
+    changed: dict[int, Any] = {}
+    for spec, leaf in zip(specs, leaves, strict=False):
+        shape = opened_sizes(spec, sizes[spec.name]) if spec.name in sizes else None
+        if shape is not None and shape != spec.shape:
+            changed[id(leaf)] = tf.TensorSpec(shape, tf.as_dtype(leaf.dtype))
+    if len(specs) != len(leaves) or not changed:
+        return None
+    return jax.tree_util.tree_map(lambda x: changed.get(id(x), x), (args, kwargs))
 
 
 def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:

@@ -62,6 +62,10 @@ class Config:
         padding rows. Indices of sparse tensors (CTC decoders, accidental hits, `tf.sparse`) are
         padded with -1, and the report says so. `"pad"`: rows are padded too, and the code that uses
         them has to ignore the padding. `"error"`: all such results are errors.
+    - `sizes`: names or numbers for the sizes of arguments, by their names, as in
+        `{"x": "batch length 3"}`. A name for an open size is that of the dimension; the same name
+        twice says that two sizes are equal; a number fixes a size. Examples of a live TensorFlow
+        function or Keras model leave the sizes open that have a name.
     - `host_ops`: treatment of TensorFlow ops that only a host can run (text, encoded images) and
         whose inputs depend on data. `"error"`: all of them are reported; `"callback"`: TensorFlow
         runs them at run time, in a `jax.pure_callback`.
@@ -83,6 +87,7 @@ class Config:
     platform_check: bool = False
     max_scan: int = 4096
     dynamic_sizes: Literal["ids", "pad", "error"] = "ids"
+    sizes: Mapping[str, str] | None = dataclasses.field(default=None, hash=False)
     host_ops: Literal["error", "callback"] = "error"
     progress: Callable[[str], None] | None = None
 
@@ -139,6 +144,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, str) and value in args
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(v, args[0]) for v in value)
+    if origin is collections.abc.Mapping:
+        items = value.items() if isinstance(value, Mapping) else [(None, None)]
+        return all(_fits(x, arg) for item in items for x, arg in zip(item, args, strict=True))
     if origin is types.UnionType or origin is typing.Union:
         return any(_fits(value, arg) for arg in args)
     if origin is collections.abc.Callable:
@@ -160,5 +168,7 @@ def _choices(hint: Any) -> list[str]:
         return [choice for arg in args for choice in _choices(arg)]
     if origin is collections.abc.Callable:
         return ["a function"]
+    if origin is collections.abc.Mapping:
+        return ["a mapping of names to names"]
     words = {bool: ["True", "False"], int: ["an integer"], str: ["names"]}
     return words.get(hint, ["None"])

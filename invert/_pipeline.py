@@ -43,8 +43,10 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         config.begin(f"{entry.name}: raising")
         with listening() as said:
             closed = traced(entry, avals)
-        # The container may have names for open dimensions.
-        if names := renaming((n for a in avals for n in a.shape), said.names):
+        # The container may have names for open dimensions; those that the caller gives stay.
+        chosen = {word for text in (config.sizes or {}).values() for word in text.split()}
+        stated = {key: name for key, name in said.names.items() if key not in chosen}
+        if names := renaming((n for a in avals for n in a.shape), stated):
             closed, avals = substitute(closed, names), [_renamed(a, names) for a in avals]
         seconds["raise"] = time.perf_counter() - start
         start = time.perf_counter()

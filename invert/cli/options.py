@@ -13,7 +13,7 @@ from invert._errors import InvertError
 from invert.emission import STYLES
 
 # Options that only Python can give.
-_OF_PYTHON = ("extra_patterns", "progress")
+_OF_PYTHON = ("extra_patterns", "progress", "sizes")
 
 
 class UsageError(InvertError):

@@ -1,12 +1,12 @@
 """Slices of arrays with open sizes, which JAX traces to a `gather` at known indices.
 
-JAX writes `x[: n // 2]` so where it cannot know that the slice is inside of the array. Where it is,
-as the sizes say, the equation is a `slice`.
+JAX writes `x[: n // 2]` so where it cannot know that the slice is inside of the array, and `x[::2]`
+of an open size in any case. Where it is inside, as the sizes say, the equation is a `slice`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jax import lax
@@ -23,14 +23,14 @@ def with_slices(jaxpr: Jaxpr) -> Jaxpr:
     makers: dict[Var, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        made = _sliced(eqn, makers) if _may_be(eqn) else None
+        made = (_sliced(eqn, makers) or _strided(eqn, makers)) if _may_be(eqn) else None
         eqns += [eqn] if made is None else made
     return jaxpr.replace(eqns=eqns)
 
 
 def _may_be(eqn: Eqn) -> bool:
-    """Whether an equation takes a part of an array with open sizes at one place."""
-    if eqn.primitive.name != "gather" or len(eqn.invars[1].aval.shape) != 1:
+    """Whether an equation takes parts of an array with open sizes at one place, or at several."""
+    if eqn.primitive.name != "gather" or len(eqn.invars[1].aval.shape) not in (1, 2):
         return False
     sizes = (*eqn.invars[0].aval.shape, *eqn.params["slice_sizes"])
     numbers = eqn.params["dimension_numbers"]
@@ -40,7 +40,7 @@ def _may_be(eqn: Eqn) -> bool:
 def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
     """The equations of a slice that is the same; `None` where the array may be shorter."""
     x, index = eqn.invars
-    starts = _sizes(index, makers)
+    starts = _sizes(index, makers) if len(index.aval.shape) == 1 else None
     numbers, lengths = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     if starts is None or any(not is_open(n) and n != 1 for n in _at(lengths, numbers)):
         return None
@@ -57,6 +57,100 @@ def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
         dropped = numbers.collapsed_slice_dims
         return lax.squeeze(part, dropped) if dropped else part
 
+    return _instead(eqn, cut)
+
+
+def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
+    """The equations of a slice of every so many rows; `None` where the array may be shorter."""
+    x, index = eqn.invars
+    numbers, lengths = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    shape, axes = x.aval.shape, numbers.start_index_map
+    if len(index.aval.shape) != 2 or len(axes) != 1 or numbers.collapsed_slice_dims != axes:
+        return None
+    (axis,) = axes
+    whole = all(i == axis or n == shape[i] for i, n in enumerate(lengths))
+    if not whole or numbers.offset_dims != tuple(i for i in range(len(shape)) if i != axis):
+        return None
+    if (rows := _rows(index, makers)) is None:
+        return None
+    start, stride, count = rows
+    if stride == 0:
+        return None
+    first = start if stride > 0 else start + stride * (count - 1)
+    step, size = abs(stride), shape[axis]
+    if decided("eq", (size - first + step - 1) // step, count) and decided("le", first, size):
+        last = size
+    elif decided("ge", count, 1):
+        last = first + step * (count - 1) + 1
+    else:
+        return None
+    if not (decided("ge", first, 0) and decided("le", last, size)):
+        return None
+
+    def cut(x: Value) -> Value:
+        part = lax.slice_in_dim(x, first, last, step, axis)
+        return lax.rev(part, axes) if stride < 0 else part
+
+    return _instead(eqn, cut)
+
+
+def _rows(atom: Atom, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] | None:
+    """Start, stride and length of the numbers that an array holds in its first axis.
+
+    `None` where they are not spaced evenly, or data.
+    """
+    if isinstance(atom, Literal) or (eqn := makers.get(atom)) is None:
+        return None
+    shape = atom.aval.shape
+    if atom.aval.dtype.kind not in "iu" or any(n != 1 for n in shape[1:]):
+        return None
+    match eqn.primitive.name:
+        case "iota" if eqn.params["dimension"] == 0:
+            return 0, 1, shape[0]
+        case "convert_element_type" | "copy":
+            return _rows(eqn.invars[0], makers)
+        case "broadcast_in_dim" if eqn.params["broadcast_dimensions"] == (0,):
+            found = _rows(eqn.invars[0], makers)
+            return found if found is not None and found[2] == shape[0] else None
+        case "rev" if (found := _rows(eqn.invars[0], makers)) is not None:
+            start, stride, count = found
+            return start + stride * (count - 1), -stride, count
+        case "add" | "mul" | "sub":
+            return _shifted(eqn, makers)
+    return None
+
+
+def _shifted(eqn: Eqn, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] | None:
+    """`_rows` of a sum, a difference or a product with one number."""
+    pairs = [(_rows(a, makers), _number(a, makers)) for a in eqn.invars]
+    for (rows, _), (_, number) in (pairs, pairs[::-1]):
+        if rows is None or number is None:
+            continue
+        start, stride, count = rows
+        match eqn.primitive.name:
+            case "add":
+                return start + number, stride, count
+            case "sub" if rows is pairs[0][0]:
+                return start - number, stride, count
+            case "sub":
+                return number - start, -stride, count
+            case "mul" if not is_open(number):
+                return start * number, stride * int(number), count
+    return None
+
+
+def _number(atom: Atom, makers: dict[Var, Eqn]) -> DimSize | None:
+    """The one size that an array holds in all places; `None` where it is data."""
+    eqn = None if isinstance(atom, Literal) else makers.get(atom)
+    if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
+        return _number(eqn.invars[0], makers)
+    found = _sizes(atom, makers) if not atom.aval.shape else None
+    return found[0] if found is not None and len(found) == 1 else None
+
+
+def _instead(eqn: Eqn, cut: Callable[[Value], Value]) -> list[Eqn]:
+    """The equations of a function of the array that an equation takes parts of."""
+    x = eqn.invars[0]
     program = open_jaxpr(trace_closed(cut, x.aval))
     names: dict[Atom, Atom] = {program.invars[0]: x, program.outvars[0]: eqn.outvars[0]}
     return [

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import jax
 import jax.export
 
-from invert._entry import ArgSpec
+from invert._entry import ArgSpec, EntryPoint
 from invert._errors import SignatureError
 from invert._private.jax import SIZE_ERRORS
 from invert.emission.python.naming import Names, identifier
@@ -53,6 +55,85 @@ def named_shapes(
             shape.append(known[key])
         shapes.append(shape)
     return shapes
+
+
+def with_sizes(entry: EntryPoint, sizes: Mapping[str, str] | None) -> EntryPoint:
+    """The entry point with the names and numbers that `Config.sizes` gives to open sizes.
+
+    A name that the container states is replaced wherever it stands.
+
+    **Raises:** `SignatureError` with all that does not fit.
+    """
+    if not sizes:
+        return entry
+    specs: list[ArgSpec] = jax.tree_util.tree_leaves((entry.args, dict(entry.kwargs)))
+    problems: list[str] = []
+    named: dict[str, str] = {}
+    given: dict[int, tuple[int | str | None, ...]] = {}
+    for name, text in sizes.items():
+        found = [i for i, s in enumerate(specs) if s.name == name]
+        if not found:
+            known = ", ".join(repr(s.name) for s in specs)
+            problems.append(f"sizes: no argument is called {name!r}; there are {known}")
+        for i in found:
+            given[i] = _given_sizes(specs[i], text, named, problems)
+    if problems:
+        raise SignatureError(f"{entry.name}: " + "; ".join(problems))
+
+    def renamed(size: int | str | None) -> int | str | None:
+        if not isinstance(size, str):
+            return size
+        text = re.sub(r"[A-Za-z_]\w*", lambda m: named.get(m[0], m[0]), size)
+        return int(text) if text.isdecimal() else text
+
+    count = iter(range(len(specs)))
+
+    def resized(spec: ArgSpec) -> ArgSpec:
+        shape = given.get(next(count), spec.shape)
+        return dataclasses.replace(spec, shape=tuple(map(renamed, shape)))
+
+    args, kwargs = jax.tree_util.tree_map(resized, (entry.args, dict(entry.kwargs)))
+    results = entry.results and tuple(
+        dataclasses.replace(r, shape=tuple(map(renamed, r.shape))) for r in entry.results
+    )
+    return dataclasses.replace(entry, args=args, kwargs=kwargs, results=results)
+
+
+def opened_sizes(spec: ArgSpec, text: str) -> tuple[int | None, ...] | None:
+    """The shape of an example with the sizes open that a text names; `None` for other ranks."""
+    words = text.split()
+    if len(words) != len(spec.shape):
+        return None
+    return tuple(
+        n if isinstance(n, int) and w.isdecimal() else None
+        for n, w in zip(spec.shape, words, strict=True)
+    )
+
+
+def _given_sizes(
+    spec: ArgSpec, text: str, named: dict[str, str], problems: list[str]
+) -> tuple[int | str | None, ...]:
+    """The shape of one argument by the text for it; names that the container states in `named`."""
+    words, shape = text.split(), list(spec.shape)
+    what = f"sizes of {spec.name!r}: {text!r}"
+    if len(words) != len(shape):
+        problems.append(f"{what} has {len(words)} sizes, the argument has {len(shape)}")
+        return spec.shape
+    for axis, (word, size) in enumerate(zip(words, shape, strict=True)):
+        if isinstance(size, int):
+            if word != str(size):
+                open_it = "" if word.isdecimal() else ", since the program was made for it"
+                problems.append(f"{what}, but axis {axis} has size {size}{open_it}")
+        elif not (word.isdecimal() or (word.isidentifier() and word not in _OPERATIONS)):
+            problems.append(f"{what}: {word!r} is neither a name nor a number")
+        elif size is None:
+            shape[axis] = int(word) if word.isdecimal() else word
+        elif not size.isidentifier():
+            if word != size:
+                problems.append(f"{what}: axis {axis} is {size}; name the dimensions in it")
+        elif named.setdefault(size, word) != word:
+            problems.append(f"{what}: dimension {size!r} is {named[size]!r} elsewhere")
+    return tuple(shape)
 
 
 def symbolic_shapes(

@@ -108,6 +108,15 @@ def test_jaxpr_and_report_need_no_call():
     assert "x[b // 2 :]" in module.source or "b // 2" in module.source
 
 
+def test_strides_are_slices():
+    function, _, _ = PROGRAMS["every_second"]
+    exported = jax.export.export(jax.jit(function))(*_types("every_second"))
+    module = invert.from_exported(exported)
+    assert {e.primitive.name for e in module.jaxpr.eqns} == {"slice", "rev"}
+    assert "[::2]" in module.source
+    assert "[1::3]" in module.source
+
+
 def test_size_zero_is_recovered_by_itself():
     exported = jax.export.export(jax.jit(lambda x: x.sum(0)))(*_types("halves"))
     module = invert.from_exported(exported)
