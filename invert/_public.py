@@ -25,6 +25,7 @@ from invert._errors import UnsupportedOpError as UnsupportedOpError
 from invert._errors import VerificationError as VerificationError
 from invert._report import Report as Report
 from invert.emission import Emission as Emission
+from invert.modules.graph import Graph as Graph
 from invert.modules.methods import Methods as Methods
 from invert.modules.module import Module as Module
 from invert.modules.save import save as save

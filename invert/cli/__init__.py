@@ -53,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("model", metavar="MODEL", help=model)
     _add_model(inspect)
     inspect.add_argument("--json", action="store_true", help="print JSON")
+    inspect.add_argument(
+        "--graph",
+        metavar="FILE.svg",
+        type=_svg,
+        help="convert the model and write a picture of its layers",
+    )
 
     convert = commands.add_parser(
         "convert", parents=[common], help="write a model as Python source with its weights"
@@ -147,6 +153,14 @@ def _missing(options: argparse.Namespace) -> str | None:
     """The first path of a model that does not exist; looked at before anything is imported."""
     paths = [getattr(options, name, None) for name in ("model", "a", "b")]
     return next((p for p in paths if p is not None and not os.path.exists(p)), None)
+
+
+def _svg(text: str) -> str:
+    if not text.endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{text} does not end in .svg")
+    if not os.path.isdir(os.path.dirname(text) or "."):
+        raise argparse.ArgumentTypeError(f"the folder of {text} does not exist")
+    return text
 
 
 def _width(text: str) -> int:

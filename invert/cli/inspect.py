@@ -19,8 +19,10 @@ from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, OpUse
 from invert._errors import InvertError, MalformedModelError, Problem, UnsupportedOpError, plain
 from invert.cli.model import Model
+from invert.cli.options import UsageError
 from invert.cli.progress import Progress
 from invert.modules import save
+from invert.modules.methods import Methods
 from invert.modules.signatures import state_and_key
 
 # Headings of the routes, in the order of the listing.
@@ -68,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
         progress(f"reading {options.model}")
         model = Model.of(options.model, options)
         if model.kind == "saved":
+            if options.graph:
+                raise UsageError(f"--graph: {model.path} is written already, give the original")
             return _saved(model, as_json=options.json)
         functions, others = [], ()
         try:
@@ -78,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
             for name, reader in readers.items():
                 progress(f"inspecting {name}")
                 functions.append(_function(name, reader))
+        if options.graph:
+            _draw(model, options.graph, Config(progress=progress))
     found = {
         "path": str(model.path),
         "kind": model.kind_name,
@@ -85,8 +91,20 @@ def run(options: argparse.Namespace) -> int:
         "functions": [dataclasses.asdict(f) | {"converts": f.converts} for f in functions],
         "others": list(others),
     }
+    if options.graph:
+        found["graph"] = options.graph
     print(json.dumps(found, indent=2) if options.json else _text(found, functions))
+    if options.graph and not options.json:
+        print(f"\nwrote {options.graph}")
     return 0 if all(f.converts for f in functions) else 4
+
+
+def _draw(model: Model, path: str, config: Config) -> None:
+    module = model.load(config)
+    if isinstance(module, Methods) and len(module.reports) > 1:
+        names = ", ".join(map(plain, module.reports))
+        raise UsageError(f"--graph: choose one function by --signature: {names}")
+    module.graph().save(path)
 
 
 def _function(name: str, reader: Callable[[], EntryPoint]) -> Function:

@@ -8,10 +8,12 @@ so is the whole file (`emit`), at the open sizes of the program.
 
 from invert.emission.emit import STYLES as STYLES
 from invert.emission.emit import Emission as Emission
+from invert.emission.emit import Layered as Layered
 from invert.emission.emit import constant_name as constant_name
 from invert.emission.emit import inlined as inlined
 from invert.emission.main_class import CALL as CALL
 from invert.emission.python.naming import comment as comment
 from invert.emission.recovered import emission_of as emission_of
+from invert.emission.recovered import layers_of as layers_of
 from invert.ir.traced_form import difference as difference
 from invert.ir.traced_form import strong as strong

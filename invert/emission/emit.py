@@ -227,6 +227,35 @@ def _emit(
     raise EmissionError("no text traces to the program: " + "; ".join(dict.fromkeys(failures)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Layered:
+    """The layers that the text of a program has.
+
+    **Arguments:**
+
+    - `root`: the outermost layer; `found`: which layers the text calls in a loop.
+    - `paths`: the names of the parameters; those that the program holds itself are `constants`.
+    """
+
+    root: cut.Layer
+    found: lists.Lists
+    paths: Mapping[Var, cut.Path]
+    constants: Set[Var]
+
+    def name(self, layer: cut.Layer) -> str:
+        """What the field of a layer is called after."""
+        return layer_tree.called(layer, self.paths)
+
+
+def cut_into_layers(recovered: Recovered) -> Layered:
+    """The layers that the text of a program has, without the text."""
+    method = main_class.CALL
+    form = _Variant({method: recovered}, recovered.entry.name, True, False, frozenset(), True)
+    programs, _, roots, found = form.layered()
+    constants = programs[method].jaxpr.invars[: len(recovered.constants)]
+    return Layered(roots[method], found, form.paths, frozenset(constants))
+
+
 class _Variant:
     """One attempt to write the programs, in one form.
 
@@ -263,7 +292,10 @@ class _Variant:
         with load.loading() as module_of:
             return self._run(module_of)
 
-    def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:
+    def layered(
+        self,
+    ) -> tuple[dict[str, Program], File, dict[str, cut.Layer], lists.Lists]:
+        """The programs, the file for them, their layers, and the lists among these."""
         programs = {
             name: self._parameters(name, Program.of(_tidy(r.program)))
             for name, r in self.recovered.items()
@@ -281,6 +313,10 @@ class _Variant:
         if self.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))
+        return programs, file, roots, found
+
+    def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:
+        programs, file, roots, found = self.layered()
         states = {name: thread(root, self.held) for name, root in roots.items()}
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
         anonymous = self.title in ("<lambda>", main_class.CALL)
@@ -319,7 +355,7 @@ class _Variant:
         namespace = module_of(source, f"emitted_{cls}")
         certificates = self._compare(namespace, tree.root, main, jaxprs)
         forget_traces(vars(namespace))
-        self.messages += prover.defects
+        self.messages += file.prover.defects
         return self._emission(source, namespace, cls, tree.root, certificates)
 
     def _compare(

@@ -10,7 +10,7 @@ from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import EmissionError, SignatureError, nested_too_deep
 from invert._private.jax import on_whole_values
-from invert.emission.emit import Emission, Recovered, emit_methods
+from invert.emission.emit import Emission, Layered, Recovered, cut_into_layers, emit_methods
 
 
 class Function(Protocol):
@@ -68,6 +68,19 @@ def emission_of(
                 reason = error.line
         parts = {name: _at_one_size(f, reason, held) for name, f in functions.items()}
         return emit_methods(parts, title, styles, (f"for fixed sizes only: {reason}", *notes))
+
+
+@on_whole_values()
+def layers_of(function: Function) -> Layered:
+    """The layers of a recovered function, as in its text, without the text.
+
+    **Raises:** `SignatureError` where sizes are open that no example has fixed.
+    """
+    with _ONE_THREAD, nested_too_deep(function.entry.name):
+        stage = function.sized if function.is_static else function.whole()
+        if stage is None:
+            return cut_into_layers(_at_one_size(function, function.divided, frozenset()))
+        return cut_into_layers(_recovered(function, stage, frozenset()))
 
 
 def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:

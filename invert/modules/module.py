@@ -22,6 +22,7 @@ from invert._report import Report
 from invert.emission import CALL, STYLES, Emission, constant_name, emission_of
 from invert.modules import placement, shown
 from invert.modules.function import Function, Stage
+from invert.modules.graph import Graph, graph_of
 from invert.modules.params import lookup, nest, param_paths
 
 
@@ -114,6 +115,30 @@ class Recovered(eqx.Module):
     def summary(self) -> str:
         """The functions with their types, and a table of the layers with their arrays and sizes."""
         return shown.summary(*self._shown())
+
+    def graph(self, function: str | None = None, *, depth: int | None = None) -> Graph:
+        """A picture of the program: its layers as boxes, and what flows between them.
+
+        A notebook shows it, `save(path)` writes it as an SVG file; a click on a layer folds and
+        unfolds it. Equations between layers are gathered in small boxes, without those that only
+        bring values into form.
+
+        **Arguments:**
+
+        - `function`: the name of the function, where the module has several.
+        - `depth`: how many layers inside of each other are unfolded at first. By default as many as
+            leave the picture in one view.
+
+        **Raises:** `SignatureError` where there is no such function, or sizes are open that no call
+            has fixed.
+        """
+        functions = self._functions_by_name()
+        if function is None and len(functions) == 1:
+            (function,) = functions
+        if function is None or function not in functions:
+            names = ", ".join(map(repr, functions))
+            raise SignatureError(f"graph takes the name of one function: {names}")
+        return graph_of(functions[function], depth)
 
     def _shown(self) -> tuple[list[str], list[tuple[str, str, str]], str]:
         functions = self._functions_by_name()

@@ -433,3 +433,16 @@ def test_options_of_the_configuration_are_values() -> None:
     config = config_of(options, print)
     assert (config.max_scan, config.verify, config.platform) == (7, False, "cpu")
     assert (config.disabled_patterns, config.prevent_gradient) == (("unrolled_scan",), "warn")
+
+
+def test_a_picture_is_drawn(models: Path, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "model.svg"
+    assert main(["inspect", str(models / "export.bin"), "--graph", str(path)]) == 0
+    assert f"wrote {path}" in capsys.readouterr().out
+    assert path.read_text().startswith("<svg") and "relu · cumsum" in path.read_text()
+    assert main(["inspect", str(models / "several"), "--graph", str(path)]) == 2
+    assert "--signature: predict, train" in capsys.readouterr().err
+    for wrong, said in (("model.png", "does not end in .svg"), ("no/model.svg", "folder")):
+        with pytest.raises(SystemExit):
+            main(["inspect", str(models / "export.bin"), "--graph", wrong])
+        assert said in capsys.readouterr().err

@@ -182,11 +182,11 @@ class _Building:
             places[v] = self._placed[v][len(path) :]
         for step in layer.steps:
             if isinstance(step, LayerCall) and step.layer not in self.tree.names:
-                called = _called(step.layer, self.paths)
+                wanted = called(step.layer, self.paths)
                 if step.layer.listed:
-                    where, child = self._item(node, called, step.layer.listed)
+                    where, child = self._item(node, wanted, step.layer.listed)
                 else:
-                    field, child = self._child(node, called, step.layer.field or called)
+                    field, child = self._child(node, wanted, step.layer.field or wanted)
                     where = (field,)
                 self.tree.names[step.layer] = ".".join(where)
                 self.build(step.layer, child, (*path, *where))
@@ -222,7 +222,7 @@ class _Building:
         return holders[path]
 
 
-def _called(layer: Layer, paths: Mapping[Var, Path]) -> str:
+def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
     """The name of a layer: that in the names of its parameters if only its number differs from the
     scope's. Keras numbers scopes through the whole process."""
     inside = [paths[v][:-1] for v in _parameters(layer)]

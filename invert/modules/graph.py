@@ -1,0 +1,250 @@
+"""The picture of a program: its layers as boxes, and what flows between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+
+from invert._entry import ArgSpec, EntryPoint
+from invert._errors import plain
+from invert._private.jax import open_jaxpr
+from invert.emission import Layered, layers_of
+from invert.emission.layers.cut import Layer, LayerCall
+from invert.emission.layers.lists import Loop
+from invert.ir.kinds import CONVERSIONS, IDENTITIES, MOVES
+from invert.ir.types import Atom, Eqn, Literal, Var
+from invert.modules import svg
+from invert.modules.function import Function
+from invert.modules.svg import BOTTOM, TOP, Box, Edge
+
+_MOST_NAMES = 4  # of equations in one box
+_MOST_BOXES = 60  # that are seen before a click
+# Equations that only bring values into form.
+_QUIET = MOVES | CONVERSIONS | IDENTITIES | {"iota"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """A picture of the layers of a program, shown in notebooks; a click folds and unfolds a layer.
+
+    **Attributes:**
+
+    - `svg`: the text of an SVG file. It holds no picture, font or script from elsewhere.
+    """
+
+    svg: str
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the SVG to a file, which every browser shows.
+
+        **Raises:** `OSError` where it cannot be written.
+        """
+        Path(path).write_text(self.svg, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<Graph: {len(self.svg)} characters of SVG; save(path) writes them>"
+
+
+def graph_of(function: Function, depth: int | None = None) -> Graph:
+    """The picture of a function, in which layers deeper than `depth` are folded.
+
+    **Raises:** `SignatureError` where sizes are open that no example has fixed.
+    """
+    box = _whole(layers_of(function), function.entry)
+    if depth is None:
+        depth = next((d for d in range(box.depth, 1, -1) if box.count(d) <= _MOST_BOXES), 1)
+    return Graph(svg.draw(box, depth))
+
+
+def _whole(layered: Layered, entry: EntryPoint) -> Box:
+    """The outermost box, which has boxes for arguments and results."""
+    root, names = layered.root, _argument_names(entry)
+    names += ["key"] * (len(root.inputs) - len(names))
+    level = _Level(root, layered)
+    given = {
+        v: level.add(Box("end", _lines(name, [v])))
+        for v, name in zip(root.inputs, names, strict=True)
+    }
+    level.flow({v: {i} for v, i in given.items()})
+    for name, v in zip(_result_names(entry, len(root.outputs)), root.outputs, strict=True):
+        number = level.add(Box("end", _lines(name, [v])))
+        level.connect(level.sources(v), number)
+    return level.box(level.head(root, [root], entry.name))
+
+
+def _argument_names(entry: EntryPoint) -> list[str]:
+    names: list[str] = []
+    for name, tree in [*zip(entry.arg_names, entry.args, strict=True), *entry.kwargs.items()]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_spec)
+        names += [name + jax.tree_util.keystr(path) for path, _ in leaves]
+    return names
+
+
+def _result_names(entry: EntryPoint, count: int) -> list[str]:
+    tree = jax.tree_util.tree_unflatten(entry.out_tree, range(entry.out_tree.num_leaves))
+    names = [
+        "result" + jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return names + ["check"] * (count - len(names))
+
+
+def _is_spec(x: object) -> bool:
+    return isinstance(x, ArgSpec)
+
+
+class _Level:
+    """The boxes inside of a layer, and the edges between them."""
+
+    def __init__(self, layer: Layer, layered: Layered):
+        self.layer, self.layered = layer, layered
+        self.boxes: list[Box] = []
+        self.edges: dict[tuple[int, int], None] = {}
+        self._sources: dict[Var, set[int]] = {}
+
+    def add(self, box: Box) -> int:
+        self.boxes.append(box)
+        return len(self.boxes) - 1
+
+    def connect(self, sources: Iterable[int], target: int) -> None:
+        self.edges |= {(source, target): None for source in sorted(sources)}
+
+    def sources(self, atom: Atom) -> set[int]:
+        """The boxes that a value comes from; parameters come from none."""
+        return set() if isinstance(atom, Literal) else self._sources.get(atom, set())
+
+    def flow(self, given: Mapping[Var, set[int]]) -> None:
+        """Makes the boxes of the steps, from the sources of the inputs of the layer."""
+        self._sources = dict(given)
+        for unit in _units(self.layered.found.looped(self.layer.steps)):
+            if isinstance(unit, LayerCall):
+                number = self.add(self._called(unit))
+                self.connect(set().union(*map(self.sources, unit.invars)), number)
+                self._sources |= {v: {number} for v in unit.outvars}
+            else:
+                self._group(unit)
+
+    def _group(self, eqns: Sequence[Eqn]) -> None:
+        own = {v for e in eqns for v in e.outvars}
+        operands = [v for e in eqns for v in e.invars if not isinstance(v, Literal)]
+        sources = set().union(*(self.sources(v) for v in operands if v not in own))
+        if sources and (names := _names(eqns)):
+            number = self.add(Box("ops", (names,)))
+            self.connect(sources, number)
+            sources = {number}
+        self._sources |= dict.fromkeys(own, sources)
+
+    def _called(self, step: LayerCall) -> Box:
+        layer = step.layer
+        layers = _listed(self.layer.steps, layer) if isinstance(step, Loop) else [layer]
+        inner = _Level(layer, self.layered)
+        head = self.head(layer, layers, self.layered.name(layer))
+        if not any(isinstance(s, LayerCall) for s in layer.steps):
+            names = _names(layer.steps)
+            return Box("layer", (*head, *([names] if names else [])), title="/".join(layer.path))
+        inner.flow({v: {TOP} for v in layer.inputs})
+        for v in layer.outputs:
+            inner.connect(inner.sources(v), BOTTOM)
+        return inner.box(head, "/".join(layer.path))
+
+    def head(self, layer: Layer, layers: Sequence[Layer], name: str) -> tuple[str, ...]:
+        """The lines about a layer, or about a list of layers."""
+        title = f"{layer.listed} × {len(layers)}" if len(layers) > 1 else name
+        count = sum(map(self._size, layers))
+        return (*_lines(title, layer.results), *([f"{count:,} parameters"] if count else []))
+
+    def _size(self, layer: Layer) -> int:
+        shapes = [v.aval.shape for v in layer.parameters if v not in self.layered.constants]
+        return sum(map(math.prod, shapes)) + sum(map(self._size, layer.children.values()))
+
+    def box(self, lines: tuple[str, ...], title: str = "") -> Box:
+        """The box around all, with those inside in rows, each below what it needs."""
+        rank = [0] * len(self.boxes)
+        for source, target in self.edges:  # sources come before their targets
+            if source >= 0 and target >= 0:
+                rank[target] = max(rank[target], rank[source] + 1)
+        rows = [[i for i, r in enumerate(rank) if r == n] for n in range(max(rank, default=-1) + 1)]
+        place = {old: new for new, old in enumerate(i for row in rows for i in row)}
+        place |= {TOP: TOP, BOTTOM: BOTTOM}
+        edges = tuple(Edge(place[s], place[t]) for s, t in self.edges)
+        return Box(
+            "layer",
+            lines,
+            tuple(tuple(self.boxes[i] for i in row) for row in rows),
+            edges,
+            plain(title),
+        )
+
+
+def _units(steps: Sequence[Eqn]) -> list[LayerCall | list[Eqn]]:
+    """Calls of layers, and groups of the equations between them, each after what it needs.
+
+    The level of a value is the number of layers on the longest way to it. Equations of one level
+    that use each other are a group; no way from a group through a layer comes back to it.
+    """
+    level: dict[Var, int] = {}
+    group: dict[Var, list[Eqn]] = {}
+    units: dict[int, tuple[int, bool, LayerCall | list[Eqn]]] = {}
+    for step in steps:
+        operands = [v for v in step.invars if not isinstance(v, Literal)]
+        highest = max((level.get(v, 0) for v in operands), default=0)
+        if isinstance(step, LayerCall):
+            highest += 1
+            units[id(step)] = (highest, False, step)
+        else:
+            joined: list[Eqn] = []
+            for v in operands:
+                other = group.get(v, joined)
+                if other is not joined and level[v] == highest:
+                    joined, less = sorted((joined, other), key=len, reverse=True)
+                    joined += less
+                    group |= {v: joined for e in less for v in e.outvars}
+                    units.pop(id(less), None)
+            joined.append(step)
+            group |= dict.fromkeys(step.outvars, joined)
+            units[id(joined)] = (highest, True, joined)
+        level |= dict.fromkeys(step.outvars, highest)
+    return [unit for _, _, unit in sorted(units.values(), key=lambda u: u[:2])]
+
+
+def _names(eqns: Sequence[Eqn]) -> str:
+    """What equations compute, in a line."""
+    names = list(dict.fromkeys(n for e in eqns if (n := _name(e)) not in _QUIET))
+    more = len(names) - _MOST_NAMES
+    return " · ".join(names[:_MOST_NAMES]) + (f" · {more} more" if more > 0 else "")
+
+
+def _name(eqn: Eqn) -> str:
+    if isinstance(name := eqn.params.get("name"), str):
+        return plain(name)
+    # A function with a derivative of its own is called as what it calls.
+    inner = eqn.params.get("call_jaxpr")
+    eqns = [] if inner is None else open_jaxpr(inner).eqns
+    return _name(eqns[0]) if len(eqns) == 1 else eqn.primitive.name
+
+
+def _listed(steps: Sequence[Eqn], first: Layer) -> list[Layer]:
+    """The layers of the list that begins with `first`."""
+    layers = [s.layer for s in steps if isinstance(s, LayerCall)]
+    return [x for x in layers if x.listed == first.listed and _alike(x, first)]
+
+
+def _alike(one: Layer, two: Layer) -> bool:
+    return one.path[:-1] == two.path[:-1]
+
+
+def _lines(name: str, results: Sequence[Atom]) -> tuple[str, ...]:
+    types = ", ".join(
+        f"{v.aval.dtype}[{', '.join(map(str, v.aval.shape))}]"
+        for v in results
+        if hasattr(v.aval, "shape")
+    )
+    return (plain(name), *([types] if types else []))
