@@ -37,7 +37,7 @@ in-newest := VENV=.venv-newest CHOICE=PYTHON_NEWEST MINORS='3.12 3.13' PINS='--u
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo quick test test-lean lean test-all test-matrix test-oldest test-newest python-oldest python-newest
-.PHONY: lint format pages docs docs-serve bench clean
+.PHONY: lint format pages docs docs-serve bench fingerprints fingerprints-here clean
 
 help:
 	@echo "make demo         a JAX model to a SavedModel and back, with every derivative checked"
@@ -53,6 +53,7 @@ help:
 	@echo "make docs         the documentation, into site/"
 	@echo "make pages        the pages of it that scripts write"
 	@echo "make bench        the measurements in benchmarks/"
+	@echo "make fingerprints the fingerprints of library functions, for the oldest and the newest JAX"
 	@echo "make clean        remove everything the other targets made"
 
 # A name on the path need not be an interpreter that runs (pyenv leaves shims behind for
@@ -127,6 +128,14 @@ test-oldest test-newest: test-%: python-%
 	@rm -f .venv-$*/.installed-test
 	@$(MAKE) --no-print-directory $(in-$*) test
 
+# What the package ships: fingerprints of JAX's functions, for both ends of the range.
+fingerprints: python-oldest python-newest
+	@$(MAKE) --no-print-directory $(in-oldest) fingerprints-here
+	@$(MAKE) --no-print-directory $(in-newest) fingerprints-here
+
+fingerprints-here: $(VENV)/.installed-test
+	$(RUN_ENV) $(BIN)/python benchmarks/fingerprints.py
+
 # Both interpreters are looked for before the first test.
 test-matrix: python-oldest python-newest test-oldest test-newest
 
@@ -150,7 +159,7 @@ docs-serve: $(VENV)/.installed-docs
 	$(BIN)/mkdocs serve
 
 bench: $(VENV)/.installed-test
-	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(RUN_ENV) $(BIN)/python "$$script"; done
+	@set -e; for script in $(filter-out benchmarks/op_definitions.py benchmarks/fingerprints.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$script"; $(RUN_ENV) $(BIN)/python "$$script"; done
 
 clean:
 	rm -rf $(VENV) .venv-lean .venv-oldest .venv-newest site build dist .pytest_cache .ruff_cache .hypothesis

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 # Read once, when JAX and TensorFlow are first imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Nothing that a test works out is kept beyond it.
+os.environ.setdefault("INVERT_CACHE_DIR", "")
 
 import hypothesis
 import jax

@@ -19,6 +19,7 @@ import numpy as np
 from jax._src import config, core, dispatch, source_info_util
 from jax._src import linear_util as lu
 from jax._src.ad_util import add_jaxvals_p as add_any_p
+from jax._src.export import _export as export_internal
 from jax._src.export import shape_poly
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval, pxla
@@ -312,28 +313,75 @@ _UNSTABLE_TARGETS = (
 )
 
 
-def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
-    """The StableHLO module that JAX serializes for `fn` at these types.
+# Modules that this process lowered itself are read into one context: making one takes longer than
+# reading a small module. It keeps their constants, so it is replaced now and then.
+_READS_PER_CONTEXT = 512
+_reading: dict[str, Any] = {"context": None, "reads": 0}
 
-    Serialization expands some ops, so the module goes through it, as raised modules did.
+
+def _reading_context() -> Any:
+    if _reading["reads"] % _READS_PER_CONTEXT == 0:
+        _reading["context"] = make_ir_context()
+    _reading["reads"] += 1
+    return _reading["context"]
+
+
+def lowered_module(
+    fn: Callable[..., Any], *avals: Any, platform: str = "cpu"
+) -> tuple[ir.Module, list[core.ShapedArray]]:
+    """The StableHLO module that JAX serializes for `fn` at these types, and its result types.
+
+    Serialization expands some ops, so the module goes through it, as raised modules did. It is
+    what `jax.export` does at these types, less a copy of the module and a second trace.
     """
     checks = jax.export.DisabledSafetyCheck
+    disabled = [checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)]
     jitted = jax.jit(fn, keep_unused=True)
-    with warnings.catch_warnings(), on_whole_values(), partitioned_by_shardy():
-        # Raised for 64-bit types without x64, one of two settings that are tried.
-        warnings.filterwarnings("ignore", message=".*requested.*dtype")
-        exported = jax.export.export(
-            jitted,
-            platforms=[platform],
-            disabled_checks=[checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)],
-        )(*avals)
+    with _lowering():
+        traced = jitted.trace(*avals)
+        outs = [v.aval for v in open_jaxpr(traced.jaxpr).outvars]
+        fixed = all(isinstance(n, int) for a in avals for n in a.shape)
+        if fixed and not traced.jaxpr.effects:
+            artifact = _serialized(traced, platform, disabled)
+        else:
+            artifact = jax.export.export(jitted, platforms=[platform], disabled_checks=disabled)(
+                *avals
+            ).mlir_module_serialized
         # jax 0.12 never frees a program lowered with unused arguments: the value in this cache
         # refers to its own key.
         if forget := getattr(pxla._dce_jaxpr, "evict_weakref", None):
-            forget(jitted.trace(*avals).jaxpr)
-    return stablehlo_dialect.deserialize_portable_artifact(
-        make_ir_context(), exported.mlir_module_serialized
+            forget(traced.jaxpr)
+    return stablehlo_dialect.deserialize_portable_artifact(_reading_context(), artifact), outs
+
+
+@contextlib.contextmanager
+def _lowering() -> Iterator[None]:
+    with warnings.catch_warnings(), on_whole_values(), partitioned_by_shardy():
+        # Raised for 64-bit types without x64, one of two settings that are tried.
+        warnings.filterwarnings("ignore", message=".*requested.*dtype")
+        yield
+
+
+def trace_as_lowered(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
+    """As `trace_closed`, on whole values; what `lowered_module` lowered is not traced again."""
+    with _lowering():
+        traced = jax.jit(fn, keep_unused=True).trace(*avals)
+        # Arrays that the function holds are arguments of that trace.
+        return trace_closed(fn, *avals) if traced._num_consts else traced.jaxpr
+
+
+def _serialized(traced: Any, platform: str, disabled: Sequence[Any]) -> bytes:
+    """As `jax.export` lowers, checks and serializes a program of fixed sizes (_export.py)."""
+    parameters = jax_mlir.LoweringParameters(
+        for_export=True,
+        hoist_constants_as_args=False,
+        export_ignore_forward_compatibility=config.export_ignore_forward_compatibility.value,
     )
+    lowered = traced.lower(lowering_platforms=(platform,), _private_parameters=parameters)
+    module = lowered._lowering.stablehlo()
+    meshed = export_internal.has_sdy_mesh(ir.SymbolTable(module.operation), module)
+    export_internal._check_module(module, disabled_checks=disabled, shardy_enabled=meshed)
+    return export_internal._module_to_bytecode(module)
 
 
 _JAXPRS = (core.Jaxpr, ClosedJaxpr)

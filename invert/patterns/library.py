@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special
 
-from invert._private.jax import open_jaxpr
-from invert.ir import jaxprs, kinds
-from invert.ir.types import AnyJaxpr, Atom, JaxFunction
+from invert.ir import kinds
+from invert.ir.types import Atom, JaxFunction
+from invert.patterns.fingerprints import fingerprint, may_be
 from invert.rewriting.pattern import Call, Pattern, Site
 
 # Functions that JAX keeps as a call: name of the call -> function.
@@ -37,14 +37,17 @@ _CALLS: dict[str, tuple[JaxFunction, ...]] = {
 }
 
 
+FUNCTIONS = tuple(f for functions in _CALLS.values() for f in functions)
+
+
 def _call(site: Site) -> Iterator[Call]:
     """`jit[name=relu]{ max x 0 }` -> `jax.nn.relu x`."""
     name = site.eqn.params["name"]
     candidates = _CALLS.get(name, ())
     if not candidates and not site.named:
         # No locations and an unknown name: names may have been stripped too.
-        found = _fingerprint(site.eqn.params["jaxpr"])
-        candidates = tuple(f for f, prints in _fingerprints() if found in prints)
+        found = fingerprint(site.eqn.params["jaxpr"])
+        candidates = may_be(FUNCTIONS, found, site.template)
     avals = tuple(site.aval(a) for a in site.eqn.invars)
     for function in candidates:
         if function is jax.nn.log_softmax:
@@ -58,29 +61,6 @@ def _call(site: Site) -> Iterator[Call]:
 def _of(function: JaxFunction, *avals: Any, **params: Any) -> Call:
     key = ("library", function, tuple(sorted(params.items())))
     return Call(key, functools.partial(function, **params), avals)
-
-
-def _fingerprint(closed: AnyJaxpr) -> tuple[str, ...]:
-    jaxpr = open_jaxpr(closed)
-    return tuple(sorted(e.primitive.name for e in jaxprs.equations(jaxpr)))
-
-
-@functools.lru_cache(maxsize=1)
-def _fingerprints() -> tuple[tuple[JaxFunction, frozenset[tuple[str, ...]]], ...]:
-    """The primitives of each function's body, as it comes out of raising."""
-    from invert.rewriting.templates import raise_call
-
-    found = []
-    for functions in _CALLS.values():
-        for function in functions:
-            prints = set()
-            for shape in ((2,), (2, 2)):
-                x = jax.ShapeDtypeStruct(shape, jnp.float32)
-                template = raise_call(Call(("library", function), function, (x,)), "cpu")
-                if template is not None:
-                    prints.add(_fingerprint(template))
-            found.append((function, frozenset(prints)))
-    return tuple(found)
 
 
 # Functions that JAX inlines: name -> (function, number of operands, primitive of the result,
@@ -101,6 +81,8 @@ def _written_out(name: str) -> Pattern:
     function, arity, root, producers = _WRITTEN_OUT[name]
 
     def propose(site: Site) -> Iterator[Call]:
+        if not jnp.issubdtype(site.out.dtype, jnp.inexact):
+            return
         operands = site.eqn.invars[: len(producers)]
         found = [site.producer(a) for a in operands]
         names = [None if e is None else e.primitive.name for e in found]

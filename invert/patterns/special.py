@@ -38,6 +38,7 @@ class Expansion(NamedTuple):
         in float32, a conversion follows it.
     - `operands`: possible primitives of the first operand of that equation.
     - `literals`: numbers of which each expansion contains one.
+    - `holds`: a primitive of each expansion that tells it from others with the same numbers.
     """
 
     primitives: tuple[Any, ...]
@@ -45,6 +46,7 @@ class Expansion(NamedTuple):
     root: str
     operands: tuple[str, ...]
     literals: tuple[float, ...]
+    holds: str | None = None
 
 
 # The Lanczos coefficient that gamma functions share.
@@ -60,8 +62,8 @@ EXPANSIONS = {
     "incomplete_beta": Expansion(
         (lax.regularized_incomplete_beta_p,), 3, "select_n", ("or",), _BETA_LOOP
     ),
-    "polygamma": Expansion((lax.polygamma_p,), 2, "select_n", ("or",), _LANCZOS),
-    "digamma": Expansion((lax.digamma_p,), 1, "select_n", ("and", "eq"), _LANCZOS),
+    "polygamma": Expansion((lax.polygamma_p,), 2, "select_n", ("or",), _LANCZOS, "pow"),
+    "digamma": Expansion((lax.digamma_p,), 1, "select_n", ("and", "eq"), _LANCZOS, "cos"),
     "lgamma": Expansion((lax.lgamma_p,), 1, "select_n", ("eq",), _LANCZOS),
     "zeta": Expansion((lax.zeta_p,), 2, "select_n", ("eq",), (22.0,)),
     "erfc": Expansion((lax.erfc_p,), 1, "select_n", ("lt",), (7.85386146e-05, 2.461969815e-10)),
@@ -101,6 +103,8 @@ def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
     def propose(site: Site) -> Iterator[Call]:
         out = site.out
         if not jnp.issubdtype(out.dtype, jnp.floating):
+            return
+        if entry.holds is not None and entry.holds not in site.graph.by_primitive:
             return
         last: Any = site.eqn
         if jnp.finfo(out.dtype).bits <= 16:
@@ -199,7 +203,8 @@ def _index_select(site: Site, eqn: Eqn) -> tuple[Var, int] | None:
     if less is None or len(eqn.invars) != 3 or not isinstance(less.invars[0], Var):
         return None
     bound = literal(less.invars[1])
-    if bound is None or less.invars[0].aval.dtype != np.int32:
+    # Below 1 there is no case: that is how an index from the end is told.
+    if bound is None or bound < 1 or less.invars[0].aval.dtype != np.int32:
         return None
     return less.invars[0], int(bound)
 
@@ -208,29 +213,39 @@ def _expansion(name: str, entry: Expansion) -> Pattern:
     return Pattern(name, ("convert_element_type", entry.root), _expanded(entry), entry.literals)
 
 
-def lowered(name: str, root: str, function: JaxFunction, arity: int = 1) -> Pattern:
-    """A pattern for the lowering of `function`, whose result is given by `root`."""
+def lowered(name: str, root: str, function: JaxFunction, arity: int = 1, *, after: str) -> Pattern:
+    """A pattern for the lowering of `function`, whose result is given by `root`.
+
+    An operand of `root` is given by `after`, which is looked at before anything is lowered.
+    """
     example = (jax.ShapeDtypeStruct((2,), np.float32),) * arity
-    return Pattern(name, (root,), Short(None, function, arity, given=example))
+    short = Short(None, function, arity, given=example)
+
+    def propose(site: Site) -> Iterator[Call]:
+        if any(produced_by(site, a, after) for a in site.eqn.invars):
+            yield from short(site)
+
+    return Pattern(name, (root,), propose)
 
 
 def _iota_2x32_shape(site: Site) -> Iterator[Call]:
     """The halves of 64-bit positions -> iota_2x32_shape."""
     x = site.eqn.invars[0]
     halves = produced_by(site, x, "iota", "add", "mul", "shift_right_logical")
-    if x.aval.dtype == np.uint64 and site.out.dtype == np.uint32 and halves is not None:
+    counts = "iota" in site.graph.by_primitive
+    if x.aval.dtype == np.uint64 and site.out.dtype == np.uint32 and halves is not None and counts:
         yield bind(iota_2x32_shape_p, shape=site.out.shape)
 
 
 PATTERNS = (
     *(_expansion(name, entry) for name, entry in EXPANSIONS.items()),
-    lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, 2),
+    lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, 2, after="select_n"),
     # 1 / (1 + exp(-x)), also where the author may have written the quotient. Values are the same;
     # the derivative of `logistic` stays finite where `exp(-x)` overflows, that of the quotient not.
-    lowered("logistic", "div", functools.partial(lax.logistic_p.bind, accuracy=None)),
+    lowered("logistic", "div", functools.partial(lax.logistic_p.bind, accuracy=None), after="add"),
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),
-    lowered("asin", "atan2", lax.asin_p.bind),  # as jax 0.12 lowers it
+    lowered("asin", "atan2", lax.asin_p.bind, after="sqrt"),  # as jax 0.12 lowers it
     Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP),
     Pattern("sign", ("select_n",), _sign),
     Pattern("iota_2x32_shape", ("convert_element_type",), _iota_2x32_shape),

@@ -26,6 +26,7 @@ from invert._private.jax import (
     on_shards,
     on_whole_values,
     open_jaxpr,
+    trace_as_lowered,
     trace_closed,
     with_names,
 )
@@ -182,7 +183,7 @@ class Rewriter:
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
         found: list[Replacement] = []
         claimed: set[Eqn] = set()
-        template = functools.partial(self._template, number=number)
+        template = functools.partial(self.template, number=number)
         begin = len(self.trials or ())
         for pattern in self.stages[number].patterns:
             literal = getattr(pattern, "literal", None)
@@ -224,7 +225,7 @@ class Rewriter:
 
     def _try(self, pattern: Pattern, site: Site, number: int) -> Replacement | None:
         for call in self._variants(pattern.propose(site)):
-            template = self._template(call, number)
+            template = self.template(call, number)
             if template is None:
                 continue
             for eqn in _anchors(template, site.eqn):
@@ -251,7 +252,7 @@ class Rewriter:
                 forms.append(dataclasses.replace(call, x64=True))
             yield from reversed(forms) if self.x64_first else forms
 
-    def _template(self, call: Call, number: int) -> Graph | None:
+    def template(self, call: Call, number: int) -> Graph | None:
         key = call, number
         if key not in self._templates:
             stages = tuple(self.stages[:number])
@@ -355,8 +356,8 @@ class Replacement:
 
 @kept_by_call
 def _trace(call: Call) -> ClosedJaxpr:
-    with jax.enable_x64(call.needs_x64), on_whole_values():
-        return trace_closed(call.function, *call.avals)
+    with jax.enable_x64(call.needs_x64):
+        return trace_as_lowered(call.function, *call.avals)
 
 
 def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 
 from invert._private.jax import SIZE_ERRORS, open_jaxpr, trace_closed
@@ -12,14 +14,21 @@ from invert.rewriting.pattern import Call, kept_by_call
 from invert.stablehlo.lowered import raised_again
 
 
-@kept_by_call
 def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
     """Lowers and raises `call`; `None` if JAX refuses it."""
+    closed = _raised(dataclasses.replace(call, is_call=False), platform)
+    return closed if closed is None or call.is_call else unwrap(closed)
+
+
+@kept_by_call
+def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
     try:
-        with jax.enable_x64(call.needs_x64):
-            outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
+        outs = None
+        if call.before is not None:
+            with jax.enable_x64(call.needs_x64):
+                outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
         function = call.before or call.function
-        closed = raised_again(function, call.avals, outs, platform=platform, x64=call.needs_x64)
+        return raised_again(function, call.avals, outs, platform=platform, x64=call.needs_x64)
     # Raised for types that a call does not take: by the checks of `jax.lax` and `jax.numpy`, by
     # `mlir.lower_jaxpr_to_module` for a primitive without a lowering for the platform, by lowerings
     # that only assert (`iota_2x32_shape` without axes) or overflow (`select_and_gather_add` of
@@ -29,7 +38,6 @@ def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
         *SIZE_ERRORS,
     ):  # fmt: skip
         return None
-    return closed if call.is_call else unwrap(closed)
 
 
 def unwrap(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -18,30 +18,39 @@ from invert.stablehlo.program import Program
 
 
 def raised_again(
-    function: JaxFunction, avals: Sequence[Aval], outs: Sequence[Aval], *, platform: str, x64: bool
+    function: JaxFunction,
+    avals: Sequence[Aval],
+    outs: Sequence[Aval] | None = None,
+    *,
+    platform: str,
+    x64: bool,
 ) -> ClosedJaxpr:
     """A function of arrays, lowered and raised at some types, in canonical form.
 
     **Arguments:**
 
-    - `avals`, `outs`: the types of its arguments and of its results. Their sizes may be open.
+    - `avals`: the types of its arguments. Their sizes may be open.
+    - `outs`: the types that its results get, where these are not those it is traced to.
     - `x64`: whether it is lowered with 64-bit types enabled.
 
     **Raises:** what JAX raises for functions that it cannot lower; `InvertError`.
     """
     # JAX computes the open sizes from those of the arguments, so each of them is one's.
-    sizes = variables(n for a in (*avals, *outs) for n in a.shape)
+    sizes = variables(n for a in (*avals, *(outs or ())) for n in a.shape)
     carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
     run: Callable[..., Any] = lambda *values: function(*values[len(carriers) :])  # noqa: E731
     with jax.enable_x64(x64):
-        module = lowered_module(run if carriers else function, *carriers, *avals, platform=platform)
+        module, traced = lowered_module(
+            run if carriers else function, *carriers, *avals, platform=platform
+        )
+    types = traced if outs is None else outs
     program = Program(module, Config())
 
     def raised(*values: Value) -> list[Value]:
         held = [lax.full(c.shape, False) for c in carriers]
         # Lowering replaces keys by their words.
         results = program(*held, *map(words_of, values))
-        return [from_words(r, out.dtype) for r, out in zip(results, outs, strict=True)]
+        return [from_words(r, out.dtype) for r, out in zip(results, types, strict=True)]
 
     with jax.enable_x64(True):
         return jaxprs.canonicalize(trace_closed(raised, *avals))
