@@ -150,7 +150,9 @@ format: $(VENV)/.installed-lint
 
 # Pages that are made by running models; tests compare them with what they are made from.
 pages: $(VENV)/.installed-test
+	$(RUN_ENV) $(BIN)/python -m tools.measurements
 	$(RUN_ENV) $(BIN)/python -m tools.gallery
+	$(RUN_ENV) $(BIN)/python -m tools.tutorial
 
 docs: pages $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict

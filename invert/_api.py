@@ -104,6 +104,20 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
 
     **Raises:** `UnsupportedOpError`, `SignatureError`, `MalformedModelError`,
         `MissingDependencyError`.
+
+    ??? example
+
+        ```python
+        import jax.numpy as jnp
+        import tensorflow as tf
+        from jax.experimental import jax2tf
+
+        import invert
+
+        served = tf.function(jax2tf.convert(jnp.cumsum), autograph=False)
+        module = invert.roundtrip(served, jnp.ones(4))
+        print(module.jaxpr)  # ... cumsum ...
+        ```
     """
     from invert.frontends import tf_function
     from invert.frontends.signature import arrays_of, is_open
@@ -148,7 +162,20 @@ def _opened(
 
 
 def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
-    """Converts any TensorFlow function; see `roundtrip` for the arguments and errors."""
+    """Converts any TensorFlow function; see `roundtrip` for the arguments and errors.
+
+    ??? example
+
+        ```python
+        import keras
+
+        import invert
+
+        model = keras.models.load_model("model.keras")
+        module = invert.convert(model)  # the batch is open
+        inference = invert.convert(model, training=False)
+        ```
+    """
     return roundtrip(tf_fn, *args, config=config, **kwargs)
 
 
@@ -175,6 +202,17 @@ def convert_graphdef(
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`.
+
+    ??? example
+
+        ```python
+        from pathlib import Path
+
+        import invert
+
+        graph = Path("frozen.pb").read_bytes()
+        module = invert.convert_graphdef(graph, inputs=["x:0"], outputs={"out": "y:0"})
+        ```
     """
     from invert.frontends import graphdef
 
@@ -216,6 +254,16 @@ def load(
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`; `MeshError` where a spec does not fit a parameter or the mesh.
+
+    ??? example
+
+        ```python
+        import invert
+
+        module = invert.load("saved_model")
+        encode = invert.load("two_functions", signature="encode")
+        print(module.summary())
+        ```
     """
     if not isinstance(path, str | os.PathLike):
         raise SignatureError(
@@ -273,6 +321,24 @@ def from_stablehlo(
     **Returns:** a `Module` over flat arguments, named as in the module.
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`.
+
+    ??? example
+
+        ```python
+        from pathlib import Path
+
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        import invert
+
+        module = invert.from_stablehlo(jax.jit(jnp.sin).lower(jnp.ones(3)))
+
+        names = ["fc2.bias", "fc2.weight", "fc1.bias", "fc1.weight", "x"]
+        weights = dict(np.load("state_dict.npz"))
+        module = invert.from_stablehlo(Path("forward.mlir"), names=names, params=weights)
+        ```
     """
     from invert.frontends import stablehlo
 
@@ -288,6 +354,16 @@ def from_exported(
     **Returns:** a `Module` with the pytrees of the original.
 
     **Raises:** `MalformedModelError`, `UnsupportedOpError`.
+
+    ??? example
+
+        ```python
+        from pathlib import Path
+
+        import invert
+
+        module = invert.from_exported(Path("exported.bin").read_bytes())
+        ```
     """
     from invert.frontends import exported as frontend
 

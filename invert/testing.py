@@ -44,6 +44,17 @@ def assert_roundtrip(
     **Returns:** the recovered module, for further checks.
 
     **Raises:** `AssertionError` with what differs.
+
+    ??? example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+
+        import invert
+
+        invert.testing.assert_roundtrip(lambda x: jax.nn.softmax(jnp.sin(x)), jnp.ones((2, 3)))
+        ```
     """
     module = _recover(f, args, via, config or Config())
     order = ("exact", "numerical", "unverified")

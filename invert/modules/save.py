@@ -72,9 +72,20 @@ def save(
     All files are written before the first of them is moved to its place.
 
     **Raises:** `EmissionError` where the program has no text, or the module is not one that
-        `invert` has written; `SaveError` where the disk is full or the directory is not writable;
+        `invert` has written; `SaveError` where the disk is full, the directory is not writable, or arrays have
+        changed so that the source could not read them;
         `ValueError` where `max_shard_size` is not a size, or `layers` is not a style, or where
         `layers` or `typecheck` is given for a module that is already written.
+
+    ??? example
+
+        ```python
+        import invert
+
+        module = invert.load("saved_model")
+        invert.save(module, "recovered", max_shard_size="500MB")
+        again = invert.load("recovered")
+        ```
     """
     limit = byte_count(max_shard_size)
     if isinstance(module, (Module, Methods)):
@@ -99,6 +110,12 @@ def save(
             "weights; save the recovered module, or emit it with the loader"
         )
     arrays = arrays_of(model, state)
+    if wrong := list(_unreadable(model, arrays)):
+        raise SaveError(
+            f"the source of {type(model).__name__} could not read what is in the module now: "
+            f"{'; '.join(wrong)}. Its classes are those of the original: edit model.py, or write "
+            "the arrays with equinox.tree_serialise_leaves"
+        )
     where = Path(directory)
     try:
         with _replacing(where) as made:
@@ -108,6 +125,28 @@ def save(
     except OSError as error:
         reason = f"{where} cannot be written and is unchanged: {error.strerror or error}"
         raise SaveError(reason) from error
+
+
+def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
+    """What the function `load` of an emitted file would refuse of these arrays."""
+    namespace: Any = sys.modules[type(model).__module__]
+    kinds: dict[str, Any] = {}
+    if keyed := not hasattr(namespace, "_read"):
+        like = eqx.filter_eval_shape(type(model), key=jax.random.key(0))
+        kinds = arrays_of(like)
+    else:
+        namespace._read(type(model), kinds.setdefault)
+    for name in [*kinds, *(n for n in arrays if n not in kinds)]:
+        if name not in arrays:
+            yield f"{name} is missing"
+        elif name not in kinds:
+            yield f"{name} is not in the source"
+        else:
+            array, kind = arrays[name], kinds[name]
+            fits = array.shape == kind.shape if keyed else namespace._fits(array, kind)
+            if not fits and (keyed or str(array.dtype) in _CODES):
+                known = list(kind.shape) if keyed else f"[{', '.join(kind.dim_str.split())}]"
+                yield f"{name} is {array.dtype}{list(array.shape)}, expected {known}"
 
 
 @contextlib.contextmanager

@@ -16,16 +16,23 @@ from invert.modules.params import nest
 def trainable(module: Module | Methods | eqx.Module) -> Any:
     """A filter specification: true for the parameters that are trainable in the container.
 
-    ```python
-    train, rest = eqx.partition(module, invert.trainable(module))
-    ```
-
     Variables that the program assigns are in its state and so not among them; neither are its
     constants. The same arrays are trainable in a module's `model`, and in a module that `load`
     reads from a directory written by `save`; where the container trains none or all of them, all
     floating-point arrays are.
 
     **Returns:** a pytree of the structure of `module` with a `bool` for each leaf.
+
+    ??? example
+
+        ```python
+        import equinox as eqx
+
+        import invert
+
+        net = invert.load("model.keras").model
+        trained, rest = eqx.partition(net, invert.trainable(net))
+        ```
     """
     if not isinstance(module, (Module, Methods)):
         own = getattr(sys.modules.get(type(module).__module__), "trainable", None)

@@ -108,7 +108,13 @@ def explain(
     ??? example
 
         ```python
-        print(invert.explain(silu, lambda x: x * (2 / (1 + jnp.exp(-x))), x))
+        import jax
+        import jax.numpy as jnp
+
+        import invert
+
+        silu = invert.pattern(before=lambda x: x * (1 / (1 + jnp.exp(-x))), after=jax.nn.silu)
+        print(invert.explain(silu, lambda x: x * (2 / (1 + jnp.exp(-x))), jnp.ones(3)))
         # silu: 0 matched, 1 not
         #   mul at model.py:7: div at model.py:7: 1.0 in the pattern, 2.0 in the program
         ```

@@ -40,10 +40,17 @@ def rewrite(
     ??? example
 
         ```python
+        import jax
+        import jax.numpy as jnp
+
+        import invert
+
+
         def slow(x):
             return jax.lax.reduce_window(x, 0.0, jax.lax.add, (5,), (1,), ((4, 0),))
 
-        jax.make_jaxpr(invert.rewrite(slow))(jnp.ones(5))  # ... cumsum[axis=0 reverse=False] ...
+
+        print(jax.make_jaxpr(invert.rewrite(slow))(jnp.ones(5)))  # ... cumsum ...
         ```
     """
     stages = STAGES if patterns is None else tuple(Stage((p,)) for p in patterns)

@@ -51,8 +51,13 @@ def pattern(
     ??? example
 
         ```python
+        import jax
+        import jax.numpy as jnp
+
+        import invert
+
         silu = invert.pattern(before=lambda x: x * (1 / (1 + jnp.exp(-x))), after=jax.nn.silu)
-        invert.rewrite(model, [silu])
+        faster = invert.rewrite(lambda x: jnp.tanh(x * (1 / (1 + jnp.exp(-x)))), [silu])
         ```
     """
     name = name or str(getattr(after, "__name__", type(after).__name__))

@@ -21,6 +21,14 @@ def test_the_page_shows_what_is_recovered(name: str) -> None:
     assert gallery.section(piece) == gallery.sections(PAGE)[name], "run `make pages`"
 
 
+def test_the_front_page_shows_the_transformer() -> None:
+    first = gallery.piece("keras_transformer")
+    page = gallery.FRONT.read_text(encoding="utf-8")
+    assert gallery.front(page, first) == page, "run `make pages`"
+    assert "class Block(eqx.Module):" in page and "class Block(layers.Layer):" in page
+    assert gallery.picture(first) == gallery.PICTURE.read_text(encoding="utf-8")
+
+
 def test_the_page_has_every_script_once() -> None:
     scripts = {path.stem for path in gallery.SCRIPTS.glob("*.py")}
     assert scripts == set(gallery.MODELS) == set(gallery.sections(PAGE))

@@ -279,3 +279,18 @@ def test_the_text_has_no_filter_if_all_arrays_are_trained() -> None:
     module = _layered()
     assert "def trainable" not in module.source
     assert all(jax.tree_util.tree_leaves(invert.trainable(module.model)))
+
+
+def test_what_the_source_could_not_read_is_refused(tmp_path: Path) -> None:
+    kernel = np.arange(12, dtype=np.float32).reshape(3, 4)
+    exported = jax.export.export(jax.jit(lambda x: jnp.tanh(x @ kernel)))(jnp.ones((2, 3)))
+    model: Any = invert.from_exported(exported).model
+    invert.save(model, tmp_path / "net")
+    (name,) = (f for f in vars(model) if hasattr(getattr(model, f), "shape"))
+    wider = eqx.tree_at(lambda m: getattr(m, name), model, jnp.ones((3, 5)))
+    with pytest.raises(SaveError, match=rf"{name} is float32\[3, 5\], expected \[3, 4\]"):
+        invert.save(wider, tmp_path / "net")
+    other = eqx.tree_at(lambda m: getattr(m, name), model, {"a": jnp.ones(2)})
+    with pytest.raises(SaveError, match=rf"{name} is missing; {name}\['?a'?\]?|{name}.a is not"):
+        invert.save(other, tmp_path / "net")
+    np.testing.assert_array_equal(getattr(invert.load(tmp_path / "net"), name), kernel)

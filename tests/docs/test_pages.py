@@ -1,0 +1,144 @@
+"""The pages of the documentation: their Python runs, and what they list is complete."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import invert
+from tests.frontends import test_torch_stablehlo as torch
+from tools import measurements
+
+DOCS = Path(__file__).parents[2] / "docs"
+# Pages whose blocks run one after the other; a block marked `py` is left out.
+PAGES = [*sorted((DOCS / "howto").glob("*.md")), DOCS / "migrate.md", DOCS / "config.md"]
+
+
+class Two(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel = tf.Variable(tf.ones([8, 3]), name="kernel")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8], name="x")])
+    def encode(self, x):
+        return x @ self.kernel
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], name="code")])
+    def decode(self, code):
+        return code @ tf.transpose(self.kernel)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the pages speak of."""
+    where = tmp_path_factory.mktemp("models")
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense
+    net = [keras.Input((8,), name="features"), dense(16, "relu", name="hidden")]
+    model = keras.Sequential([*net, dense(3, name="head")])
+    model.save(where / "model.keras")
+    model.export(str(where / "saved_model"), verbose=False)
+    norm = keras.layers.BatchNormalization(name="norm")
+    keras.Sequential([keras.Input((8,)), norm, dense(3)]).save(where / "normalized.keras")
+    tf.saved_model.save(Two(), str(where / "two_functions"))
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
+        tf.identity(tf.nn.relu(x), name="y")
+    (where / "frozen.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    (where / "forward.mlir").write_text(torch.MLP)
+    np.savez(where / "state_dict.npz", **torch.state_dict())
+    exported = jax.export.export(jax.jit(lambda x: jnp.cumsum(x)))(jnp.ones(4))
+    (where / "exported.bin").write_bytes(exported.serialize())
+    return where
+
+
+def _blocks(text: str) -> Iterator[str]:
+    yield from re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_the_python_of_a_page_runs(page: Path, models: Path, monkeypatch) -> None:
+    monkeypatch.chdir(models)
+    blocks = list(_blocks(page.read_text(encoding="utf-8")))
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), names)
+
+
+EXAMPLES = [
+    getattr(owner, name)
+    for owner, names in (
+        (invert, ["load", "convert", "roundtrip", "convert_graphdef", "from_stablehlo"]),
+        (invert, ["from_exported", "save", "trainable", "rewrite", "pattern", "explain"]),
+        (invert.testing, ["assert_roundtrip"]),
+    )
+    for name in names
+]
+
+
+@pytest.mark.parametrize("function", EXAMPLES, ids=lambda f: f.__name__)
+def test_the_reference_has_an_example_for_each_function(function, models, monkeypatch) -> None:
+    monkeypatch.chdir(models)
+    doc = function.__doc__
+    assert "??? example" in doc
+    text = doc[doc.index("??? example") :]
+    blocks = list(_blocks("\n".join(line[8:] for line in text.splitlines())))
+    assert blocks and all(function.__name__ in block for block in blocks)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, function.__name__, "exec"), names)
+
+
+# Modules, the version, and an earlier name.
+OTHERS = {"compat", "patterns", "testing", "__version__", "Structural"}
+
+
+def test_every_public_function_is_in_the_reference() -> None:
+    page = (DOCS / "api.md").read_text() + (DOCS / "config.md").read_text()
+    public = [n for n in dir(invert) if n not in OTHERS]
+    assert len(public) > 30
+    missing = [n for n in public if f"::: invert.{n}\n" not in page + "\n"]
+    assert not missing
+    functions = {f.__name__ for f in EXAMPLES}
+    assert {n for n in public if n.islower() and callable(getattr(invert, n))} <= functions
+
+
+def test_every_option_is_in_one_group_with_its_default() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", (DOCS / "config.md").read_text(), re.M)
+    defaults = {f.name: f.default for f in dataclasses.fields(invert.Config)}
+    assert {n: ast.literal_eval(v) for n, v in rows} == defaults
+    assert len(rows) == len(defaults)
+
+
+def test_the_commands_are_those_of_the_program() -> None:
+    from invert.cli import _parser
+
+    page = (DOCS / "cli.md").read_text()
+    (commands,) = (a for a in _parser()._actions if a.dest == "command")
+    for name, parser in commands.choices.items():
+        begin = page.index(f"\n## {name}\n")
+        text = page[: page.index("\n## ")] + page[page.index("\n## All commands\n") :]
+        text += page[begin : page.index("\n## ", begin + 1)]
+        flags = {f for a in parser._actions for f in a.option_strings if f.startswith("--")}
+        assert {f for f in flags - {"--help"} if f not in text} == set(), name
+
+
+def test_the_measurements_are_those_stored() -> None:
+    results = tomllib.loads(measurements.DATA.read_text(encoding="utf-8"))
+    assert measurements.page(results) == measurements.PAGE.read_text(encoding="utf-8")
+    assert all(m["figure"] in measurements.page(results) for m in results["measurement"])
+    with pytest.raises(ValueError, match="nothing"):
+        measurements.page({"environment": "", "measurement": [{"what": "nothing"}]})
