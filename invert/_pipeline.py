@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from invert.ir.match import equivalent
 from invert.ir.simplify import simplify
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
+from invert.ir.types import Jaxpr
 from invert.modules.function import Stage
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage as PatternStage
@@ -102,7 +104,8 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     )
     count = len(avals) - int(entry.draws)
     shapes = tuple(tuple(a.shape) for a in avals[:count])
-    return Stage(jaxpr, constants, report, x64, shapes, names)
+    settled = functools.partial(_settled, platform=platform, config=config)
+    return Stage(jaxpr, constants, report, x64, shapes, names, settled=settled)
 
 
 def _renamed(aval: Any, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:
@@ -136,6 +139,16 @@ def _certify(
     if not jaxprs.opaque_targets(raw) and equivalent(one, two, constants):
         return Certificate("exact")
     return certify(raw, jaxpr, avals, constants, platform=platform, x64=x64)
+
+
+def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
+    """A program at numbers: its loops may now have a known number of steps."""
+    wanted = config.patterns is True or (config.patterns and "scan" in config.patterns)
+    if not wanted or all(e.primitive.name != "while" for e in jaxprs.equations(jaxpr)):
+        return jaxpr
+    loops = dataclasses.replace(config, patterns=("scan",), extra_patterns=())
+    with jax.enable_x64(True):
+        return open_jaxpr(_recognize(jaxpr, platform, loops, [])[0])
 
 
 def _recognize(

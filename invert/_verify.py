@@ -49,6 +49,7 @@ def certify(
         some primitives lower; the other way is tried next.
     """
     where = ""
+    raw = jaxprs.as_lowered(raw)
     # Where nothing read is of 64 bits, nothing was lowered with such types enabled.
     for mode in (x64, not x64) if jaxprs.has_wide_types(raw) else (False,):
         try:
@@ -102,7 +103,7 @@ def _again(recovered: Any, avals: Sequence[Any], platform: str, x64: bool) -> An
         return eval_closed(recovered, values)
 
     outs: list[Any] = [v.aval for v in open_jaxpr(recovered).outvars]
-    return raised_again(run, avals, outs, platform=platform, x64=x64)
+    return jaxprs.as_lowered(raised_again(run, avals, outs, platform=platform, x64=x64))
 
 
 def _numerical(

@@ -86,6 +86,7 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
 
     JAX's own dead code elimination keeps the latter.
     """
+    jaxpr = with_size_values(jaxpr)
     while True:
         jaxpr = dce(jaxpr)
         used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
@@ -170,6 +171,22 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
         return value
 
     return cast(J, visit(closed))
+
+
+def as_lowered(closed: J) -> J:
+    """A program with its `squeeze`s as lowering leaves them: as reshapes."""
+    primitive: Any = lax.reshape_p
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        eqns = list(jaxpr.eqns)
+        for i, eqn in enumerate(eqns):
+            if eqn.primitive is lax.squeeze_p:
+                shape = tuple(eqn.outvars[0].aval.shape)
+                params = {"new_sizes": shape, "dimensions": None, "sharding": None}
+                eqns[i] = eqn.replace(primitive=primitive, params=params)
+        return jaxpr.replace(eqns=eqns)
+
+    return map_jaxprs(closed, one)
 
 
 def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:

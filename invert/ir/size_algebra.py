@@ -85,7 +85,7 @@ class Sizes:
 
     def sizes(self) -> tuple[DimSize, ...] | None:
         """Them as sizes, in order; `None` where one of them is a `Term`."""
-        flat = self.numbers.reshape(-1)
+        flat: list[Any] = [_settled(n) for n in self.numbers.reshape(-1)]
         if any(isinstance(n, Term) for n in flat):
             return None
         return tuple(n if is_open(n) else int(n) for n in flat)
@@ -182,6 +182,7 @@ def _plain(name: str, function: Callable[..., Any]) -> Callable[..., Number]:
 
 def decided(relation: str, a: Number, b: Number) -> bool | None:
     """Whether two numbers compare; `None` where that depends on the sizes."""
+    a, b = _settled(a), _settled(b)
     if isinstance(a, Term) or isinstance(b, Term):
         return relation in ("eq", "ge", "le") if a == b else None
     return sizes.decided(relation, a, b)
@@ -219,7 +220,7 @@ def _multiply(a: Number, b: Number) -> Number | None:
     return Term("mul", (a, b)) if _any_term(a, b) else a * b  # pyright: ignore
 
 
-def _toward_zero(name: str, up: Callable[[Any, Any], Any]) -> Callable[[Number, Number], Number]:
+def _toward_zero(name: str) -> Callable[[Number, Number], Number]:
     """Division or its remainder, which round towards zero: for positive numbers, down."""
 
     def run(a: Number, b: Number) -> Number | None:
@@ -229,11 +230,27 @@ def _toward_zero(name: str, up: Callable[[Any, Any], Any]) -> Callable[[Number, 
             quotient = abs(int(a)) // abs(int(b))  # pyright: ignore
             quotient = quotient if (a >= 0) == (b > 0) else -quotient  # pyright: ignore
             return quotient if name == "div" else a - quotient * b  # pyright: ignore
-        if decided("ge", a, 0) and decided("gt", b, 0):
-            return up(a, b)
+        if decided("gt", a, 0) and decided("gt", b, 0):
+            return _UP[name](a, b)
+        # Of what may be zero, it may be a part of a division rounded down; see `_settled`.
         return Term(name, (a, b))
 
     return run  # pyright: ignore[reportReturnType]
+
+
+def _settled(n: Number) -> Number:
+    """A number with the divisions of what is not negative, which round down."""
+    if not isinstance(n, Term):
+        return n
+    operands = tuple(map(_settled, n.operands))
+    if (up := _UP.get(n.primitive)) is not None:
+        a, b = operands
+        if not _any_term(a, b) and decided("ge", a, 0) and decided("gt", b, 0):
+            return up(a, b)
+    if operands == n.operands:
+        return n
+    made = _OPERATIONS["convert_element_type" if n.primitive == "as_integer" else n.primitive]
+    return made(*operands)
 
 
 def _select(chosen: Number, yes: Number, no: Number) -> Number:
@@ -281,8 +298,8 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "sub": _plain("sub", operator.sub),
     "mul": _multiply,
     "neg": _plain("neg", operator.neg),
-    "div": _toward_zero("div", operator.floordiv),
-    "rem": _toward_zero("rem", operator.mod),
+    "div": _toward_zero("div"),
+    "rem": _toward_zero("rem"),
     "sign": _sign,
     "abs": _abs,
     "max": _plain("max", max_dim),
@@ -295,6 +312,8 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "convert_element_type": _as_integer,
     **{name: _compare(name) for name in RELATIONS},
 }
+
+_UP: Mapping[str, Callable[[Any, Any], Any]] = {"div": operator.floordiv, "rem": operator.mod}
 
 _LAX: Mapping[str, Callable[..., Any]] = {
     "add": lax.add,
@@ -378,6 +397,7 @@ def _traced(
 
 def constraint_of(truth: Number, message: str) -> Constraint | None:
     """A comparison of sizes that is open, as a constraint; `None` for other terms."""
+    truth = _settled(truth)
     if isinstance(truth, Term) and truth.primitive in RELATIONS:
         left, right = truth.operands
         if not _any_term(left, right):

@@ -74,16 +74,13 @@ def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
     if (rows := _rows(index, makers)) is None:
         return None
     start, stride, count = rows
-    if stride == 0:
+    # JAX cannot transpose a slice with strides that may have no row at an open size.
+    if stride == 0 or not decided("ge", count, 1):
         return None
     first = start if stride > 0 else start + stride * (count - 1)
     step, size = abs(stride), shape[axis]
-    if decided("eq", (size - first + step - 1) // step, count) and decided("le", first, size):
-        last = size
-    elif decided("ge", count, 1):
-        last = first + step * (count - 1) + 1
-    else:
-        return None
+    to_the_end = decided("eq", (size - first + step - 1) // step, count)
+    last = size if to_the_end else first + step * (count - 1) + 1
     if not (decided("ge", first, 0) and decided("le", last, size)):
         return None
 

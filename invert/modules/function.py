@@ -42,6 +42,7 @@ from invert.ir.sizes import (
     variables,
 )
 from invert.ir.substitution import substitute
+from invert.ir.types import Jaxpr
 from invert.modules import placement, signatures
 from invert.modules.dimensions import named_shapes, scope_of, symbolic_shapes
 from invert.modules.placement import AnyMesh
@@ -59,6 +60,7 @@ class Stage:
     - `shapes`: those of the flat arguments.
     - `names`: the dimensions as they are called, by the names at which it was traced.
     - `constraints`: conditions on the open sizes under which the program is the original.
+    - `settled`: what numbers for sizes decide: a loop of a known number of steps is a `scan`.
     """
 
     jaxpr: Any
@@ -68,6 +70,7 @@ class Stage:
     shapes: tuple[Shape, ...] = ()
     names: Mapping[str, DimSize] = dataclasses.field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
+    settled: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr
     _sized: dict[Hashable, Stage] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -85,6 +88,8 @@ class Stage:
         key = tuple(sizes.items())
         if key not in self._sized:
             jaxpr = substitute(self.jaxpr, sizes)
+            if not any(map(is_open, sizes.values())):
+                jaxpr = self.settled(jaxpr)
             shape = tuple(map(tuple, shapes))
             self._sized[key] = dataclasses.replace(self, jaxpr=jaxpr, shapes=shape, _sized={})
         return self._sized[key]

@@ -72,11 +72,14 @@ def _size(atom: Atom, graph: Graph) -> DimSize | None:
         return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
     eqn = graph.producers.get(atom)
     if eqn is not None and eqn.primitive.name == "convert_element_type":
+        if isinstance(eqn.invars[0], Literal):
+            return _size(eqn.invars[0], graph)
         eqn = graph.producer(eqn.invars[0])
     return eqn.params["dim"] if eqn is not None and eqn.primitive is dim_as_value_p else None
 
 
 def counted(eqn: Eqn) -> Counted | None:
+    """The loop `for i in range(length)` that a `while` is; `None` where it is another."""
     parts = WhileParts.of(eqn)
     test = Graph(parts.cond, consts_of(parts.cond))
     if not test.eqns or test.eqns[-1].primitive.name != "lt":
@@ -211,7 +214,7 @@ def _scan(site: Site) -> JaxFunction | None:
             direction = backwards
             outputs[position] = found
     if is_open(length) and not reads:
-        return None  # JAX has no such scan; its `fori_loop` is a `while` there, too
+        return None  # JAX has no such scan; its `fori_loop` is a `while` until it has a number
     return _build(site.eqn, loop, reads, outputs, bool(direction))
 
 

@@ -498,3 +498,238 @@ def integers(x):
 @program("b, t")
 def complexes(x):
     return jnp.abs(jnp.fft.fft(x.astype(jnp.complex64)[:, :1])), lax.complex(x, x).imag
+
+
+# Programs that came later than the mechanism.
+
+
+@program("b, t")
+def triangles(x):
+    return jnp.tril(x), jnp.triu(x, 1), jnp.tril(x, -1)
+
+
+@program("b, t")
+def rolls(x):
+    return jnp.roll(x, 1, 0), jnp.roll(x, -2, axis=1), jnp.roll(x, x.shape[1] // 2, axis=1)
+
+
+@program("b, t")
+def quantiles(x):
+    return jnp.median(x, axis=1), jnp.quantile(x, 0.3, axis=0)
+
+
+@program("b, 2*t")
+def gated(x):
+    a, c = jnp.split(x, 2, axis=1)
+    return a * jax.nn.sigmoid(c)
+
+
+@program("b, 2*t")
+def interleaved(x):
+    return x.reshape(x.shape[0], -1, 2)[:, :, ::-1].reshape(x.shape)
+
+
+@program("b, t, 3")
+def dilated(x):
+    kernel = _weights(3, 3, 4)
+    dims = ("NWC", "WIO", "NWC")
+    return lax.conv_general_dilated(
+        x, kernel, (1,), "SAME", rhs_dilation=(2,), dimension_numbers=dims
+    )
+
+
+@program("b, h, w, 2")
+def transposed_convolution(x):
+    return lax.conv_transpose(x, _weights(3, 3, 2, 4), (2, 2), "SAME", dimension_numbers=NHWC)
+
+
+@program("b, t, 4")
+def causal_convolution(x):
+    padded = jnp.pad(x, ((0, 0), (3, 0), (0, 0)))
+    dims = ("NWC", "WIO", "NWC")
+    return lax.conv_general_dilated(
+        padded, _weights(4, 1, 4), (1,), "VALID", dimension_numbers=dims, feature_group_count=4
+    )
+
+
+@program("b, t, 8")
+def biased_attention(x):
+    t = x.shape[1]
+    bias = -jnp.abs(jnp.arange(t)[:, None] - jnp.arange(t)[None]).astype(x.dtype)
+    scores = jnp.einsum("bqd,bkd->bqk", x, x @ _weights(8, 8)) / 8**0.5
+    return jax.nn.softmax(scores + bias) @ x
+
+
+@program("b, t, 8")
+def relative_positions(x):
+    t = x.shape[1]
+    distance = jnp.clip(jnp.arange(t)[:, None] - jnp.arange(t)[None], -16, 16) + 16
+    scores = jnp.einsum("bqd,bkd->bqk", x, x) + _weights(33)[distance]
+    return jax.nn.softmax(scores) @ x
+
+
+@program("b, t, 8")
+def sinusoids(x):
+    t, d = x.shape[1:]
+    frequencies = jnp.exp(-jnp.arange(0, d, 2) * (np.log(1e4) / d))
+    angles = jnp.arange(t)[:, None] * frequencies
+    return x + jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
+
+
+@program("b, 4*t, 8")
+def chunks(x):
+    rows = x.reshape(x.shape[0], -1, 4, 8)
+
+    def step(h, v):
+        h = jnp.tanh(h + v.mean(1) @ _weights(8, 8))
+        return h, h
+
+    return lax.scan(step, jnp.zeros((x.shape[0], 8)), rows.swapaxes(0, 1))
+
+
+@program("b, t, 6")
+def masked_lstm(x):
+    lengths = jnp.sum(x[:, :, 0] > 0, axis=1)
+
+    def step(carry, item):
+        i, v = item
+        h, c = carry
+        a, f, o, u = jnp.split(jnp.concatenate([v, h], -1) @ _weights(10, 16), 4, -1)
+        new_c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(a) * jnp.tanh(u)
+        new_h = jax.nn.sigmoid(o) * jnp.tanh(new_c)
+        keep = (i < lengths)[:, None]
+        return (jnp.where(keep, new_h, h), jnp.where(keep, new_c, c)), None
+
+    zero = jnp.zeros((x.shape[0], 4))
+    return lax.scan(step, (zero, zero), (jnp.arange(x.shape[1]), x.swapaxes(0, 1)))[0]
+
+
+@program("b, h, w, 3")
+def resized(x):
+    b, h, w, c = x.shape
+    return jax.image.resize(x, (b, 2 * h, 2 * w, c), "nearest"), jax.image.resize(
+        x, (b, 7, 7, c), "bilinear"
+    )
+
+
+@program("b, h, w, 3")
+def pooled_and_back(x):
+    window = (1, 2, 2, 1)
+    small = lax.reduce_window(x, -jnp.inf, lax.max, window, window, "SAME")
+    large = jnp.repeat(jnp.repeat(small, 2, 1), 2, 2)
+    return jnp.concatenate([x, large[:, : x.shape[1], : x.shape[2]]], -1)
+
+
+@program("b, 4*h, 4*w, 3")
+def patches(x):
+    b, h, w, c = x.shape
+    cut = x.reshape(b, h // 4, 4, w // 4, 4, c).transpose(0, 1, 3, 2, 4, 5)
+    return cut.reshape(b, (h // 4) * (w // 4), 48) @ _weights(48, 5)
+
+
+@program("b, h, w, 3", constraints=("mod(h, 4) == 0", "mod(w, 4) == 0"))
+def patches_of_multiples(x):
+    b, h, w, c = x.shape
+    cut = x.reshape(b, h // 4, 4, w // 4, 4, c).transpose(0, 1, 3, 2, 4, 5)
+    return cut.reshape(b, (h // 4) * (w // 4), 48) @ _weights(48, 5)
+
+
+@program("b, t", "i:b")
+def cross_entropy(x, labels):
+    places = jnp.clip(labels, 0, x.shape[1] - 1)[:, None]
+    return -jnp.take_along_axis(jax.nn.log_softmax(x), places, 1).mean()
+
+
+@program("b, t", "u, t")
+def distances(x, y):
+    return jnp.sqrt(jnp.sum((x[:, None] - y[None]) ** 2, -1) + 1e-6)
+
+
+@program("b, t", "t, u", "u, b")
+def chain(x, y, z):
+    return jnp.trace(x @ y @ z), jnp.einsum("ij,jk,ki->i", x, y, z)
+
+
+@program("t, t")
+def square(x):
+    a = x @ x.T + jnp.eye(x.shape[0]) * x.shape[0]
+    return jnp.diag(x), jnp.diag(x[0]), jnp.linalg.cholesky(a), jnp.linalg.solve(a, x)
+
+
+@program("b, 8")
+def spectrum(x):
+    return jnp.abs(jnp.fft.rfft(x)), jnp.fft.fft(x).real
+
+
+@program("b, t")
+def histogram(x):
+    return jnp.histogram(x, bins=4, range=(-2, 2))[0], jnp.count_nonzero(x > 0)
+
+
+@program("b, t")
+def sized(x):
+    rounded = jnp.unique(jnp.round(x[0]), size=4, fill_value=0)
+    return rounded, jnp.nonzero(x[0] > 0, size=5, fill_value=-1)[0]
+
+
+@program("b, t")
+def written_rows(x):
+    return x.at[0].set(1.0), x.at[:, -1].add(2.0), x.at[jnp.arange(x.shape[0]), 0].mul(3.0)
+
+
+@program("b, t", constraints=("b >= 2",))
+def differences(x):
+    return jnp.diff(x, axis=0), (x[1:] + x[:-1]) / 2
+
+
+@program("b, t, 4", "u, 4")
+def prefix(x, rows):
+    shared = jnp.broadcast_to(rows[None], (x.shape[0], *rows.shape))
+    return jnp.concatenate([shared, x], 1)
+
+
+@program("b, t, 6")
+def library_attention(x):
+    q = x.reshape(*x.shape[:2], 2, 3)
+    return jax.nn.dot_product_attention(q, q, q, is_causal=True)
+
+
+@program("i:b, t")
+def bag_of_words(ids):
+    mask = (ids != 0)[..., None]
+    return (EMBEDDING[ids] * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
+
+
+@program("b, t")
+def until_small(x):
+    return lax.while_loop(lambda c: jnp.max(c) > 1.0, lambda c: c * 0.5, x)
+
+
+@program("b, t")
+def columns_in_turn(x):
+    def step(i, total):
+        return total + lax.dynamic_index_in_dim(x, i, 1, keepdims=False)
+
+    return lax.fori_loop(0, x.shape[1], step, jnp.zeros(x.shape[0]))
+
+
+@program("b, t")
+def windows_of_three(x):
+    return lax.reduce_window(x, 0.0, lax.add, (1, 3), (1, 1), "SAME"), lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, 3), (1, 2), ((0, 0), (1, 1))
+    )
+
+
+@program("b, t", "b, t + 2")
+def shorter_by_two(x, y):
+    return y[:, 1:-1] + x, y[:, :-2] * x
+
+
+@program("2*b, t")
+def rows_in_pairs(x):
+    return x[::2] + x[1::2], x.reshape(-1, 2, x.shape[1]).sum(1)
+
+
+@program("b, t, u")
+def turned(x):
+    return x.transpose(2, 0, 1).reshape(x.shape[2], -1), jnp.moveaxis(x, 0, -1)

@@ -9,6 +9,7 @@ from typing import Any
 from invert._errors import EmissionError
 from invert._opaque import custom_call_p
 from invert._private.jax import (
+    close_like,
     consts_of,
     dce,
     holds_jaxprs,
@@ -27,7 +28,9 @@ from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_differentiable
 from invert.ir.graph import is_var
 from invert.ir.loops import CondParts, ScanParts, WhileParts
+from invert.ir.sizes import is_open
 from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from invert.patterns import loops
 
 Row = Callable[[Writer, Body, Eqn], Placed]
 
@@ -216,6 +219,8 @@ def _while(file: Writer, body: Body, eqn: Eqn) -> Placed:
             f"while: a batched condition ({kind}), which `jax.vmap` of a loop makes, has no public "
             "function; lowering and raising the program gives it one"
         )
+    if not file.plain and (counted := _for(file, body, eqn)) is not None:
+        return counted
     state = parts.init
     parameter = [("state", _arity(len(state)))]
     test = local(
@@ -226,6 +231,26 @@ def _while(file: Writer, body: Body, eqn: Eqn) -> Placed:
     expression = call("lax.while_loop", _reference(test), _reference(step), init)
     pattern = unpacking(range(len(state)))
     return Placed(expression, False, [test, step], _named(body, state, "state"), pattern=pattern)
+
+
+def _for(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
+    """`lax.fori_loop` up to an open size, which at numbers is a loop with a reverse derivative."""
+    loop, parts = loops.counted(eqn), WhileParts.of(eqn)
+    state, counter = parts.init[1:], eqn.outvars[0]
+    if loop is None or not is_open(loop.length) or loop.counter != 0 or not state:
+        return None
+    if body.graph.users.get(counter) or counter in body.graph.results:
+        return None
+    jaxpr = open_jaxpr(parts.body)
+    program = close_like(parts.body, dce(jaxpr.replace(outvars=jaxpr.outvars[1:])))
+    parameters = [("i", -1), ("state", _arity(len(state)))]
+    step = local(file, body, program, "step", parts.body_consts, parameters, packed, parts.init)
+    init = packed([body.operand(a) for a in state])
+    limit = literals.size(loop.length)
+    start = body.operand(parts.init[0])
+    expression = call("lax.fori_loop", start, limit, _reference(step), init)
+    hints = ["", *_named(body, state, "state")]
+    return Placed(expression, False, [step], hints, pattern=unpacking(range(1, len(parts.init))))
 
 
 def _cond(file: Writer, body: Body, eqn: Eqn) -> Placed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from jax import lax
 
@@ -24,6 +24,7 @@ from invert.emission.python.syntax import call, number
 from invert.emission.sizes.expressions import expression
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
+from invert.ir.sizes import is_open
 from invert.ir.traced_form import is_weak
 from invert.ir.types import Atom, Eqn, Literal, Var
 
@@ -181,6 +182,8 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if not isinstance(part, ast.Slice):
             return
         parts[axis] = part.lower if part.lower is not None else number(0)
+        if is_open(inner.invars[0].aval.shape[axis]) and part.upper is None:
+            parts[axis] = number(-1)  # the last one, where there is one
     parts = indexing.shortened(parts)
     index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
     yield Proposal(syntax.item(_x(), index), (inner.invars[0],), PLAIN)
@@ -336,6 +339,7 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
     """
     groups: dict[int, Group] = {}
     taken: set[int] = set()
+    leaves: set[Var] = set()
     # Plain text has one expression for each equation, but sizes are none by themselves.
     rows = _SIZES if writer.plain else ROWS
     for eqn in reversed(graph.eqns):
@@ -343,23 +347,31 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
             continue
         for row in rows.get(eqn.primitive.name, ()):
             step, defects = f"an idiom for {eqn.primitive.name}", writer.prover.defects
-            group = optional_step(step, defects, _first, row, eqn, graph, writer, taken)
+            group = optional_step(step, defects, _first, row, eqn, graph, writer, taken, leaves)
             if group is not None:
                 groups[id(eqn)] = group
+                leaves.update(v for v in group.leaves if is_var(v))
                 taken |= group.covered | {id(eqn)}
                 break
     return groups
 
 
-def _first(row: Row, eqn: Eqn, graph: Graph, writer: Writer, taken: set[int]) -> Group | None:
+def _first(
+    row: Row, eqn: Eqn, graph: Graph, writer: Writer, taken: set[int], leaves: Set[Var]
+) -> Group | None:
     for proposal in row(eqn, graph, writer):
-        if (group := _try(proposal, eqn, graph, writer, taken)) is not None:
+        if (group := _try(proposal, eqn, graph, writer, taken, leaves)) is not None:
             return group
     return None
 
 
 def _try(
-    proposal: Proposal, eqn: Eqn, graph: Graph, writer: Writer, taken: set[int]
+    proposal: Proposal,
+    eqn: Eqn,
+    graph: Graph,
+    writer: Writer,
+    taken: set[int],
+    leaves: Set[Var],
 ) -> Group | None:
     variables = [v for v in proposal.operands if isinstance(v, Var)]
     tokens = [f"${c}" for c in "abc"[: len(variables)]]
@@ -380,7 +392,7 @@ def _try(
             return None
         if match.atoms.get(result[0]) is not eqn.outvars[0] or match.inputs() != variables:
             return None
-        shared = _shared(match, graph, eqn)
+        shared = _shared(match, graph, eqn, leaves)
         # A broadcast may be written twice.
         if any(e.primitive.name != "broadcast_in_dim" for e in shared):
             return None
@@ -405,8 +417,11 @@ def _try(
     )
 
 
-def _shared(match: Match, graph: Graph, root: Eqn) -> list[Eqn]:
-    """The equations whose interior results are used elsewhere, and those that these need."""
+def _shared(match: Match, graph: Graph, root: Eqn, leaves: Set[Var]) -> list[Eqn]:
+    """The equations whose interior results are used elsewhere, and those that these need.
+
+    `leaves`: what other groups use, which may be further up than what their equations use.
+    """
     inside = {id(e) for e in match.eqns.values()}
     found: dict[int, Eqn] = {}
     pending = [
@@ -414,7 +429,9 @@ def _shared(match: Match, graph: Graph, root: Eqn) -> list[Eqn]:
         for eqn in match.eqns.values()
         if eqn is not root
         and any(
-            v in graph.results or any(id(u) not in inside for u in graph.users.get(v, ()))
+            v in graph.results
+            or v in leaves
+            or any(id(u) not in inside for u in graph.users.get(v, ()))
             for v in eqn.outvars
         )
     ]
