@@ -233,6 +233,10 @@ def test_export(name, subtests, tmp_path, reader):
     package = tmp_path / "package"
     with subtests.test("source"):
         assert module.source
+        assert "fixed sizes only" not in module.source
+    if setting.opened:
+        with subtests.test("certificate for all sizes"):
+            assert ">= 1" in module.report.certificate.sizes
     with subtests.test("saves"):
         invert.save(module, package)
     call, places = measure.as_call(module, job.params)
