@@ -72,8 +72,8 @@ def save(
     All files are written before the first of them is moved to its place.
 
     **Raises:** `EmissionError` where the program has no text, or the module is not one that
-        `invert` has written; `SaveError` where the disk is full, the directory is not writable, or arrays have
-        changed so that the source could not read them;
+        `invert` has written; `SaveError` where the disk is full, the directory is not
+        writable, or arrays have changed so that the source could not read them;
         `ValueError` where `max_shard_size` is not a size, or `layers` is not a style, or where
         `layers` or `typecheck` is given for a module that is already written.
 
