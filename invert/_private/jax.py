@@ -477,9 +477,12 @@ def from_words(value: Any, dtype: Any) -> Any:
     return prng.random_wrap_p.bind(value, impl=dtype._impl)
 
 
-def by_jaxpr(function: Callable[[Any], _T]) -> Callable[[AnyJaxpr], _T]:
-    """Memoizes `function` for as long as the jaxpr lives."""
-    return weakref_lru_cache(function, maxsize=None, trace_context_in_key=False)
+def by_jaxpr(function: Callable[[Any], _T], *, traces: bool = False) -> Callable[[AnyJaxpr], _T]:
+    """Memoizes `function` for as long as the jaxpr lives.
+
+    The result must not hold the jaxpr itself. `traces` says that it depends on JAX's settings.
+    """
+    return weakref_lru_cache(function, maxsize=None, trace_context_in_key=traces)
 
 
 def physical_type(aval: Any) -> tuple[tuple[Any, ...], np.dtype]:
@@ -524,6 +527,58 @@ def bind_equation(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
     """The results of an equation on other operands."""
     results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def jvp_rule_of(eqn: Eqn) -> Hashable | None:
+    """The function with which an author gave a `custom_jvp_call` its rule, and how it is called.
+
+    Two calls for which it is equal have one rule, at equal types and under equal settings. JAX
+    wraps that function anew in each trace, in closures of jax/_src/interpreters/partial_eval.py
+    and jax/_src/custom_derivatives.py (jax 0.10.2 and 0.12). `None` where these hold anything
+    else, such as values that the rule closes over or arguments that it does not differentiate.
+    """
+    params, changes = eqn.params, []
+    while isinstance(fun := params.get("jvp_jaxpr_fun"), lu.WrappedFun):
+        if params["num_consts"] or fun.transforms:
+            return None
+        if (change := _closed_over(fun.f, "change")) is not None:  # `mapped_thunk`
+            changes.append(change)
+            params = {"jvp_jaxpr_fun": _closed_over(fun.f, "thunk"), "num_consts": 0}
+            continue
+        thunk = _closed_over(fun.f, "fn")
+        if (inner := _closed_over(thunk, "jvp_jaxpr_fun")) is not None:
+            # Dead code was removed, of which there is none if all results are used.
+            if not all(_closed_over(thunk, "used_outs") or (False,)):
+                return None
+            params = {"jvp_jaxpr_fun": inner, "num_consts": 0}
+            continue
+        rule = _closed_over(thunk, "jvp")
+        if not isinstance(rule, lu.WrappedFun):
+            return None
+        lifted = _closed_over(rule.f, "jvp_jaxpr_fun")
+        if lifted is None:
+            # Written by an author: flattened, and nothing else.
+            if [gen.__name__ for gen, _ in rule.transforms] != ["_flatten_jvp"]:
+                return None
+            _, _, tree, _ = rule.transforms[0][1]
+            avals = tuple(_closed_over(thunk, "in_avals"))
+            return rule.f, tree, rule.params, avals, tuple(changes), eqn.params["symbolic_zeros"]
+        # Bound again from a jaxpr.
+        if rule.transforms:
+            return None
+        params = {"jvp_jaxpr_fun": lifted, "num_consts": _closed_over(rule.f, "num_consts")}
+    return None
+
+
+def _closed_over(function: Any, name: str) -> Any:
+    """The value that a function closes over under a name; `None` if there is none."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    if name not in names:
+        return None
+    try:
+        return function.__closure__[names.index(name)].cell_contents
+    except ValueError:  # not set yet
+        return None
 
 
 def plain_params(params: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
@@ -19,11 +21,14 @@ from jax import lax
 from invert._errors import EmissionError
 from invert._private.jax import (
     ShapedArray,
+    by_jaxpr,
     close_like,
     constants_as_arguments,
     consts_of,
     dce,
     is_tracer,
+    jvp_rule_of,
+    mesh_of_now,
     names_of,
     open_jaxpr,
     plain_params,
@@ -60,12 +65,18 @@ _DEPTH = 2
 
 def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
     """`None` if two programs have the same normal form, otherwise the first difference."""
-    return _difference(normal(a), normal(b))
+    return _difference(_normal(a), _normal(b))
 
 
 def normal(closed: J, depth: int = 0) -> J:
     """The normal form of a jaxpr: no dead code, equal equations once, operands of loops and
     branches in order of use."""
+    if depth >= _DEPTH:
+        return cast(J, _innermost_normal(closed))
+    return cast(J, (_inner_normal if depth else _normal)(closed))
+
+
+def _normalized(closed: J, depth: int = 0) -> J:
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
@@ -77,6 +88,12 @@ def normal(closed: J, depth: int = 0) -> J:
         return jaxpr.replace(eqns=eqns)
 
     return map_jaxprs(merged(strong(closed)), one)
+
+
+# An expression that is tried at several places is traced once, and a rule is shared by its calls.
+_normal = by_jaxpr(_normalized, traces=True)
+_inner_normal = by_jaxpr(functools.partial(_normalized, depth=1), traces=True)
+_innermost_normal = by_jaxpr(functools.partial(_normalized, depth=_DEPTH), traces=True)
 
 
 def strong(closed: J) -> J:
@@ -476,9 +493,40 @@ def _custom_call(eqn: Eqn, depth: int) -> Eqn:
     inner = eqn.params["call_jaxpr"]
     rule = None
     if depth < _DEPTH:
-        rule = rule_of(eqn)
+        rule = _shared_rule_of(eqn)
         rule = rule if isinstance(rule, str) else normal(rule, depth + 1)
     return eqn.replace(params={"call_jaxpr": inner, "rule": rule})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ruled:
+    """An equation by what its derivative rule depends on, which its own program does not change."""
+
+    key: Hashable
+    eqn: Eqn = dataclasses.field(compare=False)
+
+
+def _shared_rule_of(eqn: Eqn) -> ClosedJaxpr | str:
+    """As `rule_of`, less name scopes; traced once for all calls of one function at one type."""
+    params: Hashable = jvp_rule_of(eqn)
+    if params is None:
+        params = tuple((n, v) for n, v in sorted(eqn.params.items()) if n != "call_jaxpr")
+    types = tuple(_type_key(a.aval) for a in (*eqn.invars, *eqn.outvars))
+    key = eqn.primitive, params, types, mesh_of_now(), jax.config.jax_enable_x64  # pyright: ignore
+    try:
+        return _rule_by_key(_Ruled(key, eqn))
+    except TypeError:  # not hashable
+        return rule_of(eqn)
+
+
+def _type_key(aval: Aval) -> Hashable:
+    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
+
+
+# Few, as each keeps its function alive.
+@functools.lru_cache(maxsize=256)
+def _rule_by_key(ruled: _Ruled) -> ClosedJaxpr | str:
+    return rule_of(ruled.eqn)
 
 
 def _custom_vmap(eqn: Eqn, depth: int) -> Eqn:
