@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+
+from invert.cli.terminal import coloured, without_logs
 
 _EXIT_CODES = """exit codes:
   0  done; `diff`: the programs are the same
@@ -41,6 +45,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"invert {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        metavar="SHELL",
+        action=_Completion,
+        help="print the completion for bash, zsh or tcsh, which the package shtab writes",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     model = (
         "a SavedModel directory, a .keras file, a GraphDef (.pb), StableHLO (text or bytecode), a "
@@ -78,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the most bytes of weights in one file, as in 500MB (default: %(default)s)",
     )
     _add_options(convert)
+    convert.add_argument("--json", action="store_true", help="print the report as JSON")
 
     source = commands.add_parser(
         "source", parents=[common], help="print the Python source of a model"
@@ -101,8 +112,37 @@ def _parser() -> argparse.ArgumentParser:
     _add_model(diff)
     diff.add_argument("--weights", action="store_true", help="compare the values of weights too")
     diff.add_argument("--full", action="store_true", help="print all lines, also equal ones")
+    diff.add_argument("--json", action="store_true", help="print JSON")
     diff.add_argument("--width", type=_width, metavar="N", help="columns of the text")
     return parser
+
+
+class _Completion(argparse.Action):
+    """Prints what a shell needs to complete commands, options and files."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            shtab = importlib.import_module("shtab")
+        except ImportError:
+            parser.error("--print-completion needs the package shtab: pip install shtab")
+        if values not in shtab.SUPPORTED_SHELLS:
+            parser.error(f"--print-completion {values}: give {', '.join(shtab.SUPPORTED_SHELLS)}")
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command in action.choices.values():
+                    for part in command._actions:
+                        if part.metavar in ("MODEL", "A", "B", "FILE.svg"):
+                            setattr(part, "complete", shtab.FILE)  # noqa: B010
+                        if part.metavar == "DIR":
+                            setattr(part, "complete", shtab.DIRECTORY)  # noqa: B010
+        print(shtab.complete(parser, shell=str(values)))
+        parser.exit()
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +169,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--typecheck", action="store_true", help="methods check the shapes and dtypes they declare"
+    )
+    parser.add_argument(
+        "--sizes",
+        metavar="DIMS",
+        action="append",
+        default=[],
+        help="names or numbers for the sizes of an argument, as in 'x: batch length 3'; the name "
+        "may be left out where there is one argument; may be repeated",
     )
     parser.add_argument(
         "--host-ops",
@@ -187,7 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if (path := _missing(options)) is not None:
             raise FileNotFoundError(f"{path} does not exist")
-        code = _run(options)
+        with contextlib.nullcontext() if options.debug else without_logs():
+            code = _run(options)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -200,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.debug:
             traceback.print_exc()
         code, text = _explained(error)
-        print(f"invert: {text}", file=sys.stderr)
+        print(f"{coloured('invert:', 'red', 'bold', to=sys.stderr)} {text}", file=sys.stderr)
         return 2 if options.command == "diff" else code
 
 

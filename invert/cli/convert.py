@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,11 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(f"--max-shard-size: {error}") from error
     layers = layers_of(options)
-    failures: list[str] = []
+    found = check.Found()
     with Progress(options.progress) as progress:
-        config = config_of(options, progress)
         progress(f"reading {options.model}")
         model = Model.of(options.model, options)
+        config = config_of(options, progress, model.arguments)
         module = model.load(config)
         progress("writing the source")
         if layers and not isinstance(module, (Module, Methods)):
@@ -56,14 +58,42 @@ def run(options: argparse.Namespace) -> int:
             progress("comparing with the original")
             found = check.check(model, module, target, _reports(module))
             lines += found.lines
-            failures = found.failures
-    for name in (p.name for p in sorted(target.iterdir())):
-        if name in ("model.py", "README.md") or name.startswith("weights"):
-            lines.append(f"wrote {target / name} ({bytes_text((target / name).stat().st_size)})")
-    print("\n".join(lines))
-    if failures:
-        raise check.Difference("\n".join(failures))
+    written = [
+        path
+        for path in sorted(target.iterdir())
+        if path.name in ("model.py", "README.md") or path.name.startswith("weights")
+    ]
+    if options.json:
+        print(json.dumps(_data(model, module, layers, found, written), indent=2))
+    else:
+        lines += [f"wrote {path} ({bytes_text(path.stat().st_size)})" for path in written]
+        print("\n".join(lines))
+    if found.failures:
+        raise check.Difference("\n".join(found.failures))
     return 0
+
+
+def _data(
+    model: Model,
+    module: Any,
+    layers: tuple[str, ...],
+    found: check.Found,
+    written: Sequence[Path],
+) -> dict[str, Any]:
+    """What was done, for JSON."""
+    failed = module.failed if isinstance(module, Methods) else {}
+    return {
+        "path": str(model.path),
+        "kind": model.kind_name,
+        "functions": {
+            name: dataclasses.asdict(report) | {"equations": report.equations}
+            for name, report in _reports(module).items()
+        },
+        "not_converted": {name: str(error) for name, error in failed.items()},
+        "notes": list(_messages(module, layers)),
+        "verified": dataclasses.asdict(found),
+        "wrote": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
+    }
 
 
 def _reports(module: Any) -> Mapping[str, Report]:

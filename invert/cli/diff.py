@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import itertools
+import json
 import re
 import shutil
 import textwrap
@@ -20,6 +21,7 @@ from invert._private.jax import is_jaxpr, open_jaxpr
 from invert.cli.model import Model
 from invert.cli.programs import Program, programs_of
 from invert.cli.progress import Progress
+from invert.cli.terminal import coloured
 from invert.emission import difference
 from invert.ir.graph import is_var
 from invert.ir.numbers import largest_gap
@@ -40,19 +42,38 @@ def run(options: argparse.Namespace) -> int:
         progress("comparing")
         a, b = (programs_of(side, other) for side, other in (sides, sides[::-1]))
     width = options.width or shutil.get_terminal_size((130, 24)).columns
-    differs = False
+    programs: list[dict[str, Any]] = []
     for title, x, y in _pairs(a, b):
         if x is None or y is None:
-            print(f"{title}: only in {options.a if y is None else options.b}")
-            differs = True
-            continue
-        lines, found = compare(x, y, width=width, full=options.full, weights=options.weights)
-        if found and not differs:
-            print(f"--- {options.a}\n+++ {options.b}")
-        if lines:
-            print("\n".join([f"{plain(title)}:", *map(plain, lines)]))
-        differs = differs or found
-    return int(differs)
+            lines, found = [f"only in {options.a if y is None else options.b}"], True
+        else:
+            lines, found = compare(x, y, width=width, full=options.full, weights=options.weights)
+        programs.append({"name": plain(title), "same": not found, "lines": [*map(plain, lines)]})
+    same = all(program["same"] for program in programs)
+    if options.json:
+        print(json.dumps({"same": same, "a": options.a, "b": options.b, "programs": programs}))
+        return int(not same)
+    if not same:
+        print(f"--- {options.a}\n+++ {options.b}")
+    for program in programs:
+        if program["lines"]:
+            shown = [_dressed(line, _half(width)) for line in program["lines"]]
+            print("\n".join([coloured(f"{program['name']}:", "bold"), *shown]))
+    return int(not same)
+
+
+_COLOURS = {"|": "yellow", "<": "red", ">": "green"}
+
+
+def _dressed(line: str, half: int) -> str:
+    """A line in the colour of the mark between its columns."""
+    colour = _COLOURS.get(line[half + 1 : half + 2])
+    return coloured(line, colour) if colour else line
+
+
+def _half(width: int) -> int:
+    """The width of one of two columns."""
+    return max((width - 3) // 2, 20)
 
 
 def _pairs(
@@ -231,7 +252,7 @@ def _corresponds(same: Mapping[Any, Any]) -> Any:
 
 
 def _columns(rows: Sequence[Row], width: int, full: bool) -> Iterator[str]:
-    half = max((width - 3) // 2, 20)
+    half = _half(width)
     shown = _near(rows) if not full else set(range(len(rows)))
     last = -1
     for i in sorted(shown):

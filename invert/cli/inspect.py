@@ -21,6 +21,7 @@ from invert._errors import InvertError, MalformedModelError, Problem, Unsupporte
 from invert.cli.model import Model
 from invert.cli.options import UsageError
 from invert.cli.progress import Progress
+from invert.cli.terminal import coloured
 from invert.modules import save
 from invert.modules.methods import Methods
 from invert.modules.signatures import state_and_key
@@ -183,7 +184,7 @@ def _outcome(entry: EntryPoint, counts: Mapping[str, collections.Counter[str]]) 
         (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
     )
     if any(not isinstance(n, int) for s in specs for n in s.shape):
-        yield "sizes are open: it is recovered at the sizes it is called with"
+        yield "sizes are open: it is recovered once for all of them, if its program holds for all"
     if found := counts.get("host"):
         yield f"run at conversion, by TensorFlow: {_listed(found)}"
     if found := counts.get("opaque"):
@@ -227,7 +228,17 @@ def _text(found: Mapping[str, Any], functions: Sequence[Function]) -> str:
         lines += ["", *_function_lines(function)]
     if found["others"]:
         lines += ["", "also there, with --signature:", *(f"  {n}" for n in found["others"])]
-    return "\n".join(plain(line) for line in lines)
+    return "\n".join(map(_dressed, lines))
+
+
+def _dressed(line: str) -> str:
+    """A line for a terminal: names of functions are bold, problems red."""
+    text = plain(line)
+    if text.startswith("  cannot be converted"):
+        return coloured(text, "red")
+    if text.endswith(":") and text.startswith("  ") and text[2:3].strip():
+        return coloured(text, "dim")
+    return text if text.startswith(" ") else coloured(text, "bold")
 
 
 def _function_lines(function: Function) -> Iterable[str]:
@@ -319,7 +330,7 @@ def _saved(model: Model, *, as_json: bool) -> int:
     lines += _section("signatures", signatures)
     lines += _section("classes", [", ".join(found["classes"])])
     lines += _section("weights", [f"{w['name']}: {w['type']}" for w in found["weights"]])
-    print("\n".join(plain(line) for line in lines))
+    print("\n".join(map(_dressed, lines)))
     return 0
 
 

@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from invert import _api, _containers
 from invert._config import Config
-from invert._entry import EntryPoint
+from invert._entry import ArgSpec, EntryPoint
 from invert._errors import SignatureError
+from invert.cli.options import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +37,23 @@ class Model:
     def of(cls, path: str, options: argparse.Namespace) -> Model:
         """The model at `path`, with the options that select a model.
 
-        **Raises:** `MalformedModelError` if it is not a model.
+        **Raises:** `MalformedModelError` if it is not a model; `UsageError` where an option is not
+            for this kind of model.
         """
         inputs, outputs = _names(options.inputs), _names(options.outputs)
         place = _containers.place_of(path)
         # Only named tensors tell a bare graph; its bytes do not.
-        named = bool(inputs or outputs) and place.is_file()
-        kind = "graph" if named else _containers.kind_of(place)
+        named = bool(inputs or outputs)
+        kind = _containers.kind_of(place) if not named or place.is_dir() else "graph"
+        if named and kind != "graph":
+            raise UsageError(
+                f"--inputs and --outputs are for bare graphs, and {path} is a "
+                f"{_containers.NAMES[kind]}"
+            )
+        if options.signature is not None and kind in ("graph", "saved"):
+            raise UsageError(
+                f"--signature: {path} is a {_containers.NAMES[kind]}, which has one function"
+            )
         return cls(place, kind, options.signature, inputs, outputs)
 
     @property
@@ -53,6 +66,17 @@ class Model:
             return _api.load(self.path, signature=self.signature, config=config)
         inputs, outputs = self._tensors(guess=False)
         return _api.convert_graphdef(self.path.read_bytes(), inputs, outputs, config=config)
+
+    def arguments(self) -> list[str]:
+        """The names of the arguments of its only function; of several functions, of all.
+
+        **Raises:** `InvertError` if the container cannot be read.
+        """
+        readers, _ = self.functions(Config(verify=False))
+        entries = [read() for read in readers.values()]
+        trees = [(entry.args, dict(entry.kwargs)) for entry in entries]
+        specs = jax.tree_util.tree_leaves(trees, is_leaf=lambda x: isinstance(x, ArgSpec))
+        return list(dict.fromkeys(spec.name for spec in specs))
 
     def functions(
         self, config: Config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from invert._config import Config
@@ -31,12 +31,22 @@ def layers_of(options: argparse.Namespace) -> tuple[str, ...]:
     return layers
 
 
-def config_of(options: argparse.Namespace, progress: Callable[[str], None]) -> Config:
+def config_of(
+    options: argparse.Namespace,
+    progress: Callable[[str], None],
+    arguments: Callable[[], Sequence[str]] = tuple,
+) -> Config:
     """The options of a conversion.
+
+    **Arguments:**
+
+    - `arguments`: gives the names of the arguments of the model.
 
     **Raises:** `UsageError` for an unknown option, or a value that it does not take.
     """
     values: dict[str, Any] = {}
+    if options.sizes:
+        values["sizes"] = _sizes(options.sizes, arguments)
     for name in ("host_ops", "platform"):
         if (value := getattr(options, name)) is not None:
             values[name] = value
@@ -50,6 +60,25 @@ def config_of(options: argparse.Namespace, progress: Callable[[str], None]) -> C
         return Config(**values, progress=progress)
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _sizes(texts: Sequence[str], arguments: Callable[[], Sequence[str]]) -> dict[str, str]:
+    """Sizes by the names of arguments, as in `x: batch 3`, or of the only argument."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, named, sizes = text.rpartition(":")
+        if not named:
+            names = arguments()
+            if len(names) != 1:
+                raise UsageError(
+                    f"--sizes {text!r}: say of which argument, as in '{(*names, 'x')[0]}: {text}'; "
+                    f"there are {', '.join(names) or 'none'}"
+                )
+            (name,) = names
+        if name.strip() in found:
+            raise UsageError(f"--sizes: the argument {name.strip()} is given twice")
+        found[name.strip()] = " ".join(sizes.split())
+    return found
 
 
 def _known(name: str, given: bool) -> str:

@@ -15,9 +15,9 @@ def run(options: argparse.Namespace) -> int:
     """Prints the source; notes about it go to standard error."""
     layers = layers_of(options)
     with Progress(options.progress) as progress:
-        config = config_of(options, progress)
         progress(f"reading {options.model}")
         model = Model.of(options.model, options)
+        config = config_of(options, progress, model.arguments)
         module = model.load(config)
         if not isinstance(module, (Module, Methods)):
             raise UsageError(f"{model.path} is written already: see model.py in it")

@@ -79,6 +79,9 @@ def entry_point(
         ),
         out_tree=tree,
         source="a StableHLO module",
+        results=tuple(
+            ArgSpec(f"out{i}", shape, dtype) for i, (shape, dtype) in enumerate(program.out_types)
+        ),
         problems=tuple(program.problems),
         ops=program.ops,
         shardings=program.shardings,

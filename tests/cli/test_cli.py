@@ -424,6 +424,7 @@ def test_options_of_the_configuration_are_checked(
 def test_options_of_the_configuration_are_values() -> None:
     options = argparse.Namespace(
         host_ops=None,
+        sizes=[],
         platform="cpu",
         config=[
             *("max_scan=7", "verify=false"),
@@ -446,3 +447,99 @@ def test_a_picture_is_drawn(models: Path, tmp_path: Path, capsys) -> None:
         with pytest.raises(SystemExit):
             main(["inspect", str(models / "export.bin"), "--graph", wrong])
         assert said in capsys.readouterr().err
+
+
+def test_sizes_of_arguments(models: Path, tmp_path: Path, capsys) -> None:
+    shape = jax.export.symbolic_shape("b, 3")
+    spec = jax.ShapeDtypeStruct(shape, jnp.float32)
+    one, two = tmp_path / "one.bin", tmp_path / "two.bin"
+    one.write_bytes(jax.export.export(jax.jit(lambda x: x @ W))(spec).serialize())
+    two.write_bytes(jax.export.export(jax.jit(lambda x, y: x + y))(spec, spec).serialize())
+    for text in ("rows 3", "arg0: rows 3"):
+        assert main(["source", str(one), "--sizes", text]) == 0
+        assert '"rows 3"' in lines(capsys)[0]
+    assert main(["source", str(two), "--sizes", "rows 3"]) == 2
+    assert "say of which argument, as in 'arg0: rows 3'; there are arg0, arg1" in lines(capsys)[1]
+    assert main(["source", str(one), "--sizes", "x: a 3", "--sizes", "x: b 3"]) == 2
+    assert "is given twice" in lines(capsys)[1]
+    assert main(["source", str(one), "--sizes", "z: a 3"]) == 5
+    assert "no argument is called 'z'" in lines(capsys)[1]
+
+
+def test_options_that_are_not_for_a_model_are_refused(models: Path, tmp_path: Path, capsys) -> None:
+    graph = ["--inputs", "x:0", "--outputs", "y:0"]
+    assert main(["inspect", str(models / "several"), *graph]) == 2
+    assert "are for bare graphs" in lines(capsys)[1]
+    assert main(["source", str(models / "graph.pb"), *graph, "--signature", "f"]) == 2
+    assert "which has one function" in lines(capsys)[1]
+    assert main(["convert", str(models / "export.bin"), "-o", str(tmp_path / "out")]) == 0
+    assert main(["inspect", str(tmp_path / "out"), "--signature", "f"]) == 2
+
+
+def test_json_of_convert_and_diff(models: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    arguments = ["convert", str(models / "export.bin"), "-o", str(out), "--verify", "--json"]
+    assert main(arguments) == 0
+    found = json.loads(lines(capsys)[0])
+    (report,) = found["functions"].values()
+    assert report["certificate"]["kind"] == "exact"
+    assert report["equations"] == sum(report["primitives"].values()) > 0
+    assert found["verified"]["failures"] == [] and found["verified"]["lines"]
+    sizes = {Path(w["path"]).name: w["bytes"] for w in found["wrote"]}
+    assert sizes["model.py"] == (out / "model.py").stat().st_size
+    pair = [str(models / "export.bin"), str(models / "other.bin")]
+    assert main(["diff", "--json", *pair]) == 1
+    found = json.loads(lines(capsys)[0])
+    assert not found["same"] and any("tanh" in line for line in found["programs"][0]["lines"])
+    assert main(["diff", "--json", pair[0], pair[0]]) == 0
+    assert json.loads(lines(capsys)[0])["same"]
+    assert main(["inspect", str(models / "export.mlir"), "--json"]) == 0
+    assert json.loads(lines(capsys)[0])["functions"][0]["results"] == ["float32[2, 4]"]
+
+
+def test_colours_are_for_those_who_want_them(models: Path, capsys, monkeypatch) -> None:
+    pair = [str(models / "export.bin"), str(models / "other.bin")]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["inspect", pair[0]]) == 0
+    assert "\x1b[1m" in lines(capsys)[0]
+    assert main(["diff", "--width", "130", *pair]) == 1
+    assert re.search(r"\x1b\[33m.*\| d: float32\[2,4\] = tanh c\x1b\[0m$", lines(capsys)[0], re.M)
+    assert main(["inspect", "nowhere"]) == 3
+    assert lines(capsys)[1].startswith("\x1b[31;1minvert:\x1b[0m ")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["inspect", pair[0]]) == 0
+    assert main(["diff", *pair]) == 1
+    assert "\x1b" not in "".join(lines(capsys))
+
+
+def test_logs_of_libraries_are_left_out() -> None:
+    logs = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795409857.224635   26872 cudart_stub.cc:31] Could not find cuda drivers",
+        "W1123 04:00:00.123456 12 cpu.cc:5] slow",
+        "2026-11-23 04:00:00.1: I tensorflow/core/util/port.cc:153] oneDNN custom operations",
+    ]
+    kept = ["UserWarning: I0000 is fine", "E0000 00:00:1.2   26872 file.cc:31] an error", "no end"]
+    code = (
+        "import os, sys\n"
+        "from invert.cli.terminal import without_logs\n"
+        "with without_logs():\n"
+        f"    os.write(2, {chr(10).join([*logs, *kept]).encode()!r})\n"
+        "    print('of Python', file=sys.stderr)\n"
+        "print('after', file=sys.stderr); os.write(2, b'I0000 00:00:1.2 1 f.cc:1] after\\n')\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(line in done.stderr for line in (*kept, "of Python", "after\nI0000"))
+    assert not any(line in done.stderr for line in logs)
+
+
+def test_completion_of_a_shell(capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--print-completion", "bash"])
+    out, err = lines(capsys)
+    if stopped.value.code:
+        assert "needs the package shtab" in err
+        return
+    assert "--max-shard-size" in out and "_shtab_invert" in out

@@ -1,0 +1,92 @@
+"""What the command line writes: colours, and standard error without other libraries' logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+_CODES: Mapping[str, str] = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
+
+
+def coloured(text: str, *styles: str, to: TextIO | None = None) -> str:
+    """The text in a style, where `to`, by default standard output, shows colours.
+
+    A terminal does, unless `NO_COLOR` is set or it is `dumb`; with `FORCE_COLOR` everything does.
+    """
+    if not text or not _has_colours(sys.stdout if to is None else to):
+        return text
+    return f"\x1b[{';'.join(_CODES[s] for s in styles)}m{text}\x1b[0m"
+
+
+def _has_colours(stream: TextIO) -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+# What absl writes before a program has set up its log, and what it writes then: severity, date or
+# seconds, thread, file and line.
+_LOG = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\) is called"
+    rb"|[IW]\d{4} [\d:.]+\s+\d+ [\w./-]+:\d+\]"
+    rb"|\d{4}-\d\d-\d\d [\d:.]+: [IW] (?:external/|tensorflow/|[\w./-]+:\d+\])"
+)
+
+
+@contextlib.contextmanager
+def without_logs() -> Iterator[None]:
+    """Keeps lines that TensorFlow and XLA log from standard error; warnings of Python stay.
+
+    These libraries write to the file descriptor. It becomes a pipe, of which all lines but theirs
+    go on; `sys.stderr` writes to the original meanwhile.
+    """
+    try:
+        number = sys.stderr.fileno()
+    except (OSError, AttributeError, ValueError):  # a stream of a test or of a notebook
+        yield
+        return
+    sys.stderr.flush()
+    real = os.dup(number)
+    begin, end = os.pipe()
+    os.dup2(end, number)
+    os.close(end)
+    before = sys.stderr
+    sys.stderr = open(real, "w", buffering=1, encoding=before.encoding, errors=before.errors,  # noqa: SIM115
+                      closefd=False)  # fmt: skip
+    reader = threading.Thread(target=_forward, args=(begin, real), daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        sys.stderr.close()
+        sys.stderr = before
+        os.write(number, _END)  # child processes may hold the pipe longer
+        os.dup2(real, number)
+        reader.join()
+        os.close(real)
+
+
+_END = b"\0end of the command\0"
+
+
+def _forward(source: int, target: int) -> None:
+    """Writes all lines but logs from a pipe to a file, until `_END` or the end of the pipe."""
+    rest = b""
+    with open(source, "rb", buffering=0) as pipe, contextlib.suppress(OSError):
+        while not rest.endswith(_END) and (data := pipe.read(65536)):
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                _write(target, line + b"\n")
+        _write(target, rest.removesuffix(_END))
+
+
+def _write(target: int, line: bytes) -> None:
+    if line and not _LOG.match(line):
+        os.write(target, line)
