@@ -326,10 +326,8 @@ def _reading_context() -> Any:
     return _reading["context"]
 
 
-def lowered_module(
-    fn: Callable[..., Any], *avals: Any, platform: str = "cpu"
-) -> tuple[ir.Module, list[core.ShapedArray]]:
-    """The StableHLO module that JAX serializes for `fn` at these types, and its result types.
+def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
+    """The StableHLO module that JAX serializes for `fn` at these types.
 
     Serialization expands some ops, so the module goes through it, as raised modules did. It is
     what `jax.export` does at these types, less a copy of the module and a second trace.
@@ -339,7 +337,6 @@ def lowered_module(
     jitted = jax.jit(fn, keep_unused=True)
     with _lowering():
         traced = jitted.trace(*avals)
-        outs = [v.aval for v in open_jaxpr(traced.jaxpr).outvars]
         fixed = all(isinstance(n, int) for a in avals for n in a.shape)
         if fixed and not traced.jaxpr.effects:
             artifact = _serialized(traced, platform, disabled)
@@ -351,7 +348,7 @@ def lowered_module(
         # refers to its own key.
         if forget := getattr(pxla._dce_jaxpr, "evict_weakref", None):
             forget(traced.jaxpr)
-    return stablehlo_dialect.deserialize_portable_artifact(_reading_context(), artifact), outs
+    return stablehlo_dialect.deserialize_portable_artifact(_reading_context(), artifact)
 
 
 @contextlib.contextmanager
@@ -360,6 +357,13 @@ def _lowering() -> Iterator[None]:
         # Raised for 64-bit types without x64, one of two settings that are tried.
         warnings.filterwarnings("ignore", message=".*requested.*dtype")
         yield
+
+
+def lowered_types(fn: Callable[..., Any], *avals: Any) -> list[core.ShapedArray]:
+    """The result types of `fn`; what `lowered_module` lowered is not traced again."""
+    with _lowering():
+        traced = jax.jit(fn, keep_unused=True).trace(*avals)
+    return [v.aval for v in open_jaxpr(traced.jaxpr).outvars]
 
 
 def trace_as_lowered(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from invert._config import Config
-from invert._private.jax import from_words, lowered_module, trace_closed, words_of
+from invert._private.jax import from_words, lowered_module, lowered_types, trace_closed, words_of
 from invert.ir import jaxprs
 from invert.ir.sizes import variables
 from invert.ir.types import Aval, ClosedJaxpr, JaxFunction, Value
@@ -40,10 +40,9 @@ def raised_again(
     carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
     run: Callable[..., Any] = lambda *values: function(*values[len(carriers) :])  # noqa: E731
     with jax.enable_x64(x64):
-        module, traced = lowered_module(
-            run if carriers else function, *carriers, *avals, platform=platform
-        )
-    types = traced if outs is None else outs
+        lowered = run if carriers else function
+        module = lowered_module(lowered, *carriers, *avals, platform=platform)
+        types = lowered_types(lowered, *carriers, *avals) if outs is None else outs
     program = Program(module, Config())
 
     def raised(*values: Value) -> list[Value]:

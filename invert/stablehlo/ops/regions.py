@@ -92,7 +92,7 @@ def reducer(function: Callable, dtype: np.dtype) -> Signature | None:
     """Signature of the reducer of JAX's own `reduce_{max,min}`, say, at a dtype."""
     x = jax.ShapeDtypeStruct((1,), dtype)
     with jax.enable_x64(True):
-        module, _ = lowered_module(lambda x: function(x, (0,)), x)
+        module = lowered_module(lambda x: function(x, (0,)), x)
     return signature(_find(module, "stablehlo.reduce").regions[0])
 
 
@@ -101,5 +101,5 @@ def comparator(dtypes: tuple[np.dtype, ...], num_keys: int) -> Signature | None:
     """Signature of the comparator of `lax.sort` with `num_keys` keys."""
     xs = [jax.ShapeDtypeStruct((1,), d) for d in dtypes]
     with jax.enable_x64(True):
-        module, _ = lowered_module(lambda *xs: lax.sort(xs, num_keys=num_keys), *xs)
+        module = lowered_module(lambda *xs: lax.sort(xs, num_keys=num_keys), *xs)
     return signature(_find(module, "stablehlo.sort").regions[0])

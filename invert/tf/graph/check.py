@@ -13,7 +13,7 @@ from typing import Any
 
 from invert._errors import MalformedModelError, Problem
 from invert.protos.tensors import REFERENCE, type_name
-from invert.tf.ops.definition import Run, attribute_problems, fits, type_at, types_of, with_defaults
+from invert.tf.ops.definition import Run, add_defaults, attribute_problems, fits, type_at, types_of
 
 # More problems than these are counted.
 _SHOWN = 20
@@ -112,7 +112,7 @@ class _Checked:
         definition = self._op_def(node.op)
         if definition is None:
             return node
-        node = with_defaults(node, definition)
+        add_defaults(node, definition)
         problems = [*attribute_problems(node.attr, definition)]
         if not problems:
             problems = self._call_problems(node)

@@ -56,18 +56,14 @@ def fits(given: int, wanted: int) -> bool:
     return not given or not wanted or given == wanted or given - REFERENCE == wanted
 
 
-def with_defaults(node: Any, definition: Any) -> Any:
-    """The `NodeDef` proto, or a copy of it with the attributes that it leaves out."""
-    left_out = [
-        a for a in definition.attr if a.HasField("default_value") and a.name not in node.attr
-    ]
-    if not left_out:
-        return node
-    copy = type(node)()
-    copy.CopyFrom(node)
-    for attr in left_out:
-        copy.attr[attr.name].CopyFrom(attr.default_value)
-    return copy
+def add_defaults(node: Any, definition: Any) -> None:
+    """Gives a `NodeDef` proto the attributes that it leaves out.
+
+    They mean the same, and a copy of the node would hold the constants of its program twice.
+    """
+    for attr in definition.attr:
+        if attr.HasField("default_value") and attr.name not in node.attr:
+            node.attr[attr.name].CopyFrom(attr.default_value)
 
 
 def attribute_problems(attrs: Mapping[str, Any], definition: Any) -> Iterator[str]:
