@@ -30,6 +30,9 @@ from invert.modules.methods import Methods as Methods
 from invert.modules.module import Module as Module
 from invert.modules.save import save as save
 from invert.modules.trainable import trainable as trainable
+from invert.modules.values import assign as assign
+from invert.modules.values import values as values
+from invert.modules.values import with_values as with_values
 from invert.patterns.explain import Attempt as Attempt
 from invert.patterns.explain import Explanation as Explanation
 from invert.rewriting.pattern import Call as Call

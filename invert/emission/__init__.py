@@ -9,8 +9,10 @@ so is the whole file (`emit`), at the open sizes of the program.
 from invert.emission.emit import STYLES as STYLES
 from invert.emission.emit import Emission as Emission
 from invert.emission.emit import Layered as Layered
+from invert.emission.emit import Origin as Origin
 from invert.emission.emit import constant_name as constant_name
 from invert.emission.emit import inlined as inlined
+from invert.emission.emit import put_values as put_values
 from invert.emission.main_class import CALL as CALL
 from invert.emission.python.naming import comment as comment
 from invert.emission.recovered import emission_of as emission_of

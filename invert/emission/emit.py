@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import equinox as eqx
 import jax
@@ -50,6 +50,8 @@ from invert.ir.jaxprs import map_jaxprs
 from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint
 from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Var
+
+M = TypeVar("M", bound=eqx.Module)
 
 # The styles of layers that a caller may choose.
 STYLES = frozenset({"scan", "equinox"})
@@ -122,14 +124,41 @@ class Emission:
         An `eqx.nn.StateIndex` is kept as it is, so that a state made for one model serves the
         other.
         """
-        leaves, tree = jax.tree_util.tree_flatten(self.model, is_leaf=_is_index)
-        new = []
-        for (path, names), old in zip(self.names.items(), leaves, strict=True):
-            known = set(stack.leaves_of(names)) <= values.keys()
-            layout = self.layouts.get(path)
-            value = weights.arranged(names, layout, values) if known else old
-            new.append(eqx.nn.StateIndex(value) if _is_index(old) > _is_index(value) else value)
-        return jax.tree_util.tree_unflatten(tree, new)
+        return put_values(self.model, self.names, self.layouts, values)
+
+
+def put_values(
+    model: M, names: Mapping[str, Any], layouts: Mapping[str, Any], values: Mapping[str, Any]
+) -> M:
+    """A written model with other arrays; see `Emission` for `names` and `layouts`."""
+    leaves, tree = jax.tree_util.tree_flatten(model, is_leaf=_is_index)
+    new = []
+    for (path, names_of_leaf), old in zip(names.items(), leaves, strict=True):
+        known = set(stack.leaves_of(names_of_leaf)) <= values.keys()
+        value = weights.arranged(names_of_leaf, layouts.get(path), values) if known else old
+        new.append(eqx.nn.StateIndex(value) if _is_index(old) > _is_index(value) else value)
+    return jax.tree_util.tree_unflatten(tree, new)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where the arrays of a written model come from; see `Emission` for `names` and `layouts`.
+
+    **Arguments:**
+
+    - `shapes`: of the variables of the container, by their names.
+    """
+
+    names: Mapping[str, Any]
+    layouts: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def values(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """The arrays by the names in the container, in its shapes, of those of a model."""
+        found: dict[str, Any] = {}
+        for (path, names), array in zip(self.names.items(), leaves, strict=True):
+            found |= weights.spread(names, self.layouts.get(path), array, self.shapes)
+        return found
 
 
 def constant_name(method: str, i: int) -> str:
@@ -208,6 +237,7 @@ def _emit(
             failures.append(str(error))
             continue
         if emission is None:
+            failures = failures or ["a size that is open would have to be known"]
             continue
         if failures:
             messages.append(f"written as {how}: {failures[0]}")
@@ -215,6 +245,9 @@ def _emit(
         emission = dataclasses.replace(emission, messages=tuple(messages))
         space: Any = emission.namespace
         space.__source__ = emission.source
+        params = (p for r in recovered.values() for p in r.entry.params)
+        shapes = {p.name: tuple(p.value.shape) for p in params}
+        space.__origin__ = Origin(emission.names, emission.layouts, shapes)
         space.__page__ = page_of(
             {name: (r.entry, emission.certificates[name]) for name, r in recovered.items()},
             title,

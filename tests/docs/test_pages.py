@@ -82,7 +82,20 @@ EXAMPLES = [
     getattr(owner, name)
     for owner, names in (
         (invert, ["load", "convert", "roundtrip", "convert_graphdef", "from_stablehlo"]),
-        (invert, ["from_exported", "save", "trainable", "rewrite", "pattern", "explain"]),
+        (
+            invert,
+            [
+                "values",
+                "with_values",
+                "assign",
+                "from_exported",
+                "save",
+                "trainable",
+                "rewrite",
+                "pattern",
+                "explain",
+            ],
+        ),
         (invert.testing, ["assert_roundtrip"]),
     )
     for name in names

@@ -10,6 +10,7 @@ import numpy as np
 from invert.emission.layers.native import Native
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.sizes import is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 # The array fields of all layers of `equinox.nn`, in order.
@@ -166,7 +167,7 @@ def _norm(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
     if bias is None:
         keywords["use_bias"] = False
     roles = tuple(i for i in (weight, bias) if i is not None)
-    x = tuple(int(n) for n in sizes[0])
+    x = sizes[0]
     if x[len(x) - len(shape) :] == shape:
         size = shape[0] if len(shape) == 1 else shape
         maps = len(x) - len(shape)
@@ -183,11 +184,11 @@ def _groups(
     """Group norms, with the numbers of groups that occur in the program's shapes."""
     if x[axis] != channels:
         return
-    sizes = {int(n) for e in jaxpr.eqns for v in e.outvars for n in v.aval.shape}
+    sizes = {n for e in jaxpr.eqns for v in e.outvars for n in v.aval.shape if not is_open(n)}
     before = (0, axis, *(i for i in range(1, len(x)) if i != axis))
     plain = tuple(range(len(x)))
     after = tuple(before.index(i) for i in plain)
-    for groups in sorted(g for g in sizes if channels % g == 0):
+    for groups in sorted(int(g) for g in sizes if g and channels % g == 0):
         yield Native(
             "GroupNorm", (groups, channels), (("eps", epsilon),), keyed=False, maps=1,
             before=() if before == plain else before, after=() if before == plain else after,

@@ -86,3 +86,17 @@ def arranged(rows: Rows, layout: Layout | None, values: Mapping[Any, Any]) -> An
     while isinstance(rows, (list, tuple)):
         rows, depth = rows[0], depth + 1
     return array if layout is None else laid(array, layout, depth)
+
+
+def spread(
+    rows: Rows, layout: Layout | None, array: Any, shapes: Mapping[Any, Sequence[int]]
+) -> dict[Any, Any]:
+    """The values of parameters from the array of the module, as `arranged` put them there."""
+    if isinstance(rows, (list, tuple)):
+        parts = [spread(row, layout, array[i], shapes) for i, row in enumerate(rows)]
+        return {name: value for part in parts for name, value in part.items()}
+    if layout is None:
+        return {rows: array}
+    order, _ = layout
+    shape = [shapes[rows][i] for i in order]
+    return {rows: array.reshape(shape).transpose([order.index(i) for i in range(len(order))])}

@@ -1,0 +1,198 @@
+"""The arrays of a module by the names in its container: read, put elsewhere, given back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from invert._errors import SignatureError
+from invert.emission import Origin, put_values
+from invert.modules.methods import Methods
+from invert.modules.module import Module
+from invert.modules.params import nest
+
+_M = TypeVar("_M", bound=eqx.Module)
+
+
+def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, Any]:
+    """The arrays of a module by the names of the variables that they were in its container.
+
+    **Arguments:**
+
+    - `module`: a recovered module or its `model`, trained or not, with its layers in any style.
+    - `state`: the state of the module, whose values are taken in the place of the first ones.
+
+    **Returns:** arrays in the shapes of the container. Constants of the program are not among them.
+
+    **Raises:** `SignatureError` where it is not a module of this process that `invert` has
+        recovered or written.
+
+    ??? example
+
+        ```python
+        import equinox as eqx
+        import keras
+
+        import invert
+
+        model = keras.models.load_model("normalized.keras")
+        training = invert.convert(model, training=True)
+        state = eqx.nn.State(training)
+        found = invert.values(training, state)
+        print({name: array.shape for name, array in found.items()})
+        ```
+    """
+    if isinstance(module, (Module, Methods)):
+        return {name: _value(x, state) for name, x in module.named_params().items()}
+    origin = _origin(module)
+    leaves = jax.tree_util.tree_leaves(module, is_leaf=_is_index)
+    if len(leaves) != len(origin.names):
+        raise SignatureError(
+            f"{type(module).__name__} has {len(leaves)} arrays, and was written with "
+            f"{len(origin.names)}: a layer of it was replaced by one of another kind"
+        )
+    found = origin.values([_value(x, state) for x in leaves])
+    return {name: found[name] for name in origin.shapes}
+
+
+def with_values(module: _M, values: Mapping[str, Any], *, strict: bool = True) -> _M:
+    """A module with other arrays, such as the inference mode of a model with trained ones.
+
+    **Arguments:**
+
+    - `module`: a recovered module or its `model`.
+    - `values`: arrays by the names in the container, as `invert.values` gives them. Names that the
+        module does not have are ignored.
+    - `strict`: whether all of its variables have to be among them; otherwise others stay.
+
+    **Returns:** a module of the same kind. Where it has a state, make that anew:
+        `eqx.nn.State(module)`.
+
+    **Raises:** `SignatureError` with all that is missing or has another shape.
+
+    ??? example
+
+        ```python
+        import equinox as eqx
+        import keras
+
+        import invert
+
+        model = keras.models.load_model("normalized.keras")
+        training = invert.convert(model, training=True)
+        state = eqx.nn.State(training)  # ... train ...
+        inference = invert.convert(model)
+        inference = invert.with_values(inference, invert.values(training, state))
+        ```
+    """
+    if isinstance(module, (Module, Methods)):
+        old = module.named_params()
+        shapes = {name: np.shape(_value(x, None)) for name, x in old.items()}
+        new = _fitting(values, shapes, strict)
+        leaves = [_like(x, new[name]) if name in new else x for name, x in old.items()]
+        return eqx.tree_at(lambda m: m.params, module, nest(list(old), leaves))
+    origin = _origin(module)
+    new = _fitting(values, origin.shapes, strict)
+    return put_values(module, origin.names, origin.layouts, new)
+
+
+def assign(target: Any, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Gives arrays back to the variables of a Keras model or another object of TensorFlow.
+
+    **Arguments:**
+
+    - `target`: an object with `variables`, whose `path` or name says which array is theirs. The
+        name of the model in front may be another or none, as in a `.keras` file.
+    - `values`: arrays by the names in the container, as `invert.values` gives them.
+
+    **Returns:** the names of the variables that have no array among `values` and stay.
+
+    **Raises:** `SignatureError` with all arrays that have no variable or another shape; nothing is
+        assigned then.
+
+    ??? example
+
+        ```python
+        import keras
+
+        import invert
+
+        model = keras.models.load_model("model.keras")
+        net = invert.convert(model).model  # ... train ...
+        invert.assign(model, invert.values(net))
+        ```
+    """
+    variables = {_name(v): v for v in target.variables}
+    by_rest: dict[str, list[str]] = {}
+    for name in variables:
+        by_rest.setdefault(name.partition("/")[2], []).append(name)
+    wrong, pairs = [], {}
+    for name, array in values.items():
+        found = [name] if name in variables else by_rest.get(name, [])
+        found = found or by_rest.get(name.partition("/")[2], [])
+        if len(found) != 1:
+            wrong.append(f"there is {'no variable' if not found else 'more than one'} for {name!r}")
+        elif found[0] in pairs:
+            wrong.append(f"{name!r} and another array are both for {found[0]!r}")
+        elif tuple(variables[found[0]].shape) != np.shape(array):
+            shape = list(variables[found[0]].shape)
+            wrong.append(f"{name!r} has the shape {list(np.shape(array))}, expected {shape}")
+        else:
+            pairs[found[0]] = array
+    if wrong:
+        raise SignatureError(f"{type(target).__name__}: {'; '.join(wrong)}")
+    for name, array in pairs.items():
+        variables[name].assign(np.asarray(array))
+    return tuple(name for name in variables if name not in pairs)
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name)).removesuffix(":0")
+
+
+def _fitting(
+    values: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], strict: bool
+) -> dict[str, Any]:
+    """The values of some variables.
+
+    **Raises:** `SignatureError` with all that is missing or has another shape.
+    """
+    wrong = [f"{name!r} is missing" for name in shapes if strict and name not in values]
+    for name, shape in shapes.items():
+        if name in values and np.shape(values[name]) != tuple(shape):
+            got = list(np.shape(values[name]))
+            wrong.append(f"{name!r} has the shape {got}, expected {list(shape)}")
+    if shapes and not values.keys() & shapes.keys():
+        wrong = [f"none of the names is that of a variable, such as {next(iter(shapes))!r}"]
+    if wrong:
+        raise SignatureError("values: " + "; ".join(wrong))
+    return {name: values[name] for name in shapes if name in values}
+
+
+def _origin(module: eqx.Module) -> Origin:
+    origin = getattr(sys.modules.get(type(module).__module__), "__origin__", None)
+    if not isinstance(origin, Origin):
+        raise SignatureError(
+            f"what {type(module).__name__} was called in a container is not known: give a module "
+            "that invert has recovered in this process, or its `model`"
+        )
+    return origin
+
+
+def _is_index(x: object) -> bool:
+    return isinstance(x, eqx.nn.StateIndex)
+
+
+def _value(x: Any, state: eqx.nn.State | None) -> Any:
+    if not isinstance(x, eqx.nn.StateIndex):
+        return x
+    return x.init if state is None else state.get(x)
+
+
+def _like(old: Any, value: Any) -> Any:
+    return eqx.nn.StateIndex(value) if _is_index(old) else value

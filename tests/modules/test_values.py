@@ -1,0 +1,126 @@
+"""Arrays by the names in the container: read, put into another module, given back to Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+from invert._errors import SignatureError
+
+keras = pytest.importorskip("keras")
+X = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+
+
+def _model() -> Any:
+    layers = keras.layers
+    keras.utils.set_random_seed(0)
+    dense = [layers.Dense(8, "tanh", name=f"dense_{i}") for i in range(3)]
+    norm = layers.BatchNormalization(name="norm", momentum=0.5)
+    return keras.Sequential(
+        [keras.Input((8,)), *dense, norm, layers.Dropout(0.5), layers.Dense(3, name="head")],
+        name="net",
+    )
+
+
+def _moved(module: Any) -> Any:
+    """The module with other weights."""
+    return jax.tree_util.tree_map(lambda x: x * 1.5 + 0.1 if eqx.is_inexact_array(x) else x, module)
+
+
+def _same(one: Any, two: Any) -> None:
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, two[name], err_msg=name)
+
+
+def test_values_have_the_names_and_shapes_of_the_container() -> None:
+    model = _model()
+    module = invert.convert(model)
+    wanted = {v.path: v.numpy() for v in model.variables if "seed" not in v.path}
+    _same(dict(sorted(invert.values(module).items())), dict(sorted(wanted.items())))
+    _same(invert.values(module.model), invert.values(module))
+
+
+@pytest.mark.parametrize("layers", [(), "scan", "equinox", ("scan", "equinox")])
+def test_values_come_out_of_every_style_as_they_went_in(layers: Any) -> None:
+    module = invert.convert(_model())
+    emission = module.emit(layers=layers)
+    net: Any = emission.model
+    stacked = any(isinstance(n, tuple) for n in emission.names.values())
+    assert stacked == (layers == "scan")  # activations stand between layers of Equinox
+    assert ("equinox" in layers) == bool(emission.layouts)
+    _same(invert.values(net), invert.values(module))
+    moved = invert.values(_moved(module))
+    put = invert.with_values(net, moved)
+    _same(invert.values(put), moved)
+    np.testing.assert_allclose(put(X), _moved(module)(X), rtol=1e-5, atol=1e-5)
+
+
+def test_from_training_to_inference_and_back_to_keras() -> None:
+    model = _model()
+    training: Any = invert.convert(model, training=True)
+    net = _moved(training.model)
+    state = eqx.nn.State(net)
+    _, state = net(jnp.asarray(X), state)
+    trained = invert.values(net, state)
+    assert not np.allclose(trained["net/norm/moving_mean"], 0)
+    inference = invert.with_values(invert.convert(model), trained)
+    stay = invert.assign(model, trained)
+    assert stay == ()
+    np.testing.assert_allclose(inference(X), model(X), rtol=1e-5, atol=1e-5)
+    # The state of a raw module as well.
+    raw = invert.with_values(training, trained)
+    _same(invert.values(raw), invert.values(raw.model))
+    np.testing.assert_array_equal(
+        eqx.nn.State(raw).get(raw.params["net"]["norm"]["moving_mean"]),
+        trained["net/norm/moving_mean"],
+    )
+
+
+def test_a_keras_file_has_names_without_that_of_the_model(tmp_path) -> None:
+    model = _model()
+    model.save(tmp_path / "net.keras")
+    moved = invert.values(_moved(invert.load(tmp_path / "net.keras")))
+    assert "norm/gamma" in moved
+    stay = invert.assign(model, moved)
+    assert len(stay) == 1 and "seed" in stay[0]
+    np.testing.assert_array_equal(model.get_layer("norm").gamma, moved["norm/gamma"])
+
+
+def test_what_does_not_fit_is_named_and_nothing_is_changed() -> None:
+    model = _model()
+    module = invert.convert(model)
+    values = invert.values(module)
+    wrong = values | {"net/head/kernel": np.ones((8, 4)), "net/tail/kernel": np.ones(2)}
+    wrong["net/norm/gamma"] = np.full(8, 7.0)
+    with pytest.raises(SignatureError) as error:
+        invert.assign(model, wrong)
+    assert "'net/head/kernel' has the shape [8, 4], expected [8, 3]" in str(error.value)
+    assert "there is no variable for 'net/tail/kernel'" in str(error.value)
+    np.testing.assert_array_equal(model.get_layer("norm").gamma, np.ones(8))
+    few = {"net/head/bias": np.ones(3)}
+    for either in (module, module.model):
+        with pytest.raises(SignatureError, match=r"'net/head/kernel' is missing"):
+            invert.with_values(either, few)
+        changed = invert.with_values(either, few, strict=False)
+        np.testing.assert_array_equal(invert.values(changed)["net/head/bias"], np.ones(3))
+        with pytest.raises(SignatureError, match="none of the names"):
+            invert.with_values(either, {"b": np.ones(3)}, strict=False)
+        with pytest.raises(SignatureError, match=r"has the shape \[8, 4\]"):
+            invert.with_values(either, wrong)
+
+
+def test_modules_of_others_are_refused() -> None:
+    with pytest.raises(SignatureError, match="is not known"):
+        invert.values(eqx.nn.Linear(2, 3, key=jax.random.key(0)))
+    net: Any = invert.convert(_model()).model
+    other = eqx.tree_at(lambda m: m.head, net, eqx.nn.MLP(8, 3, 4, 2, key=jax.random.key(0)))
+    with pytest.raises(SignatureError, match="another kind"):
+        invert.values(other)
