@@ -14,6 +14,7 @@ and is kept. What it costs a module is won back here: bytecode is read faster th
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
@@ -27,13 +28,17 @@ _VERSION = re.compile(rb"StableHLO_v(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
 def parse_module(
-    blob: bytes | str, *, what: str = "StableHLO module", trusted: bool = False
+    blob: bytes | str | Callable[[], bytes],
+    *,
+    what: str = "StableHLO module",
+    trusted: bool = False,
 ) -> ir.Module:
     """Parses and verifies one StableHLO module.
 
     **Arguments:**
 
-    - `blob`: MLIR text, MLIR bytecode, or a StableHLO portable artifact.
+    - `blob`: MLIR text, MLIR bytecode, or a StableHLO portable artifact; or a function that gives
+        the bytes, which are let go once another process has read them.
     - `what`: how messages name the module.
     - `trusted`: `True` for bytes that this very process made. They are read at once; any others
         are read in a child process first, because damaged bytes can end the process that reads.
@@ -44,6 +49,8 @@ def parse_module(
     **Raises:** `MalformedModelError` where the bytes are not such a module, where the module
     does not verify, or where it needs a newer jaxlib; `UnsupportedOpError` for quantized types.
     """
+    if callable(blob):
+        blob = blob()
     if isinstance(blob, (bytearray, memoryview)):
         blob = bytes(blob)
     if not isinstance(blob, (bytes, str)):
@@ -54,6 +61,7 @@ def parse_module(
         data = blob.encode() if isinstance(blob, str) else blob
     except UnicodeEncodeError as e:
         raise MalformedModelError(f"The {what} is text with lone surrogates ({e}).") from e
+    del blob
     if not data.strip():
         raise MalformedModelError(f"The {what} is empty. {_AGAIN}")
     kind = _kind(data, what)

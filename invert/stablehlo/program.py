@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ class Program:
     @classmethod
     def from_bytes(
         cls,
-        blob: bytes | str,
+        blob: bytes | str | Callable[[], bytes],
         *,
         config: Config,
         platforms: tuple[str, ...] = (),
@@ -58,7 +58,7 @@ class Program:
         trusted: bool = False,
         mesh: AbstractMesh | None = None,
     ) -> Program:
-        """Parses `blob`: MLIR text, bytecode or a portable artifact.
+        """Parses `blob`: MLIR text, bytecode or a portable artifact, or what gives the bytes.
 
         **Arguments:**
 

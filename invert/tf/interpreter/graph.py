@@ -152,7 +152,7 @@ class Graph:
 
             # Not `node.attr`: it decodes strings as text, and these are bytes.
             self._programs[node] = Program.from_bytes(
-                node.attrs["module"].s,
+                lambda: node.attrs["module"].s,
                 config=self.config,
                 platforms=tuple(p.lower() for p in node.attr("platforms", [])),
                 location=node.location,
