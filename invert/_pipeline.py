@@ -55,11 +55,10 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
         closed = simplify(closed) if entry.outside else jaxprs.canonicalize(closed)
         seconds["canonicalize"] = time.perf_counter() - start
         start = time.perf_counter()
-        config.begin(f"{entry.name}: recognizing patterns")
         raw, known = jaxprs.split_constants(plain(closed))
         platform = entry.platform or platform_of(jaxprs.opaque_targets(raw))
         defects: list[str] = []
-        closed, rewrites = _recognize(closed, platform, config, defects)
+        closed, rewrites = _recognize(closed, platform, config, defects, entry.name)
         closed = hints.merge_broadcasts(closed)
         seconds["patterns"] = time.perf_counter() - start
         start = time.perf_counter()
@@ -152,9 +151,9 @@ def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
 
 
 def _recognize(
-    closed: Any, platform: str, config: Config, defects: list[str]
+    closed: Any, platform: str, config: Config, defects: list[str], name: str = ""
 ) -> tuple[Any, Mapping[str, int]]:
-    """Applies the patterns that are switched on."""
+    """Applies the patterns that are switched on; with a name, progress is told."""
     stages = patterns.selected(config.patterns, config.disabled_patterns)
     if config.extra_patterns:
         stages = (*stages, PatternStage(tuple(config.extra_patterns)))
@@ -171,4 +170,8 @@ def _recognize(
         named=hints.names_primitives(closed),
         defects=defects,
     )
-    return rewriter.run(closed), dict(sorted(rewriter.counts.items()))
+    for number in range(len(stages)):
+        if name:
+            config.begin(f"{name}: recognizing patterns, {100 * number // len(stages)} %")
+        closed = rewriter.run_stage(closed, number)
+    return closed, dict(sorted(rewriter.counts.items()))

@@ -6,7 +6,7 @@ import ast
 import collections
 import dataclasses
 import re
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +76,11 @@ def _modules(value: Var | Node) -> list[Node]:
     return value.nodes if value.listed else [value]
 
 
+def _count(node: Node) -> int:
+    """The number of modules inside of one."""
+    return sum(1 + _count(v) for v in node.nodes)
+
+
 def sequence(kind: ast.expr) -> ast.expr:
     """`tuple[kind, ...]`."""
     return syntax.item(syntax.name("tuple"), syntax.tuple_of([kind, ast.Constant(...)]))
@@ -107,6 +112,9 @@ class Classes:
         self.of: dict[Node, Class] = {}
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
+        # Called with the number of layers that are written, and of all.
+        self.on_layer: Callable[[int, int], None] = lambda done, count: None
+        self._count = 0
         self._made = {v: e for j in jaxprs.values() for e in j.eqns for v in e.outvars}
         file.layer = self._step
 
@@ -186,6 +194,7 @@ class Classes:
         """Writes the classes of all nodes but the outermost; equal ones share a class."""
         levels: list[list[Draft]] = []
         order: list[Draft] = []
+        self._count = _count(root)
         for v in root.nodes:
             self._draft(v, levels, order)
         # From the innermost outwards: modules with fields of different classes differ.
@@ -256,6 +265,7 @@ class Classes:
             levels.append([])
         levels[level].append(draft)
         order.append(draft)
+        self.on_layer(len(order), self._count)
         return level
 
     def _add_methods(self, draft: Draft) -> None:

@@ -69,6 +69,7 @@ class Recovered:
     - `checkify`: whether assertions are written as `checkify.check` rather than `eqx.error_if`.
     - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     - `constraints`: conditions on its open dimensions.
+    - `begin`: told what is done, in a line.
     """
 
     entry: EntryPoint
@@ -80,6 +81,7 @@ class Recovered:
     checkify: bool = False
     fixed: str = ""
     constraints: Sequence[Constraint] = ()
+    begin: Callable[[str], None] = lambda text: None
 
     @property
     def in_state(self) -> list[bool]:
@@ -357,6 +359,7 @@ class _Variant:
         tree = layer_tree.tree_of(roots, self.paths, title)
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         classes = Classes(file, tree, jaxprs, self.paths, self.held, found)
+        classes.on_layer = self._tell
         methods = [
             main_class.Method(
                 name,
@@ -386,10 +389,18 @@ class _Variant:
         certificates = {name: r.certificate for name, r in self.recovered.items()}
         source = headed(text, self._doc(certificates))
         namespace = module_of(source, f"emitted_{cls}")
+        self._begin("comparing the source")
         certificates = self._compare(namespace, tree.root, main, jaxprs)
         forget_traces(vars(namespace))
         self.messages += file.prover.defects
         return self._emission(source, namespace, cls, tree.root, certificates)
+
+    def _begin(self, text: str) -> None:
+        first = next(iter(self.recovered.values()))
+        first.begin(f"{self.title}: {text}")
+
+    def _tell(self, done: int, count: int) -> None:
+        self._begin(f"writing the source, {100 * done // max(count, 1)} %")
 
     def _compare(
         self,

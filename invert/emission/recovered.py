@@ -107,4 +107,5 @@ def _recovered(function: Function, stage: Any, held: Set[str], fixed: str = "") 
         function.config.assertions == "checkify",
         fixed,
         () if fixed else stage.constraints,
+        function.config.begin,
     )

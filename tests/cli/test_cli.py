@@ -203,7 +203,7 @@ def test_convert_says_what_it_does(models: Path, tmp_path: Path, capsys) -> None
     stages = [line.partition("] ")[2] for line in lines(capsys)[1].splitlines()]
     assert [s.partition(": ")[2] for s in stages if ": " in s][:2] == [
         "raising",
-        "recognizing patterns",
+        "recognizing patterns, 0 %",
     ]
     assert stages[-1] == "writing the source"
     assert (tmp_path / "weights.safetensors").exists()  # one array needs one file
@@ -388,9 +388,23 @@ def test_progress_of_a_conversion() -> None:
     said: list[str] = []
     config = dataclasses.replace(invert.Config(), progress=said.append)
     invert.from_exported(jax.export.export(jax.jit(jnp.sin))(X), config=config)
-    assert [s.partition(": ")[2] for s in said] == [
+    stages = [s.partition(": ")[2] for s in said]
+    assert list(dict.fromkeys(s.partition(",")[0] for s in stages)) == [
         "raising", "recognizing patterns", "comparing gradients", "verifying"
     ]  # fmt: skip
+    shares = [int(s.split()[-2]) for s in stages if "patterns" in s]
+    assert shares == sorted(set(shares)) and shares[0] == 0 and 80 <= shares[-1] < 100
+
+
+def test_progress_of_a_text() -> None:
+    said: list[str] = []
+    model = keras.Sequential(
+        [keras.Input((3,)), *(keras.layers.Dense(3, "tanh", name=f"layer{i}x") for i in range(4))]
+    )
+    invert.convert(model, config=invert.Config(progress=said.append)).emit()
+    shares = [int(s.split()[-2]) for s in said if "writing the source" in s]
+    assert shares == [25, 50, 75, 100]
+    assert said[-1].endswith("comparing the source")
 
 
 def test_source_is_printed(models: Path, capsys) -> None:
