@@ -17,6 +17,7 @@ from invert._report import Report
 from invert.emission import Emission, constant_name, emission_of
 from invert.modules.function import Function
 from invert.modules.module import Recovered, class_of, leaf_of, method, styles_of
+from invert.modules.module import run as call_function
 from invert.modules.params import nest
 
 
@@ -80,7 +81,7 @@ def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]
         function = dict(self._functions)[name]
         named = self.named_params()
         leaves = [named[p.name] for p in function.entry.params]
-        return function(self.constants[name], leaves, args, kwargs)
+        return call_function(function, self.constants[name], leaves, args, kwargs)
 
     return method(function, attribute, run)
 

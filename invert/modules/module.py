@@ -205,7 +205,7 @@ class Module(Recovered):
         **Raises:** `SignatureError` where the arguments do not fit the signature.
         """
         leaves = list(self.named_params().values())
-        return self._function(self.constants, leaves, args, kwargs)
+        return run(self._function, self.constants, leaves, args, kwargs)
 
     @property
     def jaxpr(self) -> ClosedJaxpr:
@@ -251,6 +251,35 @@ class Module(Recovered):
                 "pass example arguments when converting"
             )
         return stage
+
+
+def run(
+    function: Function,
+    constants: Sequence[Any],
+    params: Sequence[Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Calls a function.
+
+    **Raises:** `SignatureError` where parameters have other shapes than in the program.
+    """
+    try:
+        return function(constants, params, args, kwargs)
+    except (TypeError, ValueError) as error:
+        # Compared only now, since a call is to cost no more than it must.
+        pairs = zip(function.entry.params, params, strict=True)
+        wrong = [
+            f"{p.name!r} has the shape {list(np.shape(x))}, expected {list(p.value.shape)}"
+            for p, x in pairs
+            if hasattr(x, "shape") and np.shape(x) != tuple(p.value.shape)
+        ]
+        if not wrong:
+            raise
+        raise SignatureError(
+            f"{function.entry.name}: the parameter {'; '.join(wrong)}. The program is for these "
+            "shapes; put layers of other sizes into `module.model`, whose classes take them"
+        ) from error
 
 
 def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True) -> frozenset[str]:

@@ -205,7 +205,8 @@ def test_convert_says_what_it_does(models: Path, tmp_path: Path, capsys) -> None
         "raising",
         "recognizing patterns, 0 %",
     ]
-    assert stages[-1] == "writing the source"
+    assert "writing the source" in stages
+    assert stages[-1].endswith("comparing the source")
     assert (tmp_path / "weights.safetensors").exists()  # one array needs one file
 
 

@@ -124,3 +124,18 @@ def test_modules_of_others_are_refused() -> None:
     other = eqx.tree_at(lambda m: m.head, net, eqx.nn.MLP(8, 3, 4, 2, key=jax.random.key(0)))
     with pytest.raises(SignatureError, match="another kind"):
         invert.values(other)
+
+
+def test_a_layer_of_another_width_belongs_into_the_model() -> None:
+    module = invert.convert(_model())
+    kernel = jnp.ones((8, 5))
+    raw = eqx.tree_at(lambda m: m.params["net"]["head"]["kernel"], module, kernel)
+    with pytest.raises(SignatureError, match=r"'net/head/kernel' has the shape \[8, 5\]") as error:
+        raw(X)
+    assert "module.model" in str(error.value)
+    net: Any = module.model
+    head = (kernel, jnp.ones(5))
+    wider = eqx.tree_at(lambda m: (m.head.kernel, m.head.bias), net, head)
+    assert wider(X).shape == (6, 5)
+    same = eqx.tree_at(lambda m: m.params["net"]["head"]["bias"], module, jnp.ones(3))
+    np.testing.assert_allclose(same(X), module(X) + 1, rtol=1e-5, atol=1e-5)
