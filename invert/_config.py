@@ -66,6 +66,10 @@ class Config:
         `{"x": "batch length 3"}`. A name for an open size is that of the dimension; the same name
         twice says that two sizes are equal; a number fixes a size. Examples of a live TensorFlow
         function or Keras model leave the sizes open that have a name.
+    - `random`: what TensorFlow's random ops with a seed or a generator draw. `"tensorflow"`: the
+        numbers that TensorFlow draws, whose seeds and states are kept. `"jax"`: numbers of
+        `jax.random`; draws whose seed is the state of a generator (`tf.random.Generator`, Keras's
+        `SeedGenerator`, and so dropout) take a `key` of the call, and the state is left out.
     - `host_ops`: treatment of TensorFlow ops that only a host can run (text, encoded images) and
         whose inputs depend on data. `"error"`: all of them are reported; `"callback"`: TensorFlow
         runs them at run time, in a `jax.pure_callback`.
@@ -88,6 +92,7 @@ class Config:
     max_scan: int = 4096
     dynamic_sizes: Literal["ids", "pad", "error"] = "ids"
     sizes: Mapping[str, str] | None = dataclasses.field(default=None, hash=False)
+    random: Literal["tensorflow", "jax"] = "tensorflow"
     host_ops: Literal["error", "callback"] = "error"
     progress: Callable[[str], None] | None = None
 

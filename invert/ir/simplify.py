@@ -1,7 +1,7 @@
 """Simplifies what rules of TensorFlow ops have written, without changing any value.
 
-A matrix product of rows that were flattened is a product over the last axes, and values that a loop
-carries twice are carried once.
+A matrix product of rows that were flattened is a product over the last axes. What a loop carries or
+tests twice is carried or tested once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 from jax import lax
 
-from invert._private.jax import close_like, open_jaxpr, rename
+from invert._private.jax import close_like, dce, open_jaxpr, rename
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import canonicalize, map_jaxprs
 from invert.ir.loops import WhileParts
+from invert.ir.traced_form import merged
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 
 # Merging carried values of a loop looks at each pair of them.
@@ -29,7 +30,7 @@ def simplify(closed: J) -> J:
     def one(jaxpr: Jaxpr) -> Jaxpr:
         return _with_products(_with_single_carries(jaxpr))
 
-    return canonicalize(map_jaxprs(closed, one))
+    return map_jaxprs(canonicalize(map_jaxprs(closed, one)), _with_single_tests)
 
 
 def _with_products(jaxpr: Jaxpr) -> Jaxpr:
@@ -122,6 +123,25 @@ def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
         eqns += [eqn, *after]
         names |= same
     return rename(jaxpr.replace(eqns=eqns), names)
+
+
+def _with_single_tests(jaxpr: Jaxpr) -> Jaxpr:
+    """Tests a condition of a loop once that is stated twice, as by a bound that is the same."""
+    eqns = list(jaxpr.eqns)
+    for i, eqn in enumerate(eqns):
+        if eqn.primitive.name == "while":
+            parts = WhileParts.of(eqn)
+            cond = merged(parts.cond)
+            names: dict[Var, Atom] = {}
+            for test in open_jaxpr(cond).eqns:
+                if test.primitive.name == "and":
+                    a, b = (names.get(a, a) if is_var(a) else a for a in test.invars)
+                    if a is b:
+                        names[test.outvars[0]] = a
+            if names:
+                cond = close_like(cond, dce(rename(open_jaxpr(cond), names)))
+                eqns[i] = dataclasses.replace(parts, cond=cond).put_into(eqn)
+    return jaxpr.replace(eqns=eqns)
 
 
 def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:

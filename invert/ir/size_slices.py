@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from jax import lax
 
 from invert._private.jax import open_jaxpr, trace_closed
+from invert.ir.size_values import sizes_in
 from invert.ir.sizes import DimSize, decided, is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
 
@@ -40,7 +40,7 @@ def _may_be(eqn: Eqn) -> bool:
 def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
     """The equations of a slice that is the same; `None` where the array may be shorter."""
     x, index = eqn.invars
-    starts = _sizes(index, makers) if len(index.aval.shape) == 1 else None
+    starts = sizes_in(index, makers) if len(index.aval.shape) == 1 else None
     numbers, lengths = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     if starts is None or any(not is_open(n) and n != 1 for n in _at(lengths, numbers)):
         return None
@@ -141,7 +141,7 @@ def _number(atom: Atom, makers: dict[Var, Eqn]) -> DimSize | None:
     eqn = None if isinstance(atom, Literal) else makers.get(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
         return _number(eqn.invars[0], makers)
-    found = _sizes(atom, makers) if not atom.aval.shape else None
+    found = sizes_in(atom, makers) if not atom.aval.shape else None
     return found[0] if found is not None and len(found) == 1 else None
 
 
@@ -162,30 +162,3 @@ def _instead(eqn: Eqn, cut: Callable[[Value], Value]) -> list[Eqn]:
 
 def _at(lengths: Sequence[DimSize], numbers: lax.GatherDimensionNumbers) -> list[DimSize]:
     return [lengths[i] for i in numbers.collapsed_slice_dims]
-
-
-def _sizes(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
-    """The sizes that a vector or number holds; `None` where it is data."""
-    if isinstance(atom, Literal):
-        value = np.asarray(atom.val)
-        return [int(n) for n in value.reshape(-1)] if value.dtype.kind in "iu" else None
-    eqn = makers.get(atom)
-    if eqn is None:
-        return None
-    match eqn.primitive.name:
-        case "dim_as_value":
-            return [eqn.params["dim"]]
-        case "convert_element_type" | "reshape" | "squeeze" | "copy":
-            return _sizes(eqn.invars[0], makers) if atom.aval.dtype.kind in "iu" else None
-        case "broadcast_in_dim":
-            found = _sizes(eqn.invars[0], makers)
-            (*_, size) = (1, *atom.aval.shape)
-            return None if found is None or is_open(size) else found * (size // max(len(found), 1))
-        case "concatenate":
-            parts = [_sizes(a, makers) for a in eqn.invars]
-            return None if None in parts else [n for p in parts for n in p or ()]
-        case "slice":
-            found = _sizes(eqn.invars[0], makers)
-            (start,), (limit,) = eqn.params["start_indices"], eqn.params["limit_indices"]
-            return None if found is None or eqn.params["strides"] else found[start:limit]
-    return None

@@ -23,6 +23,7 @@ from invert._private.jax import (
     rename,
 )
 from invert.ir.loops import WhileParts
+from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 
 _WIDE = np.dtype(np.int64)
@@ -42,9 +43,14 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
         eqns.extend(made)
         return made[-1].outvars[0]
 
+    producers: dict[Var, Eqn] = {}
     for eqn in jaxpr.eqns:
+        producers.update((v, eqn) for v in eqn.outvars)
         if eqn.primitive is dim_as_value_p:
             makers[eqn.outvars[0]] = eqn
+        elif (size := _taken(eqn, producers)) is not None:
+            maker = next(iter(makers.values()))
+            makers[eqn.outvars[0]] = maker.replace(params={**maker.params, "dim": size})
         elif _converts(eqn) and (maker := makers.get(eqn.invars[0])) is not None:  # pyright: ignore
             (out,) = eqn.outvars
             if out.aval.dtype.kind == "i":
@@ -58,6 +64,42 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
             eqns.append(eqn.replace(invars=[used(a) for a in eqn.invars]))
     outvars = [used(a) for a in jaxpr.outvars]
     return jaxpr.replace(eqns=eqns, outvars=outvars)
+
+
+def _taken(eqn: Eqn, producers: dict[Var, Eqn]) -> DimSize | None:
+    """The open size that an equation takes out of an array of sizes, if it does."""
+    if eqn.primitive.name not in ("squeeze", "reshape"):
+        return None
+    (out,) = eqn.outvars
+    found = sizes_in(out, producers) if not out.aval.shape else None
+    return found[0] if found is not None and len(found) == 1 and is_open(found[0]) else None
+
+
+def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
+    """The sizes that a vector or number holds; `None` where it is data."""
+    if isinstance(atom, Literal):
+        value = np.asarray(atom.val)
+        return [int(n) for n in value.reshape(-1)] if value.dtype.kind in "iu" else None
+    eqn = makers.get(atom)
+    if eqn is None:
+        return None
+    match eqn.primitive.name:
+        case "dim_as_value":
+            return [eqn.params["dim"]]
+        case "convert_element_type" | "reshape" | "squeeze" | "copy":
+            return sizes_in(eqn.invars[0], makers) if atom.aval.dtype.kind in "iu" else None
+        case "broadcast_in_dim":
+            found = sizes_in(eqn.invars[0], makers)
+            (*_, size) = (1, *atom.aval.shape)
+            return None if found is None or is_open(size) else found * (size // max(len(found), 1))
+        case "concatenate" | "stack":
+            parts = [sizes_in(a, makers) for a in eqn.invars]
+            return None if None in parts else [n for p in parts for n in p or ()]
+        case "slice":
+            found = sizes_in(eqn.invars[0], makers)
+            (start,), (limit,) = eqn.params["start_indices"], eqn.params["limit_indices"]
+            return None if found is None or eqn.params["strides"] else found[start:limit]
+    return None
 
 
 def _without_sizes(eqn: Eqn, makers: dict[Var, Eqn]) -> Eqn:

@@ -9,12 +9,13 @@ programs; names play no role.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 from jax import lax
 
-from invert._private.jax import Literal, consts_of, dim_as_value_p, max_dim
+from invert._private.jax import Literal, consts_of, dim_as_value_p, max_dim, min_dim
 from invert.ir.graph import Graph
 from invert.ir.interpret import evaluate, replacing
 from invert.ir.loops import WhileParts
@@ -82,16 +83,13 @@ def counted(eqn: Eqn) -> Counted | None:
     """The loop `for i in range(length)` that a `while` is; `None` where it is another."""
     parts = WhileParts.of(eqn)
     test = Graph(parts.cond, consts_of(parts.cond))
-    if not test.eqns or test.eqns[-1].primitive.name != "lt":
+    (holds,) = test.jaxpr.outvars
+    limits = _limits(holds, test)
+    if limits is None or len({v for v, _ in limits}) != 1:
         return None
-    *sizes, compare = test.eqns
-    if any(e.primitive.name not in ("dim_as_value", "convert_element_type") for e in sizes):
-        return None
-    variable, limit = compare.invars
-    if list(test.jaxpr.outvars) != list(compare.outvars):
-        return None
-    length = _size(limit, test)
-    if length is None or variable not in parts.tested:
+    variable = limits[0][0]
+    length = functools.reduce(min_dim, dict.fromkeys(n for _, n in limits))
+    if variable not in parts.tested:
         return None
     counter = parts.tested.index(variable)
     start = parts.init[counter]
@@ -101,6 +99,19 @@ def counted(eqn: Eqn) -> Counted | None:
     held = graph.jaxpr.invars[: len(parts.body_consts)]
     loop = Counted(graph, held, parts.carried, counter, max_dim(length, 0))
     return loop if loop.index(graph.jaxpr.outvars[counter]) == (1, 1) else None
+
+
+def _limits(holds: Atom, test: Graph) -> list[tuple[Atom, DimSize]] | None:
+    """The comparisons `variable < size` that a condition is made of; `None` for another one."""
+    eqn = test.producer(holds)
+    if eqn is not None and eqn.primitive.name == "and":
+        parts = [_limits(a, test) for a in eqn.invars]
+        return None if None in parts else [limit for part in parts for limit in part or ()]
+    if eqn is None or eqn.primitive.name != "lt":
+        return None
+    variable, limit = eqn.invars
+    size = _size(limit, test)
+    return None if size is None or isinstance(variable, Literal) else [(variable, size)]
 
 
 @dataclasses.dataclass(frozen=True)

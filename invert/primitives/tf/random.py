@@ -9,10 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.tf.random_by_key import uniform
 from invert.primitives.tf.stateless_random import truncated_from_uniform
+from invert.tf.graph.seeds import KEY_OF_CALL
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, rule, rules
 from invert.tf.numerics.rejection import gamma_slope
+
+
+@rule(KEY_OF_CALL, effect="none", draws=True)
+def _key_of_call(*, ctx: Context) -> Array:
+    return ctx.key()
+
 
 # The key of the call takes their place.
 _SEEDS = ("seed", "seed2")
@@ -33,7 +41,7 @@ def _truncated_normal(key: Array, shape: Ints, dtype: np.dtype) -> Array:
 
 rules(
     {
-        "RandomUniform": _drawn(jax.random.uniform),
+        "RandomUniform": _drawn(uniform),
         "RandomStandardNormal": _drawn(jax.random.normal),
         "TruncatedNormal": _drawn(_truncated_normal),
     },

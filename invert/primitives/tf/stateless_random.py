@@ -1,7 +1,7 @@
 """Random ops that take a seed or a generator's state: the numbers that TensorFlow draws on CPU.
 
 In a function that XLA compiles these are the numbers of XLA, which derives others from the same
-words.
+words. With `Config(random="jax")` they are those of `jax.random`, of a key that is the seed.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.tf import random_by_key
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
@@ -29,6 +31,7 @@ _PHILOX, _THREEFRY, _AUTO = 1, 2, 3
 # How many blocks a generator advances for each number that is drawn (SkipPhiloxRandom of
 # tensorflow/core/kernels/stateful_random_ops_cpu_gpu.h).
 _SKIP = 256
+_NO_COUNTER = np.zeros(2, np.uint64)
 
 
 def _algorithm(node: Node, alg: int) -> int:
@@ -44,8 +47,29 @@ def _require_philox(node: Node, alg: int) -> None:
         )
 
 
+def _by_key(ctx: Context) -> bool:
+    return ctx.config.random == "jax"
+
+
+def _of_seed(ctx: Context, seed: Value) -> Any:
+    """The stream of a seed, or the key that it is."""
+    return random_by_key.key_of(seed) if _by_key(ctx) else Stream.from_seed(seed)
+
+
+def _of_state(ctx: Context, key: Value, counter: Value) -> Any:
+    """The stream of a key and a counter, or the key alone."""
+    if _by_key(ctx):
+        return random_by_key.key_of(key)
+    return Stream.from_state(array(key), array(counter))
+
+
 @rule("StatelessRandomGetKeyCounter")
-def _key_and_counter(seed: Value) -> list[Array]:
+def _key_and_counter(seed: Value, *, ctx: Context) -> list[Array]:
+    if _by_key(ctx):
+        if isinstance(seed, np.ndarray):
+            return [seed.astype(np.uint32).view(np.uint64), _NO_COUNTER]
+        words = lax.convert_element_type(seed, np.uint32)
+        return [lax.reshape(lax.bitcast_convert_type(words, np.uint64), (1,)), _NO_COUNTER]
     if not isinstance(seed, np.ndarray):
         return list(Stream.from_seed(array(seed)).key_and_counter())
     with jax.ensure_compile_time_eval():  # a constant seed gives a constant key
@@ -53,8 +77,8 @@ def _key_and_counter(seed: Value) -> list[Array]:
 
 
 @rule("StatelessRandomGetKeyCounterAlg")
-def _get_key_counter_alg(seed: Value) -> list[Array]:
-    return [*_key_and_counter(seed), np.asarray(_PHILOX, np.int32)]
+def _get_key_counter_alg(seed: Value, *, ctx: Context) -> list[Array]:
+    return [*_key_and_counter(seed, ctx=ctx), np.asarray(_PHILOX, np.int32)]
 
 
 @rule("StatelessRandomGetAlg")
@@ -87,6 +111,8 @@ _STATELESS = [
 
 def _draw(ctx: Context, op: str, algorithm: int = _PHILOX) -> _Draw:
     """How an op draws."""
+    if _by_key(ctx):
+        return random_by_key.DRAWS[_kind(op)]
     if algorithm == _PHILOX and not ctx.compiled:
         return _DRAWS[_kind(op)]
     bits = xla_random.philox_bits if algorithm == _PHILOX else xla_random.threefry_bits
@@ -104,14 +130,14 @@ def _stateless(
     shape: Ints, seed: Array, *bounds: Array, ctx: Context, op: str, dtype: np.dtype
 ) -> Array:
     dtype = bounds[0].dtype if bounds else dtype
-    return _draw(ctx, op)(Stream.from_seed(seed), shape, dtype, *bounds)
+    return _draw(ctx, op)(_of_seed(ctx, seed), shape, dtype, *bounds)
 
 
 @rule(*(f"{op}V2" for op in _STATELESS))
 def _stateless_v2(
     shape: Ints,
-    key: Array,
-    counter: Array,
+    key: Value,
+    counter: Value,
     alg: Int,
     *bounds: Array,
     ctx: Context,
@@ -120,41 +146,53 @@ def _stateless_v2(
 ) -> Array:
     dtype = bounds[0].dtype if bounds else dtype
     draw = _draw(ctx, node.op, _algorithm(node, alg))
-    return draw(Stream.from_state(key, counter), shape, dtype, *bounds)
+    return draw(_of_state(ctx, key, counter), shape, dtype, *bounds)
 
 
 @rule("StatelessRandomGammaV2")
-def _gamma_v2(shape: Ints, seed: Array, alpha: Array) -> Array:
-    return rejection.gamma(Stream.from_seed(seed), shape, jnp.asarray(alpha))
+def _gamma_v2(shape: Ints, seed: Array, alpha: Array, *, ctx: Context) -> Array:
+    draw = random_by_key.gamma if _by_key(ctx) else rejection.gamma
+    return draw(_of_seed(ctx, seed), shape, jnp.asarray(alpha))
 
 
 @rule("StatelessRandomGammaV3")
 def _gamma_v3(
-    shape: Ints, key: Array, counter: Array, alg: Int, alpha: Array, *, node: Node
+    shape: Ints, key: Value, counter: Value, alg: Int, alpha: Array, *, ctx: Context, node: Node
 ) -> Array:
     _require_philox(node, alg)
-    return rejection.gamma(Stream.from_state(key, counter), shape, jnp.asarray(alpha))
+    draw = random_by_key.gamma if _by_key(ctx) else rejection.gamma
+    return draw(_of_state(ctx, key, counter), shape, jnp.asarray(alpha))
 
 
 @rule("StatelessRandomPoisson")
-def _poisson(shape: Ints, seed: Array, rate: Array, *, dtype: np.dtype) -> Array:
-    return rejection.poisson(Stream.from_seed(seed), shape, jnp.asarray(rate), dtype)
+def _poisson(shape: Ints, seed: Array, rate: Array, *, ctx: Context, dtype: np.dtype) -> Array:
+    draw = random_by_key.poisson if _by_key(ctx) else rejection.poisson
+    return draw(_of_seed(ctx, seed), shape, jnp.asarray(rate), dtype)
 
 
 @rule("StatelessRandomBinomial")
-def _binomial(shape: Ints, seed: Array, counts: Array, probs: Array, *, dtype: np.dtype) -> Array:
-    counts, probs = jnp.asarray(counts), jnp.asarray(probs)
-    return rejection.binomial(Stream.from_seed(seed), shape, counts, probs, dtype)
+def _binomial(
+    shape: Ints, seed: Array, counts: Array, probs: Array, *, ctx: Context, dtype: np.dtype
+) -> Array:
+    draw = random_by_key.binomial if _by_key(ctx) else rejection.binomial
+    return draw(_of_seed(ctx, seed), shape, jnp.asarray(counts), jnp.asarray(probs), dtype)
 
 
 @rule("StatelessParameterizedTruncatedNormal")
 def _parameterized_truncated_normal(
-    shape: Ints, seed: Array, mean: Array, deviation: Array, low: Array, high: Array
+    shape: Ints,
+    seed: Array,
+    mean: Array,
+    deviation: Array,
+    low: Array,
+    high: Array,
+    *,
+    ctx: Context,
 ) -> Array:
     # The kernel lets one stream run through all numbers of a thread, so that its numbers depend on
     # how many threads there are. These have the same distribution, by inversion.
     mean, deviation, low, high = map(jnp.asarray, (mean, deviation, low, high))
-    u = philox.uniform(Stream.from_seed(seed), shape, mean.dtype)
+    u = _draw(ctx, "Uniform")(_of_seed(ctx, seed), shape, mean.dtype)
     z = truncated_from_uniform(u, (low - mean) / deviation, (high - mean) / deviation)
     return mean + deviation * z
 
@@ -174,7 +212,9 @@ def truncated_from_uniform(u: Array, low: Array, high: Array) -> Array:
 
 
 @rule("StatelessMultinomial")
-def _multinomial(logits: Array, count: Int, seed: Array, *, output_dtype: np.dtype) -> Array:
+def _multinomial(
+    logits: Array, count: Int, seed: Array, *, ctx: Context, output_dtype: np.dtype
+) -> Array:
     # multinomial_op.cc, as it runs on one thread: rows follow each other in the stream. With more
     # threads, TensorFlow starts each share of a large batch at a nearer block.
     finite = jnp.isfinite(logits)
@@ -182,15 +222,18 @@ def _multinomial(logits: Array, count: Int, seed: Array, *, output_dtype: np.dty
     largest = jnp.max(jnp.where(finite, logits, lowest), 1, keepdims=True).astype(np.float64)
     weights = jnp.where(finite, jnp.exp(logits.astype(np.float64) - largest), 0.0)
     totals = jnp.cumsum(weights, 1)
-    u = philox.uniform(Stream.from_seed(seed), (logits.shape[0], count), np.dtype(np.float64))
+    draw = _draw(ctx, "Uniform")
+    u = draw(_of_seed(ctx, seed), (logits.shape[0], count), np.dtype(np.float64))
     target = u * totals[:, -1:]
     drawn = jnp.sum(totals[:, None, :] <= target[:, :, None], 2)
     return drawn.astype(output_dtype)
 
 
 @rule("StatelessShuffle")
-def _shuffle(x: Array, key: Array, counter: Array, alg: Int, *, node: Node) -> Array:
+def _shuffle(x: Array, key: Value, counter: Value, alg: Int, *, ctx: Context, node: Node) -> Array:
     _require_philox(node, alg)
+    if _by_key(ctx):
+        return jax.random.permutation(random_by_key.key_of(key), jnp.asarray(x))
     size = x.shape[0] if x.ndim else 1
     if size <= 1 or math.prod(x.shape) <= 1:
         return x
@@ -216,12 +259,19 @@ def shuffled(words: Array, items: Array) -> Array:
 
 @rule("StochasticCastToInt")
 def _stochastic_cast(
-    x: Array, key: Array, counter: Array, alg: Int, *, node: Node, Tout: np.dtype
+    x: Array,
+    key: Value,
+    counter: Value,
+    alg: Int,
+    *,
+    ctx: Context,
+    node: Node,
+    Tout: np.dtype,
 ) -> Array:
     # The kernel takes numbers for as many elements at once as the machine has lanes, so that which
     # number rounds which element depends on the machine. These round with the same probability.
     _require_philox(node, alg)
-    u = philox.uniform(Stream.from_state(key, counter), x.shape, x.dtype)
+    u = _draw(ctx, "Uniform")(_of_state(ctx, key, counter), x.shape, x.dtype)
     rounded = jnp.where(x < 0, lax.floor(x + u), lax.floor(x + 1 - u))
     rounded = jnp.where(lax.floor(x) == x, x, rounded)
     bounds, most = np.iinfo(Tout), float(jnp.finfo(x.dtype).max)

@@ -17,7 +17,7 @@ from invert.tf.interpreter import effects
 from invert.tf.interpreter.context import Context, missing
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Value
-from invert.tf.ops.node import Body, Node, attr_functions, has_tensorflow, variable_name
+from invert.tf.ops.node import PASSED, Body, Node, attr_functions, has_tensorflow, variable_name
 from invert.tf.ops.state import State
 
 # A call puts the nodes of the function in its place. So many take minutes.
@@ -26,19 +26,6 @@ _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 # Their results follow from types. They are known where the sizes of the input are, and a trace
 # has fixed sizes; of text, sizes may depend on what the text is.
 _OF_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
-# Where control flow passes its inputs on to its functions: the first input that is passed.
-_PASSED = {
-    "If": 1,
-    "StatelessIf": 1,
-    "Case": 1,
-    "StatelessCase": 1,
-    "While": 0,
-    "StatelessWhile": 0,
-    "PartitionedCall": 0,
-    "StatefulPartitionedCall": 0,
-    "BatchFunction": 0,
-    "RemoteCall": 1,
-}
 # Ops that give a handle that they get.
 _PASSES_HANDLES = frozenset(
     "Identity IdentityN Enter RefEnter Switch RefSwitch Merge RefMerge RefIdentity".split()
@@ -167,7 +154,7 @@ class Analysis:
             known[index] = self._results(node, inputs, called)
             if node.op in _MAKES_VARIABLES:
                 origins[index] = frozenset([variable_name(node)])
-            elif node.op in _PASSES_HANDLES or node.op in _PASSED:
+            elif node.op in _PASSES_HANDLES or node.op in PASSED:
                 origins[index] = frozenset[Origin]().union(*sources)
             else:
                 origins[index] = frozenset()
@@ -188,8 +175,8 @@ class Analysis:
     def _written(
         self, node: Node, sources: Sequence[frozenset[Origin]], called: Sequence[_Facts]
     ) -> set[Origin]:
-        if node.op in _PASSED:
-            passed = sources[_PASSED[node.op] :]
+        if node.op in PASSED:
+            passed = sources[PASSED[node.op] :]
             found: set[Origin] = set()
             for what in (w for facts in called for w in facts.writes):
                 found |= {what} if isinstance(what, str) else passed[what]

@@ -17,6 +17,7 @@ from invert.tf.graph.calls import as_graph
 from invert.tf.graph.check import checked
 from invert.tf.graph.functionalize import Made, functionalize, holds_frames
 from invert.tf.graph.library import Library
+from invert.tf.graph.seeds import by_key
 from invert.tf.interpreter import effects
 from invert.tf.interpreter.registry import REGISTRY, Entry
 from invert.tf.ops.definition import options
@@ -103,9 +104,10 @@ class Graph:
             signatures=self._signatures,
         )
         nodes, self._made = functionalize(checked_nodes, "", roots, fed)
-        return self._with_gradients(
-            make_body("", nodes, fed, outputs, control_outputs, self._output_offset, self.is_effect)
+        body = make_body(
+            "", nodes, fed, outputs, control_outputs, self._output_offset, self.is_effect
         )
+        return self._with_gradients(self._drawing(body))
 
     def derived(
         self,
@@ -224,8 +226,17 @@ class Graph:
             body = self._with_control_flow(proto, nodes)
             if body is None:
                 body = function_body(proto, nodes, self._output_offset, self.is_effect)
-            self._bodies[function] = self._with_gradients(body)
+            self._bodies[function] = self._with_gradients(self._drawing(body))
         return self._bodies[function]
+
+    def _drawing(self, body: Body) -> Body:
+        """The body with draws by keys, where these are asked for."""
+        if self.config.random != "jax":
+            return body
+        body, drawn = by_key(body, self.body)
+        if drawn:
+            self.note("random numbers are those of jax.random, by the key of the call")
+        return ordered(body, self.is_effect)
 
     def is_compiled(self, function: str) -> bool:
         """Whether TensorFlow compiles a library function by XLA, and all that it calls."""

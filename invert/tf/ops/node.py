@@ -137,6 +137,21 @@ def attr_functions(node: Node) -> list[str]:
     return names
 
 
+# Where control flow passes its inputs on to its functions: the first input that is passed.
+PASSED = {
+    "If": 1,
+    "StatelessIf": 1,
+    "Case": 1,
+    "StatelessCase": 1,
+    "While": 0,
+    "StatelessWhile": 0,
+    "PartitionedCall": 0,
+    "StatefulPartitionedCall": 0,
+    "BatchFunction": 0,
+    "RemoteCall": 1,
+}
+
+
 def variable_name(node: Node) -> str:
     """The name that says which variable a node such as `VarHandleOp` stands for."""
     return node.attr("shared_name") or node.name

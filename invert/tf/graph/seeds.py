@@ -1,0 +1,220 @@
+"""Random numbers by the key of the call: where graphs keep the state of a generator, none is left.
+
+TensorFlow's generators and Keras's `SeedGenerator` keep a seed in a variable, which each draw reads
+and moves on. With `Config(random="jax")` such draws take a key in the place of that seed. The
+variable has no use then, and what moves it on is left out. A seed that is an argument or a constant
+stays what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from invert.protos.tensors import decode_tensor
+from invert.tf.ops.node import PASSED, Body, Node, attr_functions
+
+# The node that stands for a key drawn from that of the call.
+KEY_OF_CALL = "invert:Key"
+
+# Ops with a stream of a key and a counter, by those with a seed; the inputs after the algorithm
+# follow the seed.
+_BY_SEED: Mapping[str, str] = {
+    "StatelessRandomUniformV2": "StatelessRandomUniform",
+    "StatelessRandomUniformIntV2": "StatelessRandomUniformInt",
+    "StatelessRandomUniformFullIntV2": "StatelessRandomUniformFullInt",
+    "StatelessRandomNormalV2": "StatelessRandomNormal",
+    "StatelessTruncatedNormalV2": "StatelessTruncatedNormal",
+    "StatelessRandomGammaV3": "StatelessRandomGammaV2",
+}
+# Ops that draw from a generator itself: of a resource, an algorithm and a shape.
+_BY_GENERATOR: Mapping[str, str] = {
+    "StatefulUniform": "StatelessRandomUniform",
+    "StatefulUniformInt": "StatelessRandomUniformInt",
+    "StatefulUniformFullInt": "StatelessRandomUniformFullInt",
+    "StatefulStandardNormalV2": "StatelessRandomNormal",
+    "StatefulTruncatedNormal": "StatelessTruncatedNormal",
+    "StatefulRandomBinomial": "StatelessRandomBinomial",
+}
+# Where ops of a seed have it.
+_SEED: Mapping[str, int] = {
+    **dict.fromkeys(_BY_SEED.values(), 1),
+    "StatelessRandomPoisson": 1,
+    "StatelessRandomBinomial": 1,
+    "StatelessParameterizedTruncatedNormal": 1,
+    "StatelessMultinomial": 2,
+}
+_DRAWS = {*_BY_SEED, *_BY_GENERATOR, *_SEED, "StatelessShuffle"}
+# What computes seeds from the state of a generator.
+_ARITHMETIC = frozenset(
+    "Identity Add AddV2 Sub Mul FloorMod Mod Cast Pack ConcatV2 StridedSlice Slice Reshape Bitcast "
+    "ExpandDims Squeeze Unpack Split StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg "
+    "StatelessRandomGetKeyCounterV2 BitwiseXor BitwiseAnd Fill ZerosLike OnesLike GatherV2".split()
+)
+_READS = frozenset(("ReadVariableOp", "RngReadAndSkip"))
+_MOVES = frozenset(
+    ("AssignVariableOp", "AssignAddVariableOp", "RngSkip", "RngReadAndSkip", *_BY_GENERATOR)
+)
+
+
+def by_key(body: Body, body_of: Callable[[str], Body]) -> tuple[Body, int]:
+    """The body with its draws from generators by keys of the call, and the number of these.
+
+    `body_of` gives the bodies of the functions that it calls, which are done already.
+    """
+    nodes = list(body.nodes)
+    draws: list[int] = []
+    keyed = 0
+    states: dict[tuple[int, int], None] = {}
+    for index in body.order:
+        node = nodes[index]
+        if node.op not in _DRAWS:
+            continue
+        draws.append(index)
+        found = list(_states(nodes, node))
+        if not found:
+            continue
+        states.update(dict.fromkeys(found))
+        key = Node(KEY_OF_CALL, f"{node.name}/key", {}, node.where)
+        # It has its turn among what has an effect, as the draw itself had.
+        key.control = node.control
+        nodes.append(key)
+        _draw_by(node, (len(nodes) - 1, 0))
+        keyed += 1
+    _without_neutral(nodes, draws)
+    for state in states:
+        _leave_out(nodes, state, body, body_of)
+    return Body(body.name, tuple(nodes), body.args, body.outputs, body.controls, ()), keyed
+
+
+def _states(nodes: Sequence[Node], node: Node) -> Iterator[tuple[int, int]]:
+    """The handles of the variables that a draw has its seed from; none where it has another."""
+    if node.op in _BY_GENERATOR:
+        yield node.inputs[0]
+        return
+    if node.op in _BY_SEED or node.op == "StatelessShuffle":
+        pending = list(node.inputs[1:3])
+    elif node.op in _SEED:
+        pending = [node.inputs[_SEED[node.op]]]
+    else:
+        return
+    handles: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    while pending:
+        i, _ = pending.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        source = nodes[i]
+        if source.op in _READS:
+            handles.append(source.inputs[0])
+        elif source.op in _ARITHMETIC:
+            pending += source.inputs
+        elif source.op != "Const":
+            return
+    yield from handles
+
+
+def _draw_by(node: Node, key: tuple[int, int]) -> None:
+    """Makes a draw one by a key."""
+    if node.op in _BY_GENERATOR:
+        shape, rest = node.inputs[2], node.inputs[3:]
+        node.op, node.inputs = _BY_GENERATOR[node.op], (shape, key, *rest)
+    elif node.op in _BY_SEED:
+        shape, rest = node.inputs[0], node.inputs[4:]
+        node.op, node.inputs = _BY_SEED[node.op], (shape, key, *rest)
+    elif node.op == "StatelessShuffle":
+        value, _, _, algorithm = node.inputs
+        node.inputs = (value, key, key, algorithm)
+    else:
+        place = _SEED[node.op]
+        node.inputs = (*node.inputs[:place], key, *node.inputs[place + 1 :])
+
+
+def _without_neutral(nodes: Sequence[Node], drawn: Sequence[int]) -> None:
+    """Drops that numbers are multiplied by one and moved by zero, as TensorFlow does after a draw.
+
+    They need not be the numbers of TensorFlow, of which a sum with zero has another sign of zero.
+    """
+    scaled = set(drawn)
+    for i, node in enumerate(nodes):
+        neutral = _NEUTRAL.get(node.op)
+        if neutral is None:
+            continue
+        for source, other in (node.inputs, node.inputs[::-1]):
+            if source[0] in scaled and _number(nodes, other[0]) == neutral:
+                node.op, node.inputs = "Identity", (source,)
+                scaled.add(i)
+                break
+
+
+_NEUTRAL: Mapping[str, int] = {"Mul": 1, "AddV2": 0, "Add": 0}
+
+
+def _number(nodes: Sequence[Node], index: int) -> float | None:
+    """The value of a constant that is one number, or of the difference of two."""
+    node = nodes[index]
+    if node.op == "Sub":
+        high, low = (_number(nodes, i) for i, _ in node.inputs)
+        return None if high is None or low is None else high - low
+    if node.op != "Const" or node.attr("dtype").kind not in "fiu":
+        return None
+    value = decode_tensor(node.attr("value"), node.location)
+    return float(value) if value.ndim == 0 else None
+
+
+def _leave_out(
+    nodes: Sequence[Node], state: tuple[int, int], body: Body, body_of: Callable[[str], Body]
+) -> None:
+    """Drops what moves a state on, where nothing but that reads it any more."""
+    users, live = _users(nodes), set(body.outputs)
+    outputs: dict[int, list[tuple[int, int]]] = {}
+    for source in (*users, *live):
+        outputs.setdefault(source[0], []).append(source)
+    moves: list[Node] = []
+    pending = [state]
+    seen: set[tuple[int, int]] = set()
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in live and value != state:  # a loop passes a handle on
+            return
+        for i, position in users.get(value, ()):
+            node = nodes[i]
+            if node.op in PASSED:
+                if not _is_idle(node, position, body_of):
+                    return
+                pending += [(i, position)] * node.op.endswith("While")
+                continue
+            if node.op in _MOVES and node.inputs[0] == state:
+                moves.append(node)
+            elif node.op not in _ARITHMETIC and node.op not in _READS:
+                return
+            pending += outputs.get(i, ())
+    for node in moves:
+        node.op, node.inputs = "NoOp", ()
+
+
+def _users(nodes: Sequence[Node]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """The nodes that take each output, each with the place of the input."""
+    users: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for i, node in enumerate(nodes):
+        for position, source in enumerate(node.inputs):
+            users.setdefault(source, []).append((i, position))
+    return users
+
+
+def _is_idle(node: Node, position: int, body_of: Callable[[str], Body]) -> bool:
+    """Whether the functions that a node calls make nothing of what it passes to them there."""
+    place = position - PASSED[node.op]
+    if place < 0:
+        return False
+    for body in map(body_of, attr_functions(node)):
+        argument = body.args[place]
+        for i in body.order:
+            inner = body.nodes[i]
+            for k, (source, _) in enumerate(inner.inputs):
+                if source == argument and not (inner.op in PASSED and _is_idle(inner, k, body_of)):
+                    return False
+    return True
