@@ -236,7 +236,8 @@ def load(
     - `path`: a SavedModel directory, a `.keras` file, StableHLO (text, bytecode or portable
         artifact), a serialized `jax.export.Exported`, or a directory that `save` has written.
     - `signature`: the name of the one function or signature wanted. By default all functions
-        attached to the object of a SavedModel, or its signatures where there are none.
+        attached to the object of a SavedModel, or its signatures where there are none; of
+        StableHLO, the public functions that no other function calls.
     - `tags`: the tags of the graph wanted, of a SavedModel with several. By default `["serve"]`, or
         the graph without tags, which modules of TensorFlow Hub have for inference.
     - `mesh`: devices to put the parameters on. Each reads its own part of the files.
@@ -287,16 +288,24 @@ def load(
             return _build(plan.entry(entries[names[0]]), config)
         return _build_methods(path.name, plan.entries(entries), names, config)
     try:
-        entry = _containers.entry_point(path, kind, config)
+        entries = _containers.entry_points(path, kind, config, signature=signature)
+    except SignatureError as error:
+        raise SignatureError(f"{path}: {error}") from error
     except MalformedModelError as error:
         if str(path) in str(error):
             raise
         reason = f"{path}, read as a {_containers.NAMES[kind]}: {error}"
         raise MalformedModelError(reason) from error
-    if signature not in (None, entry.name):
-        raise SignatureError(
-            f"{path} has one function, {entry.name!r}, and none called {signature!r}"
-        )
+    return _build_all(path.name, entries, plan, config)
+
+
+def _build_all(
+    name: str, entries: Mapping[str, EntryPoint], plan: placement.Plan, config: Config
+) -> Module | Methods:
+    """A module of one function, or of several."""
+    if len(entries) > 1:
+        return _build_methods(name, plan.entries(entries), list(entries), config)
+    (entry,) = entries.values()
     return _build(plan.entry(entry), config)
 
 
@@ -304,9 +313,10 @@ def from_stablehlo(
     module: bytes | str | os.PathLike[str] | jax.stages.Lowered,
     *,
     params: Mapping[str, Any] | None = None,
-    names: Mapping[str, str] | Sequence[str] | None = None,
+    names: Mapping[str, str | Mapping[str, str] | Sequence[str]] | Sequence[str] | None = None,
+    signature: str | None = None,
     config: Config = _DEFAULT,
-) -> Module:
+) -> Any:
     """Raises a StableHLO module.
 
     **Arguments:**
@@ -314,11 +324,15 @@ def from_stablehlo(
     - `module`: MLIR text, MLIR bytecode or a StableHLO portable artifact, the `pathlib.Path` of a
         file with one, or the result of `jax.jit(f).lower(x)`.
     - `params`: values of the arguments that are weights, by name, such as a state dict of PyTorch.
-        They become the parameters of the module, under these names.
+        They become the parameters of the module, under these names, which its functions share.
     - `names`: names for the arguments: of all in their order, or a mapping from `arg0`, `arg1`, ...
-        or the names that the module has for them.
+        or the names that the module has for them. For several functions a mapping from their names
+        to such names.
+    - `signature`: the name of the one public function wanted. By default all public functions that
+        no other function calls.
 
-    **Returns:** a `Module` over flat arguments, named as in the module.
+    **Returns:** a `Module` over flat arguments, named as in the module; for several functions, a
+        `Methods` with a method for each, on shared parameters.
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`.
 
@@ -342,8 +356,10 @@ def from_stablehlo(
     """
     from invert.frontends import stablehlo
 
-    entry = stablehlo.entry_point(module, config=config, params=params, names=names)
-    return _build(entry, config)
+    entries = stablehlo.entry_points(
+        module, config=config, signature=signature, params=params, names=names
+    )
+    return _build_all("module", entries, placement.Plan(None, {}), config)
 
 
 def from_exported(

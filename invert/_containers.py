@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -79,30 +80,41 @@ def _is_text(data: bytes) -> bool:
     return b"\0" not in data
 
 
-def entry_point(place: Path, kind: Kind, config: Config, *, strict: bool = True) -> EntryPoint:
-    """The entry point of a container that holds one function.
+def entry_points(
+    place: Path,
+    kind: Kind,
+    config: Config,
+    *,
+    signature: str | None = None,
+    strict: bool = True,
+) -> Mapping[str, EntryPoint]:
+    """The entry points of a container that is not a SavedModel, by name.
 
     **Arguments:**
 
+    - `signature`: the name of the only function wanted.
     - `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
 
     **Raises:** as the front end; `SignatureError` where the container does not say what its inputs
-        are.
+        are, or has no such function.
     """
-    if kind == "keras":
-        from invert.frontends import keras_archive
-
-        return keras_archive.entry_point(place, config=config, strict=strict)
     if kind == "graph":
         raise SignatureError(
             f"{place} is a graph, which does not say what its inputs and outputs are; use "
             "invert.convert_graphdef with their names"
         )
-    data = place.read_bytes()
-    if kind == "exported":
+    if kind == "stablehlo":
+        from invert.frontends import stablehlo
+
+        return stablehlo.entry_points(place.read_bytes(), config=config, signature=signature)
+    if kind == "keras":
+        from invert.frontends import keras_archive
+
+        entry = keras_archive.entry_point(place, config=config, strict=strict)
+    else:
         from invert.frontends import exported
 
-        return exported.entry_point(data, config=config)
-    from invert.frontends import stablehlo
-
-    return stablehlo.entry_point(data, config=config)
+        entry = exported.entry_point(place.read_bytes(), config=config)
+    if signature not in (None, entry.name):
+        raise SignatureError(f"it has one function, {entry.name!r}, and none called {signature!r}")
+    return {entry.name: entry}

@@ -102,13 +102,11 @@ class Model:
             inputs, outputs = self._tensors(guess=True)
             data = self.path.read_bytes()
             entry = graphdef.entry_point(data, inputs, outputs, config=config, strict=False)
-        else:
-            entry = _containers.entry_point(self.path, self.kind, config, strict=False)
-        if self.signature not in (None, entry.name):
-            raise SignatureError(
-                f"{self.path} has one function, {entry.name!r}, not {self.signature!r}"
-            )
-        return {entry.name: lambda: entry}, ()
+            return {entry.name: lambda: entry}, ()
+        found = _containers.entry_points(
+            self.path, self.kind, config, signature=self.signature, strict=False
+        )
+        return {name: lambda name=name: found[name] for name in found}, ()
 
     def _tensors(self, *, guess: bool) -> tuple[Sequence[str], Sequence[str]]:
         """Inputs and outputs of a graph: those named, otherwise a guess.

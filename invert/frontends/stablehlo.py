@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,12 @@ from invert.stablehlo.program import Program
 # What holds a StableHLO module.
 Source = bytes | str | os.PathLike[str] | jax.stages.Lowered
 
+# Names of arguments: in their order or by name, or either by function.
+Names = Mapping[str, str | Mapping[str, str] | Sequence[str]] | Sequence[str]
+
+# A name that says nothing but where an argument stands.
+_PLACE = re.compile(r"arg\d+")
+
 
 def _blob_of(source: Source) -> bytes | str:
     """The bytes or text of a module.
@@ -38,28 +46,50 @@ def _blob_of(source: Source) -> bytes | str:
         raise MalformedModelError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def entry_point(
+def entry_points(
     source: Source,
     *,
     config: Config,
+    signature: str | None = None,
     params: Mapping[str, Any] | None = None,
-    names: Mapping[str, str] | Sequence[str] | None = None,
-) -> EntryPoint:
-    """The entry point of a StableHLO module; arguments and results are flat.
+    names: Names | None = None,
+) -> dict[str, EntryPoint]:
+    """The entry points of a StableHLO module; arguments and results are flat.
+
+    These are its public functions that no other function calls.
 
     **Arguments:**
 
-    - `params`: values of arguments that are weights, by name.
+    - `signature`: the only function wanted, which may be any public one.
+    - `params`: values of arguments that are weights, by name. Functions with an argument of that
+        name share them.
     - `names`: other names of the arguments: of all in their order, or by `arg0`, `arg1`, ... or the
-        names that the module has for them.
+        names that the module has for them. For several functions a mapping by function.
 
     **Raises:** `MalformedModelError`; `SignatureError` where names or values do not fit.
     """
-    program = Program.from_bytes(_blob_of(source), config=config)
-    specs = _named(program, names)
+    whole = Program.from_bytes(_blob_of(source), config=config)
+    if signature is not None and signature not in whole.public:
+        raise SignatureError(
+            f"the module has no public function {signature!r}; it has {list(whole.public)}"
+        )
+    starts = whole.roots if signature is None else (signature,)
+    programs = {start: dataclasses.replace(whole, start=start) for start in starts}
+    named = _names_by_function(starts, names)
+    specs = {start: _named(p, named.get(start)) for start, p in programs.items()}
     values = _weights(specs, params or {})
+    return {
+        start: _entry_point(program, specs[start], values) for start, program in programs.items()
+    }
+
+
+def _entry_point(
+    program: Program, specs: Sequence[ArgSpec], params: Mapping[str, np.ndarray]
+) -> EntryPoint:
+    """The entry point of one function, with the values of those arguments that are weights."""
+    values = {spec.name: params[spec.name] for spec in specs if spec.name in params}
     free = [spec for spec in specs if spec.name not in values]
-    weights = [spec.name for spec in specs if spec.name in values]
+    weights = list(values)
 
     def fn(held: Sequence[Any], *given: Any) -> list[Any]:
         at, rest = dict(zip(weights, held, strict=True)), iter(given)
@@ -88,50 +118,93 @@ def entry_point(
     )
 
 
+def _names_by_function(
+    starts: Sequence[str], names: Names | None
+) -> Mapping[str, Mapping[str, str] | Sequence[str]]:
+    """The names of the arguments for each function that has any given.
+
+    **Raises:** `SignatureError` where it is not clear whose they are.
+    """
+    if names is None:
+        return {}
+    given = names.items() if isinstance(names, Mapping) else ()
+    plain = {name: value for name, value in given if isinstance(value, str)}
+    by_function = {name: value for name, value in given if not isinstance(value, str)}
+    if not by_function and len(starts) == 1:
+        return {starts[0]: plain if isinstance(names, Mapping) else names}
+    if plain or not by_function:
+        raise SignatureError(
+            f"the module has the functions {list(starts)}; names are a mapping from these to the "
+            "names of their arguments"
+        )
+    if unknown := [name for name in by_function if name not in starts]:
+        raise SignatureError(f"the module has no functions {unknown}; it has {list(starts)}")
+    return by_function
+
+
 def _named(program: Program, names: Mapping[str, str] | Sequence[str] | None) -> list[ArgSpec]:
     """The arguments of a program, by the names that they are given."""
-    plain = [f"arg{i}" for i in range(len(program.in_types))]
+    plain = _plain(program)
     own = list(given_names(program) or plain)
     if isinstance(names, Mapping):
         if unknown := [n for n in names if n not in own and n not in plain]:
-            raise SignatureError(f"the module has no arguments {unknown}; it has {own}")
+            raise SignatureError(
+                f"{program.entry!r} of the module has no arguments {unknown}; it has {own}"
+            )
         found = [names.get(o, names.get(p, o)) for o, p in zip(own, plain, strict=True)]
     else:
         found = own if names is None else list(names)
     if len(found) != len(plain) or len(set(found)) != len(found):
         raise SignatureError(
-            f"the module has {len(plain)} arguments, and needs as many different names; "
-            f"given are {found}"
+            f"{program.entry!r} of the module has {len(plain)} arguments, and needs as many "
+            f"different names; given are {found}"
         )
     types = zip(found, program.in_types, strict=True)
     return [ArgSpec(name, shape, dtype) for name, (shape, dtype) in types]
 
 
-def _weights(specs: Sequence[ArgSpec], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The values of arguments, compared with their types.
+def _plain(program: Program) -> list[str]:
+    """Names of the arguments by their place."""
+    return [f"arg{i}" for i in range(len(program.in_types))]
+
+
+def _weights(
+    specs: Mapping[str, Sequence[ArgSpec]], params: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The values of arguments by name, compared with their types in each function.
 
     **Raises:** `SignatureError` with all that does not fit.
     """
-    known = {spec.name: spec for spec in specs}
     problems: list[str] = []
     values: dict[str, np.ndarray] = {}
     for name, given in params.items():
-        if (spec := known.get(name)) is None:
+        places = [(f, s) for f, all_specs in specs.items() for s in all_specs if s.name == name]
+        if not places:
             problems.append(f"there is no argument {name!r}")
+            continue
+        if len(places) > 1 and _PLACE.fullmatch(name):
+            functions = [f for f, _ in places]
+            problems.append(f"{name!r} is a place in each of {functions}; give these names")
             continue
         try:
             value = np.asarray(given)
         except (TypeError, ValueError, RuntimeError) as error:
             problems.append(f"{name!r} is not an array: {error}")
             continue
-        if value.shape != spec.shape or value.dtype != spec.dtype:
-            want = f"{spec.dtype}{list(spec.shape)}"
-            problems.append(f"{name!r} is {value.dtype}{list(value.shape)}, expected {want}")
+        for function, spec in places:
+            if value.shape != spec.shape or value.dtype != spec.dtype:
+                want = f"{spec.dtype}{list(spec.shape)}"
+                of = f" by {function!r}" if len(specs) > 1 else ""
+                problems.append(
+                    f"{name!r} is {value.dtype}{list(value.shape)}, expected {want}{of}"
+                )
         values[name] = value
     if problems:
+        known = {f: [s.name for s in all_specs] for f, all_specs in specs.items()}
+        arguments = known if len(known) > 1 else next(iter(known.values()))
         lines = "".join(f"\n  - {p}" for p in problems)
         raise SignatureError(
-            f"the weights do not fit the module, whose arguments are {list(known)}:{lines}"
+            f"the weights do not fit the module, whose arguments are {arguments}:{lines}"
         )
     return values
 

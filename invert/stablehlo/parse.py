@@ -43,8 +43,8 @@ def parse_module(
     - `trusted`: `True` for bytes that this very process made. They are read at once; any others
         are read in a child process first, because damaged bytes can end the process that reads.
 
-    **Returns:** the module. It holds StableHLO, CHLO, `func` and `sdy` ops, and a public function
-    `main`, or a single public function of another name (see `entry_function`).
+    **Returns:** the module. It holds StableHLO, CHLO, `func` and `sdy` ops, and at least one public
+    function.
 
     **Raises:** `MalformedModelError` where the bytes are not such a module, where the module
     does not verify, or where it needs a newer jaxlib; `UnsupportedOpError` for quantized types.
@@ -83,7 +83,10 @@ def parse_module(
     module = read(ir, stablehlo_dialect, make_ir_context, form, data)
     if isinstance(module, str):
         raise MalformedModelError(f"The {what} cannot be read: {module}. {REMEDY[kind]}")
-    entry_function(module, what=what)
+    if not _public_functions(module, what):
+        raise MalformedModelError(
+            f"The {what} has no public function. Make the one that is the entry public."
+        )
     return module
 
 
@@ -93,6 +96,25 @@ def entry_function(module: ir.Module, *, what: str = "StableHLO module") -> ir.O
     It is valid as long as `module` is held.
 
     **Raises:** `MalformedModelError` where there is neither.
+    """
+    public = _public_functions(module, what)
+    if "main" in public:
+        op = public["main"]
+    elif len(public) == 1:
+        (op,) = public.values()
+    else:
+        raise MalformedModelError(
+            f"The {what} has {len(public)} public functions ({', '.join(public)}) and none of them "
+            "is `main`. Name the entry `main`, make the others private, or read all of them with "
+            "invert.from_stablehlo."
+        )
+    return op
+
+
+def _public_functions(module: ir.Module, what: str) -> dict[str, ir.OpView]:
+    """The public functions of a module by name.
+
+    **Raises:** `MalformedModelError` where a name is not UTF-8.
     """
     public = {}
     for op in module.body.operations:
@@ -107,16 +129,7 @@ def entry_function(module: ir.Module, *, what: str = "StableHLO module") -> ir.O
             ) from e
         if "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public":
             public[name] = op
-    if "main" in public:
-        op = public["main"]
-    elif len(public) == 1:
-        (op,) = public.values()
-    else:
-        raise MalformedModelError(
-            f"The {what} has {len(public)} public functions ({', '.join(public) or 'none'}) and "
-            "none of them is `main`. Make the others private, or name the entry `main`."
-        )
-    return op
+    return public
 
 
 def _kind(data: bytes, what: str) -> str:

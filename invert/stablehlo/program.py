@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from invert._config import Config
 from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
+from invert._private.mlir import text_of
 from invert.primitives.stablehlo import calls
 from invert.primitives.stablehlo import rules as _rules
 from invert.stablehlo.ops import interpreter
@@ -21,7 +22,7 @@ from invert.stablehlo.ops.attributes import element_dtype, is_token, location_te
 from invert.stablehlo.ops.devices import Devices, devices_of
 from invert.stablehlo.ops.interpreter import Context, Known, Value
 from invert.stablehlo.ops.shardings import Sharding, closed, of_rank
-from invert.stablehlo.parse import parse_module
+from invert.stablehlo.parse import entry_function, parse_module
 
 _PLATFORM_INDEX = "_platform_index"
 
@@ -39,6 +40,7 @@ class Program:
     - `module`: the verified MLIR module.
     - `platforms`: the platforms it was lowered for; several make it take a platform index.
     - `mesh`: the mesh of devices that its container states.
+    - `start`: the function that is called; by default `main`, or the only public function.
     """
 
     module: Any
@@ -46,6 +48,7 @@ class Program:
     platforms: tuple[str, ...] = ()
     location: str = ""
     mesh: AbstractMesh | None = None
+    start: str = ""
 
     @classmethod
     def from_bytes(
@@ -82,10 +85,32 @@ class Program:
 
     @functools.cached_property
     def entry(self) -> str:
+        """The function that is called.
+
+        **Raises:** `MalformedModelError` where several are public and none is `main`.
+        """
+        return self.start or text_of(entry_function(self.module).attributes["sym_name"])
+
+    @functools.cached_property
+    def public(self) -> tuple[str, ...]:
+        """The names of the public functions."""
         # Beside functions there are meshes.
         functions = [(n, f) for n, f in self.functions.items() if f.name == "func.func"]
-        public = [n for n, f in functions if is_public(f)]
-        return "main" if "main" in self.functions or not public else public[0]
+        return tuple(n for n, f in functions if is_public(f))
+
+    @functools.cached_property
+    def roots(self) -> tuple[str, ...]:
+        """The public functions that no other function calls: texts by hand leave out `private`.
+
+        Where all are called, as those that call themselves, these are all public functions.
+        """
+        called = {
+            name
+            for caller, function in self.functions.items()
+            for name in interpreter.callees(function)
+            if name != caller
+        }
+        return tuple(n for n in self.public if n not in called) or self.public
 
     @functools.cached_property
     def problems(self) -> list[Problem]:

@@ -35,6 +35,7 @@ import invert
 from invert._errors import DefectWarning
 from invert._private.jax import lowered_module
 from invert.ir.jaxprs import equations
+from invert.modules.methods import Methods
 from invert.stablehlo import parse_in_child
 from invert.stablehlo.parse import parse_module
 
@@ -342,6 +343,8 @@ def outcome(form: str, blob: bytes) -> str:
         module = (invert.from_exported if form == "export" else invert.from_stablehlo)(text)
     except invert.InvertError:
         return "refused"
+    if isinstance(module, Methods):
+        return "not run: several functions"
     if form != "export" and any(None in s.shape for s in _specs(text)):
         return "not run: open sizes"  # XLA's compiler crashes on some
     rng = np.random.default_rng(0)
@@ -415,9 +418,10 @@ def _outcome_of_open_sizes(text: str) -> str:
 
 def _specs(text: bytes | str) -> Sequence[Any]:
     from invert._config import Config
-    from invert.frontends.stablehlo import entry_point
+    from invert.frontends.stablehlo import entry_points
 
-    return entry_point(text, config=Config()).args
+    (entry,) = entry_points(text, config=Config()).values()
+    return entry.args
 
 
 class _Late(BaseException):

@@ -41,7 +41,7 @@ _JAX = tuple(int(n) for n in jax.__version__.split(".")[:2])
 def _raised(preimage: Preimage) -> Any:
     """The program as it comes out of raising."""
     if isinstance(preimage.function, str):
-        entry = stablehlo.entry_point(preimage.function, config=Config())
+        (entry,) = stablehlo.entry_points(preimage.function, config=Config()).values()
         avals = [jax.ShapeDtypeStruct(tuple(a.shape), a.dtype) for a in entry.args]
     else:
         with jax.enable_x64(any(jaxprs.is_wide_dtype(a.dtype) for a in preimage.avals)):

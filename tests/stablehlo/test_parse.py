@@ -186,10 +186,11 @@ def test_unverified_module() -> None:
 
 
 def test_entry() -> None:
-    with pytest.raises(MalformedModelError, match="0 public functions"):
+    with pytest.raises(MalformedModelError, match="no public function"):
         parse_module("module {}")
+    several = parse_module("func.func @a() { return } func.func @b() { return }")
     with pytest.raises(MalformedModelError, match="2 public functions"):
-        parse_module("func.func @a() { return } func.func @b() { return }")
+        entry_function(several)
     module = parse_module("func.func @only() { return } func.func private @b() { return }")
     assert entry_function(module).operation.attributes["sym_name"].value == "only"
 

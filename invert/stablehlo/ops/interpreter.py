@@ -633,7 +633,7 @@ def reachable_problems(
 def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem]:
     """Functions that are called and are not there, or that some call of theirs leads back into."""
     # Depth first without recursion: a file may nest calls deeper than Python does.
-    path = {entry: _called(functions[entry])}
+    path = {entry: callees(functions[entry])}
     done = set()
     while path:
         name = next(reversed(path))
@@ -650,10 +650,11 @@ def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem
                 yield Problem("func.call", reason, remedy="Link the module that defines it.")
                 done.add(callee)
             else:
-                path[callee] = _called(functions[callee])
+                path[callee] = callees(functions[callee])
 
 
-def _called(function: Any) -> Iterator[str]:
+def callees(function: Any) -> Iterator[str]:
+    """The names of the functions that a function refers to, each once."""
     return iter(dict.fromkeys(name for op in walk(function) for name in _callees(op)))
 
 

@@ -1,0 +1,105 @@
+"""StableHLO modules with several public functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import invert
+from invert._errors import MalformedModelError, SignatureError
+from invert.modules.methods import Methods
+from invert.modules.module import Module
+
+T = "tensor<3xf32>"
+TEXT = f"""
+func.func public @encode(%w: {T} loc("w"), %x: {T} loc("x")) -> {T} {{
+  %0 = call @double(%x) : ({T}) -> {T}
+  %1 = stablehlo.multiply %w, %0 : {T}
+  return %1 : {T}
+}}
+func.func public @decode(%y: {T} loc("y"), %w: {T} loc("w")) -> {T} {{
+  %0 = stablehlo.divide %y, %w : {T}
+  return %0 : {T}
+}}
+func.func @double(%x: {T}) -> {T} {{
+  %0 = stablehlo.add %x, %x : {T}
+  return %0 : {T}
+}}
+"""
+UNNAMED = TEXT.replace(' loc("w")', "").replace(' loc("x")', "").replace(' loc("y")', "")
+W = np.array([2, 4, 8], np.float32)
+X = np.array([1, 2, 3], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [(TEXT, None), (UNNAMED, {"encode": ["w", "x"], "decode": {"arg1": "w"}})],
+    ids=["named", "given"],
+)
+def test_public_functions_are_methods_on_shared_weights(text: str, names: Any) -> None:
+    module: Any = invert.from_stablehlo(text, names=names, params={"w": W})
+    assert type(module).__mro__[1] is Methods and set(module.reports) == {"encode", "decode"}
+    assert all(r.certificate.kind == "exact" for r in module.reports.values())
+    assert list(module.named_params()) == ["w"]
+    np.testing.assert_array_equal(module.encode(X), 2 * W * X)
+    np.testing.assert_array_equal(module.decode(X), X / W)
+    model: Any = module.model
+    assert len(jax.tree_util.tree_leaves(model)) == 1
+    grads = jax.grad(lambda m: m.decode(m.encode(X)).sum() + m.encode(X).sum())(model)
+    np.testing.assert_allclose(grads.w, 2 * X)
+    assert "def encode(" in module.source and "def decode(" in module.source
+
+
+def test_files_with_several_functions(tmp_path: Path) -> None:
+    path = tmp_path / "both.mlir"
+    path.write_text(TEXT)
+    module = invert.load(path)
+    assert type(module).__mro__[1] is Methods
+    np.testing.assert_array_equal(module.encode(W, X), 2 * W * X)
+    one = invert.load(path, signature="decode")
+    assert isinstance(one, Module)
+    np.testing.assert_array_equal(one(X, W), X / W)
+    called = invert.load(path, signature="double")  # what others call is there if it is named
+    np.testing.assert_array_equal(called(X), 2 * X)
+    with pytest.raises(SignatureError, match=r"'other'.*encode.*decode.*double"):
+        invert.load(path, signature="other")
+    invert.save(module, tmp_path / "saved")
+    np.testing.assert_array_equal(invert.load(tmp_path / "saved").encode(W, X), 2 * W * X)
+
+
+def test_a_function_that_cannot_be_raised_is_left_out() -> None:
+    text = TEXT.replace("stablehlo.divide %y, %w", "stablehlo.custom_call @gone(%y, %w)")
+    text = text.replace("@gone(%y, %w) : " + T, f"@gone(%y, %w) : ({T}, {T}) -> {T}")
+    text = text.replace("call @double(%x)", "call @missing(%x)") + (
+        f"func.func private @missing({T}) -> {T}"
+    )
+    module = invert.from_stablehlo(text)
+    assert list(module.failed) == ["encode"]
+    with pytest.raises(invert.UnsupportedOpError, match="@missing"):
+        module.encode(W, X)
+
+
+def test_names_and_weights_that_are_not_clear() -> None:
+    with pytest.raises(SignatureError, match="a mapping from these"):
+        invert.from_stablehlo(TEXT, names=["w", "x"])
+    with pytest.raises(SignatureError, match="no functions \\['other'\\]"):
+        invert.from_stablehlo(TEXT, names={"other": ["w", "x"]})
+    with pytest.raises(SignatureError, match="is a place in each of"):
+        invert.from_stablehlo(UNNAMED, params={"arg0": W})
+    with pytest.raises(SignatureError, match=r"expected float32\[3\] by 'decode'"):
+        invert.from_stablehlo(TEXT, params={"w": np.ones(2, np.float32)})
+    with pytest.raises(SignatureError, match="no public function 'other'"):
+        invert.from_stablehlo(TEXT, signature="other")
+
+
+def test_the_function_of_a_custom_call_is_still_one() -> None:
+    from invert._config import Config
+    from invert.stablehlo.program import Program
+
+    program = Program.from_bytes(TEXT, config=Config())
+    with pytest.raises(MalformedModelError, match="3 public functions"):
+        program.in_types
