@@ -107,6 +107,7 @@ class Program:
         called = {
             name
             for caller, function in self.functions.items()
+            if function.name == "func.func"  # and not a mesh
             for name in interpreter.callees(function)
             if name != caller
         }
