@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from invert._entry import EntryPoint, Param, Shardings
 from invert._errors import MeshError
 from invert._private.jax import is_tracer, open_jaxpr
-from invert.ir.arrays import device_array
+from invert.ir.arrays import aligned, device_array
 from invert.ir.graph import is_var
 
 if TYPE_CHECKING:
@@ -153,6 +153,11 @@ class Plan:
 
     mesh: Mesh | None
     shardings: Mapping[str, PartitionSpec]
+    # Arrays as they were read and as they are shared, by where they were: the first are held, so
+    # that no other array can come to lie there.
+    _shared: dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+        default_factory=dict, init=False
+    )
 
     def entry(self, entry: EntryPoint) -> EntryPoint:
         """The entry point with its parameters on the mesh.
@@ -160,7 +165,7 @@ class Plan:
         **Raises:** `MeshError` where a pattern fits no parameter, or a spec not its parameter.
         """
         if self.mesh is None:
-            return entry
+            return self._sharing(entry)
         used: set[str] = set()
         made = planned(entry, automatic(self.mesh), self.shardings, used)
         check_patterns(self.shardings, used, [p.name for p in entry.params])
@@ -168,7 +173,21 @@ class Plan:
 
     def entries(self, entries: Mapping[str, EntryPoint]) -> Mapping[str, EntryPoint]:
         """Entry points, each read and put on the mesh when it is asked for."""
-        return entries if self.mesh is None else _Planned(entries, self)
+        return _Planned(entries, self)
+
+    def _sharing(self, entry: EntryPoint) -> EntryPoint:
+        """The entry point with its parameters where all device arrays of one share its memory."""
+        params: list[Param] = []
+        for param in entry.params:
+            value = param.value
+            # Functions share a variable, though not its array.
+            key = (value.ctypes.data, value.shape, value.strides, value.dtype)
+            if key not in self._shared:
+                self._shared[key] = value, aligned(value)
+                if self._shared[key][1] is not value:
+                    _forget(value)
+            params.append(dataclasses.replace(param, value=self._shared[key][1]))
+        return dataclasses.replace(entry, params=tuple(params))
 
 
 class _Planned(Mapping[str, EntryPoint]):
@@ -176,7 +195,8 @@ class _Planned(Mapping[str, EntryPoint]):
         self._entries, self._plan = entries, plan
 
     def __getitem__(self, name: str) -> EntryPoint:
-        assert self._plan.mesh is not None
+        if self._plan.mesh is None:
+            return self._plan.entry(self._entries[name])
         # A pattern may fit the parameters of other functions alone.
         mesh = automatic(self._plan.mesh)
         return planned(self._entries[name], mesh, self._plan.shardings, set())

@@ -46,6 +46,28 @@ def test_one_copy_serves_all(dtype: Any) -> None:
     assert module.params["w"].dtype == param.value.dtype
 
 
+def test_one_copy_serves_all_functions_of_a_file(tmp_path: Path) -> None:
+    """Values follow each other without gaps in a checkpoint, so most begin at odd places."""
+    saved = tf.Module()
+    saved.odd = tf.Variable(tf.ones([3]))
+    saved.weights = [tf.Variable(tf.fill(SHAPE, float(i))) for i in range(3)]
+    spec = [tf.TensorSpec([2, 64], name="x")]
+    saved.f = tf.function(lambda x: (x @ saved.weights[0] @ saved.weights[1], saved.odd), spec)
+    saved.g = tf.function(lambda x: (x @ saved.weights[1] @ saved.weights[2], saved.odd), spec)
+    tf.saved_model.save(saved, str(tmp_path))
+    module = invert.load(tmp_path)
+    held = module.named_params()
+    leaves = {address(a) for a in jax.tree_util.tree_leaves(module.model)}
+    values = {
+        address(p.value) for f in module._functions_by_name().values() for p in f.entry.params
+    }
+    assert len(held) == len(values) == 4
+    assert leaves == values == {address(a) for a in held.values()}
+    for name, array in held.items():
+        if array.shape == SHAPE:
+            assert (np.asarray(array) == float(name[-1])).all()
+
+
 def _adam(variable: tf.Variable) -> None:
     zeros = [tf.Variable(tf.zeros(SHAPE)) for _ in range(2)]
     one = tf.constant(1.0)
