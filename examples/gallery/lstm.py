@@ -1,6 +1,6 @@
 """An LSTM
 
-Keras runs it with `tf.while_loop` over tensor arrays. It comes back as a `lax.scan`.
+Keras runs it with `tf.while_loop` over tensor arrays. It comes back as a `lax.scan`, for texts of any length.
 """
 
 import keras
@@ -8,7 +8,7 @@ import keras
 import invert
 
 layers = keras.layers
-tokens = keras.Input((20,), dtype="int32", name="tokens")
+tokens = keras.Input((None,), dtype="int32", name="tokens")
 x = layers.Embedding(30, 8, name="embedding")(tokens)
 x = layers.LSTM(6, name="lstm")(x)
 model = keras.Model(tokens, layers.Dense(2, "softmax", name="head")(x), name="classifier")

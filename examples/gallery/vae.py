@@ -1,6 +1,6 @@
 """A variational autoencoder
 
-Random numbers of Keras become an explicit key.
+The seed generator of Keras becomes the key of the call, and its numbers those of `jax.random`.
 """
 
 import keras
@@ -28,4 +28,4 @@ code = Sample(name="sample")(mean, log_var)
 hidden = layers.Dense(8, "relu", name="decoder")(code)
 model = keras.Model(image, layers.Dense(12, "sigmoid", name="pixels")(hidden), name="vae")
 
-module = invert.convert(model)
+module = invert.convert(model, config=invert.Config(random="jax"))

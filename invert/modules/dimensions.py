@@ -48,13 +48,23 @@ def named_shapes(
             own = ("" if shared == "axes" else spec.name, axis)
             key = "batch" if axis == 0 and shared != "none" else own
             if key not in known:
-                # What has two axes or more is a row of steps for each of the batch.
-                common = "length" if axis == 1 else f"size_{axis}"
-                wanted = "batch" if axis == 0 else f"{own[0]}_{axis}" if own[0] else common
+                wanted = _called(spec, axis)
+                if wanted in known.values():
+                    wanted = f"{spec.name}_{wanted}"
                 known[key] = taken.new(identifier(wanted, "size"))
             shape.append(known[key])
         shapes.append(shape)
     return shapes
+
+
+def _called(spec: ArgSpec, axis: int) -> str:
+    """What an open size is called: of rows of steps the length, of images height and width."""
+    if axis == 0:
+        return "batch"
+    rest = [i for i, size in enumerate(spec.shape) if size is None and i]
+    if len(spec.shape) == 4 and len(rest) == 2 and rest[1] == rest[0] + 1:
+        return ("height", "width")[axis - rest[0]]
+    return "length" if axis == 1 else f"size_{axis}"
 
 
 def with_sizes(entry: EntryPoint, sizes: Mapping[str, str] | None) -> EntryPoint:
