@@ -310,7 +310,7 @@ def _build_all(
 
 
 def from_stablehlo(
-    module: bytes | str | os.PathLike[str] | jax.stages.Lowered,
+    module: bytes | str | os.PathLike[str] | jax.stages.Lowered | jax.stages.Compiled,
     *,
     params: Mapping[str, Any] | None = None,
     names: Mapping[str, str | Mapping[str, str] | Sequence[str]] | Sequence[str] | None = None,
@@ -321,8 +321,9 @@ def from_stablehlo(
 
     **Arguments:**
 
-    - `module`: MLIR text, MLIR bytecode or a StableHLO portable artifact, the `pathlib.Path` of a
-        file with one, or the result of `jax.jit(f).lower(x)`.
+    - `module`: MLIR text, MLIR bytecode or a StableHLO portable artifact, HLO as text or as an
+        `HloModuleProto`, the `pathlib.Path` of a file with one of these, the result of
+        `jax.jit(f).lower(x)`, or that of its `compile()`, which is what XLA has made of it.
     - `params`: values of the arguments that are weights, by name, such as a state dict of PyTorch.
         They become the parameters of the module, under these names, which its functions share.
     - `names`: names for the arguments: of all in their order, or a mapping from `arg0`, `arg1`, ...

@@ -61,7 +61,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
             "it with `model.export(directory)` or as `.keras`"
         )
     if place.suffix == ".pb":
-        return "graph"
+        return "stablehlo" if place.name.endswith(".hlo.pb") else "graph"
     if _MLIR in data:
         return "exported"
     if _is_text(data):

@@ -24,7 +24,8 @@ def attribute_names(op: ir.Operation) -> list[str]:
     return list(op.attributes)
 
 
-# Source that a bare child process runs to get `ir`, `stablehlo_dialect` and `make_ir_context`
+# Source that a bare child process runs to get `ir`, `stablehlo_dialect`, `make_ir_context` and
+# `hlo_to_bytecode`
 # (see stablehlo/parse.py) in a quarter of the time that importing JAX takes. The dialects are
 # those of jax/_src/interpreters/mlir.py `make_ir_context`, jax 0.10.2 and 0.12.
 READER_PRELUDE = """
@@ -46,6 +47,13 @@ def make_ir_context():
     chlo.register_dialect(context)
     stablehlo_dialect.register_dialect(context)
     return context
+
+def hlo_to_bytecode(blob, text):
+    from jaxlib import _jax
+    if text:
+        from jaxlib import _hlo
+        blob = _hlo.hlo_module_from_text(blob.decode()).as_serialized_hlo_module_proto()
+    return _jax.mlir.hlo_to_stablehlo(blob)
 """
 
 

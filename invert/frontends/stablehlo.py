@@ -21,7 +21,7 @@ from invert.stablehlo.ops.attributes import (
 from invert.stablehlo.program import Program
 
 # What holds a StableHLO module.
-Source = bytes | str | os.PathLike[str] | jax.stages.Lowered
+Source = bytes | str | os.PathLike[str] | jax.stages.Lowered | jax.stages.Compiled
 
 # Names of arguments: in their order or by name, or either by function.
 Names = Mapping[str, str | Mapping[str, str] | Sequence[str]] | Sequence[str]
@@ -37,6 +37,8 @@ def _blob_of(source: Source) -> bytes | str:
     """
     if isinstance(source, jax.stages.Lowered):
         return source.as_text(debug_info=True)  # with the names of the arguments
+    if isinstance(source, jax.stages.Compiled):
+        return _hlo_of(source)
     if not isinstance(source, os.PathLike):
         return source
     path = Path(source)
@@ -44,6 +46,21 @@ def _blob_of(source: Source) -> bytes | str:
         return path.read_bytes()
     except OSError as error:
         raise MalformedModelError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _hlo_of(compiled: jax.stages.Compiled) -> bytes:
+    """The HLO that was compiled.
+
+    **Raises:** `MalformedModelError` where its runtime does not give it.
+    """
+    executable: Any = compiled.runtime_executable()
+    modules: list[Any] = executable.hlo_modules() if hasattr(executable, "hlo_modules") else []
+    if len(modules) != 1:
+        raise MalformedModelError(
+            f"the compiled function has {len(modules)} HLO modules, and one is needed; pass what "
+            "it was compiled from, `jax.jit(f).lower(x)`"
+        )
+    return modules[0].as_serialized_hlo_module_proto()
 
 
 def entry_points(

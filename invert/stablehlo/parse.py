@@ -37,8 +37,8 @@ def parse_module(
 
     **Arguments:**
 
-    - `blob`: MLIR text, MLIR bytecode, or a StableHLO portable artifact; or a function that gives
-        the bytes, which are let go once another process has read them.
+    - `blob`: MLIR text, MLIR bytecode, a StableHLO portable artifact, or HLO as text or proto; or
+        a function that gives the bytes, which are let go once another process has read them.
     - `what`: how messages name the module.
     - `trusted`: `True` for bytes that this very process made. They are read at once; any others
         are read in a child process first, because damaged bytes can end the process that reads.
@@ -78,7 +78,9 @@ def parse_module(
             ]
         )
     form = kind
-    if not trusted:
+    if kind.startswith("hlo"):
+        data = proto_of_hlo(data) or data
+    if not trusted or kind.startswith("hlo"):
         form, data = "bytecode", rewrite_in_child(kind, data, what)
     module = read(ir, stablehlo_dialect, make_ir_context, form, data)
     if isinstance(module, str):
@@ -132,9 +134,44 @@ def _public_functions(module: ir.Module, what: str) -> dict[str, ir.OpView]:
     return public
 
 
+def proto_of_hlo(data: bytes) -> bytes | None:
+    """The `HloModuleProto` that the bytes are, or that an `HloProto` holds; `None` for others.
+
+    A module begins with its name and that of its entry computation, as fields 1 and 2.
+    """
+    for _ in range(2):
+        if not data.startswith(b"\n"):
+            return None
+        size, at = 0, 1
+        for shift in range(0, 35, 7):
+            if at >= len(data):
+                return None
+            size |= (data[at] & 127) << shift
+            at += 1
+            if data[at - 1] < 128:
+                break
+        content, rest = data[at : at + size], data[at + size : at + size + 1]
+        if rest == b"\x12" and _is_name(content):
+            return data
+        data = content
+    return None
+
+
+def _is_name(content: bytes) -> bool:
+    try:
+        return content.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
 def _kind(data: bytes, what: str) -> str:
-    """`"portable"`, `"bytecode"` or `"text"`; refuses a container that is visibly broken."""
+    """`"portable"`, `"bytecode"`, `"text"`, `"hlo"` or `"hlotext"`.
+
+    **Raises:** `MalformedModelError` for a container that is visibly broken.
+    """
     if not data.startswith(_MAGIC):
+        if proto_of_hlo(data) is not None:
+            return "hlo"
         try:
             data.decode()
         except UnicodeDecodeError as e:
@@ -148,10 +185,7 @@ def _kind(data: bytes, what: str) -> str:
                 f"byte {data.index(0)} is null. {_AGAIN}"
             )
         if data.lstrip().startswith(b"HloModule"):
-            raise MalformedModelError(
-                f"The {what} is HLO, which XLA makes of StableHLO. Pass what it was made of, as "
-                "`jax.jit(f).lower(x).as_text()` gives it, and not `as_text(dialect='hlo')`."
-            )
+            return "hlotext"
         if b"func.func" not in data and b"module" not in data:
             raise MalformedModelError(
                 f"The {what} is text that is not StableHLO: it has no `module` and no `func.func`. "

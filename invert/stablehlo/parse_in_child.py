@@ -14,6 +14,8 @@ REMEDY = {
     "text": "Correct the text, or export or copy the model again.",
     "bytecode": "The bytes are damaged or are not StableHLO; export or copy the model again.",
     "portable": "The bytes are damaged or are not StableHLO; export or copy the model again.",
+    "hlo": "The bytes are damaged or are not an HLO module; export or copy the model again.",
+    "hlotext": "Correct the text, or export or copy the model again.",
 }
 _START_SECONDS = 60.0
 _SECONDS = 20.0
@@ -26,7 +28,8 @@ _MAGIC = b"ML\xefR"  # by which bytecode begins, and no text
 def _child() -> Child:
     code = (
         f"{READER_PRELUDE}\nimport runpy\n"
-        f"runpy.run_path({str(_WORKER)!r})['serve'](ir, stablehlo_dialect, make_ir_context)"
+        f"runpy.run_path({str(_WORKER)!r})['serve']"
+        "(ir, stablehlo_dialect, make_ir_context, hlo_to_bytecode)"
     )
     # glibc overwrites freed memory, so that a read from it fails here rather than passes.
     return Child(["-c", code], {"MALLOC_PERTURB_": "165"}, start_seconds=_START_SECONDS)

@@ -46,11 +46,19 @@ def read(ir: Any, stablehlo: Any, make_context: Callable[[], Any], kind: str, bl
         messages.append(str(e).strip())
     finally:
         handler.detach()
-    reason = "; ".join(messages)
+    return _shortened("; ".join(messages))
+
+
+def _shortened(reason: str) -> str:
     return reason if len(reason) <= _REASON_CHARS else reason[:_REASON_CHARS] + " ..."
 
 
-def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
+def serve(
+    ir: Any,
+    stablehlo: Any,
+    make_context: Callable[[], Any],
+    hlo_to_bytecode: Callable[[bytes, bool], bytes],
+) -> None:
     """Answers each module, after the eight letters of its kind, with the module as MLIR itself
     writes it, or with the reason why it cannot be read. Messages are those of `_child.py`."""
 
@@ -65,7 +73,12 @@ def serve(ir: Any, stablehlo: Any, make_context: Callable[[], Any]) -> None:
             kind = sys.stdin.buffer.read(8).decode().rstrip()
             blob = sys.stdin.buffer.read(_LENGTH.unpack(header)[0] - 8)
             _limit_memory(len(blob))
-            module = read(ir, stablehlo, make_context, kind, blob)
+            try:
+                if kind.startswith("hlo"):
+                    blob, kind = hlo_to_bytecode(blob, kind == "hlotext"), "bytecode"
+                module = read(ir, stablehlo, make_context, kind, blob)
+            except (RuntimeError, ValueError, MemoryError) as e:  # the first is XLA's
+                module = _shortened(str(e).strip())
             reason = module if isinstance(module, str) else _unreadable(module)
             answer = reason.encode(errors="replace") if reason else _bytecode(module)
             del module  # a damaged heap shows when it is freed

@@ -62,7 +62,114 @@ _KERNEL = RNG.standard_normal((2, 1, 1)).astype(F32)
 
 _ERF = np.array([[math.erf(x) for x in row] for row in X34.tolist()], F32)
 
+_ROWS = RNG.standard_normal((5, 3)).astype(F32)
+
+
+def scan(prefix: str) -> list[Variant]:
+    """Sums along either axis, from either end, with a second output, and without an input."""
+    end = "mhlo" if prefix == "mhlo" else "stablehlo"
+
+    def sums(axis: int, reverse: bool) -> Variant:
+        kept = _ROWS.shape[1 - axis]
+        row, rows = f"tensor<{kept}xf32>", type_of(_ROWS)
+        seen = np.flip(_ROWS, axis) if reverse else _ROWS
+        total = np.cumsum(seen, axis, dtype=F32)
+        total = np.flip(total, axis) if reverse else total
+        return module(
+            f'''%r0, %r1, %r2 = "{prefix}.scan"(%a0, %a1) ({{
+              ^bb0(%x: {row}, %sum: {row}):
+                %s = stablehlo.add %sum, %x : {row}
+                %n = stablehlo.negate %x : {row}
+                "{end}.return"(%s, %n, %s) : ({row}, {row}, {row}) -> () }})
+            {{dimension = {axis} : i64, is_reverse = {str(reverse).lower()}, is_associative = true,
+              operandSegmentSizes = array<i32: 1, 1>, resultSegmentSizes = array<i32: 2, 1>}}
+            : ({rows}, {row}) -> ({rows}, {rows}, {row})''',
+            [_ROWS, np.zeros(kept, F32)],
+            [rows, rows, row],
+            expected=[total, -_ROWS, np.take(total, 0 if reverse else -1, axis)],
+        )
+
+    alone = module(
+        f'''%r0, %r1 = "{prefix}.scan"(%a0) ({{
+          ^bb0(%c: tensor<i32>):
+            %d = stablehlo.add %c, %c : tensor<i32>
+            "{end}.return"(%c, %d) : (tensor<i32>, tensor<i32>) -> () }})
+        {{dimension = 0 : i64, scan_dim_size = 4 : i64, operandSegmentSizes = array<i32: 0, 1>,
+          resultSegmentSizes = array<i32: 1, 1>}} : (tensor<i32>) ->
+          (tensor<4xi32>, tensor<i32>)''',
+        [np.int32(3)],
+        ["tensor<4xi32>", "tensor<i32>"],
+        expected=[np.array([3, 6, 12, 24], np.int32), np.int32(48)],
+    )
+    return [*(sums(a, r) for a in (0, 1) for r in (False, True)), alone]
+
+
+def layouts(source: str, result: str) -> str:
+    kind = "tensor<2xindex>"
+    return f"{{source_layout = dense<{source}> : {kind}, result_layout = dense<{result}> : {kind}}}"
+
+
+_INVERSE = {
+    "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh,
+    "atanh": np.arctanh, "cosh": np.cosh, "sinh": np.sinh,
+}  # fmt: skip
+_INSIDE = np.array([[0.1, -0.5], [0.9, 0]], F32)
+
 MODULES: dict[str, list[Variant]] = {
+    "chlo.scan": scan("chlo"),
+    "mhlo.scan": scan("mhlo"),
+    **{
+        f"mhlo.{name}": [
+            module(
+                f'%r0 = "mhlo.{name}"(%a0) : (tensor<2x2xf32>) -> tensor<2x2xf32>',
+                [x := _INSIDE + F32(2 * (name == "acosh"))],
+                ["tensor<2x2xf32>"],
+                expected=[function(x)],
+            )
+        ]
+        for name, function in _INVERSE.items()
+    },
+    "mhlo.copy": same(f'%r0 = "mhlo.copy"(%a0) : ({T}) -> {T}'),
+    "mhlo.add_dependency": same(
+        f"%t = stablehlo.create_token : !stablehlo.token\n"
+        f'%r0 = "mhlo.add_dependency"(%a0, %t) : ({T}, !stablehlo.token) -> {T}'
+    ),
+    "mhlo.fusion": [
+        module(
+            f"""%r0, %r1 = "mhlo.fusion"(%a0) ({{
+              ^bb0(%x: {T}):
+                %y = stablehlo.negate %x : {T}
+                "mhlo.return"(%y, %x) : ({T}, {T}) -> () }})
+            {{fusion_kind = #mhlo<fusion_kind kLoop>}} : ({T}) -> ({T}, {T})""",
+            [X34],
+            [T, T],
+            expected=[-X34, X34],
+        )
+    ],
+    "mhlo.bitcast": [
+        module(
+            f'%r0 = "mhlo.bitcast"(%a0) {layouts("[1, 0]", "[0, 1]")} : ({T}) -> tensor<4x3xf32>',
+            [X34],
+            ["tensor<4x3xf32>"],
+            expected=[X34.T],
+        ),
+        module(
+            f'%r0 = "mhlo.bitcast"(%a0) {layouts("[0, 1]", "[1, 0]")} : ({T}) -> tensor<2x6xi32>',
+            [X34],
+            ["tensor<2x6xi32>"],
+            expected=[np.ascontiguousarray(X34.T).view(np.int32).reshape(2, 6)],
+        ),
+        module(f'%r0 = "mhlo.bitcast"(%a0) : ({T}) -> {T}', [X34], [T], "", [X34]),
+    ],
+    "mhlo.topk": [
+        module(
+            '%r0, %r1 = "mhlo.topk"(%a0) {k = 2 : i64, largest = true} : (tensor<2x4xf32>) -> '
+            "(tensor<2x2xf32>, tensor<2x2xi32>)",
+            [_TOP],
+            ["tensor<2x2xf32>", "tensor<2x2xi32>"],
+            expected=[np.array([[7, 3], [9, 5]], F32), np.array([[3, 0], [1, 2]], np.int32)],
+        )
+    ],
     "mhlo.erf": [module(f'%r0 = "mhlo.erf"(%a0) : ({T}) -> {T}', [X34], [T], "", [_ERF])],
     "chlo.ragged_dot": [
         module(

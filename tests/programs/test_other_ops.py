@@ -8,6 +8,7 @@ import pytest
 
 import invert
 import invert.frontends.stablehlo  # registers the rules
+from invert.ir.jaxprs import equations
 from invert.stablehlo.ops import interpreter
 from tests.programs import array_ops, elementwise_ops, other_ops, region_ops
 from tests.programs.other_ops import MODULES
@@ -60,3 +61,21 @@ def test_every_module_holds_the_op_it_is_listed_under(table) -> None:
 
 def test_nothing_is_left_between_tests() -> None:
     assert not jax.config.jax_enable_x64
+
+
+def test_precision_of_a_ragged_dot() -> None:
+    text, _, _ = MODULES["chlo.ragged_dot"][0]
+    high = "precision_config = [#chlo<precision HIGHEST>, #chlo<precision DEFAULT>]"
+    text = text.replace("rhs_group_dimensions = [0]>", f"rhs_group_dimensions = [0]>, {high}")
+    module = invert.from_stablehlo(text)
+    (eqn,) = (e for e in equations(module.jaxpr) if e.primitive.name.startswith("ragged_dot"))
+    assert [p.name for p in eqn.params["precision"]] == ["HIGHEST", "DEFAULT"]
+
+
+def test_the_smallest_values_are_refused() -> None:
+    for text in (
+        MODULES["mhlo.topk"][0][0].replace("largest = true", "largest = false"),
+        MODULES["chlo.top_k"][0][0].replace("k = 2)", "k = 2) {largest = false}"),
+    ):
+        with pytest.raises(invert.InvertError, match="smallest"):
+            invert.from_stablehlo(text)

@@ -93,7 +93,7 @@ _ATTRIBUTE_TYPES = {
 
 
 def _named_top_k(attributes: dict[str, Any], x: Value) -> Any:
-    return chlo.top_k(x, int(attributes["k"]))
+    return chlo.top_k(x, int(attributes["k"]), bool(attributes.get("largest", True)))
 
 
 # Composites and custom calls that stand for one function: name -> rule of (attributes, operands).

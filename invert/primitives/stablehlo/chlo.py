@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._errors import InvertError
 from invert.primitives.stablehlo import elementwise
+from invert.primitives.stablehlo.linear import precision_config
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.attributes import dense_ints
-from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
+from invert.stablehlo.ops.interpreter import Context, Op, Value, data, raises
 
 
 def _conj(x: Value) -> Value:
@@ -81,8 +84,10 @@ def _register(name: str, function: Callable) -> None:
 for _name, _function in (UNARY | BINARY).items():
     _register(f"chlo.{_name}", _function)
 
-# What jaxlib makes of the one HLO op of this kind that StableHLO lacks.
+# What jaxlib makes of the HLO ops of this kind that StableHLO lacks.
 _register("mhlo.erf", lax.erf)
+for _name in ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh"):
+    _register(f"mhlo.{_name}", UNARY[_name])
 
 
 def _together(op: Op, operands: tuple[Value, ...]) -> list[Value]:
@@ -143,11 +148,20 @@ def _constant_like(ctx: Context, op: Op, x: Value) -> Value:
 @raises("chlo.top_k")
 def _top_k(ctx: Context, op: Op, x: Value) -> Value:
     op.get("is_stable")  # since jaxlib 0.12; `lax.top_k` takes the first of equal values either way
-    return top_k(x, attributes.integer(op["k"]))
+    largest = op.get("largest")
+    return top_k(x, attributes.integer(op["k"]), largest is None or largest.value)
 
 
-def top_k(x: Value, k: int) -> list[Value]:
-    """`lax.top_k` over the last axis."""
+def top_k(x: Value, k: int, largest: bool = True) -> list[Value]:
+    """`lax.top_k` over the last axis.
+
+    **Raises:** `InvertError` where the smallest values are wanted.
+    """
+    if not largest:
+        raise InvertError(
+            "the smallest values are wanted, which `lax.top_k` does not give; export the program "
+            "with a sort in its place"
+        )
     values, indices = lax.top_k(x, k)
     return [values, indices]
 
@@ -155,11 +169,12 @@ def top_k(x: Value, k: int) -> list[Value]:
 @raises("chlo.ragged_dot")
 def _ragged_dot(ctx: Context, op: Op, x: Value, y: Value, sizes: Value) -> Value:
     text = str(op["ragged_dot_dimension_numbers"])
-    op.get("precision_config")
-    return ragged_dot(text, x, y, sizes, ctx.dtype(op))
+    return ragged_dot(text, x, y, sizes, ctx.dtype(op), precision_config(op))
 
 
-def ragged_dot(text: str, x: Value, y: Value, sizes: Value, dtype: np.dtype) -> Value:
+def ragged_dot(
+    text: str, x: Value, y: Value, sizes: Value, dtype: np.dtype, precision: Any = None
+) -> Value:
     """`lax.ragged_dot_general` from the printed attribute, which has no Python binding."""
     import re
 
@@ -178,4 +193,40 @@ def ragged_dot(text: str, x: Value, y: Value, sizes: Value, dtype: np.dtype) -> 
         lhs_ragged_dimensions=fields.get("lhs_ragged_dimensions", ()),
         rhs_group_dimensions=fields.get("rhs_group_dimensions", ()),
     )
-    return lax.ragged_dot_general(x, y, sizes, dims, preferred_element_type=dtype)
+    return lax.ragged_dot_general(x, y, sizes, dims, precision, preferred_element_type=dtype)
+
+
+@raises("chlo.scan", "mhlo.scan")
+def _scan(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+    """A scan over one axis: the body takes slices and carries, and gives the same in turn.
+
+    That the body is associative is a permission, not a demand.
+    """
+    op.get("is_associative")
+    count, _ = dense_ints(op["operandSegmentSizes"])
+    outputs, _ = dense_ints(op["resultSegmentSizes"])
+    axis, length, reverse = (
+        attributes.integer(op["dimension"]),
+        op.get("scan_dim_size"),
+        op.get("is_reverse"),
+    )
+    (region,) = op.regions
+    body = ctx.region(region)
+    operands = tuple(map(data, operands))
+
+    def step(carry: Sequence[Value], slices: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+        results = list(map(data, body(*slices, *carry)))
+        return results[outputs:], results[:outputs]
+
+    carried, stacked = lax.scan(
+        step,
+        list(operands[count:]),
+        [_moved(x, axis, 0) for x in operands[:count]],
+        length=None if length is None else attributes.integer(length),
+        reverse=reverse is not None and reverse.value,
+    )
+    return [*(_moved(x, 0, axis) for x in stacked), *carried]
+
+
+def _moved(x: Value, source: int, target: int) -> Value:
+    return x if source == target else jnp.moveaxis(x, source, target)

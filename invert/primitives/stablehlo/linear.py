@@ -29,7 +29,7 @@ _PRECISION = {
 }
 
 
-def _precision(op: Op) -> Any:
+def precision_config(op: Op) -> Any:
     """What `lax` takes as `precision`; `None` for the default."""
     attribute = op.get("precision_config")
     if attribute is None:
@@ -60,7 +60,7 @@ def _algorithm(op: Op) -> lax.DotAlgorithm | lax.DotAlgorithmPreset | None:
 
 
 def _dot(x: Value, y: Value, numbers: Any, op: Op, dtype: np.dtype) -> Value:
-    precision = _algorithm(op) or _precision(op)
+    precision = _algorithm(op) or precision_config(op)
     return lax.dot_general(x, y, numbers, precision=precision, preferred_element_type=dtype)
 
 
@@ -123,7 +123,7 @@ def _convolution(
         ),
         feature_group_count=attributes.integer(op["feature_group_count"]),
         batch_group_count=attributes.integer(op["batch_group_count"]),
-        precision=_precision(op),
+        precision=precision_config(op),
         preferred_element_type=ctx.dtype(op),
     )
     if not any(map(is_open, itertools.chain(*padding))):

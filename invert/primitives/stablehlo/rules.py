@@ -4,6 +4,7 @@ from invert.primitives.stablehlo import (
     calls,
     chlo,
     collective,
+    compiled,
     control,
     elementwise,
     indexing,
@@ -28,6 +29,7 @@ FAMILIES = (
     calls,
     chlo,
     collective,
+    compiled,
     sharding,
     refused,
 )

@@ -32,9 +32,14 @@ _ENUM = re.compile(r"(\w+)>*$")
 
 def dense_ints(attr: ir.Attribute) -> tuple[int, ...]:
     """Values of a `DenseI64ArrayAttr` (or of another width) or of an integer elements attribute."""
-    if isinstance(attr, ir.DenseIntElementsAttr):
+    if isinstance(attr, ir.DenseIntElementsAttr) and not _is_index(attr):
         return tuple(dense_elements(attr).ravel().tolist())
     return tuple(attr)  # pyright: ignore[reportArgumentType]
+
+
+def _is_index(attr: ir.DenseIntElementsAttr) -> bool:
+    """Whether the elements are of MLIR's type `index`, as those of layouts, which has no dtype."""
+    return isinstance(ir.ShapedType(attr.type).element_type, ir.IndexType)
 
 
 def dense_int_rows(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:

@@ -455,7 +455,9 @@ def _is_small(type_: Any) -> bool:
     )
 
 
-_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return", "chlo.return"})
+_TERMINATORS = frozenset(
+    {"func.return", "stablehlo.return", "sdy.return", "chlo.return", "mhlo.return"}
+)
 
 
 @functools.lru_cache(maxsize=65536)
