@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
-import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
@@ -210,7 +209,7 @@ class File(Writer):
     def text(self) -> str:
         """The imports and definitions, laid out."""
         definitions = meshes.with_constants(copy.deepcopy(self.definitions))
-        body = _bare_tuples(syntax.text_of(ast.Module(definitions, [])))
+        body = syntax.text_of(ast.Module(definitions, []))
         return f"{_imports(definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
 
 
@@ -227,18 +226,6 @@ def _same_rule(a: ClosedJaxpr | str, b: ClosedJaxpr | str) -> bool:
     if isinstance(a, str) or isinstance(b, str):
         return isinstance(a, str) and isinstance(b, str) and a == b
     return difference(a, b) is None
-
-
-def _bare_tuples(text: str) -> str:
-    """`return x, state` rather than `return (x, state)`, which `ast.unparse` writes."""
-    return re.sub(r"^( +return )(\(.*\))$", _without_brackets, text, flags=re.MULTILINE)
-
-
-def _without_brackets(match: re.Match[str]) -> str:
-    start, value = match.groups()
-    node = ast.parse(value, mode="eval").body
-    bare = isinstance(node, ast.Tuple) and len(node.elts) > 1
-    return start + (value[1:-1] if bare else value)
 
 
 def check_types(definitions: Sequence[ast.stmt]) -> None:

@@ -80,13 +80,14 @@ def _fits(array: Any, kind: Any) -> bool:
     sizes, dims = array.shape, kind.dim_str.split()
     if array.dtype.name not in kind.dtypes or len(sizes) != len(dims):
         return False
-    named = dict(zip(dims, sizes))
-    return all(n == (int(d) if d.isdigit() else named[d]) for d, n in zip(dims, sizes))
+    pairs = list(zip(dims, sizes, strict=True))
+    named = dict(pairs)
+    return all(n == (int(d) if d.isdigit() else named[d]) for d, n in pairs)
 
 
 def _read(kind: Any, array: Callable[[str, Any], Any], name: str = "") -> Any:
     """A module with its arrays by their names and types, or an array."""
-    if not dataclasses.is_dataclass(kind):
+    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
         return array(name, kind)
     prefix = name + "." if name else ""
     fields = dataclasses.fields(kind)
@@ -105,11 +106,11 @@ def trainable(model: Model) -> Model:
 # A variable in the state has its first value in the module.
 _STATE = (
     (
-        """    if not dataclasses.is_dataclass(kind):
+        """    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
 """,
         """    if get_origin(kind) is eqx.nn.StateIndex:
         return eqx.nn.StateIndex(_read(get_args(kind)[0], array, name))
-    if not dataclasses.is_dataclass(kind):
+    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
 """,
     ),
 )
@@ -117,12 +118,12 @@ _STATE = (
 # Lists of layers have a length, which their type does not tell.
 _LISTS = (
     (
-        """    if not dataclasses.is_dataclass(kind):
+        """    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
 """,
         """    if get_origin(kind) is tuple:
         (inner, _), count = get_args(kind), LENGTHS[name]
         return tuple(_read(inner, array, f"{name}.{i}") for i in range(count))
-    if not dataclasses.is_dataclass(kind):
+    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
 """,
     ),
 )
@@ -131,7 +132,7 @@ _LISTS = (
 _STACKED = (
     (
         """an array is of a type, in which""",
-        """an array, or each one of a stack of them, is of a type, in which""",
+        """an array, or each of a stack, is of a type, in which""",
     ),
     (
         """    sizes, dims = array.shape, kind.dim_str.split()
@@ -187,7 +188,8 @@ def reader(
     """
     text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
     if not specs:
-        text = text.replace("= SPECS", "= {}")
+        text = text.replace(" = SPECS", " | None = None")
+        text = text.replace("mesh, shardings)", "mesh, shardings or {})")
     lists = _LISTS if lengths else ()
     changes = [*(_STATE if stateful else ()), *(_STACKED if stacked else ()), *lists]
     for old, new in _KEYED if keyed else changes:

@@ -50,14 +50,14 @@ def diffusion_network() -> tuple[Any, tuple[int, ...]]:
     return keras.Model(image, layers.Conv2D(3, 3, padding="same")(x)), (16, 16, 3)
 
 
-# Most lines that the file may have. A class for each size of a layer would take several times as
-# many: EfficientNetB0 has 237 layers.
+# Most lines that the classes may have, without the reader of the weights. A class for each size of
+# a layer would take several times as many: EfficientNetB0 has 237 layers.
 MODELS = {
-    "MobileNetV2": 350,
-    "ResNet50": 400,
-    "EfficientNetB0": 500,
-    "ConvNeXtTiny": 700,
-    "diffusion": 250,
+    "MobileNetV2": 300,
+    "ResNet50": 320,
+    "EfficientNetB0": 440,
+    "ConvNeXtTiny": 620,
+    "diffusion": 170,
 }
 
 
@@ -73,9 +73,8 @@ def test_a_saved_image_model_runs_without_invert_and_tensorflow(name: str, tmp_p
         tf.function(lambda image: network(image, training=False), input_signature=[spec])
     )
     assert module._emission().messages == ()
-    lines = module.source.splitlines()
-    assert len(lines) <= MODELS[name]
-    assert max(map(len, lines)) <= 120
+    assert len(module.source.split("\ndef load(")[0].splitlines()) <= MODELS[name]
+    assert max(map(len, module.source.splitlines())) <= 120
     invert.save(module, tmp_path)
     rng = np.random.default_rng(1)
     inputs = {f"of_{n}": rng.normal(size=(n, *shape)).astype(np.float32) for n in (1, 3)}

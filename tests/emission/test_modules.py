@@ -278,7 +278,7 @@ def test_example() -> None:
     # The page shows what the example prints.
     page = (Path(__file__).parents[2] / "docs" / "emission.md").read_text()
     shown = out[out.index("class Attention(") : out.index("class Head(")].rstrip()
-    assert "query_key = jnp.einsum(" in shown
+    assert "scores = jnp.einsum(" in shown
     assert shown in page
 
 

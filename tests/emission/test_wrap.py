@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from invert.emission.python.format import fitted, formatted
+from invert.emission.reader import reader
 
 LONG = [
     "x = f(" + ", ".join(f"argument_{i}=value_{i}" for i in range(20)) + ")",
@@ -95,3 +99,31 @@ def test_quotes_spaces_and_short_floats() -> None:
     source = "a, = x\nb = 'it' + 'the \\'x\\''\nc = x[a + 1:, ::-1] ** 2 * 1e+30\n"
     laid_out = '(a,) = x\nb = "it" + "the \'x\'"\nc = x[a + 1 :, ::-1] ** 2 * 1e30\n'
     assert formatted(source, 80) == laid_out
+
+
+def test_brackets_are_those_that_an_author_writes() -> None:
+    source = (
+        "def f(x):\n"
+        "    a, (b, c) = x, (1, 2)\n"
+        "    pair = (a, b)\n"
+        "    é = tuple(all(y for y in z) for z in pair), sum((y for y in x), 1)\n"
+        "    return a, (b, c)\n"
+    )
+    expected = source.replace("é = tuple(", "é = (tuple(").replace("x), 1)\n", "x), 1))\n")
+    assert formatted(ast.unparse(ast.parse(source)), 80) == expected
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", "x64", "stateful", "stacked", "keyed", "lengths", "specs"]
+)
+def test_ruff_accepts_the_reader_of_weights(kind: str, tmp_path: Path) -> None:
+    flags = {k: k == kind for k in ("x64", "stateful", "stacked", "keyed", "specs")}
+    stmts = reader("Net", **flags, lengths={"blocks": 2} if kind == "lengths" else {})
+    text = formatted(ast.unparse(ast.fix_missing_locations(ast.Module(stmts, []))), 100)
+    (tmp_path / "reader.py").write_text(text)
+    # Names that the rest of the file defines are left out.
+    command = ("ruff", "check", "--isolated", "--select=E,W,I,UP,B,SIM", "--line-length=100", ".")
+    result = subprocess.run(
+        (sys.executable, "-m", *command), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout

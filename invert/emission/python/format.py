@@ -6,6 +6,7 @@ layout of ruff and black, except in rare cases where these keep what the author 
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -46,7 +47,7 @@ def formatted(source: str, limit: int) -> str:
     # The definitions around a line, by their indentation.
     opened: list[tuple[int, str]] = []
     in_docstring = after_docstring = decorated = False
-    for line in source.splitlines():
+    for line in _without_brackets(source).splitlines():
         if in_docstring:
             out.append(line)
             in_docstring = not line.endswith(_DOCSTRING)
@@ -78,6 +79,43 @@ def formatted(source: str, limit: int) -> str:
         decorated = code.startswith("@")
         above = out[-1]
     return "".join(f"{line}\n" for line in out)
+
+
+def _without_brackets(text: str) -> str:
+    """Brackets that `ast.unparse` writes and nobody else does are left out.
+
+    `return x, state` rather than `return (x, state)`, `a, b = c, d`, and `all(x in y for x in z)`.
+    """
+    lines = text.split("\n")
+    places: set[tuple[int, int]] = set()
+    for node in ast.walk(ast.parse(text)):
+        inner: ast.expr | None = None
+        if isinstance(node, ast.Return) and _in_brackets(node.value):
+            inner = node.value
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            inner = node.value if _in_brackets(node.value) else None
+        elif isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+            generator = isinstance(node.args[0], ast.GeneratorExp)
+            # Else its brackets are those of the call.
+            doubled = generator and node.args[0].end_col_offset != node.end_col_offset
+            inner = node.args[0] if doubled else None
+        if inner is not None and inner.end_lineno == inner.lineno:
+            assert inner.end_col_offset is not None
+            ends = inner.col_offset, inner.end_col_offset - 1
+            places.update((inner.lineno, column) for column in ends)
+    for number, column in sorted(places, reverse=True):
+        line = lines[number - 1].encode()
+        lines[number - 1] = (line[:column] + line[column + 1 :]).decode()
+    return "\n".join(lines)
+
+
+def _in_brackets(node: ast.expr | None) -> bool:
+    """Whether it is a tuple of several items that the text has in brackets."""
+    return (
+        isinstance(node, ast.Tuple)
+        and len(node.elts) > 1
+        and node.col_offset < node.elts[0].col_offset
+    )
 
 
 def _continues(code: str) -> bool:
