@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from invert._errors import MalformedModelError
 from invert.checkpoint.checksum import crc32c, masked
+from invert.checkpoint.snappy import decompress
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
@@ -71,10 +72,11 @@ def _block(data: bytes, offset: int, size: int, end: int, where: str) -> bytes:
     if masked(crc32c(data[offset : offset + size + 1])) != checksum:
         raise _damaged(where, offset, "the checksum of a block differs")
     if kind == _SNAPPY:
-        raise MalformedModelError(
-            f"{where}: the block at byte {offset} is compressed by Snappy, which cannot be read; "
-            "load the model with TensorFlow and save it again"
-        )
+        try:
+            return decompress(content)
+        except ValueError as error:
+            reason = f"a block compressed by Snappy is damaged ({error})"
+            raise _damaged(where, offset, reason) from error
     if kind != _PLAIN:
         raise _damaged(where, offset, f"a block is compressed in an unknown way ({kind})")
     return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import tensorflow as tf
 from invert._errors import MalformedModelError
 from invert.checkpoint.bundle import Checkpoint, _slice_key
 from invert.checkpoint.checksum import crc32c, masked
+from invert.checkpoint.snappy import decompress
+from invert.checkpoint.table import read_table
 from invert.protos import messages
 
 BIG = np.random.default_rng(0).random((300, 20)).astype(np.float32)
@@ -146,19 +149,61 @@ def test_many_damaged_files(folder: Path, tmp_path: Path) -> None:
     assert damage(folder, tmp_path, seed=1, count=5000) > 1000
 
 
-def table(entries: dict[bytes, bytes], kind: int = 0) -> bytes:
+def varint_of(number: int) -> bytes:
+    out = b""
+    while number > 127:
+        out, number = out + bytes([number & 127 | 128]), number >> 7
+    return out + bytes([number])
+
+
+def compressed(data: bytes) -> bytes:
+    """Data in Snappy's format, by a plain search: copies of every kind, long and short literals."""
+    out, literal, place = bytearray(varint_of(len(data))), b"", 0
+
+    def flush() -> None:
+        if literal:
+            count = len(literal) - 1
+            short = count < 60
+            out.extend(bytes([count << 2]) if short else b"\xf4" + struct.pack("<H", count))
+            out.extend(literal)
+
+    while place < len(data):
+        size = min(64, len(data) - place)
+        at = -1
+        while size >= 4 and (at := data.rfind(data[place : place + size], 0, place)) < 0:
+            size //= 2
+        if at < 0 or size < 4:
+            literal, place = literal + data[place : place + 1], place + 1
+            continue
+        flush()
+        literal, offset = b"", place - at
+        if size < 12 and offset < 2048:
+            out.extend([1 | size - 4 << 2 | offset >> 8 << 5, offset & 255])
+        elif place % 2:
+            out.extend(bytes([2 | size - 1 << 2]) + struct.pack("<H", offset))
+        else:
+            out.extend(bytes([3 | size - 1 << 2]) + struct.pack("<I", offset))
+        place += size
+    flush()
+    return bytes(out)
+
+
+def table(
+    entries: dict[bytes, bytes], kind: int = 0, compress: Callable[[bytes], bytes] = bytes
+) -> bytes:
     """A table of one block, which says that it is compressed in some way."""
 
     def block(rows: dict[bytes, bytes], kind: int) -> bytes:
         content = b"".join(
             bytes([0, len(k), len(v)]) + k + v for k, v in sorted(rows.items())
         ) + struct.pack("<II", 0, 1)
+        content = compress(content) if kind else content
         checksum = masked(crc32c(content + bytes([kind])))
         return content + bytes([kind]) + struct.pack("<I", checksum)
 
     data = block(entries, kind)
-    index = block({b"\xff": bytes([0, len(data) - 5])}, 0)
-    handles = bytes([0, 0, len(data), len(index) - 5])
+    index = block({b"\xff": bytes([0]) + varint_of(len(data) - 5)}, 0)
+    handles = b"\0\0" + varint_of(len(data)) + varint_of(len(index) - 5)
     magic = struct.pack("<Q", 0xDB4775248B80FB57)
     return data + index + handles.ljust(40, b"\0") + magic
 
@@ -166,7 +211,7 @@ def table(entries: dict[bytes, bytes], kind: int = 0) -> bytes:
 @pytest.mark.parametrize(
     ("header", "kind", "message"),
     [
-        ({"num_shards": 1}, 1, "compressed by Snappy"),
+        ({"num_shards": 1}, 1, "block compressed by Snappy is damaged .*, at byte 0"),
         ({"num_shards": 1}, 7, "compressed in an unknown way"),
         ({"num_shards": 1, "endianness": 1}, 0, "another order of bytes"),
         ({"num_shards": 0}, 0, "has 0 shards"),
@@ -198,3 +243,50 @@ def test_parts_may_not_share_their_bytes(folder: Path, tmp_path: Path) -> None:
     found._entries[b"part"] = entry.SerializeToString()
     with pytest.raises(MalformedModelError, match="has parts of"):
         found.value("part")
+
+
+def test_compressed_blocks(tmp_path: Path) -> None:
+    header = messages.message("BundleHeaderProto")(num_shards=1).SerializeToString()
+    draw = random.Random(0)
+    entries = {
+        f"layer/{i:03}/kernel".encode(): b"kernel" * 3 + draw.randbytes(90) for i in range(9)
+    }
+    plain, packed = table({b"": header} | entries), table({b"": header} | entries, 1, compressed)
+    assert len(packed) < len(plain)
+    assert read_table(packed, "v") == read_table(plain, "v") == {b"": header} | entries
+    (tmp_path / "v.index").write_bytes(packed)
+    assert set(opened(tmp_path / "v")) == {k.decode() for k in entries}
+
+
+@pytest.mark.parametrize(
+    ("data", "content"),
+    [
+        (b"\0", b""),
+        (b"\x05\x10hello", b"hello"),
+        (b"\x0a\x00a\x15\x01", b"a" * 10),  # a copy that reaches into what it makes
+        (b"\x0a\x04ab\x1e\x02\0", b"ab" * 5),
+        (b"\x05\x00a\x0f\x01\0\0\0", b"a" * 5),
+        (b"\x46\xf0\x45" + b"x" * 70, b"x" * 70),  # a literal with a byte for its length
+    ],
+)
+def test_snappy(data: bytes, content: bytes) -> None:
+    assert decompress(data) == content
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "length at byte 0"),
+        (b"\xff\xff\xff\xff\xff", "length at byte 0"),
+        (b"\xff\xff\xff\xff\x0f\x00a", "cannot stand for"),
+        (b"\x05\x10hel", "literal at byte 1"),
+        (b"\x05\xf4\x10", "within the element at byte 1"),
+        (b"\x05\x00a\x01\x02", "copy at byte 3 begins before"),
+        (b"\x05\x00a\x01\x00", "copy at byte 3 begins before"),
+        (b"\x02\x10hello", "beyond the 2 bytes"),
+        (b"\x06\x10hello", "holds 5 bytes, and states 6"),
+    ],
+)
+def test_damaged_snappy(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decompress(data)
