@@ -14,7 +14,7 @@ from invert._entry import ArgSpec, EntryPoint
 from invert._errors import SignatureError
 from invert._private.jax import SIZE_ERRORS
 from invert.emission.python.naming import Names, identifier
-from invert.ir.sizes import Constraint, Shape, dimensions, evaluate, parsed, scope
+from invert.ir.sizes import Constraint, Shape, decided, dimensions, evaluate, parsed, scope
 
 # JAX's parser takes these for operations.
 _OPERATIONS = ("floordiv", "mod", "max", "min")
@@ -171,6 +171,18 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
         except (ValueError, NotImplementedError):
             continue  # it is checked when the program runs
     return scope(kept)
+
+
+def independent(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
+    """The constraints without those that follow from the others."""
+    kept = list(constraints)
+    for c in sorted(constraints, key=lambda c: -len(c.words())):
+        others = [k for k in kept if k is not c]
+        of = scope_of(others)
+        moved = c.at({d: parsed((d,), of)[0] for d in c.dimensions})
+        if decided(moved.relation, moved.left, moved.right):
+            kept = others
+    return tuple(kept)
 
 
 def at_numbers(shapes: Sequence[Sequence[int | str]], numbers: Sequence[int]) -> list[list[int]]:

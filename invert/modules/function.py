@@ -44,7 +44,7 @@ from invert.ir.sizes import (
 from invert.ir.substitution import substitute
 from invert.ir.types import Jaxpr
 from invert.modules import placement, signatures
-from invert.modules.dimensions import named_shapes, scope_of, symbolic_shapes
+from invert.modules.dimensions import independent, named_shapes, scope_of, symbolic_shapes
 from invert.modules.placement import AnyMesh
 
 
@@ -133,8 +133,7 @@ def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     if stage.names:
         known = [c for c in constraints if c.dimensions <= stage.names.keys()]
         constraints = [c.at(stage.names) for c in known]
-    constraints = [c for c in constraints if c.dimensions <= held]
-    kept = tuple(c.tidy() for c in constraints)
+    kept = independent([c.tidy() for c in constraints if c.dimensions <= held])
     of = scope_of(kept)
     names = {str(d): parsed((str(d),), of)[0] for s in stage.shapes for d in variables(s)}
     stage = dataclasses.replace(

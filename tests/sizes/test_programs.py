@@ -171,3 +171,18 @@ def test_text_is_a_function_like_others(tmp_path: Path):
     np.testing.assert_allclose(
         jax.grad(total)(x[0]), jax.grad(lambda x: function(x).sum())(x[0]), atol=1e-5
     )
+
+
+def test_a_condition_is_stated_once():
+    function, _, _ = PROGRAMS["patches_of_multiples"]
+    exported = jax.export.export(jax.jit(function))(*_types("patches_of_multiples"))
+    module = invert.from_exported(exported)
+    sizes = module.report.certificate.sizes
+    assert sizes == "b >= 1, h >= 1, w >= 1, mod(h, 4) == 0, mod(w, 4) == 0"
+    assert module.source.count("raise ValueError(\n") == 2
+    assert "but found" not in module.source
+    x = np.ones((2, 8, 7, 3), np.float32)
+    with pytest.raises(ValueError, match=r"mod\(w, 4\)"):
+        module.model(x)
+    with pytest.raises(invert.SignatureError, match=r"4\*floordiv\(w, 4\)|mod\(w, 4\)"):
+        module(x)
