@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
-from invert._errors import InvertError, SignatureError
+from invert._errors import InvertError, SignatureError, optional_step
 from invert._private.jax import (
     SIZE_ERRORS,
     eval_context,
@@ -150,11 +150,9 @@ def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
 
 
 # What is raised where a program cannot be recovered for all sizes: by comparisons that the sizes
-# leave open, by shapes that do not fit, and by what has to know a number.
-NO_EXPRESSION = (
-    *SIZE_ERRORS, InvertError, TypeError, ValueError,
-    NotImplementedError, IndexError, AssertionError, KeyError, AttributeError,
-)  # fmt: skip
+# leave open, by shapes that do not fit, and by what has to know a number (JAX and NumPy raise
+# these). All others are defects.
+NO_EXPRESSION = (*SIZE_ERRORS, InvertError, TypeError, ValueError, NotImplementedError)
 
 
 class Function:
@@ -291,14 +289,8 @@ class Function:
         assumed: list[Constraint] = []
         while (found := symbolic_shapes(shapes, assumed)) is not None:
             avals = self._avals([jax.ShapeDtypeStruct(s, np.int8) for s in found], key)
-            stage = None
             with listening() as said:
-                try:
-                    stage = self._at(avals)
-                except NO_EXPRESSION as error:
-                    first = (str(error).splitlines() or [""])[0]
-                    reason = error.line if isinstance(error, InvertError) else first
-                    self.divided = self.divided or reason
+                stage = optional_step("the program for all sizes", [], self._for_all, avals)
             new = [c for c in said.constraints if c not in assumed]
             if stage is not None:
                 return _under([*assumed, *new], stage), [*assumed, *new]
@@ -308,6 +300,16 @@ class Function:
                 break
             assumed += new
         return None, assumed
+
+    def _for_all(self, avals: Sequence[Any]) -> Stage | None:
+        """The program at sizes that are expressions; `None` where there is none."""
+        try:
+            return self._at(avals)
+        except NO_EXPRESSION as error:
+            first = (str(error).splitlines() or [""])[0]
+            reason = error.line if isinstance(error, InvertError) else first
+            self.divided = self.divided or reason
+            return None
 
     def _avals(self, values: Sequence[Any], key: Any) -> list[jax.ShapeDtypeStruct]:
         avals = [
