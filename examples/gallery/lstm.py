@@ -1,6 +1,6 @@
 """An LSTM
 
-Keras runs it with `tf.while_loop` over tensor arrays. It comes back as a `lax.scan`, for texts of any length.
+Keras runs it with `tf.while_loop` over tensor arrays. It comes back as a `lax.scan` over any length.
 """
 
 import keras
