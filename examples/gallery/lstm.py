@@ -1,6 +1,6 @@
 """An LSTM
 
-Keras runs it with `tf.while_loop` over tensor arrays. It comes back as a `lax.scan` over any length.
+Keras runs it with `tf.while_loop` over tensor arrays. It comes back as a `lax.scan`.
 """
 
 import keras
