@@ -221,3 +221,52 @@ def test_shuffled_indices_are_those_of_tensorflow(dtype, rounds):
     want, got = results(fn, index[2], seed, most[2])
     assert got[0].shape == ()
     np.testing.assert_array_equal(got[0], want[0])
+
+
+def _partitioned_lookup(ids, tables, stitch):
+    count = len(tables)
+    assignments, inside = tf.cast(ids % count, tf.int32), ids // count
+    chosen = tf.dynamic_partition(inside, assignments, count)
+    places = tf.dynamic_partition(tf.range(tf.size(ids)), assignments, count)
+    return stitch(places, [tf.gather(t, i) for t, i in zip(tables, chosen, strict=True)])
+
+
+@pytest.mark.parametrize(
+    "ids", [[0, 5, 3, 4, 5, 1, 2], [0, 3, 6], [4]], ids=["all", "one part", "one row"]
+)
+@pytest.mark.parametrize("stitch", [tf.dynamic_stitch, tf.raw_ops.ParallelDynamicStitch])
+def test_parts_that_are_put_together_again(ids, stitch):
+    """As `embedding_lookup` has it for variables in parts."""
+    rng = np.random.default_rng(0)
+    tables = [rng.standard_normal((3, 2)).astype(np.float32) for _ in range(3)]
+    join = stitch if stitch is tf.dynamic_stitch else lambda i, d: stitch(indices=i, data=d)
+    ids = np.array(ids, np.int64)
+    want, got = results(lambda *a: _partitioned_lookup(a[0], a[1:], join), ids, *tables)
+    np.testing.assert_array_equal(got[0], want[0])
+
+    with tf.GradientTape() as tape:
+        held = [tf.constant(t) for t in tables]
+        tape.watch(held)
+        loss = tf.reduce_sum(_partitioned_lookup(tf.constant(ids), held, join) ** 2)
+    grads = [tf.convert_to_tensor(g).numpy() for g in tape.gradient(loss, held)]
+    with jax.enable_x64(True):
+        module = converted(lambda *a: _partitioned_lookup(a[0], a[1:], join), ids, *tables)
+        found = jax.grad(lambda ts: (module(ids, *ts) ** 2).sum())(tables)
+    for grad, other in zip(grads, found, strict=True):
+        np.testing.assert_allclose(other, grad, rtol=1e-6)
+
+
+def test_parts_whose_sizes_would_be_seen_are_refused():
+    x, parts = np.arange(4, dtype=np.float32), np.array([0, 1, 0, 1], np.int32)
+    with pytest.raises(UnsupportedOpError, match=r"DynamicPartition.*is a result"):
+        converted(lambda x, p: tf.dynamic_partition(x, p, 2), x, parts)
+    places = np.array([3, 1, 1, 0], np.int32)
+    for other in (lambda p: places, lambda p: tf.reverse(tf.range(4), [0]) + p):
+        with pytest.raises(UnsupportedOpError, match="DynamicStitch"):
+            converted(
+                lambda x, p, other=other: tf.dynamic_stitch(
+                    tf.dynamic_partition(other(p), p, 2), tf.dynamic_partition(x, p, 2)
+                ),
+                x,
+                parts,
+            )

@@ -224,6 +224,32 @@ def _gather_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> R
     return [indices.with_data(jnp.where(indices.length > 0, y, lax.full_like(y, 1)))]
 
 
+@row_rule("DynamicStitch", "ParallelDynamicStitch")
+def _dynamic_stitch(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
+    """Puts the rows of a partition back where known indices were partitioned in the same way.
+
+    Each of the indices is in one part, so that the largest one says how long the result is.
+    """
+    half = len(values) // 2
+    indices, parts = values[:half], values[half:]
+    known = [v.part for v in indices if isinstance(v, BoundedArray) and v.part is not None]
+    if len(known) != half or [i for _, i in known] != list(range(known[0][0].count)):
+        raise refused(node, values)
+    whole = known[0][0]
+    if any(p is not whole for p, _ in known) or len(np.unique(whole.rows)) != whole.rows.size:
+        raise refused(node, values)
+    size = int(whole.rows.max()) + 1 if whole.rows.size else 0
+    first = parts[0].data if isinstance(parts[0], BoundedArray) else array(parts[0])
+    out = lax.full((size, *first.shape[1:]), 0, first.dtype)
+    for where, rows in zip(indices, parts, strict=True):
+        if not isinstance(rows, BoundedArray):
+            raise refused(node, values)
+        beyond = lax.full_like(where.data, size)
+        target = jnp.where(where.valid_mask(), where.data, beyond)
+        out = out.at[target].set(rows.data, mode="drop")
+    return [out]
+
+
 # Which operands are indices and which are updates.
 _OPERANDS: dict[str, tuple[int, int]] = {
     "ScatterNd": (0, 1),

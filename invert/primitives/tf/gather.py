@@ -15,10 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._errors import Problem
+from invert.primitives.tf.dynamic_size import places_of
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
+from invert.tf.values.bounded import BoundedArray, Partition
 from invert.tf.values.constants import array, as_sizes, axis_of, is_static
 
 # Indices known to be in range need no guard. Checking more of them takes longer than it saves.
@@ -136,21 +139,38 @@ def _gather_nd(x: Array, indices: Value, *, bad_indices_policy: str = "", ctx: C
     return lax.gather(x, which, numbers, sizes, **_gather_mode(mode))
 
 
+_SIZES = "the sizes of its results depend on data"
+_REMEDY = "Use masks, tf.where with three arguments, or a segment op with a fixed size."
+
+
 @rule("DynamicPartition")
 def _dynamic_partition(
-    data: Array, partitions: Value, *, num_partitions: int, node: Node
-) -> list[Array]:
-    part = _known(node, partitions, "the sizes of its results depend on data")
-    flat = lax.reshape(data, (part.size, *data.shape[part.ndim :]))
-    where = [np.flatnonzero(np.ravel(part) == i) for i in range(num_partitions)]
-    return [take(flat, i.astype(np.int32), 0) for i in where]
+    data: Value, partitions: Value, *, num_partitions: int, node: Node
+) -> list[Value]:
+    """The rows of each partition, in order. TensorFlow raises where a number stands for none."""
+    flat = lax.reshape(array(data), (np.size(partitions), *np.shape(data)[np.ndim(partitions) :]))
+    if isinstance(partitions, np.ndarray):
+        where = [np.flatnonzero(np.ravel(partitions) == i) for i in range(num_partitions)]
+        return [take(flat, i.astype(np.int32), 0) for i in where]
+    part = lax.reshape(array(partitions), (np.size(partitions),))
+    known = None
+    if isinstance(data, np.ndarray) and data.ndim == np.ndim(partitions):
+        known = Partition(np.ravel(data), num_partitions)
+    origin = Problem(f"tf.{node.op}", _SIZES, node.location, _REMEDY)
+    found: list[Value] = []
+    for i in range(num_partitions):
+        mask = lax.eq(part, lax.full_like(part, i))
+        places = lax.max(places_of(mask)[:, 0], np.int32(0))
+        rows = take(flat, places, 0, beyond=_Mode.CLIP)
+        length = jnp.sum(mask, dtype=np.int32)
+        found.append(BoundedArray(rows, length, origin, part=None if known is None else (known, i)))
+    return found
 
 
 def _known(node: Node, value: Value, reason: str) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
-    remedy = "Use masks, tf.where with three arguments, or a segment op with a fixed size."
-    raise refuse(node, reason, remedy)
+    raise refuse(node, reason, _REMEDY)
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")

@@ -102,6 +102,14 @@ class DynamicSize:
         return id(self.value)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Partition:
+    """Known rows, each of which goes to one of several arrays, as data says."""
+
+    rows: np.ndarray
+    count: int
+
+
 @jax.tree_util.register_pytree_node_class
 class BoundedArray:
     """An array whose first `length` rows are valid.
@@ -112,11 +120,19 @@ class BoundedArray:
     - `length`: the number of valid rows, a traced scalar of type int32.
     - `origin`: the problem to report where an op needs that number; it names the op that made it.
     - `pads_minus_one`: whether the padding rows hold -1, an index that selects nothing.
+    - `part`: the partition of which it is a part, and its number there.
     """
 
-    def __init__(self, data: Value, length: Value, origin: Problem, pads_minus_one: bool = False):
+    def __init__(
+        self,
+        data: Value,
+        length: Value,
+        origin: Problem,
+        pads_minus_one: bool = False,
+        part: tuple[Partition, int] | None = None,
+    ):
         self.data, self.length = data, length
-        self.origin, self.pads_minus_one = origin, pads_minus_one
+        self.origin, self.pads_minus_one, self.part = origin, pads_minus_one, part
 
     @property
     def size(self) -> DynamicSize:
