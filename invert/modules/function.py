@@ -38,6 +38,7 @@ from invert.ir.sizes import (
     is_open,
     listening,
     parsed,
+    scope,
     solve,
     variables,
 )
@@ -133,9 +134,15 @@ def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     if stage.names:
         known = [c for c in constraints if c.dimensions <= stage.names.keys()]
         constraints = [c.at(stage.names) for c in known]
-    kept = independent([c.tidy() for c in constraints if c.dimensions <= held])
-    of = scope_of(kept)
+    constraints = [c for c in constraints if c.dimensions <= held]
+    of = scope_of(independent([c.tidy() for c in constraints]))
     names = {str(d): parsed((str(d),), of)[0] for s in stage.shapes for d in variables(s)}
+    # A dimension that the conditions make a number, or another, is that in the conditions too.
+    gone = {d: n for d, n in names.items() if str(n) != d}
+    plain = {d: parsed((d,), scope())[0] for d in names}
+    plain |= {d: evaluate(n, plain) for d, n in gone.items()}
+    constraints = [c.at(plain) if c.dimensions & gone.keys() else c for c in constraints]
+    kept = independent([c.tidy() for c in constraints])
     stage = dataclasses.replace(
         stage,
         jaxpr=substitute(stage.jaxpr, names),

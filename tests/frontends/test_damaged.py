@@ -119,6 +119,44 @@ def test_arguments_that_are_not_the_platform(value: str) -> None:
     assert np.array_equal(invert.from_stablehlo(f"{text} return %a : {T} }}")(x), x)
 
 
+def test_operands_of_shapes_that_a_custom_call_lacks() -> None:
+    text = module(
+        "%0 = stablehlo.custom_call @x(%a) {indices_of_shape_operands = dense<[7]> : "
+        f"tensor<1xi64>}} : ({T}) -> {T}"
+    )
+    with pytest.raises(invert.MalformedModelError, match="there is no operand 7"):
+        invert.from_stablehlo(text)
+
+
+def test_a_condition_that_makes_an_open_size_a_number() -> None:
+    """The other conditions on this size are met or not, and none is left over."""
+    kind, number = "tensor<?x?xf32>", "tensor<i32>"
+    checks = "".join(
+        f"""
+        %n{i} = stablehlo.constant dense<{n}> : {number}
+        %ok{i} = stablehlo.compare {sign}, %size, %n{i} : ({number}, {number}) -> tensor<i1>
+        stablehlo.custom_call @shape_assertion(%ok{i}, %size) {{
+            error_message = "found {{0}}", has_side_effect = true
+        }} : (tensor<i1>, {number}) -> ()
+        """
+        for i, (sign, n) in enumerate((("GE", 2), ("EQ", 4), ("LE", 9)))
+    )
+    found = invert.from_stablehlo(f"""
+        func.func public @main(%x: {kind}) -> {kind} {{
+            %size = stablehlo.get_dimension_size %x, dim = 1 : ({kind}) -> {number}
+            {checks}
+            %y = stablehlo.sine %x : {kind}
+            return %y : {kind}
+        }}
+    """)
+    x = np.linspace(0, 1, 8, dtype=np.float32).reshape(2, 4)
+    for run in (found, found.model):
+        assert np.array_equal(run(x), jax.jit(jnp.sin)(x))
+    assert "4 == 4" not in str(found.report.certificate)
+    with pytest.raises(invert.SignatureError):
+        found(x.reshape(4, 2))
+
+
 # --- jax.export -----------------------------------------------------------------------------------
 
 

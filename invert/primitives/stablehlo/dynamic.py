@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._errors import InvertError, SignatureError
+from invert._errors import InvertError, MalformedModelError, SignatureError
 from invert.ir.size_algebra import Sizes, constraint_of
 from invert.ir.sizes import DimSize, constrain
 from invert.primitives.stablehlo import chlo, random, reduction
@@ -57,6 +57,8 @@ def result_avals(
     places = shape_places(op)
     if places and len(places) != len(types):
         raise InvertError(f"{op.name}: {len(places)} operands hold shapes of {len(types)} results")
+    if wrong := [i for i in places if not 0 <= i < len(operands)]:
+        raise MalformedModelError(f"{op.name}: there is no operand {wrong[0]} that holds a shape")
     shapes: list[Any] = [sizes(operands[i], op) for i in places] or [None] * len(types)
     avals = [
         None
