@@ -11,7 +11,7 @@ from jax import lax
 
 from invert._errors import InvertError
 from invert.primitives.stablehlo import elementwise
-from invert.primitives.stablehlo.linear import precision_config
+from invert.primitives.stablehlo.precision import precision_config
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.attributes import dense_ints
 from invert.stablehlo.ops.interpreter import Context, Op, Value, data, raises

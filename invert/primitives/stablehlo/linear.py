@@ -18,27 +18,10 @@ from invert._private.jax import open_jaxpr, trace_closed
 from invert.ir.interpret import bind
 from invert.ir.sizes import DimSize, is_open
 from invert.primitives.stablehlo.dynamic import sizes
+from invert.primitives.stablehlo.precision import precision_config
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.attributes import dense_ints
 from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
-
-_PRECISION = {
-    "DEFAULT": lax.Precision.DEFAULT,
-    "HIGH": lax.Precision.HIGH,
-    "HIGHEST": lax.Precision.HIGHEST,
-}
-
-
-def precision_config(op: Op) -> Any:
-    """What `lax` takes as `precision`; `None` for the default."""
-    attribute = op.get("precision_config")
-    if attribute is None:
-        return None
-    names = attributes.enum_names(attribute)
-    if all(n == "DEFAULT" for n in names):
-        return None
-    return tuple(_PRECISION[n] for n in names)
-
 
 _TYPE_NAMES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 
