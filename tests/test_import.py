@@ -86,3 +86,9 @@ def test_public_names_come_when_they_are_asked_for() -> None:
         "print(early, invert.load is load, 'convert' in dir(invert), hasattr(invert, 'nothing'))\n"
     )
     assert out == "False True True False"
+
+
+def test_rules_can_be_imported_in_any_order() -> None:
+    """SavedModels come to the rules of StableHLO by another way than modules do."""
+    for module in ("frontends.saved_graph", "primitives.stablehlo.linear"):
+        _run(f"import invert.{module}")
