@@ -26,9 +26,11 @@ from invert.frontends.graphdef import full
 from invert.frontends.saved_objects import checkpoint_of
 from invert.frontends.signature import read_outputs, read_signature
 from invert.frontends.structured import CompositeSpec, TensorSpec, plain_parameters, sparse_spec
+from invert.frontends.tables import filled_by
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
+from invert.tf.fallback.host import StoredTable
 from invert.tf.gradients.saved import SavedGradients
 from invert.tf.graph.check import parse_tensor
 from invert.tf.graph.library import Library
@@ -39,6 +41,8 @@ _VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
 _ASSIGNS = frozenset(("Assign", "AssignVariableOp"))
 # Signatures that TensorFlow itself adds: what it runs on loading and in training.
 _INTERNAL = "__saved_model_"
+_INIT = "__saved_model_init_op"
+_TABLES = frozenset(("HashTable", "HashTableV2"))
 
 
 def readers(
@@ -51,16 +55,18 @@ def readers(
     - `meta`: the `MetaGraphDef`.
     """
     variables = _Variables(meta, library, files, directory)
+    tables = _tables(meta, library, files)
     gradients = SavedGradients(library, meta.object_graph_def)
 
     @nested_too_deep("the signature")
     def read(name: str, strict: bool) -> EntryPoint:
         signature = _Signature.of(meta.signature_def[name], f"signature {name!r} of {directory}")
+        filled = [t for t in tables if f"{t}:0" not in signature.inputs]
         arguments = read_signature(signature)
         check_count(name, len(signature.inputs), arguments)
         program = Graph(
             library,
-            signature.inputs,
+            [*signature.inputs, *(f"{t}:0" for t in filled)],
             [tensor for tensor, _ in signature.outputs],
             config=config,
             op_def=op_def,
@@ -72,7 +78,7 @@ def readers(
             arguments,
             read_outputs(signature),
             signature.outputs,
-            [],
+            [tables[t] for t in filled],
             [],
             name=name,
             source=f"SavedModel {directory.name}, signature {name}",
@@ -81,6 +87,45 @@ def readers(
         )
 
     return {n: read for n in sorted(meta.signature_def) if not n.startswith(_INTERNAL)}
+
+
+def _tables(meta: Any, library: Library, files: Files) -> dict[str, StoredTable]:
+    """The hash tables that loading fills from constants or assets, by node."""
+    nodes = {n.name: n for n in library.graph.node}
+    pending = [text for text in _started(meta) if text in nodes]
+    seen = set(pending)
+    for name in pending:  # grows
+        for text in nodes[name].input:
+            source = text.removeprefix("^").partition(":")[0]
+            if source in nodes and source not in seen:
+                seen.add(source)
+                pending.append(source)
+    assets: dict[str, Path] = {}
+    for asset in meta.asset_file_def:
+        file = files.found.get(PurePosixPath("assets", asset.filename))
+        if file is not None:
+            assets[asset.tensor_info.name.partition(":")[0]] = file
+    # Only what loading runs; the same handles go to lookups too.
+    run = types.SimpleNamespace(
+        node_def=[n for n in library.graph.node if n.name in seen or n.op == "Const"]
+    )
+    found: dict[str, StoredTable] = {}
+    for name, node in nodes.items():
+        if node.op in _TABLES and (filled := filled_by(run, {name}, assets)) is not None:
+            found[name] = StoredTable(filled.content, filled.size)
+    return found
+
+
+def _started(meta: Any) -> Iterator[str]:
+    """The nodes that TensorFlow runs on loading."""
+    if _INIT in meta.signature_def:
+        yield from (t.name.partition(":")[0] for t in meta.signature_def[_INIT].outputs.values())
+        return
+    for key in ("saved_model_main_op", "legacy_init_op"):
+        if key in meta.collection_def:
+            for text in meta.collection_def[key].node_list.value:
+                yield text.partition(":")[0]
+            return
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

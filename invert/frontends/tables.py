@@ -115,9 +115,11 @@ def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Fil
 
     def value(text: str) -> Any:
         name = source(text)
+        if name in given:  # a constant that stands for the path of an asset too
+            return given[name]
         if name in nodes and nodes[name].op == "Const":
             return decode_tensor(nodes[name].attr["value"].tensor, f"node {name!r}")
-        return given.get(name)
+        return None
 
     users = [
         node

@@ -1,0 +1,47 @@
+"""Hash tables that graphs of TensorFlow 1 make and fill when they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import invert
+
+v1 = tf.compat.v1
+NUMBERS = np.array([0, 1, 3], np.int64)
+
+
+def saved(path: Path, *, filled: bool = True) -> str:
+    """A model with a table of constants, which loading fills if so asked."""
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.int64, [None], "x")
+        pairs = tf.lookup.KeyValueTensorInitializer(
+            np.array([3, 1, 2], np.int64), np.array([30, 10, 20], np.int64)
+        )
+        y = tf.lookup.StaticHashTable(pairs, -1).lookup(x)
+        with v1.Session() as session:
+            builder = v1.saved_model.Builder(str(path))
+            signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+            builder.add_meta_graph_and_variables(
+                session,
+                ["serve"],
+                signature_def_map={"serving_default": signature},
+                main_op=v1.tables_initializer() if filled else None,
+            )
+            builder.save()
+    return str(path)
+
+
+def test_constants_fill_a_table(tmp_path: Path) -> None:
+    module = invert.load(saved(tmp_path / "m"))
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(module(x=NUMBERS)["y"], [-1, 10, 30])
+
+
+def test_a_table_that_nothing_fills_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(invert.UnsupportedOpError, match="HashTableV2"):
+        invert.load(saved(tmp_path / "m", filled=False))
