@@ -79,6 +79,7 @@ def check_tree(source: str) -> None:
                 "int",
                 "len",
                 "zip",
+                "list",
                 "isinstance",
                 "issubclass",
             }
