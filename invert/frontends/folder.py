@@ -13,9 +13,12 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from invert._errors import Problem
+from invert.protos.messages import parse
 
+_ASSETS = "saved_model_assets"
 _REMEDY = (
     "If you trust the model, copy it with the files that its links lead to (`cp -rL`), and the "
     "assets into its folder."
@@ -34,6 +37,17 @@ class Files:
 
     found: dict[PurePosixPath, Path]
     problems: list[Problem]
+
+
+def assets_of(meta: Any) -> Sequence[Any]:
+    """The `AssetFileDef` messages of a `MetaGraphDef`; those of old models lie in a collection.
+
+    **Raises:** `MalformedModelError` where one of them is damaged.
+    """
+    if meta.asset_file_def or _ASSETS not in meta.collection_def:
+        return meta.asset_file_def
+    values = meta.collection_def[_ASSETS].any_list.value
+    return [parse("AssetFileDef", v.value, "an asset of the model") for v in values]
 
 
 def files_of(directory: Path, assets: Sequence[str]) -> Files:

@@ -25,6 +25,7 @@ from typing import Any
 
 from invert._errors import Problem
 from invert._private.tensorflow import tf_restored_class
+from invert.frontends.folder import assets_of
 from invert.protos.messages import message
 from invert.protos.ops import op_def
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
@@ -42,7 +43,6 @@ _CONTAINERS = _LISTS | {"trackable_dict_wrapper", "signature_map"}
 _INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
 _INIT_SIGNATURE = "__saved_model_init_op"
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_ASSETS_COLLECTION = "saved_model_assets"
 # Run where a model of version 1 has no init op.
 _DEFAULT_COLLECTIONS = ("table_initializer", "local_resources", "resources")
 
@@ -210,7 +210,7 @@ class _Check:
             yield from found
         else:
             nodes = {n.name: n for n in self.meta.graph_def.node}
-            assets = frozenset(_tensor(a.tensor_info.name) for a in _assets(self.meta))
+            assets = frozenset(_tensor(a.tensor_info.name) for a in assets_of(self.meta))
             saver = self.meta.saver_def
             prefix = frozenset((_tensor(saver.filename_tensor_name),))
             for roots, files, where in (
@@ -496,14 +496,6 @@ def _is_given(text: str, nodes: Mapping[str, Any], files: frozenset[str]) -> boo
         seen.add(name)
         text = nodes[name].input[0] if nodes[name].input else ""
     return True
-
-
-def _assets(meta: Any) -> Sequence[Any]:
-    """The `AssetFileDef`s of a graph; those of old models lie in a collection."""
-    if meta.asset_file_def or _ASSETS_COLLECTION not in meta.collection_def:
-        return meta.asset_file_def
-    values = meta.collection_def[_ASSETS_COLLECTION].any_list.value
-    return [_parsed("AssetFileDef", v.value) for v in values]
 
 
 def _parsed(name: str, data: bytes) -> Any:

@@ -20,7 +20,7 @@ from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError, nested_too_deep
 from invert.checkpoint.bundle import Slice
-from invert.frontends.folder import Files
+from invert.frontends.folder import Files, assets_of
 from invert.frontends.graph_entry import check_count, function_entry
 from invert.frontends.graphdef import full
 from invert.frontends.saved_objects import checkpoint_of
@@ -101,7 +101,7 @@ def _tables(meta: Any, library: Library, files: Files) -> dict[str, StoredTable]
                 seen.add(source)
                 pending.append(source)
     assets: dict[str, Path] = {}
-    for asset in meta.asset_file_def:
+    for asset in assets_of(meta):
         file = files.found.get(PurePosixPath("assets", asset.filename))
         if file is not None:
             assets[asset.tensor_info.name.partition(":")[0]] = file

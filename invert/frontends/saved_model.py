@@ -19,11 +19,11 @@ from invert._errors import (
     nested_too_deep,
 )
 from invert.frontends import saved_graph
-from invert.frontends.folder import Files, files_of
+from invert.frontends.folder import Files, assets_of, files_of
 from invert.frontends.graph_entry import check_count, function_entry, unique
 from invert.frontends.saved_objects import Concrete, Function, SavedObjects, captured
 from invert.frontends.signature import describe, distinct, read_outputs, read_signature
-from invert.protos.messages import message, parse
+from invert.protos.messages import parse
 from invert.protos.ops import op_def
 from invert.tf.gradients.saved import SavedGradients
 from invert.tf.graph.library import Library
@@ -32,7 +32,6 @@ from invert.tf.ops.state import Resource
 
 # The name TensorFlow gives a variable that was not given one.
 _GENERIC = re.compile(r"Variable(_\d+)?")
-_ASSETS = "saved_model_assets"
 
 Read = Callable[[str, bool], EntryPoint]
 
@@ -234,14 +233,7 @@ def choose_tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> li
 
 def asset_names(proto: Any) -> list[str]:
     """The files of a model in its folder `assets`, by the paths that it gives them."""
-    names = [a.filename for meta in proto.meta_graphs for a in meta.asset_file_def]
-    for meta in proto.meta_graphs:
-        if not meta.asset_file_def and _ASSETS in meta.collection_def:
-            for value in meta.collection_def[_ASSETS].any_list.value:
-                asset = message("AssetFileDef")()
-                asset.MergeFromString(value.value)
-                names.append(asset.filename)
-    return names
+    return [a.filename for meta in proto.meta_graphs for a in assets_of(meta)]
 
 
 # -- the functions of an object graph

@@ -42,6 +42,37 @@ def test_constants_fill_a_table(tmp_path: Path) -> None:
         np.testing.assert_array_equal(module(x=NUMBERS)["y"], [-1, 10, 30])
 
 
+def test_a_file_of_the_model_fills_a_table(tmp_path: Path) -> None:
+    vocabulary = tmp_path / "vocabulary.txt"
+    vocabulary.write_text("30\n10\n20\n")
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.int64, [None], "x")
+        lines = tf.lookup.TextFileInitializer(
+            str(vocabulary),
+            tf.int64,
+            tf.lookup.TextFileIndex.WHOLE_LINE,
+            tf.int64,
+            tf.lookup.TextFileIndex.LINE_NUMBER,
+        )
+        y = tf.lookup.StaticHashTable(lines, -1).lookup(x)
+        with v1.Session() as session:
+            builder = v1.saved_model.Builder(str(tmp_path / "m"))
+            builder.add_meta_graph_and_variables(
+                session,
+                ["serve"],
+                signature_def_map={
+                    "serving_default": v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+                },
+                main_op=v1.tables_initializer(),
+                assets_collection=v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+            )
+            builder.save()
+    vocabulary.unlink()
+    module = invert.load(tmp_path / "m")
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(module(x=np.array([20, 30, 3], np.int64))["y"], [2, 0, -1])
+
+
 def test_a_table_that_nothing_fills_is_refused(tmp_path: Path) -> None:
     with pytest.raises(invert.UnsupportedOpError, match="HashTableV2"):
         invert.load(saved(tmp_path / "m", filled=False))
