@@ -14,6 +14,7 @@ import tensorflow as tf
 import invert
 from invert import _verify
 from invert.tf.control import trip_count
+from invert.tf.values.bounds import line
 
 X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
@@ -326,7 +327,7 @@ def test_number_of_steps_of_every_comparison(name):
         for step in range(-3, 4):
             holds = [bool(compare(start + step * k, 0)) for k in range(50)]
             want = holds.index(False) if False in holds else None
-            found = trip_count.count(condition, [trip_count.Induction(start, step)])
+            found = trip_count.count(condition, [line(start, step)])
             assert (found.bound, found.exact) == (want, want is not None)
 
 

@@ -12,8 +12,8 @@ from invert.tf.interpreter.registry import Rule, Value, row_rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray, DynamicSize, refused
 from invert.tf.values.bounded_slice import Stretch
+from invert.tf.values.bounds import known
 from invert.tf.values.constants import array, ints, static
-from invert.tf.values.linear import known
 
 _ALL_ROWS = [slice(start, None, step) for start in (None, 0) for step in (None, 1)]
 

@@ -21,6 +21,7 @@ from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray, DynamicSize, refused_rows, resized
 from invert.tf.values.bounded_slice import Stretch, put_rows, rows_of, slice_origin
+from invert.tf.values.bounds import distance, known
 from invert.tf.values.constants import (
     array,
     as_sizes,
@@ -31,7 +32,6 @@ from invert.tf.values.constants import (
     is_static,
     static,
 )
-from invert.tf.values.linear import distance, known
 
 # A part of an index: a slice, a number, `None`, a `_Window` or a `Stretch`.
 Part = Any

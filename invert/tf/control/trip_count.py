@@ -12,63 +12,19 @@ import numpy as np
 
 from invert._private.jax import Literal, consts_of, is_tracer, open_jaxpr
 from invert.ir.loops import CondParts, bodies
-
-
-@dataclasses.dataclass(frozen=True)
-class Induction:
-    """An integer that is `start + step * k` in step `k` of a loop."""
-
-    start: int
-    step: int
-
-    def __add__(self, other: Induction) -> Induction:
-        return Induction(self.start + other.start, self.step + other.step)
-
-    def __sub__(self, other: Induction) -> Induction:
-        return Induction(self.start - other.start, self.step - other.step)
-
-    def at(self, k: int) -> int:
-        return self.start + self.step * k
-
-
-@dataclasses.dataclass(frozen=True)
-class _Band:
-    """Lines that bound an integer from below and above; `None` where none is known."""
-
-    low: Induction | None = None
-    high: Induction | None = None
-
-    @classmethod
-    def of(cls, line: Induction | None) -> _Band:
-        return cls(line, line)
-
-    @property
-    def is_line(self) -> bool:
-        return self.low is not None and self.low == self.high
-
-    def within(self, other: _Band) -> _Band:
-        """Takes the bounds of another one where this has none."""
-        return _Band(self.low or other.low, self.high or other.high)
-
-    def __add__(self, other: _Band) -> _Band:
-        return _Band(_sum(self.low, other.low), _sum(self.high, other.high))
-
-    def __neg__(self) -> _Band:
-        return _Band(
-            *(None if x is None else Induction(-x.start, -x.step) for x in (self.high, self.low))
-        )
-
-
-def _sum(one: Induction | None, two: Induction | None) -> Induction | None:
-    return None if one is None or two is None else one + two
-
-
-def _larger(one: _Band, two: _Band) -> _Band:
-    lows = [x for x in (one.low, two.low) if x is not None]
-    highs = [x for x in (one.high, two.high) if x is not None]
-    low = max(lows, key=lambda x: (x.step, x.start), default=None)
-    level = len(highs) == 2 and highs[0].step == highs[1].step
-    return _Band(low, max(highs, key=lambda x: x.start) if level else None)
+from invert.tf.values.bounds import (
+    DEEPEST,
+    RULES,
+    Fact,
+    Facts,
+    Sum,
+    derived,
+    hull,
+    is_whole,
+    line,
+    named,
+    of_constant,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +48,13 @@ class _Sums:
 # Longer loops stay a `while` anyway, unless a configuration says otherwise.
 _MOST_SUMS = 1 << 16
 
-# The least and the largest value of a number from outside of the loop; whether none of the numbers
-# it is computed from is infinite.
-Numbers = Callable[[Any, bool], tuple[float, float]]
+# What is known of a number from outside of the loop; whether none of the numbers it is computed
+# from is infinite.
+Outside = Callable[[Any, bool], Fact]
 
 
-def _no_numbers(value: Any, finite: bool) -> tuple[float, float]:
-    return -math.inf, math.inf
+def _nothing(value: Any, finite: bool) -> Fact:
+    return Fact.between(-math.inf, math.inf)
 
 
 class _Program:
@@ -107,29 +63,30 @@ class _Program:
     **Arguments:**
 
     - `known`: the lines of the arguments, or the sums that they are.
-    - `numbers`: the range of a constant.
+    - `outside`: what is known of a constant.
     - `outer`: for a branch or a call the program that holds it, and the operands there.
     """
 
     def __init__(
         self,
         closed: Any,
-        known: Sequence[Induction | _Sums | None],
-        numbers: Numbers = _no_numbers,
+        known: Sequence[Sum | _Sums | None],
+        outside: Outside = _nothing,
         outer: tuple[_Program, Sequence[Any]] | None = None,
     ):
         self.jaxpr: Any = open_jaxpr(closed)
         self.producers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
         self.finite = False
-        self._numbers = numbers
-        self._facts: dict[Any, bool] = {}
+        self._outside = outside
+        self._truths: dict[Any, bool] = {}
         self._inner: dict[tuple[int, int], _Program] = {}
         self._consts = dict(zip(self.jaxpr.constvars, consts_of(closed), strict=True))
-        self._bands: dict[Any, _Band] = {}
+        self._facts: dict[Any, Facts] = {}
         self._outer: dict[Any, tuple[_Program, Any]] = {}
         self._sums: dict[Any, _Sums] = {}
         for var, value in zip(self.jaxpr.invars, known, strict=outer is None):
-            self._bands[var] = _Band.of(value if isinstance(value, Induction) else None)
+            fact = Fact.of(value) if isinstance(value, Sum) else None
+            self._facts[var] = named(var.aval, [fact] if fact else None, var)
             if isinstance(value, _Sums):
                 self._sums[var] = value
         if outer is not None:
@@ -146,7 +103,7 @@ class _Program:
         key = id(eqn), number
         if key not in self._inner:
             closed, operands = bodies(eqn)[number]
-            self._inner[key] = _Program(closed, (), self._numbers, (self, operands))
+            self._inner[key] = _Program(closed, (), self._outside, (self, operands))
         return self._inner[key]
 
     def way(self, eqn: Any, result: Any, number: int) -> tuple[_Program, Any]:
@@ -175,7 +132,7 @@ class _Program:
             inner, result = self.way(eqn, atom, 0)
             return inner.source(result)
         if _is_choice(eqn):
-            taken = self.fact(eqn.invars[0])
+            taken = self.truth(eqn.invars[0])
             if taken is not None:
                 inner, result = self.way(eqn, atom, int(taken))
                 return inner.source(result)
@@ -193,10 +150,10 @@ class _Program:
             return base[0], base[1], same != (eqn.primitive.name == "not")
         return program, atom, True
 
-    def fact(self, atom: Any) -> bool | None:
+    def truth(self, atom: Any) -> bool | None:
         """The truth value of an atom, or of the predicate behind an index, where it is known."""
         program, atom, same = self._base(atom)
-        known = atom.val if isinstance(atom, Literal) else program._facts.get(atom)
+        known = atom.val if isinstance(atom, Literal) else program._truths.get(atom)
         return None if known is None else bool(known) == same
 
     def assume(self, atom: Any, value: bool) -> None:
@@ -205,7 +162,7 @@ class _Program:
         if isinstance(atom, Literal):
             return
         value = value == same
-        program._facts[atom] = value
+        program._truths[atom] = value
         eqn = program.producers.get(atom)
         if eqn is not None and eqn.primitive.name == ("and" if value else "or"):
             for operand in eqn.invars:
@@ -225,58 +182,48 @@ class _Program:
         *given, same = inner._base(atom)
         if given[0] is chosen[0] and given[1] is chosen[1]:
             return taken == (same == turned)
-        return inner.fact(atom)
+        return inner.truth(atom)
 
     def arguments(self) -> dict[int, bool]:
         """The arguments whose truth value is known."""
-        facts = self._facts
+        facts = self._truths
         return {i: facts[v] for i, v in enumerate(self.jaxpr.invars) if v in facts}
 
-    # -- whole numbers
+    # -- numbers
 
-    def line(self, atom: Any) -> Induction | None:
-        band = self.band(atom)
-        return band.low if band.is_line else None
+    def line(self, atom: Any) -> Sum | None:
+        """What a whole number is in each step."""
+        return self.fact(atom).line
 
-    def band(self, atom: Any) -> _Band:
+    def beyond(self, atom: Any, variable: Any) -> int | None:
+        """By how much a whole number is larger than a variable of which nothing is known."""
+        one, two = self.fact(atom).equals, self.fact(variable).equals
+        return None if one is None or two is None else one.plus(two, -1).number
+
+    def fact(self, atom: Any) -> Fact:
+        return hull(self._read(atom, 0))
+
+    def _read(self, atom: Any, depth: int) -> Facts:
         program, atom = self.source(atom)
         if isinstance(atom, Literal):
-            return _Band.of(_constant(atom.val))
-        if atom not in program._bands:
+            return of_constant(atom.val)
+        if atom not in program._facts:
             eqn = program.producers.get(atom)
+            found: Facts | None = None
             if eqn is None:
-                program._bands[atom] = program._of_constant(program._consts[atom])
-            else:
-                program._bands[atom] = program._derived(eqn, atom)
-        return program._bands[atom]
+                found = program._of_constant(program._consts[atom])
+            elif eqn.primitive.name in RULES and depth <= DEEPEST:
+                operands = [program._read(a, depth + 1) for a in eqn.invars]
+                avals = [a.aval for a in eqn.invars]
+                found = derived(eqn.primitive.name, operands, avals, atom.aval, eqn.params)
+            program._facts[atom] = named(atom.aval, found, atom)
+        return program._facts[atom]
 
-    def _of_constant(self, value: Any) -> _Band:
-        line = _constant(value)
-        if line is not None or np.ndim(value) or not jnp.issubdtype(value.dtype, jnp.integer):
-            return _Band.of(line)
-        ends = self._numbers(value, self.finite)
-        return _Band(*(Induction(int(x), 0) if math.isfinite(x) else None for x in ends))
-
-    def _derived(self, eqn: Any, result: Any) -> _Band:
-        name = eqn.primitive.name
-        whole = result.aval.dtype.kind in "iu"
-        if name not in ("add", "max", "min", "sub") or result.aval.shape or not whole:
-            return _Band()
-        one, two = (self.band(a) for a in eqn.invars)
-        if name == "max":
-            return _larger(one, two)
-        if name == "min":
-            return -_larger(-one, -two)
-        found = one + two if name == "add" else one + -two
-        if one.is_line and two.is_line:
-            return found
-        limits = jnp.iinfo(result.aval.dtype)
-        whole = _Band(Induction(int(limits.min), 0), Induction(int(limits.max), 0))
-        one, two = one.within(whole), two.within(whole)
-        exact = one + two if name == "add" else one + -two
-        assert exact.low is not None and exact.high is not None
-        wraps = exact.low.start < limits.min or exact.high.start > limits.max
-        return _Band() if wraps else found
+    def _of_constant(self, value: Any) -> Facts:
+        if not is_tracer(value):
+            return of_constant(value)
+        whole = not np.ndim(value) and jnp.issubdtype(value.dtype, jnp.integer)
+        return [self._outside(value, self.finite)] if whole else []
 
     # -- floating point numbers
 
@@ -291,7 +238,7 @@ class _Program:
             return float(atom.val), float(atom.val)
         if atom not in program._consts:
             return -math.inf, math.inf
-        return program._numbers(program._consts[atom], program.finite)
+        return program._outside(program._consts[atom], program.finite).ends
 
 
 # Equations that pass a scalar on: all that moves elements leaves one alone, but only these stand
@@ -313,15 +260,9 @@ def _is_index(eqn: Any) -> bool:
     return eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
 
 
-def _constant(value: Any) -> Induction | None:
-    if is_tracer(value) or np.ndim(value) or not hasattr(value, "dtype"):
-        return Induction(int(value), 0) if isinstance(value, int) else None
-    return Induction(int(value), 0) if np.dtype(value.dtype).kind in "iu" else None
-
-
 def lines(
     body: Any, starts: Sequence[Any], holding: Mapping[int, bool] | None = None
-) -> list[Induction | None]:
+) -> list[Sum | None]:
     """The induction of each variable of a loop, if it has one.
 
     **Arguments:**
@@ -330,24 +271,24 @@ def lines(
     - `starts`: initial values, where they are known numbers.
     - `holding`: variables whose truth value after a step is known.
     """
-    jaxpr: Any = open_jaxpr(body)
-    found: list[Induction | None] = []
-    for position, (variable, start) in enumerate(zip(jaxpr.invars, starts, strict=True)):
-        if start is None or variable.aval.shape or variable.aval.dtype.kind not in "iu":
-            found.append(None)
-            continue
-        # With only this variable known, the result shows by how much it grows in a step.
-        alone: list[Induction | None] = [None] * len(starts)
-        alone[position] = Induction(0, 1)
-        program = _Program(body, alone)
-        _hold(program, holding)
-        after = program.line(jaxpr.outvars[position])
-        step = after.start if after is not None and after.step == 1 else None
-        found.append(None if step is None else Induction(start, step))
+    # With nothing known of the variables, the results show by how much each grows in a step.
+    program = _Program(body, [None] * len(starts))
+    _hold(program, holding)
+    found: list[Sum | None] = []
+    pairs = zip(program.jaxpr.invars, program.jaxpr.outvars, strict=True)
+    for (variable, result), start in zip(pairs, starts, strict=True):
+        step = None
+        if start is not None and _is_whole_number(variable):
+            step = program.beyond(result, variable)
+        found.append(None if step is None else line(start, step))
     return [
-        line if line is not None else _follower(body, found, position, start)
-        for position, (line, start) in enumerate(zip(found, starts, strict=True))
+        one if one is not None else _follower(body, found, position, start)
+        for position, (one, start) in enumerate(zip(found, starts, strict=True))
     ]
+
+
+def _is_whole_number(variable: Any) -> bool:
+    return not variable.aval.shape and jnp.issubdtype(variable.aval.dtype, jnp.integer)
 
 
 def _hold(program: _Program, holding: Mapping[int, bool] | None) -> None:
@@ -399,26 +340,23 @@ class FinalValue:
 
 def ends(body: Any, count: int) -> list[FinalValue | None]:
     """The final value of each variable of a loop of `count` steps, where it is known."""
-    jaxpr: Any = open_jaxpr(body)
+    program = _Program(body, [None] * len(open_jaxpr(body).invars))
+    variables, results = program.jaxpr.invars, program.jaxpr.outvars
     if count == 0:
-        return [None] * len(jaxpr.invars)
-    whole = [not v.aval.shape and jnp.issubdtype(v.aval.dtype, np.integer) for v in jaxpr.invars]
+        return [None] * len(variables)
 
     def by(position: int, atom: Any) -> int | None:
         """The difference between a number and the variable at `position`."""
-        alone: list[Induction | None] = [None] * len(whole)
-        alone[position] = Induction(0, 1)
-        line = _Program(body, alone).line(atom)
-        return line.start if line is not None and line.step == 1 else None
+        return program.beyond(atom, variables[position])
 
-    steps = [by(i, v) if whole[i] else None for i, v in enumerate(jaxpr.outvars)]
+    whole = [_is_whole_number(v) for v in variables]
+    steps = [by(i, v) if whole[i] else None for i, v in enumerate(results)]
     found = [None if step is None else FinalValue(step * count) for step in steps]
-    producers = {v: e for e in jaxpr.eqns for v in e.outvars}
-    for i, result in enumerate(jaxpr.outvars):
-        eqn = None if isinstance(result, Literal) else producers.get(result)
+    for i, result in enumerate(results):
+        eqn = None if isinstance(result, Literal) else program.producers.get(result)
         if not whole[i] or found[i] is not None or eqn is None or eqn.primitive.name != "max":
             continue
-        others = [a for a in eqn.invars if a is not jaxpr.invars[i]]
+        others = [a for a in eqn.invars if a is not variables[i]]
         for j, step in enumerate(steps if len(others) == 1 else ()):
             offset = None if step is None or step < 0 else by(j, others[0])
             if offset is not None and step is not None:
@@ -440,8 +378,8 @@ def written(body: Any) -> frozenset[int]:
 
 
 def _follower(
-    body: Any, known: Sequence[Induction | None], position: int, start: int | None
-) -> Induction | None:
+    body: Any, known: Sequence[Sum | None], position: int, start: int | None
+) -> Sum | None:
     """The line of a size that is `max(size, index + 1)`, where the index goes up with it."""
     if start is None:
         return None
@@ -453,16 +391,16 @@ def _follower(
         return None
     others = [a for a in eqn.invars if a is not jaxpr.invars[position]]
     end = program.line(others[0]) if len(others) == 1 else None
-    if end is None or end.step <= 0 or end.start - end.step != start:
+    if end is None or end.step <= 0 or end.constant - end.step != start:
         return None
-    return Induction(start, end.step)
+    return line(start, end.step)
 
 
-def largest(body: Any, known: Sequence[Induction | None], position: int, count: int) -> int | None:
+def largest(body: Any, known: Sequence[Sum | None], position: int, count: int) -> int | None:
     """An upper bound of a variable over `count` steps."""
-    line = known[position]
-    if line is not None:
-        return max(line.at(0), line.at(count))
+    one = known[position]
+    if one is not None:
+        return max(one.at(0), one.at(count))
     program = _Program(body, known)
     variable, result = program.jaxpr.invars[position], program.jaxpr.outvars[position]
     bounds: list[int] = []
@@ -471,10 +409,10 @@ def largest(body: Any, known: Sequence[Induction | None], position: int, count: 
         atom = pending.pop()
         if atom is variable:
             continue
-        line = program.line(atom)
+        one = program.line(atom)
         eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
-        if line is not None:
-            bounds.append(max(line.at(0), line.at(max(count - 1, 0))))
+        if one is not None:
+            bounds.append(max(one.at(0), one.at(max(count - 1, 0))))
         elif eqn is not None and eqn.primitive.name == "max":
             pending.extend(eqn.invars)
         else:
@@ -515,10 +453,10 @@ _UNKNOWN = TripCount(None, False)
 
 def count(
     condition: Any,
-    known: Sequence[Induction | None],
+    known: Sequence[Sum | None],
     body: Any = None,
     starts: Sequence[Any] = (),
-    numbers: Numbers = _no_numbers,
+    outside: Outside = _nothing,
 ) -> TripCount:
     """The trip count of a condition, a closed jaxpr from variables to a truth value.
 
@@ -527,22 +465,22 @@ def count(
     - `known`: the lines that the variables follow.
     - `body`: the closed jaxpr of a step.
     - `starts`: initial values of the variables, where they are known numbers.
-    - `numbers`: the range of a number from outside of the loop, as a function of it and of whether
-        what it is computed from may be taken for finite.
+    - `outside`: what is known of a number from outside of the loop, as a function of it and of
+        whether what it is computed from may be taken for finite.
     """
-    found = _Condition(_Program(condition, known, numbers)).count()
+    found = _Condition(_Program(condition, known, outside)).count()
     if found.exact or body is None:
         return dataclasses.replace(found, exact=found.exact and found.bound is not None)
     # Each step but the last one leads to values of which the condition holds. So a variable that
     # goes up unless the loop ends follows a line as long as anybody asks.
-    program = _Program(condition, known, numbers)
+    program = _Program(condition, known, outside)
     program.assume(program.jaxpr.outvars[0], True)
     holding = program.arguments()
     on = lines(body, starts, holding) if holding else known
     sums = _sums_of(body, starts, holding)
     states = [one if one is not None else two for one, two in zip(on, sums, strict=True)]
-    after = _Program(body, states, numbers)
-    found = _Condition(_Program(condition, states, numbers), after).count()
+    after = _Program(body, states, outside)
+    found = _Condition(_Program(condition, states, outside), after).count()
     return TripCount(found.bound, exact=False)
 
 
@@ -588,7 +526,7 @@ class _Condition:
         one, two = eqn.invars if len(eqn.invars) == 2 else (None, None)
         if name == "ne" if value else name == "eq":
             a, b = program.line(one), program.line(two)
-            found = None if a is None or b is None else _until_zero(a - b)
+            found = None if a is None or b is None else _until_zero(a.plus(b, -1))
             return TripCount(found, found is not None)
         if name not in _LESS or one is None:
             return _UNKNOWN
@@ -620,13 +558,13 @@ def _until_not_less(
     `ordered`: whether it also fails where one of both is not a number.
     """
     if jnp.issubdtype(one.aval.dtype, jnp.integer):
-        a, b = program.band(one), program.band(two)
-        d = _sum(a.low, (-b).low)
-        if d is None:
+        a, b = program.fact(one), program.fact(two)
+        dtype = one.aval.dtype
+        if is_whole(a.low.constant, dtype) or is_whole(b.high.constant, dtype):
             return _UNKNOWN
-        d = d if strict else Induction(d.start - 1, d.step)
+        d = a.low.plus(b.high, -1).plus(Sum(0 if strict else -1))
         found = _until_not_below(d)
-        exact = a.is_line and b.is_line and found is not None
+        exact = a.line is not None and b.line is not None and found is not None
         return TripCount(found, exact, found if d.step >= 0 else None)
     if not jnp.issubdtype(one.aval.dtype, jnp.floating):
         return _UNKNOWN
@@ -643,16 +581,16 @@ def _until_not_less(
     return TripCount(found, False, found)
 
 
-def _until_not_below(d: Induction) -> int | None:
+def _until_not_below(d: Sum) -> int | None:
     """The first step in which `d < 0` fails."""
-    if d.start >= 0:
+    if d.constant >= 0:
         return 0
-    return -(d.start // d.step) if d.step > 0 else None
+    return -(d.constant // d.step) if d.step > 0 else None
 
 
-def _until_zero(d: Induction) -> int | None:
-    if d.start == 0:
+def _until_zero(d: Sum) -> int | None:
+    if d.constant == 0:
         return 0
-    if d.step == 0 or d.start % d.step or -d.start // d.step < 0:
+    if d.step == 0 or d.constant % d.step or -d.constant // d.step < 0:
         return None
-    return -d.start // d.step
+    return -d.constant // d.step

@@ -35,15 +35,15 @@ from invert.tf.control.gradient_arrays import gradient_arrays
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.node import Body, Node
 from invert.tf.ops.state import Resource
+from invert.tf.values.bounds import Fact, Given, Sum, fact_of
 from invert.tf.values.constants import array
-from invert.tf.values.intervals import Known, Range, ends_of
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 
 # Loops that need it, since shapes change from step to step, are unrolled up to this length.
 _MAX_UNROLLED = 256
 
-# Where the ranges of the variables of the loops around are kept.
-_KNOWN = "ranges"
+# Where what is known of the variables of the loops around is kept.
+_GIVEN = "given"
 
 
 def while_loop(
@@ -145,7 +145,7 @@ class _Loop:
                 form = _as_array(form)  # a counter
             self.forms[i] = form
         self._hints = ctx.plans
-        self._ranges: list[Range | None] = []
+        self._facts: list[Fact | None] = []
         self._key = (node, tuple(map(key_of, self.forms.values())))
         for place, (entry, form) in self._hints.get(self._key, {}).items():
             known = self.forms.get(place)
@@ -170,9 +170,9 @@ class _Loop:
         while True:
             self._trace()
             if self._changed:
-                self._ranges = []
+                self._facts = []
                 continue
-            if not self._give_room() and not self._find_ranges():
+            if not self._give_room() and not self._find_facts():
                 break
         self._hints[self._key] = {p: (self._entry(p), form) for p, form in self.forms.items()}
 
@@ -191,7 +191,7 @@ class _Loop:
                 self._starts[-1] = _number(old)
             elif isinstance(form, ListForm) and form.size is None and isinstance(old.size, int):
                 self._starts[-1] = old.size
-        self._lines: list[trip_count.Induction | None] | None = None
+        self._lines: list[Sum | None] | None = None
         self._changed = False
         self._growth: dict[int | Resource, int] = {}
         self.staged = TracedBranch(self._step, [type_of(x) for x in self.leaves])
@@ -214,13 +214,13 @@ class _Loop:
         ctx, values = self._inside(leaves)
         before = dict(ctx.state)
         before_of = {**dict(enumerate(values)), **before}
-        known = Known(leaves, self._ranges or [None] * len(leaves))
-        around = self.ctx.plans.get(_KNOWN, ())
-        self.ctx.plans[_KNOWN] = (*around, known)
+        known = Given(leaves, self._facts or [None] * len(leaves))
+        around = self.ctx.plans.get(_GIVEN, ())
+        self.ctx.plans[_GIVEN] = (*around, known)
         try:
             called = ctx.call(self.body, values)
         finally:
-            self.ctx.plans[_KNOWN] = around
+            self.ctx.plans[_GIVEN] = around
         self._asked = known.asked
         results: dict[int | Resource, Any] = dict(enumerate(called))
         results.update((place, value) for place, value in ctx.state.items())
@@ -299,7 +299,7 @@ class _Loop:
 
     # -- how often it runs
 
-    def lines(self) -> list[trip_count.Induction | None]:
+    def lines(self) -> list[Sum | None]:
         """The inductions of the leaves of the last trace."""
         if self._lines is None:
             self._lines = trip_count.lines(self.staged.closed, self._starts)
@@ -318,25 +318,25 @@ class _Loop:
         (more,) = test.results
         if isinstance(more, np.ndarray):
             return trip_count.TripCount(None if more else 0, exact=not more)
-        known = self.ctx.plans.get(_KNOWN, ())
+        known = self.ctx.plans.get(_GIVEN, ())
         return trip_count.count(
             test.closed,
             self.lines(),
             self.staged.closed,
             self._starts,
-            lambda value, finite: ends_of(value, known, finite),
+            lambda value, finite: fact_of(value, known, finite=finite),
         )
 
-    def _find_ranges(self) -> bool:
-        """Finds the ranges of counters that inner loops need. Returns whether there are any."""
-        if not self._asked or self._ranges:
+    def _find_facts(self) -> bool:
+        """Finds what inner loops need to know of counters. Returns whether there is anything."""
+        if not self._asked or self._facts:
             return False
         lines, bound = self.lines(), self.count().bound
         if not bound or all(line is None for line in lines):
             return False
         for line in lines:
             ends = (0, 0) if line is None else sorted((line.at(0), line.at(bound - 1)))
-            self._ranges.append(None if line is None else (float(ends[0]), float(ends[1])))
+            self._facts.append(None if line is None else Fact.between(*ends))
         return True
 
     # -- the loop itself
@@ -381,7 +381,7 @@ class _Loop:
             "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
         )
 
-    def _counted(self, count: int, lines: Sequence[trip_count.Induction | None]) -> list[Any]:
+    def _counted(self, count: int, lines: Sequence[Sum | None]) -> list[Any]:
         """A loop of `count` steps. Variables that follow a line are computed, not carried.
 
         Arrays that steps write into come last, as where JAX lowers a scan.
@@ -413,9 +413,7 @@ class _Loop:
             for i, line in enumerate(lines)
         ]
 
-    def _ended(
-        self, final: Sequence[Any], lines: Sequence[trip_count.Induction | None], count: int
-    ) -> list[Any]:
+    def _ended(self, final: Sequence[Any], lines: Sequence[Sum | None], count: int) -> list[Any]:
         """Whole numbers as sums of what they were before, which the loop around this one knows."""
         ends: Sequence[trip_count.FinalValue | None] = [None] * len(final)
         if any(line is None and s is None for line, s in zip(lines, self._starts, strict=True)):
@@ -472,14 +470,14 @@ def _number(value: Any) -> Any:
     return value[()] if jnp.issubdtype(value.dtype, jnp.floating) else None
 
 
-def _on_line(line: trip_count.Induction, k: Any, dtype: Any) -> Any:
+def _on_line(line: Sum, k: Any, dtype: Any) -> Any:
     """The value of an induction in step `k`."""
     k = k if dtype == np.int32 else lax.convert_element_type(k, dtype)
-    start = np.asarray(line.start, dtype)
+    start = np.asarray(line.constant, dtype)
     if line.step == -1:
         return lax.sub(start, k)
     product = k if line.step == 1 else lax.mul(k, np.asarray(line.step, dtype))
-    return lax.add(product, start) if line.start else product
+    return lax.add(product, start) if line.constant else product
 
 
 def _counted_out(value: Any) -> Any:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert.protos.tensors import decode_tensor
 from invert.tf.graph.check import parse_tensor
 from invert.tf.ops.node import FRAMES_REMEDY, Body, Node
 
@@ -111,37 +110,10 @@ def make_body(
         if node.op == "Assert":  # what it would print is text, which is no value here
             node.message = _text([nodes[i] for i, _ in node.inputs[1:]])
             node.inputs = node.inputs[:1]
-    _fold_clamps(nodes)
     results = tuple(tensor(t) for t in outputs)
     controls = tuple(find(c) for c in control_outputs)
     body = Body(name, tuple(nodes), tuple(range(len(args))), results, controls, ())
     return ordered(body, is_effect)
-
-
-def _fold_clamps(nodes: Sequence[Node]) -> None:
-    """Makes `minimum(b, maximum(a, x))` the constant b where a is no less than b, whatever x is.
-
-    So are sizes written that have to be known: the bins of `tf.math.bincount` between two lengths.
-    """
-    for node in nodes:
-        if node.op != "Minimum":
-            continue
-        for bound, (inner, _) in (node.inputs, node.inputs[::-1]):
-            most = _whole_number(nodes[bound[0]])
-            if most is None or nodes[inner].op != "Maximum":
-                continue
-            least = [_whole_number(nodes[i]) for i, _ in nodes[inner].inputs]
-            if any(n is not None and n >= most for n in least):
-                node.op, node.inputs = "Identity", (bound,)
-                break
-
-
-def _whole_number(node: Node) -> int | None:
-    """The value of a constant that is one whole number."""
-    if node.op != "Const" or node.attr("dtype").kind not in "iu":
-        return None
-    value = decode_tensor(node.attr("value"), node.location)
-    return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
 
 
 def _text(nodes: Sequence[Node]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.jax import current_names, name_stack
+from invert._private.jax import current_names, is_tracer, name_stack
 from invert.ir.gradient_marker import mark
 from invert.tf.interpreter.folding import Folding
 from invert.tf.interpreter.graph import Graph
@@ -27,8 +27,8 @@ from invert.tf.values.bounded import (
     holds_dynamic_size,
     refused_rows,
 )
+from invert.tf.values.bounds import known
 from invert.tf.values.constants import array, arrays
-from invert.tf.values.intervals import single_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,10 +215,10 @@ class Context:
         try:
             results = entry.call(self, node, operands)
         except UnsupportedOpError:
-            known = single_numbers(folding.known(operands))
-            if all(map(operator.is_, known, operands)):
+            constants = [_known(v) for v in folding.known(operands)]
+            if all(map(operator.is_, constants, operands)):
                 raise
-            results = entry.call(self, node, known)
+            results = entry.call(self, node, constants)
         folding.note(node.op, lambda values: entry.call(self, node, values), operands, results)
         return results
 
@@ -298,6 +298,12 @@ def _with_gradient(entry: Entry, ctx: Context, node: Node, values: list[Value]) 
     inputs = [np.zeros(()) if isinstance(v, Resource) else array(v) for v in own]
     captures += [results[i] for i in gradient.own]
     return mark(gradient.marked, results, inputs, captures)
+
+
+def _known(value: Value) -> Value:
+    """A traced value as the constant that it is, if so."""
+    number = known(value) if is_tracer(value) else None
+    return value if number is None else number
 
 
 def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:

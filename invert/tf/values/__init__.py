@@ -1,1 +1,1 @@
-"""What is known of a value: constants, intervals, lengths, lists."""
+"""What is known of a value: constants, bounds, lengths, lists."""

@@ -1,0 +1,539 @@
+"""What is known of numbers that are computed when the program runs.
+
+Of each number it is known what it equals, as a sum of other numbers, and between which two it
+lies. So `x[i : i + 2]` has two rows for every `i`, and a loop that counts up to a number that
+depends on data ends after so many steps as the largest one asks for, such as the squarings of
+`tf.linalg.expm`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax import numpy as jnp
+
+from invert._private.jax import is_tracer, made_by
+from invert.ir import kinds
+from invert.ir.sizes import is_open
+
+# Shapes and indices are short vectors. Of larger arrays one fact holds for all elements.
+_MOST = 16
+# Bounds are a few equations away from what they depend on.
+DEEPEST = 32
+
+# The number of a step of a loop, which counts from zero.
+STEP = "step"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """A constant plus multiples of other numbers.
+
+    **Arguments:**
+
+    - `constant`: a number, which may be infinite, or an open size.
+    - `terms`: the other factors, none of them zero, by what they multiply.
+    """
+
+    constant: Any
+    terms: Mapping[Hashable, int] = dataclasses.field(default_factory=dict)
+
+    def plus(self, other: Sum, factor: int = 1) -> Sum:
+        constant = self.constant + factor * other.constant
+        if not is_open(constant) and math.isinf(constant):
+            return Sum(constant)
+        terms = dict(self.terms)
+        for key, n in other.terms.items():
+            terms[key] = terms.get(key, 0) + factor * n
+        return Sum(constant, {k: n for k, n in terms.items() if n})
+
+    def times(self, factor: Any) -> Sum:
+        return Sum(self.constant * factor, {k: n * factor for k, n in self.terms.items() if factor})
+
+    @property
+    def number(self) -> Any:
+        """The number that it is; `None` where it depends on data or on an open size."""
+        return None if self.terms or is_open(self.constant) else self.constant
+
+    # -- sums of nothing but the step of a loop
+
+    @property
+    def step(self) -> int:
+        """By how much it grows in a step of a loop."""
+        return self.terms.get(STEP, 0)
+
+    def at(self, k: int) -> int:
+        return self.constant + self.step * k
+
+    @property
+    def least(self) -> float:
+        """The least number that it is in any step."""
+        return self.constant if self.step >= 0 else -math.inf
+
+    @property
+    def most(self) -> float:
+        return self.constant if self.step <= 0 else math.inf
+
+
+def line(start: Any, step: int) -> Sum:
+    """The number that is `start + step * k` in step `k` of a loop."""
+    return Sum(start, {STEP: step} if step else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """What is known of a number.
+
+    **Arguments:**
+
+    - `low`, `high`: what it is not less and not larger than; sums of a number and multiples of
+      `STEP` alone. NaN is between all of them.
+    - `equals`: what it is; `None` where that is not a sum. Sums of integers wrap as these do.
+    """
+
+    low: Sum
+    high: Sum
+    equals: Sum | None = None
+
+    @classmethod
+    def of(cls, equals: Sum) -> Fact:
+        known = not is_open(equals.constant) and set(equals.terms) <= {STEP}
+        return cls(equals, equals, equals) if known else cls(_LEAST, _MOST_OF_ALL, equals)
+
+    @classmethod
+    def between(cls, low: float, high: float) -> Fact:
+        return cls(Sum(low), Sum(high), Sum(low) if low == high else None)
+
+    @property
+    def line(self) -> Sum | None:
+        """What it is in each step of a loop."""
+        return self.equals if self.equals is not None and self.low == self.equals else None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest number that it can be."""
+        return self.low.least, self.high.most
+
+
+_LEAST, _MOST_OF_ALL = Sum(-math.inf), Sum(math.inf)
+# Integers of 32 bits and more that nothing is known of go down to here.
+_LEAST_OF_TYPES = 1 - 2**31
+
+# A fact for each element, in order; or a single one that holds for all of them.
+Facts = Sequence[Fact]
+
+
+def hull(facts: Facts) -> Fact:
+    """What holds for all elements of an array that is not empty."""
+    first = facts[0]
+    if all(f == first for f in facts):
+        return first
+    ends = [f.ends for f in facts]
+    return Fact(Sum(min(low for low, _ in ends)), Sum(max(high for _, high in ends)))
+
+
+class Given:
+    """Facts of numbers that come from elsewhere, such as the variables of a loop.
+
+    `asked`: whether one was asked for of which nothing is known.
+    """
+
+    def __init__(self, values: Sequence[Any], facts: Sequence[Fact | None]):
+        self.asked = False
+        self._found = {id(v): (v, f) for v, f in zip(values, facts, strict=True)}
+
+    def __contains__(self, value: Any) -> bool:
+        return id(value) in self._found
+
+    def of(self, value: Any) -> Fact | None:
+        found = self._found[id(value)][1]
+        self.asked = self.asked or found is None
+        return found
+
+
+class _Reader:
+    """Reads facts off the equations that were traced.
+
+    **Arguments:**
+
+    - `finite`: whether numbers of unknown origin may be taken for finite.
+    """
+
+    def __init__(self, given: Sequence[Given] = (), finite: bool = False):
+        self._given, self._finite = given, finite
+        # Values are kept, so that no other one gets the same number.
+        self._seen: dict[int, tuple[Any, Facts]] = {}
+
+    def facts(self, value: Any, depth: int = 0) -> Facts:
+        if not is_tracer(value):
+            return of_constant(value)
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value, self._read(value, depth)
+        return self._seen[id(value)][1]
+
+    def _read(self, value: Any, depth: int) -> Facts:
+        found: Facts | None = None
+        for given in self._given:
+            if value in given:
+                fact = given.of(value)
+                return named(value, [fact] if fact is not None else None, id(value), self._finite)
+        made = made_by(value)
+        if made is not None and depth <= DEEPEST:
+            name, operands, params = made
+            if name in kinds.MOVES:
+                operands = operands[:1]
+            if name in RULES:
+                found = derived(
+                    name, [self.facts(x, depth + 1) for x in operands], operands, value, params
+                )
+        return named(value, found, id(value), self._finite)
+
+
+def distance(low: Any, high: Any) -> int | None:
+    """`high - low` of two integers, where it does not depend on data or an open size."""
+    reader = _Reader()
+    a, b = (hull(reader.facts(x)).equals for x in (low, high))
+    return None if a is None or b is None else b.plus(a, -1).number
+
+
+def known(array: Any) -> np.ndarray | None:
+    """The value of a short array of integers that does not depend on data, though it may be traced.
+
+    Such is the size of a count with as many bins at least as at most.
+    """
+    if isinstance(array, np.ndarray):
+        return array
+    count = _count(array.shape)
+    if count is None or count > _MOST or not jnp.issubdtype(array.dtype, jnp.integer):
+        return None
+    facts = _Reader().facts(array)
+    numbers = [None if f.equals is None else f.equals.number for f in facts]
+    if None in numbers:
+        return None
+    whole = numbers * count if len(numbers) == 1 else numbers
+    return np.asarray(whole, array.dtype).reshape(array.shape)
+
+
+def fact_of(number: Any, given: Sequence[Given] = (), *, finite: bool = False) -> Fact:
+    """What is known of one number.
+
+    **Arguments:**
+
+    - `given`: facts of what comes from nowhere, as the variables of a loop.
+    - `finite`: whether numbers of unknown origin may be taken for finite.
+    """
+    return hull(_Reader(given, finite).facts(number))
+
+
+def is_whole(end: float, dtype: Any) -> bool:
+    """Whether an end is infinite, or that of its type: then nothing is known of it."""
+    return math.isinf(end) or end in _whole(dtype)
+
+
+def of_constant(value: Any) -> Facts:
+    """Facts of a known array."""
+    if is_open(value):
+        return [Fact.of(Sum(value))]
+    x = np.asarray(value)
+    if x.dtype == object:
+        if 0 < x.size <= _MOST and all(is_open(d) or isinstance(d, int) for d in x.ravel()):
+            return [Fact.of(Sum(d)) for d in x.ravel().tolist()]
+        return [Fact(_LEAST, _MOST_OF_ALL)]
+    if x.dtype != object and jnp.issubdtype(x.dtype, jnp.integer) and 0 < x.size <= _MOST:
+        return [Fact.of(Sum(n)) for n in x.ravel().tolist()]
+    numbers = jnp.issubdtype(x.dtype, jnp.number) or x.dtype == np.bool_
+    if not numbers or jnp.issubdtype(x.dtype, jnp.complexfloating) or not x.size:
+        return [Fact(_LEAST, _MOST_OF_ALL)]
+    low, high = float(x.min()), float(x.max())
+    if math.isnan(low) or math.isnan(high):
+        return [Fact(_LEAST, _MOST_OF_ALL)]
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return [Fact.between(int(x.min()), int(x.max()))]
+    return [Fact(Sum(low), Sum(high))]
+
+
+def _count(shape: Sequence[Any]) -> int | None:
+    """The number of elements; `None` where it is open."""
+    return math.prod(shape) if all(isinstance(n, int) for n in shape) else None
+
+
+def named(aval: Any, facts: Facts | None, symbol: Hashable, finite: bool = False) -> Facts:
+    """Facts of a traced array, in which integers that equal no sum are numbers of their own.
+
+    **Arguments:**
+
+    - `facts`: what its equation says; `None`: nothing.
+    - `symbol`: what stands for the array in sums.
+    """
+    low, high = map(Sum, _whole(aval.dtype, finite))
+    facts = facts or [Fact(low, high)]
+    count = _count(aval.shape)
+    if count is None or not 0 < count <= _MOST or not jnp.issubdtype(aval.dtype, jnp.integer):
+        return facts if len(facts) == 1 else [hull(facts)]
+    if len(facts) == 1 and facts[0].equals is None:
+        facts = [*facts] * count
+    return [
+        f if f.equals is not None else dataclasses.replace(f, equals=Sum(0, {(symbol, i): 1}))
+        for i, f in enumerate(facts)
+    ]
+
+
+def derived(
+    name: str, operands: Sequence[Facts], avals: Sequence[Any], result: Any, params: Any
+) -> Facts | None:
+    """Facts of the result of an equation; `None` where no more is known than its type says.
+
+    **Arguments:**
+
+    - `name`: its primitive, one of `RULES`.
+    - `avals`: the operands or their types; `result`: that of the result.
+    """
+    found = RULES[name](_Equation(name, operands, avals, result, params))
+    if not found:
+        return None
+    facts = [_of_type(f, result.dtype, name in _ROUNDED) for f in found]
+    count = _count(result.shape)
+    return facts if len(facts) in (1, count) else [hull(facts)]
+
+
+def _of_type(fact: Fact, dtype: Any, rounds: bool) -> Fact:
+    """A fact of a result of a type: rounded as it, and not beyond it."""
+    low, high = fact.low, fact.high
+    least, most = _whole(dtype)
+    unknown = Fact(Sum(least), Sum(most))
+    if any(not is_open(x.constant) and math.isnan(x.constant) for x in (low, high)):
+        return unknown
+    if jnp.issubdtype(dtype, jnp.integer):
+        number = None if fact.equals is None else fact.equals.number
+        if number is not None:
+            return Fact.of(Sum((number - least) % (most - least + 1) + least))
+        if fact.line is not None:
+            return fact
+        # Integers that are too large come out as others.
+        if low.constant < least or high.constant > most:
+            return dataclasses.replace(unknown, equals=fact.equals)
+        low = dataclasses.replace(low, constant=math.floor(low.constant))
+        high = dataclasses.replace(high, constant=math.ceil(high.constant))
+        equals = low if not low.terms and low == high else fact.equals
+        return Fact(low, high, equals)
+    if rounds:
+        spare = 8 * float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
+        low, high = (Sum(x) for x in (low.least, high.most))
+        low = Sum(low.constant - abs(low.constant) * spare)
+        high = Sum(high.constant + abs(high.constant) * spare)
+    return Fact(Sum(max(low.least, least)), Sum(min(high.most, most)))
+
+
+def _whole(dtype: Any, finite: bool = False) -> tuple[float, float]:
+    """The range of a type."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return int(limits.min), int(limits.max)
+    if jnp.issubdtype(dtype, jnp.floating) and finite:
+        largest = float(jnp.finfo(dtype).max)
+        return -largest, largest
+    return (0.0, 1.0) if dtype == np.bool_ else (-math.inf, math.inf)
+
+
+# -- what primitives do
+
+
+@dataclasses.dataclass(frozen=True)
+class _Equation:
+    name: str
+    operands: Sequence[Facts]
+    avals: Sequence[Any]
+    result: Any
+    params: Any
+
+    @property
+    def hulls(self) -> list[Fact]:
+        return [hull(facts) for facts in self.operands]
+
+
+_Rule = Callable[[_Equation], Facts | None]
+
+
+def _elementwise(rule: Callable[..., Fact]) -> _Rule:
+    def run(eqn: _Equation) -> Facts:
+        count = max(map(len, eqn.operands))
+        if any(len(facts) not in (1, count) for facts in eqn.operands):
+            return [rule(*eqn.hulls)]
+        columns = [[*f] * count if len(f) == 1 else f for f in eqn.operands]
+        return [rule(*column) for column in zip(*columns, strict=True)]
+
+    return run
+
+
+def _on_ends(rule: Callable[..., tuple[float, float]]) -> _Rule:
+    """A rule on the least and largest number of each operand."""
+
+    def run(*facts: Fact) -> Fact:
+        low, high = rule(*(f.ends for f in facts))
+        return Fact(Sum(low), Sum(high))
+
+    return _elementwise(run)
+
+
+def _add(x: Fact, y: Fact) -> Fact:
+    equals = None if x.equals is None or y.equals is None else x.equals.plus(y.equals)
+    if equals is not None and Fact.of(equals).line is not None:
+        return Fact.of(equals)
+    return Fact(x.low.plus(y.low), x.high.plus(y.high), equals)
+
+
+def _negative(x: Fact) -> Fact:
+    equals = None if x.equals is None else x.equals.times(-1)
+    return Fact(x.high.times(-1), x.low.times(-1), equals)
+
+
+def _larger(x: Fact, y: Fact) -> Fact:
+    if x.equals is not None and y.equals is not None:
+        ahead = x.equals.plus(y.equals, -1).number
+        if ahead is not None:
+            return x if ahead >= 0 else y
+    # Each is a lower bound of the larger one; that which grows more is the better one. What is as
+    # low as any number is none.
+    lows = sorted((x.low, y.low), key=lambda s: s.constant <= _LEAST_OF_TYPES)
+    low = lows[0]
+    if lows[1].constant > _LEAST_OF_TYPES:
+        low = max(lows, key=lambda s: (s.step, s.constant))
+    level = x.high.step == y.high.step
+    high = max(x.high, y.high, key=lambda s: s.constant) if level else _MOST_OF_ALL
+    return Fact(low, high)
+
+
+def _smaller(x: Fact, y: Fact) -> Fact:
+    return _negative(_larger(_negative(x), _negative(y)))
+
+
+def _product(x: Fact, y: Fact) -> Fact:
+    for one, other in ((x.equals, y.equals), (y.equals, x.equals)):
+        if one is not None and other is not None and one.number is not None:
+            found = Fact.of(other.times(one.number))
+            if found.line is not None:
+                return found
+            low, high = _corners(x.ends, y.ends)
+            return Fact(Sum(low), Sum(high), found.equals)
+    low, high = _corners(x.ends, y.ends)
+    return Fact(Sum(low), Sum(high))
+
+
+def _corners(x: tuple[float, float], y: tuple[float, float]) -> tuple[float, float]:
+    corners = [a * b for a in x for b in y]
+    is_known = all(not math.isnan(c) for c in corners)
+    return (min(corners), max(corners)) if is_known else (-math.inf, math.inf)
+
+
+def _quotient(x: tuple[float, float], y: tuple[float, float]) -> tuple[float, float]:
+    if y[0] <= 0 <= y[1]:
+        return -math.inf, math.inf
+    return _corners(x, (1 / y[1], 1 / y[0]))
+
+
+def _log(x: tuple[float, float]) -> tuple[float, float]:
+    def of(end: float) -> float:
+        if end <= 0:
+            return -math.inf
+        return math.log(end) if math.isfinite(end) else end
+
+    return of(x[0]), of(x[1])
+
+
+def _rounded(to: Callable[[float], float]) -> _Rule:
+    def rule(x: tuple[float, float]) -> tuple[float, float]:
+        low, high = (to(a) if math.isfinite(a) else a for a in x)
+        return low, high
+
+    return _on_ends(rule)
+
+
+def _converted(eqn: _Equation) -> Facts:
+    """As another type; NaN becomes any integer.
+
+    Indices and counters of 32 bits and more are taken not to wrap. Smaller integers may.
+    """
+    to, source = eqn.result.dtype, eqn.avals[0].dtype
+    facts = eqn.operands[0]
+    if jnp.issubdtype(source, jnp.integer) and jnp.issubdtype(to, jnp.integer):
+        if min(to.itemsize, source.itemsize) >= 4:
+            return facts
+        return [Fact.between(*f.ends) for f in facts]
+    if not (jnp.issubdtype(to, jnp.integer) and jnp.issubdtype(source, jnp.floating)):
+        return [Fact(f.low, f.high) for f in facts]
+    least = int(jnp.iinfo(to).min)
+    tops = (f.ends[1] for f in facts)
+    return [Fact(Sum(least), Sum(max(math.trunc(t) if math.isfinite(t) else t, 0))) for t in tops]
+
+
+def _same_order(eqn: _Equation) -> Facts:
+    facts = eqn.operands[0]
+    return facts if len(facts) in (1, _count(eqn.result.shape)) else [hull(facts)]
+
+
+def _some(eqn: _Equation) -> Facts:
+    """Elements of the first operand. Along an axis the largest number is one of them."""
+    return [hull(eqn.operands[0])]
+
+
+def _sliced(eqn: _Equation) -> Facts:
+    facts = eqn.operands[0]
+    if len(facts) == 1 or len(eqn.avals[0].shape) != 1:
+        return [hull(facts)]
+    p = eqn.params
+    (start,), (stop,), steps = p["start_indices"], p["limit_indices"], p["strides"]
+    return facts[start : stop : 1 if steps is None else steps[0]]
+
+
+def _joined(eqn: _Equation) -> Facts:
+    # Vectors, or scalars that become one.
+    counts = [_count(x.shape) for x in eqn.avals if len(x.shape) <= 1]
+    whole = [n for n in counts if n is not None]
+    if len(whole) < len(eqn.avals) or sum(whole) > _MOST:
+        return [hull(eqn.hulls)]
+    pairs = zip(eqn.operands, whole, strict=True)
+    return [f for facts, n in pairs for f in (facts if len(facts) == n else [*facts] * n)]
+
+
+def _added_up(eqn: _Equation) -> Facts:
+    low, high = hull(eqn.operands[0]).ends
+    count = _count([eqn.avals[0].shape[axis] for axis in eqn.params["axes"]])
+    if count is None:
+        return [Fact(Sum(-math.inf if low < 0 else 0.0), Sum(math.inf if high > 0 else 0.0))]
+    low, high = _corners((low, high), (count, count)) if count else (0.0, 0.0)
+    return [Fact(Sum(low), Sum(high))]
+
+
+def _chosen(which: Fact, *cases: Fact) -> Fact:
+    return hull(cases)
+
+
+_ROUNDED = frozenset(("add", "convert_element_type", "div", "log", "mul", "reduce_sum", "sub"))
+RULES: dict[str, _Rule] = {
+    **dict.fromkeys(kinds.MOVES | {"reduce_max", "reduce_min"}, _some),
+    # A transpose puts the elements in another order.
+    **dict.fromkeys(kinds.LAYOUT - {"transpose"} | {"copy"}, _same_order),
+    "abs": _on_ends(lambda x: (max(x[0], -x[1], 0), max(-x[0], x[1]))),
+    "add": _elementwise(_add),
+    "ceil": _rounded(math.ceil),
+    "clamp": _elementwise(lambda a, x, b: _smaller(_larger(x, a), b)),
+    "concatenate": _joined,
+    "convert_element_type": _converted,
+    "dimension_as_value": lambda eqn: [Fact.of(Sum(eqn.params["dim"]))],
+    "div": _on_ends(_quotient),
+    "floor": _rounded(math.floor),
+    "log": _on_ends(_log),
+    "max": _elementwise(_larger),
+    "min": _elementwise(_smaller),
+    "mul": _elementwise(_product),
+    "neg": _elementwise(_negative),
+    "reduce_sum": _added_up,
+    "select_n": _elementwise(_chosen),
+    "slice": _sliced,
+    "stack": _joined,
+    "sub": _elementwise(lambda x, y: _add(x, _negative(y))),
+}

@@ -1,0 +1,142 @@
+"""What is known of numbers before the program runs holds when it runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+import pytest
+from jax import lax
+
+from invert.tf.values import bounds
+
+_INTEGERS = (-7, -2, -1, 0, 1, 2, 3, 10, 2**31 - 1, -(2**31))
+_FLOATS = (-2.5, -1.0, 0.0, 0.5, 3.0, 1e30)
+
+
+def _integer(draw: random.Random, made: list[Any]) -> Any:
+    x, y = draw.choice(made), draw.choice(made)
+    n = np.int32(draw.choice(_INTEGERS))
+    rules: list[Callable[[], Any]] = [
+        lambda: x + y,
+        lambda: x - n,
+        lambda: x * n,
+        lambda: -x,
+        lambda: lax.max(x, n),
+        lambda: lax.min(x, y),
+        lambda: lax.clamp(np.int32(-5), x, np.int32(5)),
+        lambda: lax.abs(x),
+        lambda: lax.div(lax.clamp(np.int32(-9), x, np.int32(9)), np.int32(2)),
+        lambda: lax.concatenate([x[None], y[None], x[None] + 1], 0)[1:][draw.choice((0, 1))],
+        lambda: lax.select(x < y, x, n),
+        lambda: lax.convert_element_type(lax.convert_element_type(x, np.int8), np.int32),
+        lambda: lax.convert_element_type(
+            lax.ceil(lax.log(lax.convert_element_type(lax.max(x, np.int32(1)), np.float32))),
+            np.int32,
+        ),
+        lambda: lax.convert_element_type(x > y, np.int32),
+        lambda: lax.reduce_sum_p.bind(
+            lax.broadcast_in_dim(lax.clamp(n, x, y), (3,), ()), axes=(0,), out_sharding=None
+        ),
+    ]
+    return draw.choice(rules)()
+
+
+def _float(draw: random.Random, made: list[Any]) -> Any:
+    x, y = draw.choice(made), draw.choice(made)
+    c = np.float32(draw.choice(_FLOATS))
+    rules: list[Callable[[], Any]] = [
+        lambda: x + c,
+        lambda: x - y,
+        lambda: x * c,
+        lambda: lax.max(x, c),
+        lambda: lax.min(x, y),
+        lambda: lax.clamp(np.float32(-4), x, np.float32(4)),
+        lambda: x / np.float32(3),
+        lambda: lax.floor(x),
+        lambda: lax.abs(x),
+        lambda: lax.log(lax.abs(x)),
+        lambda: lax.convert_element_type(x, np.float16).astype(np.float32),
+    ]
+    return draw.choice(rules)()
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("kind", ["integers", "floats"])
+def test_bounds_hold(kind: str, seed: int) -> None:
+    draw = random.Random(f"{kind} {seed}")
+    facts: list[bounds.Fact] = []
+
+    def program(x: Any, y: Any) -> list[Any]:
+        made = [x, y]
+        for _ in range(12):
+            made.append((_integer if kind == "integers" else _float)(draw, made))
+        facts.extend(bounds.fact_of(v) for v in made)
+        apart = [bounds.distance(x, v) for v in made] if kind == "integers" else []
+        found.extend(apart)
+        return made
+
+    found: list[int | None] = []
+    type_ = np.int32 if kind == "integers" else np.float32
+    closed = jax.make_jaxpr(program)(type_(0), type_(0))
+    numbers = _INTEGERS if kind == "integers" else (*_FLOATS, np.inf, -np.inf, np.nan)
+    for x in numbers:
+        for y in numbers:
+            values = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, type_(x), type_(y))
+            for value, fact in zip(values, facts, strict=True):
+                low, high = fact.ends
+                assert np.isnan(value) or low <= float(value) <= high
+                number = fact.equals.number if fact.equals is not None else None
+                assert number is None or number == value
+            for value, d in zip(values, found, strict=False):
+                # Integers wrap, and so do their differences.
+                assert d is None or np.int64(value) - np.int64(x) - d in (0, 2**32, -(2**32))
+
+
+def test_differences_do_not_depend_on_data() -> None:
+    found: list[Any] = []
+
+    def program(i: Any) -> Any:
+        ends = lax.concatenate([i[None] - 1, (i + i)[None]], 0)
+        found.append(bounds.distance(ends[0], ends[1] - i))
+        found.append(bounds.distance(i, i * 2))
+        found.append(bounds.distance(lax.abs(i), lax.abs(i) + 3))
+        found.append(bounds.known(lax.min(lax.max(i, np.int32(7)), np.int32(7))))
+        found.append(bounds.known(i))
+        return i
+
+    jax.make_jaxpr(program)(np.int32(0))
+    assert found == [1, None, None, 7, None]
+
+
+def test_differences_of_open_sizes() -> None:
+    found: list[Any] = []
+
+    def program(x: Any) -> Any:
+        n = jax.numpy.asarray(x.shape[0])
+        found.append(bounds.distance(n - 2, n))
+        found.append(bounds.distance(np.int32(0), n))
+        return x
+
+    b = jax.export.symbolic_shape("b")
+    jax.make_jaxpr(program)(jax.ShapeDtypeStruct(b, np.float32))
+    assert found == [2, None]
+
+
+def test_what_is_given_of_a_loop() -> None:
+    found: list[Any] = []
+
+    def program(i: Any, j: Any) -> Any:
+        given = bounds.Given([i, j], [bounds.Fact.between(0, 4), None])
+        found.append(bounds.fact_of(i * 2 + 1, [given]).ends)
+        found.append(given.asked)
+        found.append(bounds.is_whole(bounds.fact_of(j + 1, [given]).ends[0], np.int32))
+        found.append(given.asked)
+        return i
+
+    jax.make_jaxpr(program)(np.int32(0), np.int32(0))
+    assert found == [(1, 9), False, True, True]
