@@ -301,7 +301,8 @@ def _write_array(value: Any, path: Path, offset: int) -> None:
         if not value.is_fully_addressable:
             raise SaveError(
                 "the module has arrays on devices of other processes; save it in a process that "
-                "has all devices, or load it there first"
+                "has all devices, or write its arrays with a library that saves from several, "
+                "such as orbax.checkpoint"
             )
         parts = [(s.index, s.data) for s in value.addressable_shards if s.replica_id == 0]
     whole = np.memmap(path, np.dtype(value.dtype), "r+", offset, value.shape or (1,))

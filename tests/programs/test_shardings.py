@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
@@ -331,3 +335,45 @@ assert len(got.sharding.device_set) == 8 and got.sharding.is_equivalent_to(want.
 
 def test_the_drop_in_takes_the_devices_of_the_process() -> None:
     _python(_DROP_IN)
+
+
+@pytest.mark.slow
+def test_two_processes_load_their_own_parts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    params = {
+        name: {"kernel": rng.normal(size=shape).astype(np.float32)}
+        for name, shape in (("a", (6, 24)), ("b", (24, 8)))
+    }
+    x = rng.normal(size=(4, 6)).astype(np.float32)
+
+    def net(params, x):
+        return jnp.tanh(x @ params["a"]["kernel"]) @ params["b"]["kernel"]
+
+    weights = {f"{name}/kernel": layer["kernel"] for name, layer in params.items()}
+    lowered = jax.jit(net).lower(params, x)
+    module = invert.from_stablehlo(lowered, names=[*weights, "x"], params=weights)
+    invert.save(module, tmp_path / "package")
+    np.savez(tmp_path / "arrays.npz", x=x, y=net(params, x))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    flags = "--xla_force_host_platform_device_count=4"
+    code = [sys.executable, "-m", "tests.programs.run_processes"]
+    started = [
+        subprocess.Popen(
+            [*code, str(i), "2", str(port), str(tmp_path)],
+            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    for process in started:
+        out, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-4000:]
+        found = json.loads(out.splitlines()[-1])
+        assert found["devices"] == 8
+        assert found["here"] == [False, False]
+        assert found["parts"] == [[6, 6], [24, 2]]
+        assert found["gradients"] == [[6, 24], [24, 8]]
+        assert found["gap"] < 1e-5
+        assert "other processes" in found["refused"]
