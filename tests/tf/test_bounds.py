@@ -124,7 +124,7 @@ def test_differences_of_open_sizes() -> None:
 
     b = jax.export.symbolic_shape("b")
     jax.make_jaxpr(program)(jax.ShapeDtypeStruct(b, np.float32))
-    assert found == [2, None]
+    assert list(map(str, found)) == ["2", "b"]
 
 
 def test_what_is_given_of_a_loop() -> None:

@@ -64,6 +64,8 @@ def _slice(x: Value, begin: Value, size: Value, *, ctx: Context, node: Node) -> 
         return lax.slice(array(x), starts, limit)
     if -1 in sizes:
         return _rest(ctx, node, array(x), begin, sizes)
+    for n, size in zip(sizes, np.shape(x), strict=True):
+        _suggest(n, "le", size)
     starts = [lax.index_in_dim(begin, i, keepdims=False) for i in range(len(sizes))]
     return lax.dynamic_slice(array(x), starts, sizes)
 
@@ -146,7 +148,7 @@ class _Window:
     """
 
     start: Value
-    count: int
+    count: Int
     index: slice | int
 
 
@@ -198,12 +200,14 @@ def _window(ctx: Context, node: Node, start: Value, stop: Value, step: int) -> _
     length = None if start is None or stop is None else distance(start, stop)
     if length is None:
         return Stretch(start, stop, step)
-    count = len(range(0, length, step))
+    if is_open(length) and step != 1:
+        return Stretch(start, stop, step)
+    count = int_max(length, 0) if is_open(length) else len(range(0, length, step))
     ctx.graph.note(
         f"tf.{node.op} ({node.location}) has {count} elements at a place that depends on data; "
         "where it leaves the array, TensorFlow's has fewer, and this one begins elsewhere"
     )
-    span = max(count - 1, 0) * abs(step) + min(count, 1)
+    span = count if step == 1 else max(count - 1, 0) * abs(step) + min(count, 1)
     dtype = np.result_type(*(p for p in (start, stop) if _is_data(p)))
     start = jnp.asarray(start, dtype)
     if step < 0 and count:
@@ -260,8 +264,7 @@ def _region(index: list[Part], sizes: Ints) -> _Region:
 def take(x: Array, index: list[Part]) -> Array:
     """`x[index]` in `lax` ops: one slice, a reversal of some axes, then a change of rank."""
     windows, index = _windows(index)
-    for axis, window in windows.items():
-        x = lax.dynamic_slice_in_dim(x, window.start, window.count, axis)
+    x = _at_windows(x, windows)
     r = _region(index, tuple(x.shape))
     y = x
     if r.steps and (max(r.steps) > 1 or any(r.starts) or tuple(r.stops) != tuple(x.shape)):
@@ -298,10 +301,7 @@ def _put(x: Array, index: list[Part], value: Value, fresh: bool = False) -> Arra
     """`x` with `value` at `index`; `fresh`: x is zero, so that padding does."""
     windows, index = _windows(index)
     if windows:
-        part = x
-        for axis, window in windows.items():
-            part = lax.dynamic_slice_in_dim(part, window.start, window.count, axis)
-        part = _put(part, index, value, fresh)
+        part = _put(_at_windows(x, windows), index, value, fresh)
         zero = lax.full_like(next(iter(windows.values())).start, 0)
         starts = [windows[a].start if a in windows else zero for a in range(x.ndim)]
         return lax.dynamic_update_slice(x, part, starts)
@@ -329,6 +329,13 @@ def _windows(index: list[Part]) -> tuple[dict[int, _Window], list[Part]]:
     parts = [part for part in index if part is not None]
     windows = {axis: part for axis, part in enumerate(parts) if isinstance(part, _Window)}
     return windows, [part.index if isinstance(part, _Window) else part for part in index]
+
+
+def _at_windows(x: Array, windows: dict[int, _Window]) -> Array:
+    for axis, window in windows.items():
+        _suggest(window.count, "le", x.shape[axis])
+        x = lax.dynamic_slice_in_dim(x, window.start, window.count, axis)
+    return x
 
 
 def _bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from invert._errors import Problem
 from invert.ir.types import Value
@@ -65,9 +65,16 @@ def _clamped(place: Value, size: Value, low: Value, high: Value, default: Value)
     return lax.convert_element_type(clamped, np.int32)
 
 
+def _rows(x: Value) -> tuple[Array, Value]:
+    """The rows of x, an array that may be bounded, and how many of them are valid."""
+    if isinstance(x, BoundedArray):
+        return x.data, x.length
+    return jnp.asarray(x), x.shape[0]
+
+
 def rows_of(x: Value, stretch: Stretch, origin: Problem) -> BoundedArray:
     """The rows of x, an array that may be bounded, that a slice of the first axis takes."""
-    data, size = (x.data, x.length) if isinstance(x, BoundedArray) else (x, x.shape[0])
+    data, size = _rows(x)
     places, count = stretch.places(size, data.shape[0])
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
         return BoundedArray(data, count, origin)
@@ -83,7 +90,7 @@ def put_rows(x: Value, stretch: Stretch, values: Value) -> Value:
 
     - `values`: as many rows as the slice has at most.
     """
-    data, size = (x.data, x.length) if isinstance(x, BoundedArray) else (x, x.shape[0])
+    data, size = _rows(x)
     places, count = stretch.places(size, data.shape[0])
     valid = lax.iota(np.int32, places.shape[0]) < count
     # A place past the end leaves the array as it is.

@@ -18,7 +18,7 @@ from jax import numpy as jnp
 
 from invert._private.jax import is_tracer, made_by
 from invert.ir import kinds
-from invert.ir.sizes import is_open
+from invert.ir.sizes import DimSize, is_open
 
 # Shapes and indices are short vectors. Of larger arrays one fact holds for all elements.
 _MOST = 16
@@ -193,11 +193,12 @@ class _Reader:
         return named(value, found, id(value), self._finite)
 
 
-def distance(low: Any, high: Any) -> int | None:
-    """`high - low` of two integers, where it does not depend on data or an open size."""
+def distance(low: Any, high: Any) -> DimSize | None:
+    """`high - low` of two integers, where it does not depend on data."""
     reader = _Reader()
     a, b = (hull(reader.facts(x)).equals for x in (low, high))
-    return None if a is None or b is None else b.plus(a, -1).number
+    difference = None if a is None or b is None else b.plus(a, -1)
+    return None if difference is None or difference.terms else difference.constant
 
 
 def known(array: Any) -> np.ndarray | None:
@@ -523,7 +524,7 @@ RULES: dict[str, _Rule] = {
     "clamp": _elementwise(lambda a, x, b: _smaller(_larger(x, a), b)),
     "concatenate": _joined,
     "convert_element_type": _converted,
-    "dimension_as_value": lambda eqn: [Fact.of(Sum(eqn.params["dim"]))],
+    "dim_as_value": lambda eqn: [Fact.of(Sum(eqn.params["dim"]))],
     "div": _on_ends(_quotient),
     "floor": _rounded(math.floor),
     "log": _on_ends(_log),
