@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,17 @@ eval_context = core.eval_context
 InconclusiveDimensionOperation = core.InconclusiveDimensionOperation
 # Raised for what is open: by comparisons, and by dimensions that no argument has.
 SIZE_ERRORS = (core.InconclusiveDimensionOperation, shape_poly.UnexpectedDimVar)
+_UNDECIDED = re.compile(r"comparison '(.+)' (<=|>=|<|>) '(.+)' is inconclusive")
+
+
+def undecided(error: Exception) -> tuple[str, str, str] | None:
+    """The comparison of two sizes that an error says is not decided: both as text, and its sign."""
+    if not isinstance(error, InconclusiveDimensionOperation):
+        return None
+    found = _UNDECIDED.search(str(error))
+    return None if found is None else (found[1], found[2], found[3])
+
+
 is_symbolic_dim = core.is_symbolic_dim
 max_dim = core.max_dim
 min_dim = core.min_dim

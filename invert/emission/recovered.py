@@ -28,7 +28,7 @@ class Function(Protocol):
         """The program at the sizes of an example or of the first call; `None` without either."""
         ...
 
-    def whole(self, key: Any = None) -> Any:
+    def whole_for_text(self) -> Any:
         """The program for all sizes; `None` where there is none, for the reason `divided`."""
         ...
 
@@ -56,7 +56,7 @@ def emission_of(
     **Raises:** `EmissionError`; `SignatureError` where sizes are open that no example has fixed.
     """
     with _ONE_THREAD, nested_too_deep(title):
-        wholes = {n: f.sized if f.is_static else f.whole() for n, f in functions.items()}
+        wholes = {n: f.sized if f.is_static else f.whole_for_text() for n, f in functions.items()}
         reason = next((functions[n].divided for n, stage in wholes.items() if stage is None), "")
         if not reason:
             parts = {n: _recovered(f, wholes[n], held) for n, f in functions.items()}
@@ -77,7 +77,7 @@ def layers_of(function: Function) -> Layered:
     **Raises:** `SignatureError` where sizes are open that no example has fixed.
     """
     with _ONE_THREAD, nested_too_deep(function.entry.name):
-        stage = function.sized if function.is_static else function.whole()
+        stage = function.sized if function.is_static else function.whole_for_text()
         if stage is None:
             return cut_into_layers(_at_one_size(function, function.divided, frozenset()))
         return cut_into_layers(_recovered(function, stage, frozenset()))

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -17,6 +18,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from invert._errors import SignatureError
 from invert._private.jax import (
     DimExpr,
     InconclusiveDimensionOperation,
@@ -202,10 +204,13 @@ class Constraint:
         return dimensions(self.left) | dimensions(self.right)
 
     def tidy(self) -> Constraint:
-        """`t >= 3` for `t - 3 >= 0`."""
+        """`t >= 3` for `t - 3 >= 0`, and `t <= 3` for `3 - t >= 0`."""
         if (parts := linear(self.left)) is None or is_open(self.right):
             return self
-        return dataclasses.replace(self, left=self.left - parts[2], right=self.right - parts[2])
+        left, right = self.left - parts[2], self.right - parts[2]
+        if parts[1] > 0:
+            return dataclasses.replace(self, left=left, right=right)
+        return Constraint(_OPPOSITE[self.relation], -left, -right, self.message)
 
     def words(self) -> str:
         """`b >= 4`."""
@@ -295,6 +300,29 @@ def suggest(constraint: Constraint) -> None:
         said.assumptions.append(constraint)
 
 
+def require(left: DimSize, relation: str, right: DimSize, message: str) -> None:
+    """Notes a condition of the container, with what it says where that does not hold.
+
+    **Raises:** `SignatureError` where it never holds.
+    """
+    holds = decided(relation, left, right)
+    if holds is None:
+        constrain(Constraint(relation, left, right, message))
+    elif not holds:
+        raise SignatureError(message)
+
+
+def quotient(size: DimSize, divisor: int, message: str) -> DimSize:
+    """`size / divisor`, with no remainder; see `require`."""
+    if not is_open(size):
+        require(size % divisor, "eq", 0, message)
+        return size // divisor
+    common = math.gcd(divisor, *(times for times, _ in dim_terms(size)))
+    size, divisor = size // common, divisor // common
+    require(size % divisor, "eq", 0, message)
+    return size // divisor
+
+
 def call_dimension(size: DimSize, name: str) -> None:
     """Notes the name of a dimension of the program that is being traced."""
     said = _said.get()
@@ -325,6 +353,7 @@ RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "le": operator.le,
     "lt": operator.lt,
 }
+_OPPOSITE = {"eq": "eq", "ne": "ne", "ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
 _SIGNS = {"eq": "==", "ge": ">=", "le": "<="}
 
 

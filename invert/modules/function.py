@@ -26,6 +26,7 @@ from invert._private.jax import (
     is_tracer,
     name_stack,
     on_whole_values,
+    undecided,
 )
 from invert._report import Report
 from invert.emission import Emission
@@ -40,6 +41,7 @@ from invert.ir.sizes import (
     parsed,
     scope,
     solve,
+    suggest,
     variables,
 )
 from invert.ir.substitution import substitute
@@ -156,6 +158,18 @@ def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     return dataclasses.replace(stage, report=report, constraints=kept)
 
 
+# What a program needs of sizes is that they are at least, or at most, others: an array must be as
+# long as its slice. So the other answer to `<` and `>` is the one that is wanted.
+_WANTED = {"<=": "le", ">=": "ge", "<": "ge", ">": "le"}
+
+
+def _suggest_undecided(error: Exception) -> None:
+    """Notes the comparison of sizes that an error says is not decided, as one to be assumed."""
+    if (found := undecided(error)) is not None:
+        left, right = parsed((found[0], found[2]), scope())
+        suggest(Constraint(_WANTED[found[1]], left, right))
+
+
 # What is raised where a program cannot be recovered for all sizes: by comparisons that the sizes
 # leave open, by shapes that do not fit, and by what has to know a number (JAX and NumPy raise
 # these). All others are defects.
@@ -226,6 +240,16 @@ class Function:
     def shown(self) -> Stage | None:
         """What there is to report: the program of a call, else one that a text was written from."""
         return self.called or next(iter(self._stages.values()), None)
+
+    def whole_for_text(self) -> Stage | None:
+        """The program for all sizes; `None` where there is none, or the example is not of it."""
+        if (whole := self.whole()) is None or self._example is None:
+            return whole
+        if whole.at([v.shape for v in self._example]) is None:
+            sizes = whole.report.certificate.sizes
+            self.divided = f"the sizes of the example are none of those with {sizes}"
+            return None
+        return whole
 
     def begin(self, values: Sequence[Any]) -> None:
         """Recovers the program at the shapes of an example, whose constants the module holds.
@@ -317,6 +341,7 @@ class Function:
             first = (str(error).splitlines() or [""])[0]
             reason = error.line if isinstance(error, InvertError) else first
             self.divided = self.divided or reason
+            _suggest_undecided(error)
             return None
 
     def _avals(self, values: Sequence[Any], key: Any) -> list[jax.ShapeDtypeStruct]:

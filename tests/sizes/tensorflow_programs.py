@@ -213,3 +213,42 @@ def windows(x):
     """Positions that begin where data says."""
     n, start = tf.shape(x)[1], tf.cast(0.0 * tf.reduce_sum(x), tf.int32)
     return x + TABLE[start : start + n], x * tf.slice(TABLE, [start, 0], [n, 8])
+
+
+@program([None, 8])
+def rows_of_a_table(x):
+    n = tf.shape(x)[0]
+    return x + tf.slice(TABLE, [2, 0], [n, 8])
+
+
+@program([None, 4])
+def filled_up(x):
+    n = tf.shape(x)[0]
+    return tf.pad(x, [[0, 40 - n], [0, 0]]), tf.concat([x, tf.zeros([50 - n, 4])], 0)
+
+
+@program([None, 4])
+def mirrored(x):
+    return tf.pad(x, [[2, 1], [0, 0]], "REFLECT"), tf.pad(x, [[1, 3], [0, 0]], "SYMMETRIC")
+
+
+@program([None, 3])
+def in_pairs(x):
+    one, two = tf.split(x, 2)
+    return one * two, tf.reshape(x, [-1, 2, 3])
+
+
+@program([None, 3])
+def all_but_two(x):
+    first, rest = tf.split(x, [2, tf.shape(x)[0] - 2])
+    return tf.reduce_sum(first), rest
+
+
+@program([None, 3])
+def every_other(x):
+    n = tf.shape(x)[0]
+    up = tf.while_loop(lambda i, s: i < n, lambda i, s: (i + 2, s + x[i]), [0, tf.zeros([3])])
+    down = tf.while_loop(
+        lambda i, s: i >= 0, lambda i, s: (i - 2, tf.tanh(s) + x[i]), [n - 1, tf.zeros([3])]
+    )
+    return up, down

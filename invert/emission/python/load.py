@@ -7,6 +7,7 @@ string literals (see `naming.py`).
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import itertools
 import linecache
@@ -33,7 +34,9 @@ def function_of(
         expression,
     )
     code = compile(ast.fix_missing_locations(ast.Expression(node)), "<emission>", "eval")
-    make: Callable[..., Any] = types.FunctionType(code, dict(namespace))
+    # What is called in C may import a module, for which it looks here.
+    names = {"__builtins__": builtins, **namespace}
+    make: Callable[..., Any] = types.FunctionType(code, names)
     return make()
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.ir.sizes import is_open, require
 from invert.primitives.tf.gather import take
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
@@ -25,6 +26,8 @@ def _pad(x: Value, paddings: Ints, fill: Array | None = None) -> Value:
     x = array(x)
     if fill is None:
         fill = lax.full((), 0, x.dtype)
+    for n in paddings:
+        require(n, "ge", 0, f"an axis is padded by {n} elements")
     return lax.pad(x, fill, [(low, high, 0) for low, high in _pairs(paddings)])
 
 
@@ -34,6 +37,11 @@ def _pairs(flat: Ints) -> list[tuple[Int, Int]]:
 
 @rule("MirrorPad")
 def _mirror_pad(x: Array, paddings: Ints, *, mode: str) -> Array:
+    skip = 1 if mode == "REFLECT" else 0
+    for axis, pair in enumerate(_pairs(paddings)):
+        for n in (n for n in pair if is_open(n) or n):
+            message = f"axis {axis} with {x.shape[axis]} elements is padded by {n} of its own"
+            require(x.shape[axis] - skip, "ge", n, message)
     return jnp.pad(x, _pairs(paddings), mode={"REFLECT": "reflect", "SYMMETRIC": "symmetric"}[mode])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem
+from invert.ir.sizes import is_open, quotient, require
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
@@ -71,7 +72,19 @@ def _rank(x: Value) -> np.ndarray:
 def _reshape(x: Value, shape: Ints, *, ctx: Context) -> Value:
     if is_static(x) and all(isinstance(d, int) for d in shape):
         return x.reshape(shape)
-    return _reshaped(ctx, array(x), lambda x: jnp.reshape(x, shape))
+    return _reshaped(ctx, array(x), lambda x: jnp.reshape(x, _divided(x.shape, shape)))
+
+
+def _divided(old: Ints, new: Ints) -> Ints:
+    """A shape, with the rest of the elements for an axis of -1 where others are open."""
+    places = [i for i, n in enumerate(new) if isinstance(n, int) and n == -1]
+    given = [n for i, n in enumerate(new) if i not in places]
+    count = math.prod(given)
+    if len(places) != 1 or not any(map(is_open, old)) or is_open(count) or count == 0:
+        return new
+    message = f"an array of shape {old} cannot be reshaped to {new}"
+    rest = quotient(math.prod(old), count, message)
+    return tuple(rest if i in places else n for i, n in enumerate(new))
 
 
 def _reshaped(ctx: Context, x: Array, move: Callable[[Array], Array]) -> Array:
@@ -164,7 +177,8 @@ def _concat_offset(axis: Int, *shapes: Ints, shape_type: np.dtype) -> list[np.nd
 @rule("Split")
 def _split(axis: Int, x: Value, *, num_split: int) -> list[Value]:
     length = np.shape(x)[axis_of(axis, np.ndim(x))]
-    return _split_v(x, (length // num_split,) * num_split, axis)
+    size = quotient(length, num_split, f"axis {axis} cannot be split into {num_split} equal parts")
+    return _split_v(x, (size,) * num_split, axis)
 
 
 @rule("SplitV")
@@ -172,6 +186,8 @@ def _split_v(x: Value, size_splits: Ints, axis: Int) -> list[Value]:
     axis = axis_of(axis, np.ndim(x))
     rest = np.shape(x)[axis] - sum(n for n in size_splits if not _is_rest(n))
     sizes = [rest if _is_rest(n) else n for n in size_splits]
+    for n in sizes:
+        require(n, "ge", 0, f"axis {axis} is split into parts of which one has {n} elements")
     if is_static(x):
         return list(np.split(x, np.cumsum(sizes)[:-1], axis))
     return list(lax.split(array(x), sizes, axis))

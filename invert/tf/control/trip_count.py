@@ -10,11 +10,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import Literal, consts_of, is_tracer, open_jaxpr
+from invert._private.jax import Literal, consts_of, is_tracer, max_dim, open_jaxpr
 from invert.ir.loops import CondParts, bodies
+from invert.ir.sizes import DimSize, is_open
 from invert.tf.values.bounds import (
     DEEPEST,
     RULES,
+    STEP,
     Fact,
     Facts,
     Sum,
@@ -484,6 +486,13 @@ def count(
     return TripCount(found.bound, exact=False)
 
 
+def open_count(
+    condition: Any, known: Sequence[Sum | None], outside: Outside = _nothing
+) -> DimSize | None:
+    """The number of steps where that is an open size; arguments as those of `count`."""
+    return _Condition(_Program(condition, known, outside)).open_count()
+
+
 class _Condition:
     """The condition of a loop; `after`: a step of the loop, before which it holds."""
 
@@ -497,6 +506,21 @@ class _Condition:
         # A loop up to an infinite number and nothing else never ends.
         self._program.finite = program.finite = eqn is not None and eqn.primitive.name in _LESS
         return self._steps(self._program, result, True)
+
+    def open_count(self) -> DimSize | None:
+        """The number of steps of a counter that is compared with an open size, or begins there."""
+        program, atom = self._program.source(self._program.jaxpr.outvars[0])
+        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
+        if eqn is None or eqn.primitive.name not in _LESS:
+            return None
+        swapped, strict = _LESS[eqn.primitive.name]
+        low, high = (program.fact(a).equals for a in eqn.invars[:: -1 if swapped else 1])
+        if low is None or high is None:
+            return None
+        ahead = low.plus(high, -1).plus(Sum(0 if strict else -1))
+        if set(ahead.terms) != {STEP} or ahead.step <= 0 or not is_open(ahead.constant):
+            return None
+        return max_dim(-(ahead.constant // ahead.step), 0)
 
     def _steps(self, program: _Program, atom: Any, value: bool) -> TripCount:
         """The number of steps for which an atom can have a truth value."""

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.ir.sizes import DimSize, as_value, is_open
 from invert.tf.control import trip_count
 from invert.tf.control.branch_types import (
     ArrayForm,
@@ -36,7 +37,7 @@ from invert.tf.interpreter.context import Context
 from invert.tf.ops.node import Body, Node
 from invert.tf.ops.state import Resource
 from invert.tf.values.bounds import Fact, Given, Sum, fact_of
-from invert.tf.values.constants import array
+from invert.tf.values.constants import array, pack_dims
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 
 # Loops that need it, since shapes change from step to step, are unrolled up to this length.
@@ -277,7 +278,9 @@ class _Loop:
             self.forms[place] = dataclasses.replace(form, capacity=room)
         return True
 
-    def _needed(self, old: TensorList, leaf: int, steps: trip_count.TripCount, growth: int) -> int:
+    def _needed(
+        self, old: TensorList, leaf: int, steps: trip_count.TripCount, growth: int
+    ) -> DimSize:
         """The capacity that a list needs, `leaf` being the one that is its size."""
         lines = self.lines()
         line = lines[leaf]
@@ -287,6 +290,12 @@ class _Loop:
             and trip_count.largest(self.staged.closed, lines, leaf, 0) is None
         ):
             return old.capacity or 0
+        count, _ = (None, ()) if steps.bound is not None else self._open_count(self._test())
+        if count is not None:
+            if line is not None:
+                return line.at(count)
+            if isinstance(old.size, int) and growth > 0:
+                return old.size + growth * count
         if steps.bound is None or not isinstance(old.size, int):
             raise self._no_bound()
         bound = trip_count.largest(self.staged.closed, lines, leaf, steps.bound)
@@ -302,7 +311,8 @@ class _Loop:
     def lines(self) -> list[Sum | None]:
         """The inductions of the leaves of the last trace."""
         if self._lines is None:
-            self._lines = trip_count.lines(self.staged.closed, self._starts)
+            starts = [None if is_open(s) else s for s in self._starts]
+            self._lines = trip_count.lines(self.staged.closed, starts)
         return self._lines
 
     def _test(self) -> TracedBranch:
@@ -354,6 +364,8 @@ class _Loop:
             if steps.exact:
                 assert steps.bound is not None
                 final = self._ended(self._counted(steps.bound, lines), lines, steps.bound)
+            elif (found := self._open_count(test))[0] is not None:
+                final = self._counted(found[0], found[1])
             elif steps.bound is not None and steps.bound <= self.ctx.config.max_scan:
                 final = self._bounded(steps.bound, test)
             else:
@@ -381,7 +393,12 @@ class _Loop:
             "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
         )
 
-    def _counted(self, count: int, lines: Sequence[Sum | None]) -> list[Any]:
+    def _open_count(self, test: TracedBranch) -> tuple[DimSize | None, Sequence[Sum | None]]:
+        """The number of steps where it is an open size, and the inductions of the leaves then."""
+        lines = trip_count.lines(self.staged.closed, self._starts)
+        return trip_count.open_count(test.closed, lines, lambda v, finite: fact_of(v)), lines
+
+    def _counted(self, count: DimSize, lines: Sequence[Sum | None]) -> list[Any]:
         """A loop of `count` steps. Variables that follow a line are computed, not carried.
 
         Arrays that steps write into come last, as where JAX lowers a scan.
@@ -406,10 +423,14 @@ class _Loop:
         if not carried or count == 0:
             rest = init[1:]
         else:
-            _, *rest = lax.while_loop(lambda c: lax.lt(c[0], np.int32(count)), step, init)
+            # The size is made where it is compared, as JAX lowers a scan over an open length.
+            def more(carry: Sequence[Any]) -> Any:
+                return lax.lt(carry[0], as_value(count, np.dtype(np.int32)))
+
+            _, *rest = lax.while_loop(more, step, init)
         of = dict(zip(carried, rest, strict=True))
         return [
-            of[i] if line is None else np.asarray(line.at(count), types[i])
+            of[i] if line is None else pack_dims([line.at(count)], types[i]).reshape(())
             for i, line in enumerate(lines)
         ]
 
@@ -462,9 +483,11 @@ def _is_same(one: Form, two: Form) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """A static number; `None` for any other value."""
+    """A static number or open size; `None` for any other value."""
     if not isinstance(value, np.ndarray) or value.ndim:
         return None
+    if is_open(value[()]):
+        return value[()]
     if value.dtype.kind in "iu":
         return int(value)
     return value[()] if jnp.issubdtype(value.dtype, jnp.floating) else None
@@ -473,15 +496,15 @@ def _number(value: Any) -> Any:
 def _on_line(line: Sum, k: Any, dtype: Any) -> Any:
     """The value of an induction in step `k`."""
     k = k if dtype == np.int32 else lax.convert_element_type(k, dtype)
-    start = np.asarray(line.constant, dtype)
+    start = as_value(line.constant, dtype)
     if line.step == -1:
         return lax.sub(start, k)
     product = k if line.step == 1 else lax.mul(k, np.asarray(line.step, dtype))
-    return lax.add(product, start) if line.constant else product
+    return lax.add(product, start) if is_open(line.constant) or line.constant else product
 
 
 def _counted_out(value: Any) -> Any:
     """A list whose size is known after the loop has a static one."""
     if isinstance(value, TensorList) and isinstance(value.size, np.ndarray):
-        return dataclasses.replace(value, size=int(value.size))
+        return dataclasses.replace(value, size=value.size.item())
     return value

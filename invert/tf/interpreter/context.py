@@ -13,7 +13,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.jax import current_names, is_tracer, name_stack
+from invert._private.jax import current_names, name_stack
 from invert.ir.gradient_marker import mark
 from invert.tf.interpreter.folding import Folding
 from invert.tf.interpreter.graph import Graph
@@ -301,8 +301,8 @@ def _with_gradient(entry: Entry, ctx: Context, node: Node, values: list[Value]) 
 
 
 def _known(value: Value) -> Value:
-    """A traced value as the constant that it is, if so."""
-    number = known(value) if is_tracer(value) else None
+    """An array as the constant that it is, if it is one."""
+    number = known(value) if isinstance(value, np.generic | jax.Array) else None
     return value if number is None else number
 
 
