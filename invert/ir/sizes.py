@@ -215,7 +215,9 @@ class Constraint:
     def words(self) -> str:
         """`b >= 4`."""
         sign = {"ne": "!=", "lt": "<", "gt": ">"} | _SIGNS
-        return f"{self.left} {sign[self.relation]} {self.right}"
+        is_zero = self.relation == "eq" and not is_open(self.right) and self.right == 0
+        left = _positive(self.left) if is_zero else self.left
+        return f"{left} {sign[self.relation]} {self.right}"
 
     def text(self) -> str:
         """As `jax.export.SymbolicScope` takes it; `""` for an inequality, which it does not."""
@@ -232,6 +234,18 @@ class Constraint:
                 return ""
             left, right = left * (1 - again), right - left * again
         return f"{left} {relation} {right + shift}" if relation else ""
+
+
+def _positive(size: DimSize) -> DimSize:
+    """`mod(b, 2)` for `mod(-b, 2)` and `mod(b - 2, 2)`, which are zero where that is."""
+    match dim_terms(size):
+        case [(1, [(("mod", (whole, int() as n)), 1)])]:
+            part = linear(whole)
+            if part is None or part[2] % n:
+                return size
+            return (whole - part[2]) * (1 if part[1] > 0 else -1) % n
+        case _:
+            return size
 
 
 def renaming(sizes: Iterable[DimSize], names: Mapping[str, str]) -> dict[str, DimSize]:
@@ -321,6 +335,30 @@ def quotient(size: DimSize, divisor: int, message: str) -> DimSize:
     size, divisor = size // common, divisor // common
     require(size % divisor, "eq", 0, message)
     return size // divisor
+
+
+def suggest_decided(left: DimSize, relation: str, right: DimSize) -> None:
+    """Suggests a comparison where it is not decided; see `suggest`."""
+    if decided(relation, left, right) is None:
+        suggest(Constraint(relation, left, right))
+
+
+def suggest_equal(a: DimSize, b: DimSize) -> None:
+    """Notes that two sizes may have to be equal; see `suggest`."""
+    if decided("eq", a, b) is not None:
+        return
+    difference = a - b
+    for times, factors in dim_terms(difference):
+        match factors:
+            case [(("floordiv", (whole, int() as n)), 1)] if abs(times) == abs(n):
+                # `2*floordiv(h, 2)` is `h` where that is even.
+                rest = difference - times * (whole // n)
+                if decided("eq", rest * n, -whole * times):
+                    suggest(Constraint("eq", whole % abs(n), 0))
+                    return
+            case _:
+                pass
+    suggest(Constraint("eq", a, b))
 
 
 def call_dimension(size: DimSize, name: str) -> None:

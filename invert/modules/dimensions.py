@@ -175,8 +175,8 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
 
 def independent(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
     """The constraints without those that follow from the others."""
-    kept = list(constraints)
-    for c in sorted(constraints, key=lambda c: -len(c.words())):
+    kept = [*{c.words(): c for c in constraints}.values()]
+    for c in sorted(kept, key=lambda c: -len(c.words())):
         others = [k for k in kept if k is not c]
         of = scope_of(others)
         moved = c.at({d: parsed((d,), of)[0] for d in c.dimensions})

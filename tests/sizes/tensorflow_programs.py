@@ -252,3 +252,31 @@ def every_other(x):
         lambda i, s: i >= 0, lambda i, s: (i - 2, tf.tanh(s) + x[i]), [n - 1, tf.zeros([3])]
     )
     return up, down
+
+
+PLAIN = tf.constant(np.random.default_rng(2).normal(size=(2, 2, 4, 4)), tf.float32)
+
+
+@program([None, None, None, 4])
+def u_net(x):
+    down = tf.nn.max_pool2d(x, 2, 2, "VALID")
+    deep = tf.nn.max_pool2d(tf.nn.relu(down), 2, 2, "VALID")
+    shape = tf.shape(deep)
+
+    def up(y, like):
+        b, h, w, _ = tf.unstack(tf.shape(y))
+        y = tf.nn.conv2d_transpose(y, PLAIN, [b, 2 * h, 2 * w, 4], 2, "VALID")
+        return tf.concat([y, like], -1)[..., 2:6]
+
+    return up(up(deep, down), x) + 1.0, shape
+
+
+@program([None, 3])
+def grown(x):
+    """A list that grows as long as the array is."""
+    n = tf.shape(x)[0]
+    array = tf.TensorArray(tf.float32, 0, dynamic_size=True)
+    _, array = tf.while_loop(
+        lambda i, _: i < n, lambda i, a: (i + 1, a.write(i, 2.0 * x[i])), [0, array]
+    )
+    return array.stack()

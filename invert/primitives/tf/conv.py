@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from invert.ir.sizes import suggest_decided
 from invert.primitives.tf.window import (
     Layout,
     Padding,
@@ -70,9 +71,10 @@ class Conv:
         reach = [(k - 1) * d + 1 for k, d in zip(kernel.shape, self.dilation, strict=False)]
         sizes = where.of_spatial(shape)
         pads = explicit(self.padding, sizes, kernel.shape[:n], self.strides, self.dilation)
-        spread = [
-            (d - 1) * s + 1 for d, s in zip(where.of_spatial(g.shape), self.strides, strict=True)
-        ]
+        spatial = where.of_spatial(g.shape)
+        for d in spatial:
+            suggest_decided(d, "ge", 1)
+        spread = [(d - 1) * s + 1 for d, s in zip(spatial, self.strides, strict=True)]
         before = [r - 1 - p for r, (p, _) in zip(reach, pads, strict=True)]
         after = [
             size + r - 1 - d - p for size, r, d, p in zip(sizes, reach, spread, before, strict=True)

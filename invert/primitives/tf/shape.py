@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem
-from invert.ir.sizes import is_open, quotient, require
+from invert.ir.sizes import is_open, quotient, require, suggest_equal
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
@@ -153,8 +153,12 @@ def _unpack(x: Value, *, num: int, axis: int, T: np.dtype) -> list[Value]:
 def _concat(axis: Int, *parts: Value) -> Value:
     if all(is_static(v) for v in parts):
         return np.concatenate(parts, axis)
-    operands = arrays(parts)
-    return lax.concatenate(operands, axis % operands[0].ndim)
+    first, *others = operands = arrays(parts)
+    for other in others:
+        for i, (a, b) in enumerate(zip(first.shape, other.shape, strict=True)):
+            if i != axis % first.ndim:
+                suggest_equal(a, b)
+    return lax.concatenate(operands, axis % first.ndim)
 
 
 @rule("ConcatV2", folds_sizes=True)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import UnsupportedOpError
-from invert.ir.sizes import Constraint, decided, is_open, suggest
+from invert.ir.sizes import is_open, suggest_decided
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
@@ -65,7 +65,7 @@ def _slice(x: Value, begin: Value, size: Value, *, ctx: Context, node: Node) -> 
     if -1 in sizes:
         return _rest(ctx, node, array(x), begin, sizes)
     for n, size in zip(sizes, np.shape(x), strict=True):
-        _suggest(n, "le", size)
+        suggest_decided(n, "le", size)
     starts = [lax.index_in_dim(begin, i, keepdims=False) for i in range(len(sizes))]
     return lax.dynamic_slice(array(x), starts, sizes)
 
@@ -333,7 +333,7 @@ def _windows(index: list[Part]) -> tuple[dict[int, _Window], list[Part]]:
 
 def _at_windows(x: Array, windows: dict[int, _Window]) -> Array:
     for axis, window in windows.items():
-        _suggest(window.count, "le", x.shape[axis])
+        suggest_decided(window.count, "le", x.shape[axis])
         x = lax.dynamic_slice_in_dim(x, window.start, window.count, axis)
     return x
 
@@ -362,16 +362,16 @@ def _open_bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
     def end(value: Int | None, default: Int) -> Int:
         if value is None:
             return default
-        value = _from_start(value, size)
-        _suggest(value, "ge", first)
-        _suggest(value, "le", last)
-        return int_min(int_max(value, first), last)
+        place = _from_start(value, size)
+        suggest_decided(place, "ge", first)
+        suggest_decided(place, "le", last)
+        return int_min(int_max(place, first), last)
 
     start, stop = end(part.start, first if step > 0 else last), end(part.stop, last)
     if step < 0:
         stop = -1 if part.stop is None else stop
         start, stop = stop + 1, start + 1
-    _suggest(stop, "ge", start)
+    suggest_decided(stop, "ge", start)
     count = int_max(stop - start, 0)
     length = -(-count // abs(step))
     if step == 1:
@@ -386,11 +386,5 @@ def _from_start(value: Int, size: Int) -> Int:
     """An index that may count from the end of an axis, counted from its start."""
     if isinstance(value, int):
         return value + size if value < 0 else value
-    _suggest(value, "ge", 0)
+    suggest_decided(value, "ge", 0)
     return value if value >= 0 else value + size
-
-
-def _suggest(left: Int, relation: str, right: Int) -> None:
-    """Notes a condition under which the ends of a slice are inside of the array."""
-    if decided(relation, left, right) is None:
-        suggest(Constraint(relation, left, right))

@@ -6,6 +6,7 @@ computed from shapes; with a symbolic dimension in it, its dtype is `object`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.jax import InconclusiveDimensionOperation, is_symbolic_dim, max_dim, min_dim
+from invert.ir.sizes import is_open, suggest_equal
 from invert.tf.ops.node import Node, canonical, unrepeated
 
 # Shape arithmetic is short. A larger integer constant is data, and data is not folded, so that
@@ -246,8 +248,18 @@ def broadcast(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]
     Symbolic sizes become integers of `dtype`, or of the dtype of the others.
     """
     operands = arrays(values) if dtype is None else [array(v, dtype) for v in values]
-    shape = lax.broadcast_shapes(*(np.shape(x) for x in operands))
+    shape = _common_shape(operands)
     return [broadcast_to(x, shape) for x in operands]
+
+
+def _common_shape(operands: Sequence[Any]) -> tuple[Any, ...]:
+    """The shape to which operands are broadcast. Open sizes that differ have to be equal."""
+    shapes = [np.shape(x) for x in operands]
+    for sizes in itertools.zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
+        larger = [n for n in sizes if is_open(n) or n != 1]
+        for n in larger[1:]:
+            suggest_equal(larger[0], n)
+    return lax.broadcast_shapes(*shapes)
 
 
 def promote(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]:
@@ -257,7 +269,7 @@ def promote(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]:
     `broadcast` would name its size in full. Symbolic sizes as there.
     """
     operands = arrays(values) if dtype is None else [array(v, dtype) for v in values]
-    lax.broadcast_shapes(*(np.shape(x) for x in operands))
+    _common_shape(operands)
     rank = max(np.ndim(x) for x in operands)
     added = [range(rank - np.ndim(x)) if np.ndim(x) else () for x in operands]
     return [
