@@ -97,6 +97,27 @@ def save(
         )
     else:
         model = module
+    source, page = _texts(model)
+    arrays = arrays_of(model, state)
+    if wrong := list(_unreadable(model, arrays)):
+        raise SaveError(
+            f"the source of {type(model).__name__} could not read what is in the module now: "
+            f"{'; '.join(wrong)}. Its classes are those of the original: edit model.py, or write "
+            "the arrays with equinox.tree_serialise_leaves"
+        )
+    where = Path(directory)
+    try:
+        with _replacing(where) as made:
+            (made / _CODE).write_text(source, encoding="utf-8")
+            (made / _PAGE).write_text(page, encoding="utf-8")
+            _write_weights(arrays, made, limit)
+    except OSError as error:
+        reason = f"{where} cannot be written and is unchanged: {error.strerror or error}"
+        raise SaveError(reason) from error
+
+
+def _texts(model: eqx.Module) -> tuple[str, str]:
+    """The source of a module that was written, and its page."""
     namespace = sys.modules.get(type(model).__module__)
     source = getattr(namespace, "__source__", None)
     if source is None:
@@ -109,22 +130,7 @@ def save(
             f"{type(model).__name__} was written with loader=False, so its file could not read "
             "weights; save the recovered module, or emit it with the loader"
         )
-    arrays = arrays_of(model, state)
-    if wrong := list(_unreadable(model, arrays)):
-        raise SaveError(
-            f"the source of {type(model).__name__} could not read what is in the module now: "
-            f"{'; '.join(wrong)}. Its classes are those of the original: edit model.py, or write "
-            "the arrays with equinox.tree_serialise_leaves"
-        )
-    where = Path(directory)
-    try:
-        with _replacing(where) as made:
-            (made / _CODE).write_text(source, encoding="utf-8")
-            (made / _PAGE).write_text(getattr(namespace, "__page__", ""), encoding="utf-8")
-            _write_weights(arrays, made, limit)
-    except OSError as error:
-        reason = f"{where} cannot be written and is unchanged: {error.strerror or error}"
-        raise SaveError(reason) from error
+    return source, getattr(namespace, "__page__", "")
 
 
 def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
