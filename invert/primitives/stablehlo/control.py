@@ -12,18 +12,9 @@ from jax import lax
 from invert._private.jax import close_like, open_jaxpr, trace_closed
 from invert.ir.size_algebra import Sizes
 from invert.stablehlo.ops import attributes
-from invert.stablehlo.ops.interpreter import (
-    Context,
-    Known,
-    Op,
-    Value,
-    data,
-    free_values,
-    is_constant,
-    is_shape,
-    is_splat,
-    raises,
-)
+from invert.stablehlo.ops.interpreter import Context, free_values, is_shape
+from invert.stablehlo.ops.registry import Array, Op, Value, rule
+from invert.stablehlo.ops.values import Known, data, is_constant, is_splat
 
 
 def _invariants(body: Any) -> dict[int, Any]:
@@ -42,8 +33,8 @@ def _invariants(body: Any) -> dict[int, Any]:
     }
 
 
-@raises("stablehlo.while")
-def _while(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+@rule("stablehlo.while")
+def _while(*operands: Value, ctx: Context, op: Op) -> Sequence[Value]:
     condition, body = op.regions
     fixed = _invariants(body)
     carried = [i for i in range(len(operands)) if i not in fixed]
@@ -153,10 +144,10 @@ def _only(branch: Any, kept: Sequence[int]) -> Any:
     return close_like(branch, jaxpr.replace(outvars=[jaxpr.outvars[i] for i in kept]))
 
 
-@raises("stablehlo.case")
-def _case(ctx: Context, op: Op, index: Value) -> Sequence[Value]:
+@rule("stablehlo.case")
+def _case(index: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
     last = len(op.regions) - 1
-    if not is_constant(index) and not _in_range(ctx, op.op.operands[0], last):
+    if not is_constant(index) and not _in_range(ctx, op.operation.operands[0], last):
         # Any index out of range takes the last branch, while `cond` leaves it open.
         inside = (index >= np.int32(0)) & (index <= np.int32(last))
         index = lax.select(inside, index, lax.full_like(index, last))
@@ -175,8 +166,8 @@ def _in_range(ctx: Context, index: Any, last: int) -> bool:
     return is_constant(low) and is_constant(high) and int(low) >= 0 and int(high) <= last
 
 
-@raises("stablehlo.if")
-def _if(ctx: Context, op: Op, pred: Value) -> Sequence[Value]:
+@rule("stablehlo.if")
+def _if(pred: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
     on_true, on_false = op.regions
     if is_constant(pred):
         return ctx.region(on_true if bool(pred) else on_false)()

@@ -1,8 +1,7 @@
-"""The raising registry and its context: StableHLO ops become `lax` primitives.
+"""The walk over a StableHLO module: its ops become `lax` primitives.
 
-A rule is registered under the op's name, as JAX registers lowerings under primitives. Rules run
-while JAX traces: the values they are given are tracers, or NumPy arrays for constants, and what
-they bind becomes the raw jaxpr. A function's ops are walked once, so the cost is linear.
+Rules run while JAX traces: the values they are given are tracers, or NumPy arrays for constants,
+and what they bind becomes the raw jaxpr. A function's ops are walked once, so the cost is linear.
 """
 
 from __future__ import annotations
@@ -22,125 +21,15 @@ from jax.sharding import PartitionSpec
 from invert._config import Config
 from invert._errors import InvertError, Problem, UnsupportedOpError
 from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
-from invert._private.mlir import attribute_names, ir
+from invert._private.mlir import ir
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
-from invert.ir.sizes import DimSize, as_value, call_dimension
+from invert.ir.sizes import call_dimension
 from invert.ir.types import Eqn
 from invert.stablehlo.ops import attributes as op_attributes
-from invert.stablehlo.ops import sizes as size_ops
 from invert.stablehlo.ops.devices import Devices, Manual, Shards, shards_of
-
-Value = Any  # a tracer, or a NumPy array where the value is known at conversion
-
-
-class Known(np.ndarray):
-    """A number that the program computes and conversion knows: a size, or the platform's index.
-
-    What is computed from such numbers alone is known as well, also inside of called functions.
-    Sizes of which some are open are `Sizes` instead.
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, value: Any, dtype: Any = np.int32) -> Known:
-        return np.array(value, dtype).view(cls)
-
-
-Rule = Callable[..., Any]
-
-_RULES: dict[str, Rule] = {}
-_REFUSED: dict[str, tuple[str, str]] = {}
-
-# Attributes that say nothing about the values an op computes. Sharding is read where JAX puts it,
-# on its own ops; on other ops it is the partitioner's annotation.
-_SILENT_ATTRIBUTES = frozenset(
-    {
-        "mhlo.frontend_attributes",
-        "mhlo.sharding",
-        "sdy.sharding",
-        "sdy.propagated_shardings",
-        "xla_shape",
-        "result_layout",  # of a transpose that comes from HLO
-        "result_layouts",
-        "operand_layouts",
-        "mhlo.original_value",
-    }
-)
-
-
-def raises(*names: str) -> Callable[[Rule], Rule]:
-    """Registers the raising rule of the ops `names`.
-
-    The rule is called as `rule(ctx, op, *operands)` and returns one value or a sequence of values.
-    """
-
-    def register(rule: Rule) -> Rule:
-        for name in names:
-            if name in _RULES or name in _REFUSED:
-                raise ValueError(f"{name} has a raising rule already")
-            _RULES[name] = rule
-        return rule
-
-    return register
-
-
-def refuse(name: str, reason: str, remedy: str) -> None:
-    """Registers an op that has no counterpart, with the reason and the remedy for the error."""
-    if name in _RULES or name in _REFUSED:
-        raise ValueError(f"{name} has a raising rule already")
-    _REFUSED[name] = (reason, remedy)
-
-
-def rule_names() -> tuple[str, ...]:
-    """Names of all ops that have a rule."""
-    return tuple(sorted(_RULES))
-
-
-def refused_names() -> tuple[str, ...]:
-    """Names of all ops that are refused with a reason."""
-    return tuple(sorted(_REFUSED))
-
-
-class UnknownAttributeError(InvertError):
-    """An op carries an attribute that its rule does not know."""
-
-
-class Op:
-    """One MLIR operation, with its attributes marked as they are read."""
-
-    __slots__ = ("_attributes", "name", "op", "unread")
-
-    def __init__(self, op: ir.Operation):
-        self.op = op
-        self.name: str = op.name
-        self._attributes = op.attributes
-        self.unread = set(attribute_names(op))
-
-    def get(self, name: str) -> Any:
-        """The attribute `name`, or `None`; marks it as read."""
-        if name not in self.unread:
-            return self._attributes.get(name)
-        self.unread.discard(name)
-        return self._attributes[name]
-
-    def __getitem__(self, name: str) -> Any:
-        value = self.get(name)
-        if value is None:
-            raise UnknownAttributeError(f"{self.name} has no attribute {name!r}")
-        return value
-
-    @property
-    def regions(self) -> Sequence[Any]:
-        return self.op.regions
-
-    @property
-    def location(self) -> str:
-        return op_attributes.location_text(self.op.location)
-
-    def result_types(self) -> list[ir.Type]:
-        return [r.type for r in self.op.results]
+from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
+from invert.stablehlo.ops.values import Known, Value, data, is_constant, is_splat
 
 
 @dataclasses.dataclass
@@ -164,17 +53,6 @@ class Context:
     devices: Devices = dataclasses.field(default_factory=lambda: Devices({}))
     # the mesh over whose shards ops run; `None` where they run on whole values
     manual: Manual | None = None
-
-    def avals(self, op: Op) -> list[jax.ShapeDtypeStruct]:
-        """The result types of `op` as shapes and dtypes."""
-        return [op_attributes.aval(t) for t in op.result_types()]
-
-    def aval(self, op: Op) -> jax.ShapeDtypeStruct:
-        return op_attributes.aval(op.op.results[0].type)
-
-    def dtype(self, op: Op) -> np.dtype:
-        """The dtype of the first result, whose sizes may be dynamic."""
-        return op_attributes.element_dtype(op.op.results[0].type)
 
     def scalar(self, value: Value) -> tuple[Value, Value] | None:
         """`(value, scalar)` where the value is a scalar, broadcast; else `None`."""
@@ -307,37 +185,23 @@ class Context:
     def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:
         """Raises one op and checks each result against the op's declared type."""
         op = Op(operation)
-        rule = _RULES.get(op.name)
-        if rule is None:
+        entry = entry_of(operation)
+        if entry is None or entry.call is None:
             raise UnsupportedOpError([_problem(operation)])
         if any(isinstance(x, Sizes) for x in operands):
-            if (size := size_ops.result_of(operation, operands)) is not None:
+            size = sizes_of(entry, op, operands)
+            if size is not None:
                 return [Known.of(size.value(), size.dtype) if size.is_known() else size]
-            if op.name == "stablehlo.convert" and (number := _as_number(operands[0])) is not None:
-                return [as_value(number, self.dtype(op))]
-            if op.name not in _TAKE_SIZES:
-                places = size_ops.SHAPE_OPERANDS.get(op.name, ())
-                operands = [x if i in places else data(x) for i, x in enumerate(operands)]
         computes_size = _computes_size(operation, operands)
-        if not (operation.regions or op.name in _CALLS):
-            operands = [x.view(np.ndarray) if isinstance(x, Known) else x for x in operands]
         try:
             with jax.ensure_compile_time_eval() if computes_size else contextlib.nullcontext():
-                results = rule(self, op, *operands)
+                results = entry.call(self, op, operands)
         except InvertError:
             raise
         except _NOT_TAKEN as error:
-            raise UnsupportedOpError(
-                [Problem(op.name, f"{type(error).__name__}: {error}", op.location)]
-            ) from error
-        if not isinstance(results, (list, tuple)):
-            results = (results,)
-        unread = op.unread - _SILENT_ATTRIBUTES
-        unread = {n for n in unread if not n.startswith("jax.")}
-        if unread:
-            raise UnsupportedOpError(
-                [Problem(op.name, f"unknown attributes {sorted(unread)}", op.location)]
-            )
+            raise op.problem(f"{type(error).__name__}: {error}") from error
+        if unknown := entry.unknown_attributes(op):
+            raise op.problem(f"unknown attributes {unknown}")
         self._check(op, results)
         if computes_size:
             return [x if isinstance(x, Sizes) else Known.of(x, x.dtype) for x in results]
@@ -356,16 +220,10 @@ class Context:
             )
             if not fits or value.dtype != dtype:
                 declared = ["?" if n is None else n for n in shape]
-                raise UnsupportedOpError(
-                    [
-                        Problem(
-                            op.name,
-                            f"result {i} was raised as {value.dtype}{list(value.shape)}, but the "
-                            f"module declares {dtype}{declared}",
-                            op.location,
-                            "This is a defect of invert; please report the module.",
-                        )
-                    ]
+                raise op.problem(
+                    f"result {i} was raised as {value.dtype}{list(value.shape)}, but the module "
+                    f"declares {dtype}{declared}",
+                    "This is a defect of invert; please report the module.",
                 )
 
 
@@ -385,9 +243,6 @@ _NOT_TAKEN = (TypeError, ValueError, NotImplementedError, OverflowError, MemoryE
 
 # Shapes, paddings and the like have no more numbers than this.
 _MOST_SIZES = 64
-_CALLS = frozenset({"func.call", "stablehlo.composite"})
-# Ops whose rules see to sizes themselves.
-_TAKE_SIZES = _CALLS | {"stablehlo.custom_call", "stablehlo.while"}
 
 
 def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
@@ -405,21 +260,14 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
     )
 
 
-# By these a shape is put together; the starts of a slice are clamped so that it fits.
-_MAKE_SHAPES = frozenset(
-    {
-        "stablehlo.add",
-        "stablehlo.clamp",
-        "stablehlo.concatenate",
-        "stablehlo.convert",
-        "stablehlo.reshape",
-        "stablehlo.subtract",
-    }
-)
+def _makes_shapes(operation: ir.Operation) -> bool:
+    """Whether shapes are put together by an op."""
+    entry = REGISTRY.get(operation.name)
+    return entry is not None and entry.makes_shapes
 
 
 def _is_shape(operation: ir.Operation) -> bool:
-    return operation.name in _MAKE_SHAPES and is_shape(operation.results[0])
+    return _makes_shapes(operation) and is_shape(operation.results[0])
 
 
 # A shape is put together in fewer steps.
@@ -432,8 +280,7 @@ def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
         return False
     owners = [use.owner.operation for use in value.uses]
     return bool(owners) and all(
-        _takes_shape(o) or (o.name in _MAKE_SHAPES and is_shape(o.results[0], steps - 1))
-        for o in owners
+        _takes_shape(o) or (_makes_shapes(o) and is_shape(o.results[0], steps - 1)) for o in owners
     )
 
 
@@ -441,7 +288,8 @@ def _takes_shape(operation: ir.Operation) -> bool:
     if operation.name != "stablehlo.custom_call":
         # JAX puts shapes together from numbers one by one, so one in which no size is open is made
         # from constants alone.
-        return operation.name in size_ops.SHAPE_OPERANDS
+        entry = REGISTRY.get(operation.name)
+        return entry is not None and entry.takes_shape()
     attributes = operation.attributes
     target = op_attributes.string(attributes["call_target_name"])
     return target.startswith("stablehlo.dynamic_") or "indices_of_shape_operands" in attributes
@@ -472,8 +320,9 @@ def _scopes(name: str) -> tuple[str, ...]:
 
 def _problem(op: ir.Operation) -> Problem:
     location = op_attributes.location_text(op.location)
-    if op.name in _REFUSED:
-        reason, remedy = _REFUSED[op.name]
+    entry = REGISTRY.get(op.name)
+    if entry is not None and entry.refusal is not None:
+        reason, remedy = entry.refusal
         return Problem(op.name, reason, location, remedy)
     return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
 
@@ -534,17 +383,6 @@ def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
 
 def _key(value: Value) -> tuple[Any, ...]:
     return value.key if isinstance(value, Sizes) else (value.shape, value.tobytes())
-
-
-def _as_number(value: Value) -> DimSize | None:
-    """The size that a scalar is; `None` for others."""
-    sizes = value.sizes() if isinstance(value, Sizes) and not value.shape else None
-    return None if sizes is None else sizes[0]
-
-
-def data(value: Value) -> Value:
-    """A value as JAX has it: sizes that are open as traced integers."""
-    return value.value() if isinstance(value, Sizes) else value
 
 
 def _fresh(ctx: Context) -> Context:
@@ -611,11 +449,6 @@ def reachable(functions: Mapping[str, Any], entry: str) -> Iterator[ir.Operation
                     pending.append(name)
 
 
-def has_rule(name: str) -> bool:
-    """Whether an op of this name can be raised."""
-    return name in _RULES
-
-
 def reachable_problems(
     functions: Mapping[str, Any],
     entry: str,
@@ -670,14 +503,3 @@ def _callees(op: ir.Operation) -> list[str]:
         called: Any = op.attributes["called_computations"]
         return [op_attributes.symbol_name(s) for s in called]
     return []
-
-
-def is_splat(value: Value) -> bool:
-    """Whether a value is an array constant of one number, repeated."""
-    array = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
-    return array and not any(value.strides)
-
-
-def is_constant(value: Value) -> bool:
-    """Whether a value is known at conversion."""
-    return isinstance(value, (np.ndarray, np.generic))
