@@ -108,7 +108,7 @@ class Config:
         return f"Config({changed})"
 
     def begin(self, stage: str) -> None:
-        """Reports the beginning of a stage to `progress`, if given."""
+        """Report the beginning of a stage to `progress`, if given."""
         if self.progress is not None:
             self.progress(stage)
 

@@ -1,4 +1,4 @@
-"""The flow in one screen: raise, patterns, gradients, certificate."""
+"""The pipeline: raise, canonicalize, apply patterns, settle gradients, verify."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class _Stages:
 
 
 def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
-    """Raises an entry point at some types, whose sizes may be open, and rewrites it."""
+    """Raise an entry point for given argument types, whose sizes may be open, and rewrite it."""
     stage = _Stages(entry.name, config)
     defects: list[str] = []
-    # Modules hold values of 64 bits whatever the session's setting.
+    # Modules hold 64-bit values whatever the setting of the process.
     with nested_too_deep(entry.name), jax.enable_x64(True):
         with stage("raise", "raising"):
             closed, avals, names = _raised(entry, avals, config)
@@ -103,7 +103,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
 def _raised(
     entry: EntryPoint, avals: Sequence[Any], config: Config
 ) -> tuple[Any, Sequence[Any], Mapping[str, DimSize]]:
-    """Traces an entry point; gives the program, its types, and its new names of open sizes."""
+    """Trace an entry point; return the program, its types, and the new names of open sizes."""
     with listening() as said:
         closed = traced(entry, avals)
     # The container may have names for open dimensions; those that the caller gives stay.
@@ -129,7 +129,7 @@ def _renamed(aval: Any, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:
 
 
 def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
-    """Types of the arguments that have open sizes."""
+    """The types of the arguments that have open sizes."""
     specs: list[ArgSpec] = jax.tree_util.tree_leaves(
         (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
     )
@@ -160,7 +160,7 @@ def _certify(
 
 
 def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
-    """A program at numbers: its loops may now have a known number of steps."""
+    """Rewrite a program at concrete sizes, whose loops may now have a known trip count."""
     wanted = config.patterns is True or (config.patterns and "scan" in config.patterns)
     if not wanted or all(e.primitive.name != "while" for e in jaxprs.equations(jaxpr)):
         return jaxpr
@@ -172,7 +172,7 @@ def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
 def _recognize(
     closed: Any, platform: str, config: Config, defects: list[str], name: str = ""
 ) -> tuple[Any, Mapping[str, int]]:
-    """Applies the patterns that are switched on; with a name, progress is told."""
+    """Apply the enabled patterns; with a name, report progress."""
     stages = patterns.selected(config.patterns, config.disabled_patterns)
     if config.extra_patterns:
         stages = (*stages, PatternStage(tuple(config.extra_patterns)))

@@ -39,7 +39,7 @@ def certify(
     platform: str,
     x64: bool,
 ) -> Certificate:
-    """Compares the raw jaxpr with what the recovered one lowers to.
+    """Compare the raw jaxpr with what the recovered one lowers to.
 
     **Arguments:**
 

@@ -212,7 +212,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _missing(options: argparse.Namespace) -> str | None:
-    """The first path of a model that does not exist; looked at before anything is imported."""
+    """The first model path that does not exist; checked before anything is imported."""
     paths = [getattr(options, name, None) for name in ("model", "a", "b")]
     return next((p for p in paths if p is not None and not os.path.exists(p)), None)
 
@@ -233,7 +233,7 @@ def _width(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command.
+    """Run a command.
 
     **Arguments:**
 

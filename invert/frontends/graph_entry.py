@@ -175,7 +175,7 @@ def function_entry(
 
 
 def check_count(name: str, inputs: int, signature: Signature) -> None:
-    """Refuses a signature that does not fit the inputs of a graph.
+    """Refuse a signature that does not fit the inputs of a graph.
 
     **Raises:** `SignatureError`.
     """

@@ -49,7 +49,7 @@ def save(
     typecheck: bool = False,
     state: eqx.nn.State | None = None,
 ) -> None:
-    """Saves a module as Python source with its weights, for use without `invert`.
+    """Save a module as Python source with its weights, for use without `invert`.
 
     The directory holds `model.py`, `weights.safetensors` and `README.md`. The Python file needs
     jax, equinox, jaxtyping and safetensors: `import model; model.load("weights.safetensors")`.
@@ -226,7 +226,7 @@ def _is_index(x: object) -> bool:
 
 
 def _write_weights(arrays: Mapping[str, Any], where: Path, limit: int) -> None:
-    """Writes the arrays into one file or several."""
+    """Write the arrays into one file or several."""
     shards = _shards(arrays, limit)
     count = len(shards)
     stem, suffix = _WEIGHTS.split(".")
@@ -267,7 +267,7 @@ _CODES = {
 
 
 def _write(tensors: Mapping[str, Any], path: Path) -> None:
-    """Writes arrays one after the other; of one that lies on several devices, part by part."""
+    """Write arrays one after the other; of one that lies on several devices, part by part."""
     header: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     end = 0
@@ -294,7 +294,7 @@ def _write(tensors: Mapping[str, Any], path: Path) -> None:
 
 
 def _allocate(file: int, size: int) -> None:
-    """Makes a file of this size. Writing to mapped memory would not tell of a full disk."""
+    """Make a file of this size. Writing to mapped memory would not tell of a full disk."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:
@@ -337,7 +337,7 @@ def load_saved(
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | None = None,
 ) -> eqx.Module:
-    """Reads a module that `save` has written. This runs `model.py`, as importing it does.
+    """Read a module that `save` has written. This runs `model.py`, as importing it does.
 
     **Arguments:**
 
@@ -385,7 +385,7 @@ def load_saved(
 
 
 def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> None:
-    """Compares specs with the arrays in the files, of which it reads the headers.
+    """Compare specs with the arrays in the files, of which it reads the headers.
 
     **Raises:** `MeshError` where one does not fit.
     """

@@ -45,7 +45,7 @@ class Signature:
 
     - `operands`: names and annotations of the operands.
     - `required`: how many of them have no default, so that they have to be there.
-    - `rest`: annotation of the operands that `*name` takes; `None` where there is no such.
+    - `rest`: the annotation of `*name`, which takes the other operands; `None` without one.
     - `attributes`: the attributes by their names.
     - `context`: the names of the surroundings that the rule asks for.
     """
@@ -58,7 +58,7 @@ class Signature:
 
     @classmethod
     def of(cls, rule: Callable[..., Any], surroundings: frozenset[str]) -> Signature:
-        """Reads the parameters of a rule, without evaluating their annotations."""
+        """Read the parameters of a rule, without evaluating their annotations."""
         operands: list[tuple[str, str]] = []
         attributes: dict[str, Attribute] = {}
         context: set[str] = set()
@@ -81,7 +81,7 @@ class Signature:
         return cls(tuple(operands), required, rest, attributes, frozenset(context))
 
     def count_problem(self, count: int) -> str | None:
-        """Describes a number of operands that the rule does not take."""
+        """What is wrong with this number of operands; `None` if the rule takes it."""
         most = len(self.operands)
         if self.required <= count and (count <= most or self.rest is not None):
             return None

@@ -22,7 +22,7 @@ class Registry(Generic[E]):
         self._frozen = False
 
     def add(self, op: str, entry: E) -> None:
-        """Registers the entry of an op.
+        """Register the entry of an op.
 
         **Raises:** `RuntimeError` once frozen, `ValueError` where the op has one.
         """
@@ -32,7 +32,7 @@ class Registry(Generic[E]):
         self._entries[op] = entry
 
     def declare(self, op: str, **fields: Any) -> None:
-        """Sets fields of an entry that have their defaults.
+        """Set fields of an entry that still have their defaults.
 
         **Raises:** `RuntimeError` once frozen, `ValueError` where such a field was set.
         """
@@ -45,15 +45,15 @@ class Registry(Generic[E]):
         self._entries[op] = dataclasses.replace(entry, **fields)
 
     def freeze(self) -> None:
-        """Ends registration."""
+        """End registration."""
         self._frozen = True
 
     def get(self, op: str) -> E | None:
-        """The entry of an op that has one of its own."""
+        """The entry registered for an op; `None` without one."""
         return self._entries.get(op)
 
     def ops(self) -> tuple[str, ...]:
-        """The names of all ops that have one."""
+        """The names of all registered ops, sorted."""
         return tuple(sorted(self._entries))
 
     def _check_open(self, op: str) -> None:

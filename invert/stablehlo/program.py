@@ -62,7 +62,7 @@ class Program:
         trusted: bool = False,
         mesh: AbstractMesh | None = None,
     ) -> Program:
-        """Parses `blob`: MLIR text, bytecode or a portable artifact, or what gives the bytes.
+        """Parse `blob`: MLIR text, bytecode or a portable artifact, or what gives the bytes.
 
         **Arguments:**
 
@@ -205,7 +205,7 @@ class Program:
             )
 
     def __call__(self, *values: Value) -> list[Value]:
-        """Raises the entry point on `values` (arrays or tracers); returns the flat results.
+        """Raise the entry point on `values` (arrays or tracers); return the flat results.
 
         **Raises:** `UnsupportedOpError` with everything that cannot be raised; `SignatureError`
             where number, shape or dtype of the values do not fit.

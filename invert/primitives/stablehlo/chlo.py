@@ -1,4 +1,4 @@
-"""CHLO ops: the functions of one name, whether as an op, a composite or a custom call."""
+"""CHLO ops, which composites and custom calls of the same name stand for as well."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _scan(
     scan_dim_size: int | None = None,
     is_reverse: bool = False,
 ) -> Sequence[Value]:
-    """A scan over one axis: the body takes slices and carries, and gives the same in turn."""
+    """A scan over one axis; the body maps slices and carries to outputs and carries."""
     count, _ = operandSegmentSizes
     outputs, _ = resultSegmentSizes
     (region,) = op.regions

@@ -1,4 +1,4 @@
-"""Collectives: among the devices of a mesh inside of `shard_map`, and of groups of one outside."""
+"""Collectives: over mesh axes inside `shard_map`, over groups of one device outside."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Groups(NamedTuple):
         return self.axes[0] if len(self.axes) == 1 else self.axes
 
 
-# How devices are numbered and calls told apart, which the groups say already.
+# How devices are numbered and calls distinguished, which the groups already determine.
 _CHANNELS = ("channel_handle", "use_global_device_ids", "channel_id")
 
 
@@ -99,7 +99,7 @@ def _same(rows: Iterable[Sequence[int]], others: Iterable[Sequence[int]]) -> boo
 
 
 def _reducer(op: Op) -> str:
-    """The one op that a reducer does to its arguments, but for annotations."""
+    """The single op of a reducer, annotations aside."""
     block = op.regions[0].blocks[0]
     names = [view.operation.name for view in block.operations]
     found = [n for n in names[:-1] if not n.startswith("sdy.") and n != "stablehlo.custom_call"]
@@ -154,7 +154,7 @@ def _all_gather(
 
 
 def _without_axis(ctx: Context, value: Any, axis: int) -> Value | None:
-    """What a value was before a dimension of size one was put in at `axis`."""
+    """The value before a dimension of size one was inserted at `axis`."""
     owner = getattr(value.owner, "operation", value.owner)
     if getattr(owner, "name", "") != "stablehlo.broadcast_in_dim":
         return None

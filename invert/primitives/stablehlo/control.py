@@ -18,7 +18,7 @@ from invert.stablehlo.ops.values import Known, data, is_constant, is_splat
 
 
 def _invariants(body: Any) -> dict[int, Any]:
-    """Loop operands that the body returns as they came: position -> the body's argument.
+    """Loop-invariant operands: position -> the body's argument.
 
     JAX passes what a loop closes over as such operands when it lowers; it is captured again here.
     """
@@ -64,7 +64,7 @@ def _while(*operands: Value, ctx: Context, op: Op) -> Sequence[Value]:
 
 
 def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
-    """Decodes the array constants of a region beforehand; returns the values they define.
+    """Decode the array constants of a region beforehand; return the values they define.
 
     A branch of `cond` may not hold array constants of its own: they are passed in.
     """
@@ -86,7 +86,7 @@ def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
 
 
 def _stays_outside(name: Any, value: Value) -> bool:
-    """Whether branches find a value where it is: numbers, those repeated, and shapes."""
+    """Whether branches may capture a value: scalars, splats and shapes."""
     if is_splat(value) or isinstance(value, (Known, Sizes)):
         return True
     return is_constant(value) and (value.ndim == 0 or is_shape(name))
@@ -127,7 +127,7 @@ def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Valu
 
 
 def _passed_on(branches: Sequence[Any]) -> list[int | None]:
-    """For each result, the operand that it is in all branches, as `lax.cond` passes it on."""
+    """For each result, the operand that all branches return for it, which `lax.cond` forwards."""
     found: list[int | None] = []
     for results in zip(*(open_jaxpr(b).outvars for b in branches), strict=True):
         places = [
@@ -139,7 +139,7 @@ def _passed_on(branches: Sequence[Any]) -> list[int | None]:
 
 
 def _only(branch: Any, kept: Sequence[int]) -> Any:
-    """A branch with some of its results."""
+    """The branch, restricted to some of its results."""
     jaxpr = open_jaxpr(branch)
     return close_like(branch, jaxpr.replace(outvars=[jaxpr.outvars[i] for i in kept]))
 

@@ -41,7 +41,7 @@ def _annotation(x: Array, *, ctx: Context, op: Op) -> Value:
     takes_any=True,
 )
 def _placement(*operands: Array) -> Sequence[Value]:
-    """They say where values are, and do not change them."""
+    """They place values on devices and do not change them."""
     return operands
 
 

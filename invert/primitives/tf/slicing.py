@@ -384,6 +384,6 @@ def _from_start(value: Int, size: Int) -> Int:
 
 
 def _suggest(left: Int, relation: str, right: Int) -> None:
-    """Notes a condition under which the ends of a slice are inside of the array."""
+    """Note a condition under which the ends of a slice are inside of the array."""
     if decided(relation, left, right) is None:
         suggest(Constraint(relation, left, right))

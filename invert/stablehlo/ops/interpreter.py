@@ -75,7 +75,7 @@ class Context:
         return call
 
     def run(self, block: Any) -> list[Value]:
-        """Raises the ops of `block` in order; returns the operands of its terminator."""
+        """Raise the ops of `block` in order; return the operands of its terminator."""
         shards = shards_of(block) if self.devices.has_shards else {}
         results = self._walk((view.operation for view in block.operations), shards)
         if results is None:
@@ -85,7 +85,7 @@ class Context:
     def _walk(
         self, operations: Iterable[ir.Operation], shards: Mapping[ir.Operation, Shards]
     ) -> list[Value] | None:
-        """Raises ops in order; returns the operands of a terminator."""
+        """Raise ops in order; return the operands of a terminator."""
         env = self.env
         names: tuple[str, ...] = ()
         splats: dict[Any, Value] = {}
@@ -115,7 +115,7 @@ class Context:
         return None
 
     def _on_shards(self, part: Shards) -> None:
-        """Raises a part of a block that runs on shards, where its first result is put together."""
+        """Raise a part of a block that runs on shards, where its first result is put together."""
         outer = frozenset() if self.manual is None else self.manual.axes
         where, ins, outs = part.specs(self.devices, outer)
         cut = [r for e in part.entries for r in e.results]
@@ -137,7 +137,7 @@ class Context:
         body: Callable[..., Sequence[Value]],
         operands: Sequence[Value],
     ) -> list[Value]:
-        """Binds `shard_map` of `body`, which takes the context of its ops and the shards."""
+        """Bind `shard_map` of `body`, which takes the context of its ops and the shards."""
         outer = frozenset() if self.manual is None else self.manual.axes
         # Functions that were traced on whole values are traced again.
         inner = dataclasses.replace(
@@ -174,7 +174,7 @@ class Context:
     def _with_broadcasts(
         self, names: tuple[str, ...], operands: Sequence[Value]
     ) -> tuple[str, ...]:
-        """The hint says too which operands the author broadcast by hand."""
+        """Add to the hint which operands the author broadcast explicitly."""
         numbers = [(i, self.explicit.get(id(x))) for i, x in enumerate(operands)]
         found = tuple((i, number) for i, number in numbers if number is not None)
         if not found or not names or not is_hint(names[-1]):
@@ -183,7 +183,7 @@ class Context:
         return (*names[:-1], hint.encode())
 
     def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:
-        """Raises one op and checks each result against the op's declared type."""
+        """Raise one op and check each result against the op's declared type."""
         op = Op(operation)
         entry = entry_of(operation)
         if entry is None or entry.call is None:
@@ -228,7 +228,7 @@ class Context:
 
 
 def _index_alone(mapped: Callable[[], Any]) -> str | None:
-    """The axis whose index a function on shards computes, and nothing else."""
+    """The axis whose index is all that a function on shards computes, if it is."""
     eqns = open_jaxpr(trace_closed(mapped)).eqns
     inner: list[Eqn] = list(dce(eqns[0].params["jaxpr"]).eqns) if len(eqns) == 1 else []
     alone = len(inner) == 1 and inner[0].primitive.name == "axis_index"
@@ -246,7 +246,7 @@ _MOST_SIZES = 64
 
 
 def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
-    """Whether an op computes whole numbers of sizes alone, and as many at every size."""
+    """Whether an op computes integers from sizes alone, in an array of static shape."""
     return (
         all(is_constant(x) for x in operands)
         and (any(isinstance(x, Known) for x in operands) or _is_shape(operation))
@@ -275,7 +275,7 @@ _MOST_STEPS = 8
 
 
 def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
-    """Whether a value of a module is used only as a shape, or to compute one."""
+    """Whether a value is used only as a shape, or to compute one."""
     if not steps or not _is_small(value.type):
         return False
     owners = [use.owner.operation for use in value.uses]
@@ -327,14 +327,14 @@ def _problem(op: ir.Operation) -> Problem:
     return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
 
 
-# Functions that JAX puts around a program of open sizes and around the body of a `shard_map`, and
-# those that stand for a region while a module goes from one partitioner to the other. Their author
-# wrote none.
+# Functions that JAX wraps around a program with open sizes and around the body of a `shard_map`,
+# and those that stand for a region while a module is migrated between partitioners. No author wrote
+# them.
 _WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
 
 
 def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]:
-    """Calls the function `@name` of the module as a named inner `jit`.
+    """Call the function `@name` of the module as a named inner `jit`.
 
     One `jit` per function: JAX's own cache then traces a function that is called often only once.
     Known numbers are not arguments but constants, which choose branches and shapes inside.
@@ -371,7 +371,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
 
 
 def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
-    """Notes the names that the exporter gave to the dimensions it passes on."""
+    """Note the names that the exporter gave to the dimensions it passes on."""
     if "arg_attrs" not in function.attributes:
         return
     for value, attributes in zip(args, function.attributes["arg_attrs"], strict=False):
@@ -400,7 +400,7 @@ def _jit_name(name: str) -> str:
 
 
 def free_values(region: Any) -> list[Any]:
-    """The values a region uses and does not define, each once, in order of use."""
+    """The free values of a region, each once, in order of use."""
     defined: set[Any] = set()
     used: dict[Any, None] = {}
 
@@ -435,7 +435,7 @@ def walk(function: Any) -> Iterator[ir.Operation]:
 
 
 def reachable(functions: Mapping[str, Any], entry: str) -> Iterator[ir.Operation]:
-    """The ops of a function and of those that it calls, each function once; not the terminators."""
+    """The ops of a function and of its callees, each function once, without terminators."""
     seen = {entry}
     pending = [entry]
     while pending:
@@ -454,7 +454,7 @@ def reachable_problems(
     entry: str,
     extra: Callable[[ir.Operation], Problem | None],
 ) -> list[Problem]:
-    """Every op reachable from `entry` that cannot be raised, once per op and location."""
+    """The ops reachable from `entry` that cannot be raised, once per op and location."""
     problems: dict[Problem, None] = {}
     problems.update(dict.fromkeys(_call_problems(functions, entry)))
     for op in reachable(functions, entry):
@@ -466,7 +466,7 @@ def reachable_problems(
 
 
 def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem]:
-    """Functions that are called and are not there, or that some call of theirs leads back into."""
+    """Calls of undefined functions, and recursive calls."""
     # Depth first without recursion: a file may nest calls deeper than Python does.
     path = {entry: callees(functions[entry])}
     done = set()

@@ -188,7 +188,7 @@ _BINDER = binding.Binder(
     lambda op: (op.name, op.location),
 )
 
-# What an op on sizes gives: takes `(op, operands)`; `None` where that is not a size.
+# The result of an op on sizes, from `(op, operands)`; `None` where that is not a size.
 SizeRule = Callable[[Op, Sequence[Sizes]], "Sizes | None"]
 
 
@@ -199,10 +199,10 @@ class Entry:
     **Arguments:**
 
     - `call`: takes `(ctx, op, operands)` and returns the list of results.
-    - `sizes`: what it gives on operands that are sizes; `None`: data.
-    - `makes_shapes`: whether shapes are put together by it.
+    - `sizes`: its result on operands that are sizes; `None`: data.
+    - `makes_shapes`: whether it is one of the ops that shapes are assembled by.
     - `ignores`: attributes that do not change what it computes.
-    - `takes_any`: whether its rule sees to all attributes itself.
+    - `takes_any`: whether its rule handles all attributes itself.
     - `refusal`: the reason and the remedy, for ops that have no counterpart.
     """
 
@@ -254,7 +254,7 @@ def rule(
     ignores: Iterable[str] = (),
     takes_any: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function of operands and attributes as the rule of `ops`.
+    """Register a function of operands and attributes as the rule of `ops`.
 
     The parameters are bound as `invert.primitives.binding` says; `ctx`, `op`, `out` and `dtype` are
     given where the function names them. It returns one result, or several, or `None` for none. An
@@ -279,7 +279,7 @@ def rule(
 
 
 def refuse(table: Mapping[str, tuple[str, str]]) -> None:
-    """Registers ops that have no counterpart, with the reason and the remedy for the error."""
+    """Register ops that have no counterpart, with the reason and the remedy for the error."""
     for op, refusal in table.items():
         REGISTRY.add(op, Entry(refusal=refusal))
 

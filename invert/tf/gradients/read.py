@@ -163,7 +163,7 @@ def gradient_graph(
 
 
 def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
-    """Calls a gradient function in a graph of its own, on cotangents of the first outputs of `op`.
+    """Call a gradient function in a graph of its own, on cotangents of the first outputs of `op`.
 
     **Returns:** the graph, the cotangents and the gradients; `None` for those that do not exist.
     """

@@ -119,7 +119,7 @@ def make_body(
 
 
 def _fold_clamps(nodes: Sequence[Node]) -> None:
-    """Makes `minimum(b, maximum(a, x))` the constant b where a is no less than b, whatever x is.
+    """Make `minimum(b, maximum(a, x))` the constant b where a is no less than b, whatever x is.
 
     So are sizes written that have to be known: the bins of `tf.math.bincount` between two lengths.
     """

@@ -106,7 +106,7 @@ class Registry(registry.Registry[Entry]):
         fallbacks: Sequence[Fallback] = (),
         diagnose: Diagnosis,
     ) -> None:
-        """Ends registration.
+        """End registration.
 
         **Arguments:**
 
@@ -213,7 +213,7 @@ def rule(
     pads_rows: Callable[[Config, Node], bool] | None = None,
     ignores: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function of operands and attributes as the rule of `ops`.
+    """Register a function of operands and attributes as the rule of `ops`.
 
     The parameters are bound as `invert.primitives.binding` says; `ctx`, `node` and `op` (the type)
     where the function names them. It returns one result, a tuple of results, or `None` for none.
@@ -245,13 +245,13 @@ def rule(
 
 
 def rules(table: Mapping[str, Callable[..., Any]], **options: Any) -> None:
-    """Registers one function of operands and attributes for each op; options as for `rule`."""
+    """Register one function of operands and attributes for each op; options as for `rule`."""
     for op, fn in table.items():
         rule(op, **options)(fn)
 
 
 def row_rule(*ops: str, takes_sizes: bool = False) -> Callable[[RowRule], RowRule]:
-    """Registers what `ops` do with operands whose number of rows depends on data; see `Entry`."""
+    """Register what `ops` do with operands whose number of rows depends on data; see `Entry`."""
 
     def register(rows: RowRule) -> RowRule:
         for op in ops:
