@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from invert.emission.expressions import idioms, literals, products, roles, spelling
+from invert.emission.expressions import idioms, literals, products, spelling
 from invert.emission.expressions.spelling import FLOWS
 from invert.emission.expressions.statements import (
     FunctionText,
@@ -20,6 +20,7 @@ from invert.emission.expressions.statements import (
     ValueType,
 )
 from invert.emission.expressions.writer import Writer
+from invert.emission.layers import roles
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, says

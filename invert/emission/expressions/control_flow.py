@@ -18,10 +18,11 @@ from invert._private.jax import (
     on_shards,
     open_jaxpr,
 )
-from invert.emission.expressions import library, literals, roles, spelling
+from invert.emission.expressions import library, literals, spelling
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Parameter, Pattern, ValueType
 from invert.emission.expressions.writer import Writer
+from invert.emission.layers import roles
 from invert.emission.python import syntax
 from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number

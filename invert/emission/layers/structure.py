@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from invert._private.jax import names_of
-from invert.emission.expressions.roles import roles
 from invert.emission.layers.cut import NUMBER, Path
+from invert.emission.layers.roles import roles
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import sub_jaxprs
