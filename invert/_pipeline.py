@@ -30,6 +30,7 @@ from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
 from invert.ir.types import Jaxpr
 from invert.modules.function import Stage
+from invert.modules.optimize import faster
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage as PatternStage
 from invert.rewriting.templates import raise_call
@@ -97,7 +98,11 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
     )
     shapes = tuple(tuple(a.shape) for a in avals[: len(avals) - int(entry.draws)])
     settled = functools.partial(_settled, platform=platform, config=config)
-    return Stage(jaxpr, constants, report, x64, shapes, names, settled=settled)
+    program = Stage(jaxpr, constants, report, x64, shapes, names, settled=settled)
+    if config.optimize == "none":
+        return program
+    config.begin(f"{entry.name}: optimizing for the {config.optimize}")
+    return faster(program, [p.value for p in entry.params], config)
 
 
 def _raised(

@@ -172,10 +172,14 @@ class Function:
         config: Config,
         *,
         stateful: bool = False,
+        changed: tuple[Function, Callable[[Stage], Stage]] | None = None,
     ):
         self.entry = entry
         self.config = config
         self._recover = recover
+        # The function that has the programs before a change, and the change.
+        self._changed = changed
+        self._stateful = stateful
         self._stages: dict[Any, Stage] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
         # Programs for all sizes, by the kind of the key.
@@ -242,6 +246,22 @@ class Function:
         """Recover the program for all sizes, if there is one, whose constants the module holds."""
         self.home = self.whole()
 
+    def changed(self, change: Callable[[Stage], Stage]) -> Function:
+        """Return the function with each of its programs changed, recovered by now or later."""
+        new = Function(
+            self.entry,
+            lambda entry, avals: change(self._at(avals)),
+            self.config,
+            stateful=self._stateful,
+            changed=(self, change),
+        )
+        new.first_devices = self.first_devices
+        if self._example is None:
+            new.begin_whole()
+        else:
+            new.begin(self._example)
+        return new
+
     def stage(self, values: Sequence[Any], key: Any = None) -> Stage:
         """The program for the shapes of `values` and the kind of `key`, recovered once.
 
@@ -274,6 +294,11 @@ class Function:
         return self._whole[kind]
 
     def _recover_whole(self, key: Any) -> Stage | None:
+        if self._changed is not None:
+            # Traced again, the conditions on sizes that were met before would not be told.
+            before, change = self._changed
+            whole, self.divided = before.whole(key), before.divided
+            return None if whole is None else change(whole)
         # Sizes that have no name may be one another's: of a text and its mask, the length.
         tried: list[Hashable] = []
         found = None

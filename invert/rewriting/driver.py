@@ -90,13 +90,13 @@ class Rewriter:
     def __post_init__(self) -> None:
         self._roots = [{r for p in stage.patterns for r in p.roots} for stage in self.stages]
 
-    def run(self, closed: ClosedJaxpr, stages: int | None = None) -> ClosedJaxpr:
+    def run(self, closed: J, stages: int | None = None) -> J:
         """The program rewritten by the first `stages` stages (all, by default)."""
         for number in range(len(self.stages) if stages is None else stages):
             closed = self.run_stage(closed, number)
         return closed
 
-    def run_stage(self, closed: ClosedJaxpr, number: int) -> ClosedJaxpr:
+    def run_stage(self, closed: J, number: int) -> J:
         """The program rewritten by one stage."""
         closed = self._body(closed, number)
         for pattern in self.stages[number].patterns:
