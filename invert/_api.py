@@ -87,7 +87,7 @@ class _Shape:
 
 
 def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
-    """Recovers a JAX function from the TensorFlow function that `jax2tf.convert` made of it.
+    """Recover a JAX function from the TensorFlow function that `jax2tf.convert` made of it.
 
     **Arguments:**
 
@@ -162,7 +162,7 @@ def _opened(
 
 
 def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
-    """Converts any TensorFlow function; see `roundtrip` for the arguments and errors.
+    """Convert any TensorFlow function; see `roundtrip` for the arguments and errors.
 
     ??? example
 
@@ -187,7 +187,7 @@ def convert_graphdef(
     variables: Mapping[str, np.ndarray] | None = None,
     config: Config = _DEFAULT,
 ) -> Module:
-    """Converts a bare graph, such as a frozen one.
+    """Convert a bare graph, such as a frozen one.
 
     **Arguments:**
 
@@ -229,7 +229,7 @@ def load(
     shardings: Mapping[str, PartitionSpec] | None = None,
     config: Config = _DEFAULT,
 ) -> Any:
-    """Loads a model from disk.
+    """Load a model from disk.
 
     **Arguments:**
 
@@ -317,7 +317,7 @@ def from_stablehlo(
     signature: str | None = None,
     config: Config = _DEFAULT,
 ) -> Any:
-    """Raises a StableHLO module.
+    """Raise a StableHLO module.
 
     **Arguments:**
 
@@ -366,7 +366,7 @@ def from_stablehlo(
 def from_exported(
     exported: jax.export.Exported | bytes | bytearray, *, config: Config = _DEFAULT
 ) -> Module:
-    """Raises a `jax.export.Exported` or its serialized form.
+    """Raise a `jax.export.Exported` or its serialized form.
 
     **Returns:** a `Module` with the pytrees of the original.
 

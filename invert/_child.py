@@ -119,7 +119,7 @@ class Child:
             raise ChildStartError(f"while its process ({sys.executable}) started, {e}") from e
 
     def stop(self, *, kill: bool = False) -> int | None:
-        """Ends the child; a forked copy of this object leaves its parent's child alone.
+        """End the child; a forked copy of this object leaves its parent's child alone.
 
         **Returns:** its exit code, negative where a signal ended it.
         """
@@ -138,14 +138,14 @@ class Child:
 
 
 def write_message(stream: IO[bytes], *parts: bytes) -> None:
-    """Writes one message."""
+    """Write one message."""
     stream.write(_LENGTH.pack(sum(map(len, parts))))
     stream.writelines(parts)
     stream.flush()
 
 
 def read_message(stream: IO[bytes]) -> bytes | None:
-    """Reads one message; `None` where the stream ends before it does."""
+    """Read one message; `None` where the stream ends before it does."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None

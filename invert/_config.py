@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 # Names of all patterns, which fill this list when they are imported.
 known_patterns: list[str] = []
+# Names of the rewrites of `optimize`, likewise.
+known_rewrites: list[str] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Config:
         this process has, else the module's first.
     - `patterns`: whether equations are rewritten into the primitives they came from; a tuple of
         names enables only these. `invert.patterns.names()` lists them.
-    - `disabled_patterns`: names of patterns to leave out.
+    - `disabled_patterns`: names of patterns to leave out, those of `optimize` included.
     - `extra_patterns`: patterns of your own (`invert.Pattern`), applied after all others.
     - `verify`: whether the recovered program is lowered again and compared with the input, for the
         certificate in the report.
@@ -73,6 +75,9 @@ class Config:
     - `host_ops`: treatment of TensorFlow ops that only a host can run (text, encoded images) and
         whose inputs depend on data. `"error"`: all of them are reported; `"callback"`: TensorFlow
         runs them at run time, in a `jax.pure_callback`.
+    - `optimize`: the platform that the program is to be fast on, `"cpu"` or `"gpu"`: some equations
+        are rewritten then, so that results are equal up to rounding only; see `invert.optimize`.
+        `"none"`: the program is the one that was read.
     - `progress`: called with a line of text at the beginning of each stage.
     """
 
@@ -94,6 +99,7 @@ class Config:
     sizes: Mapping[str, str] | None = dataclasses.field(default=None, hash=False)
     random: Literal["tensorflow", "jax"] = "tensorflow"
     host_ops: Literal["error", "callback"] = "error"
+    optimize: Literal["none", "cpu", "gpu"] = "none"
     progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +114,7 @@ class Config:
         return f"Config({changed})"
 
     def begin(self, stage: str) -> None:
-        """Reports the beginning of a stage to `progress`, if given."""
+        """Report the beginning of a stage to `progress`, if given."""
         if self.progress is not None:
             self.progress(stage)
 
@@ -128,7 +134,8 @@ def _problems(config: Config) -> Iterator[str]:
             yield f"{field.name}={value!r}: expected {wanted}"
         elif field.name in ("patterns", "disabled_patterns") and isinstance(value, tuple):
             for name in dict.fromkeys(value):
-                if name not in known_patterns:
+                rewrite = field.name == "disabled_patterns" and name in known_rewrites
+                if name not in known_patterns and not rewrite:
                     close = difflib.get_close_matches(name, known_patterns, 1)
                     hint = f"; did you mean {close[0]!r}?" if close else ""
                     yield (

@@ -57,7 +57,7 @@ def custom_call(
     avals: tuple[jax.ShapeDtypeStruct | None, ...],
     computations: tuple[Any, ...] = (),
 ) -> list[Any]:
-    """Binds the opaque equation.
+    """Bind the opaque equation.
 
     **Arguments:**
 

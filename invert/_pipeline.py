@@ -1,11 +1,12 @@
-"""The flow in one screen: raise, patterns, gradients, certificate."""
+"""The pipeline: raise, canonicalize, apply patterns, settle gradients, verify."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.export
@@ -29,6 +30,7 @@ from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
 from invert.ir.types import Jaxpr
 from invert.modules.function import Stage
+from invert.modules.optimize import faster
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage as PatternStage
 from invert.rewriting.templates import raise_call
@@ -36,75 +38,94 @@ from invert.rewriting.templates import raise_call
 _STRICT_ORDER = "the comparators of its sorts are strict weak orders"
 
 
+class _Stages:
+    """Times the stages of an entry point, and reports each as it begins."""
+
+    def __init__(self, entry: str, config: Config) -> None:
+        self.seconds: dict[str, float] = {}
+        self._entry, self._config = entry, config
+
+    @contextlib.contextmanager
+    def __call__(self, name: str, told: str = "") -> Iterator[None]:
+        if told:
+            self._config.begin(f"{self._entry}: {told}")
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+
 def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
-    """Raises an entry point at some types, whose sizes may be open, and rewrites it."""
-    seconds = {}
-    start = time.perf_counter()
-    # Modules hold values of 64 bits whatever the session's setting.
+    """Raise an entry point for given argument types, whose sizes may be open, and rewrite it."""
+    stage = _Stages(entry.name, config)
+    defects: list[str] = []
+    # Modules hold 64-bit values whatever the setting of the process.
     with nested_too_deep(entry.name), jax.enable_x64(True):
-        config.begin(f"{entry.name}: raising")
-        with listening() as said:
-            closed = traced(entry, avals)
-        # The container may have names for open dimensions; those that the caller gives stay.
-        chosen = {word for text in (config.sizes or {}).values() for word in text.split()}
-        stated = {key: name for key, name in said.names.items() if key not in chosen}
-        if names := renaming((n for a in avals for n in a.shape), stated):
-            closed, avals = substitute(closed, names), [_renamed(a, names) for a in avals]
-        seconds["raise"] = time.perf_counter() - start
-        start = time.perf_counter()
-        closed = simplify(closed) if entry.outside else jaxprs.canonicalize(closed)
-        seconds["canonicalize"] = time.perf_counter() - start
-        start = time.perf_counter()
-        raw, known = jaxprs.split_constants(plain(closed))
-        platform = entry.platform or platform_of(jaxprs.opaque_targets(raw))
-        defects: list[str] = []
-        closed, rewrites = _recognize(closed, platform, config, defects, entry.name)
-        closed = hints.merge_broadcasts(closed)
-        seconds["patterns"] = time.perf_counter() - start
-        start = time.perf_counter()
-        config.begin(f"{entry.name}: comparing gradients")
-        settle = GradientResolver(
-            lambda gradient: _recognize(gradient, platform, config, defects)[0],
-            config,
-            platform,
-            x64=jaxprs.has_wide_types(raw),
-        )
-        closed = meshes.checked(settle(closed))
-        seconds["gradients"] = time.perf_counter() - start
-        x64 = jaxprs.has_wide_types(raw)
-        config.begin(f"{entry.name}: verifying")
-        start = time.perf_counter()
-        # The comparison is over the constants of the raw program; arrays come back after it.
-        recovered = jaxprs.over_constants(closed, known)
-        certificate = _certify(raw, recovered, known, platform, x64, config)
-        if hints.assumes_order(raw):
-            certificate = dataclasses.replace(certificate, assumes=_STRICT_ORDER)
-        seconds["verify"] = time.perf_counter() - start
-        closed = hints.without_hints(hints.restore_arrays(closed))
-        jaxpr, constants = jaxprs.split_constants(closed)
-        notes: list[str] = []
-        if config.bfloat16_constants:
-            jaxpr, constants, notes = jaxprs.narrow_constants(
-                jaxpr, constants, config.bfloat16_constants
+        with stage("raise", "raising"):
+            closed, avals, names = _raised(entry, avals, config)
+        with stage("canonicalize"):
+            closed = simplify(closed) if entry.outside else jaxprs.canonicalize(closed)
+            raw, known = jaxprs.split_constants(plain(closed))
+            x64 = jaxprs.has_wide_types(raw)
+            platform = entry.platform or platform_of(jaxprs.opaque_targets(raw))
+        with stage("patterns"):
+            closed, rewrites = _recognize(closed, platform, config, defects, entry.name)
+            closed = hints.merge_broadcasts(closed)
+        with stage("gradients", "comparing gradients"):
+            settle = GradientResolver(
+                lambda gradient: _recognize(gradient, platform, config, defects)[0],
+                config,
+                platform,
+                x64=x64,
             )
-    counts = jaxprs.primitive_counts(jaxpr)
+            closed = meshes.checked(settle(closed))
+        with stage("verify", "verifying"):
+            # The comparison is over the constants of the raw program; arrays come back after it.
+            recovered = jaxprs.over_constants(closed, known)
+            certificate = _certify(raw, recovered, known, platform, x64, config)
+        jaxpr, constants, notes = _finished(closed, config)
     report = Report(
         entry=entry.name,
         source=entry.source,
-        primitives=counts,
+        primitives=jaxprs.primitive_counts(jaxpr),
         opaque=jaxprs.opaque_targets(jaxpr),
         rewrites=rewrites,
-        seconds=seconds,
+        seconds=stage.seconds,
         certificate=certificate,
         gradients=tuple(settle.messages),
         notes=(*entry.notes(), *notes, *defects),
         sizes=_sizes(entry, avals),
         outside=entry.outside,
     )
-    count = len(avals) - int(entry.draws)
-    shapes = tuple(tuple(a.shape) for a in avals[:count])
+    shapes = tuple(tuple(a.shape) for a in avals[: len(avals) - int(entry.draws)])
     settled = functools.partial(_settled, platform=platform, config=config)
-    return Stage(jaxpr, constants, report, x64, shapes, names, settled=settled)
+    program = Stage(jaxpr, constants, report, x64, shapes, names, settled=settled)
+    if config.optimize == "none":
+        return program
+    config.begin(f"{entry.name}: optimizing for the {config.optimize}")
+    return faster(program, [p.value for p in entry.params], config)
+
+
+def _raised(
+    entry: EntryPoint, avals: Sequence[Any], config: Config
+) -> tuple[Any, Sequence[Any], Mapping[str, DimSize]]:
+    """Trace an entry point; return the program, its types, and the new names of open sizes."""
+    with listening() as said:
+        closed = traced(entry, avals)
+    # The container may have names for open dimensions; those that the caller gives stay.
+    chosen = {word for text in (config.sizes or {}).values() for word in text.split()}
+    stated = {key: name for key, name in said.names.items() if key not in chosen}
+    if names := renaming((n for a in avals for n in a.shape), stated):
+        closed, avals = substitute(closed, names), [_renamed(a, names) for a in avals]
+    return closed, avals, names
+
+
+def _finished(closed: Any, config: Config) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
+    """The program without hints, its constants, and notes on those that were narrowed."""
+    closed = hints.without_hints(hints.restore_arrays(closed))
+    jaxpr, constants = jaxprs.split_constants(closed)
+    if not config.bfloat16_constants:
+        return jaxpr, constants, []
+    return jaxprs.narrow_constants(jaxpr, constants, config.bfloat16_constants)
 
 
 def _renamed(aval: Any, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:
@@ -113,7 +134,7 @@ def _renamed(aval: Any, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:
 
 
 def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
-    """Types of the arguments that have open sizes."""
+    """The types of the arguments that have open sizes."""
     specs: list[ArgSpec] = jax.tree_util.tree_leaves(
         (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
     )
@@ -127,8 +148,10 @@ def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
 def _certify(
     raw: Any, jaxpr: Any, constants: Sequence[Any], platform: str, x64: bool, config: Config
 ) -> Certificate:
+    assumes = _STRICT_ORDER if hints.assumes_order(raw) else ""
     if not config.verify:
-        return Certificate("unverified", "switched off by Config(verify=False)")
+        reason = "switched off by Config(verify=False)"
+        return Certificate("unverified", reason, assumes=assumes)
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
     by_signature = any(jaxprs.is_wide(v) for v in (*raw.invars, *raw.outvars))
     x64 = x64 and by_signature
@@ -136,12 +159,13 @@ def _certify(
     # leave nothing. Of a custom call that is all that can be said.
     one, two = (jaxprs.canonicalize(without_rules(plain(p))) for p in (raw, jaxpr))
     if not jaxprs.opaque_targets(raw) and equivalent(one, two, constants):
-        return Certificate("exact")
-    return certify(raw, jaxpr, avals, constants, platform=platform, x64=x64)
+        return Certificate("exact", assumes=assumes)
+    certificate = certify(raw, jaxpr, avals, constants, platform=platform, x64=x64)
+    return dataclasses.replace(certificate, assumes=assumes or certificate.assumes)
 
 
 def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
-    """A program at numbers: its loops may now have a known number of steps."""
+    """Rewrite a program at concrete sizes, whose loops may now have a known trip count."""
     wanted = config.patterns is True or (config.patterns and "scan" in config.patterns)
     if not wanted or all(e.primitive.name != "while" for e in jaxprs.equations(jaxpr)):
         return jaxpr
@@ -153,7 +177,7 @@ def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
 def _recognize(
     closed: Any, platform: str, config: Config, defects: list[str], name: str = ""
 ) -> tuple[Any, Mapping[str, int]]:
-    """Applies the patterns that are switched on; with a name, progress is told."""
+    """Apply the enabled patterns; with a name, report progress."""
     stages = patterns.selected(config.patterns, config.disabled_patterns)
     if config.extra_patterns:
         stages = (*stages, PatternStage(tuple(config.extra_patterns)))

@@ -28,6 +28,7 @@ from invert.emission import Emission as Emission
 from invert.modules.graph import Graph as Graph
 from invert.modules.methods import Methods as Methods
 from invert.modules.module import Module as Module
+from invert.modules.optimize import optimize as optimize
 from invert.modules.save import save as save
 from invert.modules.trainable import trainable as trainable
 from invert.modules.values import assign as assign

@@ -59,7 +59,7 @@ def _versions() -> str:
 
 
 def read(name: str) -> Entries:
-    """The entries of a file, none where there is no such file or it is not usable."""
+    """The entries of a file; empty where it is missing or unusable."""
     where = folder()
     if where is None:
         return {}
@@ -82,7 +82,7 @@ def read(name: str) -> Entries:
 
 
 def add(name: str, new: Mapping[str, list[str]]) -> None:
-    """Adds entries to a file, which is replaced at once; nothing happens where that fails."""
+    """Add entries to a file, which is replaced at once; nothing happens where that fails."""
     where = folder()
     if where is None:
         return

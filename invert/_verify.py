@@ -39,7 +39,7 @@ def certify(
     platform: str,
     x64: bool,
 ) -> Certificate:
-    """Compares the raw jaxpr with what the recovered one lowers to.
+    """Compare the raw jaxpr with what the recovered one lowers to.
 
     **Arguments:**
 
@@ -63,16 +63,37 @@ def certify(
         if found is None or _lower_alike(raw, again, avals, constants, platform, mode):
             return Certificate("exact")
         where = where or found
-    return _numerical(raw, recovered, avals, constants, where)
+    return _numerical(raw, recovered, constants, where)
+
+
+def compared(a: Any, b: Any, known: Sequence[Any], most: int | None = None) -> float | str:
+    """The largest difference of two programs on random inputs, or why they could not be run.
+
+    **Arguments:**
+
+    - `known`: the values of their leading arguments.
+    - `most`: for how many sizes they run, where sizes are open.
+    """
+    if jaxprs.opaque_targets(a):
+        return "opaque custom calls cannot be run"
+    try:
+        avals = [v.aval for v in open_jaxpr(a).invars[len(known) :]]
+        return max((largest_gap(x, y) for x, y in _runs(a, b, avals, known, most)), default=0.0)
+    except (RuntimeError, *_REFUSALS) as error:
+        return f"it could not be run: {error}"
 
 
 def _runs(
-    a: Any, b: Any, avals: Sequence[Any], constants: Sequence[Any] = ()
+    a: Any,
+    b: Any,
+    avals: Sequence[Any],
+    constants: Sequence[Any] = (),
+    most: int | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """The results of two programs on random inputs behind the constants, at sample sizes."""
     rng = np.random.default_rng(0)
     both = trace_closed(lambda *xs: [eval_closed(p, xs) for p in (a, b)], *constants, *avals)
-    for program in at_samples(both):
+    for program in at_samples(both)[:most]:
         types = [v.aval for v in open_jaxpr(program).invars[len(constants) :]]
         run = jax.jit(functools.partial(eval_closed, program))
         for _ in range(2):
@@ -108,16 +129,9 @@ def _again(recovered: Any, avals: Sequence[Any], platform: str, x64: bool) -> An
     return jaxprs.as_lowered(raised_again(run, avals, outs, platform=platform, x64=x64))
 
 
-def _numerical(
-    raw: Any, recovered: Any, avals: Sequence[Any], constants: Sequence[Any], reason: str
-) -> Certificate:
-    if jaxprs.opaque_targets(raw):
-        return Certificate("unverified", f"{reason}; opaque custom calls cannot be run")
-    largest = 0.0
+def _numerical(raw: Any, recovered: Any, constants: Sequence[Any], reason: str) -> Certificate:
     with jax.enable_x64(jaxprs.has_wide_types(raw)):
-        try:
-            for x, y in _runs(raw, recovered, avals[len(constants) :], constants):
-                largest = max(largest, largest_gap(x, y))
-        except (RuntimeError, *_REFUSALS) as error:
-            return Certificate("unverified", f"{reason}; it could not be run: {error}")
-    return Certificate("numerical", reason, largest)
+        error = compared(raw, recovered, constants)
+    if isinstance(error, str):
+        return Certificate("unverified", f"{reason}; {error}")
+    return Certificate("numerical", reason, error)

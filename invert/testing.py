@@ -28,7 +28,7 @@ def assert_roundtrip(
     atol: float = 1e-6,
     config: Config | None = None,
 ) -> Module:
-    """Asserts that a JAX function is recovered from its export.
+    """Assert that a JAX function is recovered from its export.
 
     **Arguments:**
 

@@ -35,7 +35,7 @@ from jaxlib import xla_client
 from invert._private.mlir import ir, make_ir_context, stablehlo_dialect, text_of
 
 if TYPE_CHECKING:
-    # As JAX's classes, except that every value has the type of an array.
+    # JAX's classes, except that every variable has an array type.
     class Var(core.Var):
         aval: core.ShapedArray  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         jaxpr: Jaxpr
         consts: Sequence[Any]
 
-    # JAX takes these wherever it takes numbers, and says `int`.
+    # JAX accepts these wherever it accepts numbers, and annotates them as `int`.
     class DimExpr(int):
         scope: jax.export.SymbolicScope
 else:
@@ -76,7 +76,7 @@ ShapedArray = core.ShapedArray
 Atom: TypeAlias = Var | Literal
 # A closed jaxpr, or an open one.
 AnyJaxpr: TypeAlias = ClosedJaxpr | Jaxpr
-# For functions that return the kind of jaxpr that they take.
+# For functions that return the kind of jaxpr they are given.
 _T = TypeVar("_T")
 J = TypeVar("J", bound=ClosedJaxpr | Jaxpr)
 
@@ -86,7 +86,7 @@ abstract_token = core.abstract_token
 eval_context = core.eval_context
 # Symbolic dimensions.
 InconclusiveDimensionOperation = core.InconclusiveDimensionOperation
-# Raised for what is open: by comparisons, and by dimensions that no argument has.
+# Raised by undecided comparisons, and for dimensions that no argument has.
 SIZE_ERRORS = (core.InconclusiveDimensionOperation, shape_poly.UnexpectedDimVar)
 _UNDECIDED = re.compile(r"comparison '(.+)' (<=|>=|<|>) '(.+)' is inconclusive")
 
@@ -110,7 +110,7 @@ DimFactor: TypeAlias = str | tuple[str, tuple[DimSize, ...]]
 
 
 def dim_terms(size: DimSize) -> list[tuple[int, list[tuple[DimFactor, int]]]]:
-    """A size as a sum: for each term its coefficient and its factors with their exponents."""
+    """The terms of a size: each a coefficient and factors with their exponents."""
     if not isinstance(size, DimExpr):
         return [(int(size), [])]
     terms: Any = size
@@ -133,7 +133,7 @@ def _reduced(size: Any) -> DimSize:
 
 
 def explicit_constraints(size: Any) -> list[tuple[DimSize, str, DimSize]]:
-    """The conditions on an open size's scope: two sizes, and `==` or `>=` between them."""
+    """The explicit constraints of a size's scope, as `(left, relation, right)`."""
     found = size.scope._explicit_constraints
     is_equality = shape_poly.Comparator.EQ
     return [(c.e1, "==" if c.cmp is is_equality else ">=", c.e2) for c in found]
@@ -148,7 +148,7 @@ def size_as_value(size: DimSize, dtype: np.dtype) -> Any:
 
 
 def mapped_thunk(thunk: Any, change: Callable[[Any], Any]) -> Any:
-    """A function that gives the jaxpr of a derivative, with that jaxpr changed."""
+    """Wrap a function that returns the jaxpr of a derivative, transforming that jaxpr."""
 
     def call(*nonzero: Any) -> tuple[Any, ...]:
         jaxpr, *rest = thunk.call_wrapped(*nonzero)
@@ -186,12 +186,12 @@ def _stack(names: tuple[str, ...]) -> source_info_util.NameStack:
 
 
 def name_stack(names: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
-    """Sets the name scopes of what is traced inside."""
+    """Set the name scopes of what is traced in the `with` statement."""
     return source_info_util.set_name_stack(_stack(names))
 
 
 def current_names() -> tuple[str, ...]:
-    """The name scopes of what is traced now, transforms left out."""
+    """The current name scopes, without transforms."""
     return _scopes(source_info_util.current_name_stack())
 
 
@@ -200,7 +200,7 @@ def _scopes(stack: source_info_util.NameStack) -> tuple[str, ...]:
 
 
 def names_of(eqn: Eqn) -> tuple[str, ...]:
-    """The name scopes of an equation, transforms left out."""
+    """The name scopes of an equation, without transforms."""
     return _scopes(eqn.source_info.name_stack)
 
 
@@ -217,23 +217,23 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:
-    """The equation under other name scopes."""
+    """The equation with other name scopes."""
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
 
 
 def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[Jaxpr, list[Any]]:
-    """Traces `fn` into a jaxpr without constants and the values of its constant variables."""
+    """Trace `fn` into a jaxpr without constants and the values of its constant variables."""
     closed = jax.make_jaxpr(fn)(*avals)
     return cast(Any, partial_eval.convert_constvars_jaxpr(closed.jaxpr)), list(closed.consts)
 
 
 def trace_closed(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
-    """Traces `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`."""
+    """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`."""
     return cast(Any, jax.make_jaxpr(fn)(*avals))
 
 
 def forget_traces(namespace: Mapping[str, Any]) -> None:
-    """Drops the programs that JAX caches for compiled methods of a module's classes.
+    """Evict the programs that JAX caches for compiled methods of a module's classes.
 
     JAX keeps them as long as the classes, and the classes, since they are pytrees, forever.
     """
@@ -271,7 +271,7 @@ def emit_custom_call(
     attributes: Sequence[tuple[str, str]],
     computations: Sequence[Any],
 ) -> Sequence[ir.Value]:
-    """Emits `stablehlo.custom_call` with attributes given as MLIR text."""
+    """Emit `stablehlo.custom_call` with attributes given as MLIR text."""
     named = {name: ir.Attribute.parse(text) for name, text in attributes}
     if computations:
         symbols = []
@@ -305,7 +305,7 @@ _UNSTABLE_TARGETS = (
     "cu_cholesky_update_ffi",
     "hipsparse_gtsv2_ffi",
     "tridiagonal_solve_perturbed_ffi",
-    # Those of older releases, which templates of their lowerings contain.
+    # Targets of older releases, which templates of their lowerings contain.
     *(
         f"lapack_{t}{k}"
         for t in "sdcz"
@@ -326,7 +326,7 @@ _UNSTABLE_TARGETS = (
 
 
 # Modules that this process lowered itself are read into one context: making one takes longer than
-# reading a small module. It keeps their constants, so it is replaced now and then.
+# reading a small module. It keeps their constants, so it is replaced periodically.
 _READS_PER_CONTEXT = 512
 _reading: dict[str, Any] = {"context": None, "reads": 0}
 
@@ -339,7 +339,7 @@ def _reading_context() -> Any:
 
 
 def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
-    """The StableHLO module that JAX serializes for `fn` at these types.
+    """The StableHLO module that JAX serializes for `fn` at given types.
 
     Serialization expands some ops, so the module goes through it, as raised modules did. It is
     what `jax.export` does at these types, less a copy of the module and a second trace.
@@ -366,20 +366,20 @@ def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -
 @contextlib.contextmanager
 def _lowering() -> Iterator[None]:
     with warnings.catch_warnings(), on_whole_values(), partitioned_by_shardy():
-        # Raised for 64-bit types without x64, one of two settings that are tried.
+        # Raised for 64-bit types without x64; both settings are tried.
         warnings.filterwarnings("ignore", message=".*requested.*dtype")
         yield
 
 
 def lowered_types(fn: Callable[..., Any], *avals: Any) -> list[core.ShapedArray]:
-    """The result types of `fn`; what `lowered_module` lowered is not traced again."""
+    """The result types of `fn`; reuses the trace of `lowered_module`."""
     with _lowering():
         traced = jax.jit(fn, keep_unused=True).trace(*avals)
     return [v.aval for v in open_jaxpr(traced.jaxpr).outvars]
 
 
 def trace_as_lowered(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
-    """As `trace_closed`, on whole values; what `lowered_module` lowered is not traced again."""
+    """`trace_closed` on whole values; reuses the trace of `lowered_module`."""
     with _lowering():
         traced = jax.jit(fn, keep_unused=True).trace(*avals)
         # Arrays that the function holds are arguments of that trace.
@@ -387,7 +387,7 @@ def trace_as_lowered(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
 
 
 def _serialized(traced: Any, platform: str, disabled: Sequence[Any]) -> bytes:
-    """As `jax.export` lowers, checks and serializes a program of fixed sizes (_export.py)."""
+    """Lower, check and serialize a program of static sizes as `jax.export` does (_export.py)."""
     parameters = jax_mlir.LoweringParameters(
         for_export=True,
         hoist_constants_as_args=False,
@@ -419,7 +419,7 @@ def is_tracer(value: object) -> bool:
 
 
 def made_by(value: Any) -> tuple[str, list[Any], Mapping[str, Any]] | None:
-    """The primitive, operands and parameters of the equation that a traced value comes from."""
+    """Primitive, operands and parameters of the equation that defines a traced value."""
     eqn = getattr(value, "parent", None)
     if eqn is None:
         return None
@@ -437,7 +437,7 @@ def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
 
 
 def dce(jaxpr: Jaxpr) -> Jaxpr:
-    """Removes equations whose results are not used; keeps all arguments."""
+    """Remove equations whose results are not used; keep all arguments."""
     kept = [True] * len(jaxpr.outvars)
     return cast(Any, partial_eval.dce_jaxpr(jaxpr, kept, instantiate=True)[0])
 
@@ -445,27 +445,27 @@ def dce(jaxpr: Jaxpr) -> Jaxpr:
 def live_part(
     jaxpr: Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
 ) -> tuple[Jaxpr, list[bool]]:
-    """The part of a jaxpr that the used results need, and which arguments it needs."""
+    """The part of a jaxpr that the used results need, and a mask of the arguments it needs."""
     return cast(Any, partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept))
 
 
 def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
-    """Makes the constant variables the leading arguments."""
+    """Make the constant variables the leading arguments."""
     return cast(Any, partial_eval.convert_constvars_jaxpr(jaxpr))
 
 
 def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr without constants."""
+    """Evaluate a jaxpr without constants."""
     return core.eval_jaxpr(jaxpr, (), *values)
 
 
 def eval_closed(closed: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
-    """Evaluates a closed jaxpr."""
+    """Evaluate a closed jaxpr."""
     return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
 
 
 def rename(jaxpr: Jaxpr, names: Mapping[Var, Atom]) -> Jaxpr:
-    """Replaces the variables in `names`."""
+    """Replace the variables in `names`."""
 
     def new(atom: Atom) -> Atom:
         return atom if isinstance(atom, Literal) else names.get(atom, atom)
@@ -487,14 +487,14 @@ def words_of(value: Any) -> Any:
 
 
 def from_words(value: Any, dtype: Any) -> Any:
-    """Converts words to keys if `dtype` is a key type; other arrays unchanged."""
+    """Convert words to keys if `dtype` is a key type; other arrays unchanged."""
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return value
     return prng.random_wrap_p.bind(value, impl=dtype._impl)
 
 
 def by_jaxpr(function: Callable[[Any], _T], *, traces: bool = False) -> Callable[[AnyJaxpr], _T]:
-    """Memoizes `function` for as long as the jaxpr lives.
+    """Memoize `function` for as long as the jaxpr lives.
 
     The result must not hold the jaxpr itself. `traces` says that it depends on JAX's settings.
     """
@@ -523,7 +523,7 @@ def close_like(original: J, jaxpr: Jaxpr) -> J:
 
 @contextlib.contextmanager
 def context_of(eqn: Eqn) -> Iterator[None]:
-    """Traces under the name scopes, source and settings of an equation, on the mesh of now."""
+    """Trace under the name scopes, source and settings of an equation, on the mesh of now."""
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
     mesh = get_abstract_mesh()
@@ -531,7 +531,7 @@ def context_of(eqn: Eqn) -> Iterator[None]:
         if get_abstract_mesh() == mesh:
             yield
             return
-        # Set from nothing, since JAX does not let one mesh follow one of another size.
+        # Set from the empty mesh: JAX does not let a mesh replace one of another size.
         with (
             jax.sharding.use_abstract_mesh(empty_abstract_mesh),
             jax.sharding.use_abstract_mesh(mesh),
@@ -546,7 +546,7 @@ def bind_equation(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
 
 
 def jvp_rule_of(eqn: Eqn) -> Hashable | None:
-    """The function with which an author gave a `custom_jvp_call` its rule, and how it is called.
+    """The derivative rule that an author gave a `custom_jvp_call`, and its calling convention.
 
     Two calls for which it is equal have one rule, at equal types and under equal settings. JAX
     wraps that function anew in each trace, in closures of jax/_src/interpreters/partial_eval.py
@@ -563,7 +563,7 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
             continue
         thunk = _closed_over(fun.f, "fn")
         if (inner := _closed_over(thunk, "jvp_jaxpr_fun")) is not None:
-            # Dead code was removed, of which there is none if all results are used.
+            # Dead code was removed; there is none if all results are used.
             if not all(_closed_over(thunk, "used_outs") or (False,)):
                 return None
             params = {"jvp_jaxpr_fun": inner, "num_consts": 0}
@@ -587,7 +587,7 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
 
 
 def _closed_over(function: Any, name: str) -> Any:
-    """The value that a function closes over under a name; `None` if there is none."""
+    """The value of a free variable of a function; `None` if it has none of that name."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     if name not in names:
         return None
@@ -598,7 +598,7 @@ def _closed_over(function: Any, name: str) -> Any:
 
 
 def plain_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of an equation in a form that can be compared.
+    """Parameters of an equation in comparable form.
 
     In jax 0.12 a `scan` has the trees of its operands and results, of which only the numbers of
     constants and carried values matter.
@@ -611,7 +611,7 @@ def plain_params(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
-    """Numbers of constants and of carried values among the operands of a `scan` equation."""
+    """`(num_consts, num_carry)` of a `scan` equation."""
     plain = plain_params(params)
     return plain["num_consts"], plain["num_carry"]
 
@@ -622,7 +622,7 @@ pvary = core.pvary
 
 
 def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | None:
-    """The mesh that an artifact names, which those before serialization 6 do not."""
+    """The mesh that an artifact names; `None` before serialization version 6."""
     named = [
         *(getattr(exported, "_in_named_shardings", None) or ()),
         *(getattr(exported, "_out_named_shardings", None) or ()),
@@ -632,10 +632,10 @@ def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | No
 
 @contextlib.contextmanager
 def on_shards(eqn: Eqn, checked: bool = False) -> Iterator[None]:
-    """Sets what a `shard_map` sets while its body is traced; for other equations nothing.
+    """Enter the mesh context of a `shard_map` body; a no-op for other equations.
 
-    Along which axes shards differ is not checked: passes change bodies that say nothing of that.
-    With `checked=True` it is, where the `shard_map` does.
+    Varying axes are not checked, since passes change bodies without declaring them. With
+    `checked=True` they are, where the `shard_map` checks them.
     """
     if eqn.primitive.name != "shard_map":
         yield
@@ -655,13 +655,13 @@ def on_shards(eqn: Eqn, checked: bool = False) -> Iterator[None]:
 
 
 def mesh_of_now() -> Hashable:
-    """The mesh that is set, and its manual axes that are named: part of what a trace depends on."""
+    """The current mesh and its manual axes, which a trace depends on."""
     return get_abstract_mesh(), core.get_axis_env()
 
 
 @contextlib.contextmanager
 def on_whole_values() -> Iterator[None]:
-    """Undoes `on_shards`: what is traced inside knows no mesh."""
+    """Undo `on_shards`: trace without a mesh."""
     env = core.trace_ctx.axis_env
     core.trace_ctx.set_axis_env(core.top_axis_env)
     try:
@@ -672,12 +672,12 @@ def on_whole_values() -> Iterator[None]:
 
 
 def partitioned_by_shardy() -> contextlib.AbstractContextManager[object]:
-    """Lowers for the newer partitioner, which knows the names of axes."""
+    """Lower for Shardy, the partitioner that keeps axis names."""
     return config.use_shardy_partitioner(True)
 
 
 def is_on_shards() -> bool:
-    """Whether some axes of a mesh are manual in what is traced now."""
+    """Whether the current trace has manual mesh axes."""
     return bool(get_abstract_mesh().manual_axes)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 from jax._src.interpreters import mlir as jax_mlir
-from jax._src.lib import _jax as _jaxlib
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
 make_ir_context = jax_mlir.make_ir_context
-mlir_bindings = _jaxlib.mlir
 
 
 def text_of(attribute: Any) -> str:
@@ -55,10 +52,3 @@ def hlo_to_bytecode(blob, text):
         blob = _hlo.hlo_module_from_text(blob.decode()).as_serialized_hlo_module_proto()
     return _jax.mlir.hlo_to_stablehlo(blob)
 """
-
-
-def module_bytecode(module: ir.Module) -> bytes:
-    """The module as MLIR bytecode."""
-    out = io.BytesIO()
-    module.operation.write_bytecode(file=out)
-    return out.getvalue()

@@ -87,7 +87,7 @@ def tf_restored_class(kind: str) -> type:
 
 
 def tf_add_functions(library: Any) -> None:
-    """Makes the functions of a library known to TensorFlow, which compiles them by their names."""
+    """Make the functions of a library known to TensorFlow, which compiles them by their names."""
     from tensorflow.python.eager import context
 
     current: Any = context.context()

@@ -15,7 +15,7 @@ import numpy as np
 
 _POLYNOMIAL = 0x82F63B78
 _ONES = 0xFFFFFFFF
-# Bytes that are looked at together; they stay in the cache.
+# Bytes processed at a time; they fit into the cache.
 _CHUNK = 1 << 18
 _WORDS = 4  # of two bytes, that one step takes
 
@@ -36,7 +36,7 @@ def masked(crc: int) -> int:
 
 
 def _linear(chunk: np.ndarray) -> np.uint32:
-    """The checksum that begins at zero, of which zeros in front are not a part."""
+    """The checksum that starts at zero, which ignores leading zeros."""
     unit = 2 * _WORDS
     size = unit
     while size < len(chunk):

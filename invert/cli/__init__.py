@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from invert.cli.terminal import coloured, without_logs
 
@@ -52,69 +53,82 @@ def _parser() -> argparse.ArgumentParser:
         help="print the completion for bash, zsh or tcsh, which the package shtab writes",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    model = (
-        "a SavedModel directory, a .keras file, a GraphDef (.pb), StableHLO (text or bytecode), a "
-        "jax.export artifact, or a directory that invert has written"
-    )
+    for add in (_add_inspect, _add_convert, _add_source, _add_diff):
+        add(commands, common)
+    return parser
 
-    inspect = commands.add_parser(
+
+_Commands = Any  # what `add_subparsers` gives, whose class is private
+_MODEL = (
+    "a SavedModel directory, a .keras file, a GraphDef (.pb), StableHLO (text or bytecode), a "
+    "jax.export artifact, or a directory that invert has written"
+)
+
+
+def _add_inspect(commands: _Commands, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
         "inspect", parents=[common], help="show what a model contains and how it would be converted"
     )
-    inspect.add_argument("model", metavar="MODEL", help=model)
-    _add_model(inspect)
-    inspect.add_argument("--json", action="store_true", help="print JSON")
-    inspect.add_argument(
+    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    _add_model(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
         "--graph",
         metavar="FILE.svg",
         type=_svg,
         help="convert the model and write a picture of its layers",
     )
 
-    convert = commands.add_parser(
+
+def _add_convert(commands: _Commands, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
         "convert", parents=[common], help="write a model as Python source with its weights"
     )
-    convert.add_argument("model", metavar="MODEL", help=model)
-    convert.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write it")
-    _add_model(convert)
-    convert.add_argument(
+    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write it")
+    _add_model(parser)
+    parser.add_argument(
         "--verify",
         action="store_true",
         help="run the result, the saved copy and the original on random arguments and compare",
     )
-    convert.add_argument(
+    parser.add_argument(
         "--max-shard-size",
         metavar="SIZE",
         default="5GB",
         help="the most bytes of weights in one file, as in 500MB (default: %(default)s)",
     )
-    _add_options(convert)
-    convert.add_argument("--json", action="store_true", help="print the report as JSON")
+    _add_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
-    source = commands.add_parser(
+
+def _add_source(commands: _Commands, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
         "source", parents=[common], help="print the Python source of a model"
     )
-    source.add_argument("model", metavar="MODEL", help=model)
-    _add_model(source)
-    _add_options(source)
-    source.add_argument(
+    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    _add_model(parser)
+    _add_options(parser)
+    parser.add_argument(
         "--no-loader",
         action="store_true",
         help="leave out the functions that read weights",
     )
 
-    diff = commands.add_parser(
+
+def _add_diff(commands: _Commands, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
         "diff",
         parents=[common],
         help="compare two programs side by side; exits with 1 if they differ",
     )
-    diff.add_argument("a", metavar="A", help=model)
-    diff.add_argument("b", metavar="B", help="the same")
-    _add_model(diff)
-    diff.add_argument("--weights", action="store_true", help="compare the values of weights too")
-    diff.add_argument("--full", action="store_true", help="print all lines, also equal ones")
-    diff.add_argument("--json", action="store_true", help="print JSON")
-    diff.add_argument("--width", type=_width, metavar="N", help="columns of the text")
-    return parser
+    parser.add_argument("a", metavar="A", help=_MODEL)
+    parser.add_argument("b", metavar="B", help="the same")
+    _add_model(parser)
+    parser.add_argument("--weights", action="store_true", help="compare the values of weights too")
+    parser.add_argument("--full", action="store_true", help="print all lines, also equal ones")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--width", type=_width, metavar="N", help="columns of the text")
 
 
 class _Completion(argparse.Action):
@@ -198,7 +212,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _missing(options: argparse.Namespace) -> str | None:
-    """The first path of a model that does not exist; looked at before anything is imported."""
+    """The first model path that does not exist; checked before anything is imported."""
     paths = [getattr(options, name, None) for name in ("model", "a", "b")]
     return next((p for p in paths if p is not None and not os.path.exists(p)), None)
 
@@ -219,7 +233,7 @@ def _width(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command.
+    """Run a command.
 
     **Arguments:**
 

@@ -46,7 +46,7 @@ class Found:
 
 
 def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]) -> Found:
-    """Compares a converted model with its original and with its saved copy."""
+    """Compare a converted model with its original and with its saved copy."""
     found = Found()
     for name, report in reports.items():
         if report.certificate.kind == "unverified":

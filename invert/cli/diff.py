@@ -32,7 +32,7 @@ _CONTEXT = 3
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints where two programs differ; 1 where they do, 0 where they are the same."""
+    """Print where two programs differ; 1 where they do, 0 where they are the same."""
     with Progress(options.progress) as progress:
         config = Config(verify=False, progress=progress)
         sides = []
@@ -79,7 +79,7 @@ def _half(width: int) -> int:
 def _pairs(
     a: Mapping[str, Program], b: Mapping[str, Program]
 ) -> Iterator[tuple[str, Program | None, Program | None]]:
-    """Pairs programs by name; two single programs are compared under any names."""
+    """Pair programs by name; two single programs are compared under any names."""
     if len(a) == len(b) == 1:
         (name, x), (other, y) = *a.items(), *b.items()
         yield name if name == other else f"{name}, {other}", x, y

@@ -66,7 +66,7 @@ class Function:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints what a model holds; 4 where a function of it cannot be converted."""
+    """Print what a model holds; 4 where a function of it cannot be converted."""
     with Progress(options.progress) as progress:
         progress(f"reading {options.model}")
         model = Model.of(options.model, options)

@@ -12,7 +12,7 @@ from invert.modules.module import Module
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the source; notes about it go to standard error."""
+    """Print the source; notes about it go to standard error."""
     layers = layers_of(options)
     with Progress(options.progress) as progress:
         progress(f"reading {options.model}")

@@ -42,9 +42,9 @@ _LOG = re.compile(
 
 @contextlib.contextmanager
 def without_logs() -> Iterator[None]:
-    """Keeps lines that TensorFlow and XLA log from standard error; warnings of Python stay.
+    """Keep lines that TensorFlow and XLA log from standard error; warnings of Python stay.
 
-    These libraries write to the file descriptor. It becomes a pipe, of which all lines but theirs
+    These libraries write to the file descriptor. It becomes a pipe, and all lines but theirs
     go on; `sys.stderr` writes to the original meanwhile.
     """
     try:
@@ -77,7 +77,7 @@ _END = b"\0end of the command\0"
 
 
 def _forward(source: int, target: int) -> None:
-    """Writes all lines but logs from a pipe to a file, until `_END` or the end of the pipe."""
+    """Write all lines but logs from a pipe to a file, until `_END` or the end of the pipe."""
     rest = b""
     with open(source, "rb", buffering=0) as pipe, contextlib.suppress(OSError):
         while not rest.endswith(_END) and (data := pipe.read(65536)):

@@ -112,6 +112,7 @@ class Classes:
         self.of: dict[Node, Class] = {}
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
+        self._arguments: dict[Layer, list[str]] = {}
         # Called with the number of layers that are written, and of all.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
@@ -136,7 +137,7 @@ class Classes:
             hints = self._results(eqn)
             # The state must not be assigned anew before the layer is called with it.
             taken = any(isinstance(v, StateVar) for v in eqn.invars)
-            inline = not (taken and body.changes_state)
+            inline = not (taken and body.changes_state) and not self._again(eqn.layer)
             return Placed(syntax.call(function, *args), inline, hints=hints)
         if isinstance(eqn, Read):
             index = syntax.field(_self(), *eqn.place)
@@ -152,6 +153,10 @@ class Classes:
                 value = syntax.method(value, "astype", syntax.field(held, "dtype"))
             return Placed(syntax.method(state, "set", index, value), False, hints=["state"])
         return None
+
+    def _again(self, layer: Layer) -> bool:
+        """Whether a layer is called several times."""
+        return layer.same is not None or any(x.same is layer for x in self.tree.names)
 
     def _loop(self, body: Body, eqn: Loop) -> Placed:
         """`for block in self.blocks: x = block(x)`."""
@@ -169,7 +174,7 @@ class Classes:
 
     def _results(self, eqn: LayerCall) -> list[str]:
         """Names of the results of a layer: its own name, or those that they have inside it."""
-        hint = of_layer(eqn.layer.name)
+        hint = "h" if eqn.layer.name == "cell" else of_layer(eqn.layer.name)
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
         inside = self._named[eqn.layer]
         hints = []
@@ -277,6 +282,8 @@ class Classes:
             own = Draft(node)
             method = self._method(layer, own)
             key = syntax.text_of(bare(method)), str(own.arrays)
+            if key not in methods and layer.same is not None:
+                raise EmissionError("the calls of a layer differ")
             if key not in methods:
                 methods[key] = names.new(self.tree.programs[layer]) if methods else _CALL
                 method.name = methods[key]
@@ -333,6 +340,9 @@ class Classes:
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
         hints = self._hints(inputs)
+        if layer.same is not None:
+            hints = self._arguments.get(layer.same, hints)
+        self._arguments[layer] = hints
         names: dict[Atom, str] = dict(zip(inputs, hints, strict=True))
         body = Body(
             self.file, jaxpr, {**known, **(given or {})}, names, self.wanted(layer), layer.path

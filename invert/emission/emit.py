@@ -33,7 +33,7 @@ from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, check_types, headed
-from invert.emission.layers import cut, lists, regions, stack
+from invert.emission.layers import blocks, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.state import thread
@@ -340,6 +340,9 @@ class _Variant:
         prover = Prover(settings, program.dimensions)
         file = File(program, prover, plain=self.plain)
         roots = {name: self._cut(name, p.jaxpr, file) for name, p in programs.items()}
+        if self.lists and len(roots) == 1:
+            for root in roots.values():
+                blocks.group(root, self.paths)
         for root in roots.values():
             give_sizes(root, program.shape)
         if self.styles & STYLES:
@@ -348,6 +351,8 @@ class _Variant:
         if self.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))
+        for root in roots.values():
+            blocks.name_layers(root)
         return programs, file, roots, found
 
     def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:
@@ -475,6 +480,8 @@ class _Variant:
         assigned = [own[count + i] for i in recovered.entry.assigned]
         cut_by = jaxpr if self.layers else _unscoped(jaxpr)
         paths = cut.named_by_scope(cut_by, {v: self.paths[v] for v in own})
+        if self.layers:
+            paths = structure.named(cut_by, paths)
         self.paths |= paths
         if self.layers:
             cut_by = regions.scoped(cut_by, paths, functools.partial(_units, file, cut_by))

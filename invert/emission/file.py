@@ -7,6 +7,7 @@ import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from invert._errors import EmissionError
 from invert._private.jax import is_jaxpr, open_jaxpr
@@ -41,7 +42,7 @@ class File(Writer):
         self._missing: dict[int, list[str]] = {}
         self._texts: dict[tuple[str, str], str] = {}
         self._rules: list[tuple[ClosedJaxpr, ClosedJaxpr | str, str]] = []
-        self._mark = ""
+        self._copied: dict[Callable[..., Any], str] = {}
         self.layer: Callable[[Body, Eqn], Placed | None] = lambda body, eqn: None
 
     def structured(self, body: Body, eqn: Eqn) -> Placed | None:
@@ -136,6 +137,15 @@ class File(Writer):
         sizes = [ast.Name(dimension_token(d), ast.Load()) for d in self._missing[id(jaxpr)]]
         return syntax.call(self._functions[id(jaxpr)][1], *args, *sizes)
 
+    def copied(self, function: Callable[..., Any]) -> str:
+        if function not in self._copied:
+            source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+            (definition,) = ast.parse(source).body
+            assert isinstance(definition, ast.FunctionDef)
+            definition.name = self._copied[function] = self.names.new(definition.name)
+            self.definitions.append(definition)
+        return self._copied[function]
+
     def differentiated(self, eqn: Eqn, name: str) -> str:
         closed, kind = eqn.params["call_jaxpr"], eqn.primitive.name
         jaxpr = open_jaxpr(closed)
@@ -178,12 +188,6 @@ class File(Writer):
         (closed,) = filter(is_jaxpr, params.values())  # `jaxpr`, in jax 0.12 `call_jaxpr`
         jaxpr = open_jaxpr(closed)
         if id(jaxpr) not in self._functions:
-            if not self._mark:
-                (definition,) = ast.parse(textwrap.dedent(inspect.getsource(composite))).body
-                self._mark = self.names.new(composite.__name__)
-                assert isinstance(definition, ast.FunctionDef)
-                definition.name = self._mark
-                self.definitions.append(definition)
             keywords: dict[str, ast.expr] = {}
             if params["version"]:
                 keywords["version"] = syntax.number(params["version"])
@@ -194,7 +198,7 @@ class File(Writer):
                     for n, leaves, tree in params["attributes"]
                 }
                 keywords["attributes"] = literals.value(attributes)
-            mark = syntax.call(self._mark, syntax.number(params["name"]), **keywords)
+            mark = syntax.call(self.copied(composite), syntax.number(params["name"]), **keywords)
             hint = snake(params["name"], "function").strip("_") or "function"
             function = self.function(closed, hint, [mark])
             self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]

@@ -68,7 +68,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
 
 
 def _check(exported: jax.export.Exported, program: Program) -> None:
-    """Compares what an artifact says of its module with the module, before any of it is used."""
+    """Compare what an artifact says of its module with the module, before any of it is used."""
     if exported.ordered_effects:
         problem = Problem(
             "jax.export",
@@ -114,7 +114,7 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
 
 
 def _shardings(program: Program, kept: Sequence[int], count: int) -> Shardings | None:
-    """How the arguments lie, of which the module keeps some."""
+    """Which of the arguments the module keeps, and how they are laid out."""
     found = program.shardings
     if found is None:
         return None

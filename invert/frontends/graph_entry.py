@@ -24,6 +24,44 @@ from invert.tf.ops.state import KEY, Resource
 from invert.tf.values.constants import array
 
 
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A graph as the function of an entry point: of variables, arguments and perhaps a key.
+
+    **Arguments:**
+
+    - `handles`: the variables whose values it takes first.
+    - `results`: which outputs it returns, with their dtypes; then `checks` and `assigned` follow.
+    """
+
+    program: Analysis
+    name: str
+    signature: Signature
+    handles: Sequence[Resource]
+    results: Sequence[tuple[int, np.dtype]]
+    feeds: Sequence[Any]
+    checks: Sequence[Resource]
+    assigned: Sequence[Resource]
+    problems: Sequence[Problem]
+
+    def __call__(self, param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
+        if self.problems:
+            raise UnsupportedOpError(self.problems)
+        state: dict[Resource, Any] = dict(zip(self.handles, param_values, strict=True))
+        state.update(dict.fromkeys(self.checks, np.zeros((), bool)))
+        if self.program.draws:
+            flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
+        leaves = jax.tree_util.tree_leaves((self.signature.args, self.signature.kwargs))
+        strict = self.program.graph.config.strict_shapes
+        _check_arguments(self.name, leaves, flat_args, strict=strict)
+        values: list[Any] = [None] * len(self.signature.order)
+        for position, value in zip(self.signature.order, flat_args, strict=True):
+            values[position] = value
+        found = self.program.run([*values, *self.feeds], state)
+        out = [array(result_value(found[i], state), dtype) for i, dtype in self.results]
+        return out + [array(state[handle]) for handle in (*self.checks, *self.assigned)]
+
+
 def graph_entry(
     program: Analysis,
     signature: Signature,
@@ -59,29 +97,21 @@ def graph_entry(
     changed = {f for i, f in enumerate(feeds, count) if isinstance(f, Resource) and i in written}
     changed |= {h for h in stored if h.name in written}
     assigned = [i for i, h in enumerate(handles) if h in changed]
-    draws = program.draws
     checks = {check_resource(node): node for node in program.checks}
-    leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
-
-    def fn(param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
-        if problems:
-            raise UnsupportedOpError(problems)
-        state: dict[Resource, Any] = dict(zip(handles, param_values, strict=True))
-        state.update(dict.fromkeys(checks, np.zeros((), bool)))
-        if draws:
-            flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
-        _check_arguments(name, leaves, flat_args, strict=program.graph.config.strict_shapes)
-        values: list[Any] = [None] * count
-        for position, value in zip(signature.order, flat_args, strict=True):
-            values[position] = value
-        found = program.run([*values, *feeds], state)
-        out = [array(result_value(found[i], state), out_dtypes[i]) for i in out_order]
-        out += [array(state[check]) for check in checks]
-        return out + [array(state[handles[i]]) for i in assigned]
-
+    run = _Run(
+        program,
+        name,
+        signature,
+        handles,
+        [(i, out_dtypes[i]) for i in out_order],
+        feeds,
+        list(checks),
+        [handles[i] for i in assigned],
+        problems,
+    )
     return EntryPoint(
         name=name,
-        fn=fn,
+        fn=run,
         args=signature.args,
         kwargs=signature.kwargs,
         arg_names=signature.arg_names,
@@ -89,7 +119,7 @@ def graph_entry(
         params=tuple(params),
         source=source,
         assigned=tuple(assigned),
-        draws=draws,
+        draws=program.draws,
         notes=lambda: tuple(program.graph.notes),
         problems=tuple(problems),
         ops=program.ops,
@@ -145,7 +175,7 @@ def function_entry(
 
 
 def check_count(name: str, inputs: int, signature: Signature) -> None:
-    """Refuses a signature that does not fit the inputs of a graph.
+    """Refuse a signature that does not fit the inputs of a graph.
 
     **Raises:** `SignatureError`.
     """

@@ -85,7 +85,7 @@ def entry_point(
 def ends(graph_def: Any) -> tuple[list[str], list[str]]:
     """The placeholders of a graph, and the nodes that no other uses: its ends, as it seems.
 
-    **Raises:** `MalformedModelError` where the bytes are no graph.
+    **Raises:** `MalformedModelError` where the bytes are not a graph.
     """
     nodes = read(graph_def).node
     used = {i.lstrip("^").partition(":")[0] for n in nodes for i in n.input}

@@ -123,7 +123,7 @@ def checkpoint_problems(prefix: str) -> list[Problem]:
 
 
 def sever(proto: Any) -> bool:
-    """Keeps TensorFlow from running unknown ops of a `SavedModel` while it infers shapes.
+    """Keep TensorFlow from running unknown ops of a `SavedModel` while it infers shapes.
 
     A placeholder goes before each of those whose inputs are constants; it passes them on when the
     graph is run, and is not looked through before.
@@ -197,7 +197,7 @@ class _Check:
         self.meta = meta
         self.objects = objects
         self.functions = {f.signature.name: f for f in meta.graph_def.library.function}
-        # TensorFlow may run another function in the place of one that claims to do the same.
+        # TensorFlow may substitute another function that claims to do the same.
         self.same: dict[bytes, list[str]] = {}
         for name, function in self.functions.items():
             if key := _implements(function):
@@ -499,7 +499,7 @@ def _is_given(text: str, nodes: Mapping[str, Any], files: frozenset[str]) -> boo
 
 
 def _parsed(name: str, data: bytes) -> Any:
-    """A message of which damaged bytes leave nothing; TensorFlow says so where it needs it."""
+    """Parse a message; damaged bytes give an empty one, which TensorFlow reports if it needs it."""
     from google.protobuf.message import DecodeError
 
     made = message(name)()

@@ -1,6 +1,6 @@
 """Runs the functions of a SavedModel in TensorFlow, as they were saved.
 
-TensorFlow's loader runs parts of a model, so it gets to see one only where all of these are known
+TensorFlow's loader runs parts of a model, so it is used only where all of these are known
 to do no harm.
 """
 

@@ -1,7 +1,7 @@
 """Reads SavedModels of version 1: one graph, signatures that name its tensors, and variables.
 
 Which value of the checkpoint a variable has follows from the ops that would restore it; they are
-looked at and not run. Where a model has none, TensorFlow goes by the names of the variables.
+inspected and not run. Where a model has none, TensorFlow uses the names of the variables.
 """
 
 from __future__ import annotations

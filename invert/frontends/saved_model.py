@@ -39,12 +39,12 @@ Read = Callable[[str, bool], EntryPoint]
 class EntryPoints(Mapping[str, EntryPoint]):
     """The functions of a SavedModel by name; each is read when it is first asked for.
 
-    So a model of which one function can be converted and another cannot is still of use.
+    So a model with one function that converts and one that does not is still usable.
 
     **Attributes:**
 
     - `functions`: names of the functions attached to the object.
-    - `signatures`: names of the signatures that are no such function.
+    - `signatures`: names of the signatures that are not such a function.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ def entry_points(
     config: Config,
     strict: bool = True,
 ) -> EntryPoints:
-    """Reads the functions of a SavedModel.
+    """Read the functions of a SavedModel.
 
     **Arguments:**
 
@@ -214,7 +214,7 @@ def read_proto(directory: Path) -> Any:
 
 
 def choose_tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> list[str] | None:
-    """Tags of the graph to load; `None` where there is only one."""
+    """Tag of the graph to load; `None` where there is only one."""
     choices = [sorted(m.meta_info_def.tags) for m in proto.meta_graphs]
     if wanted is not None:
         if sorted(wanted) not in choices:

@@ -189,7 +189,7 @@ def parameters_of(spec: Any) -> list[Parameter]:
         kind = kinds.POSITIONAL_ONLY
     found = [Parameter(_argument_name(a), kind, a in optional) for a in args]
     if full.varargs and constraints:
-        # Each that the input signature has is a parameter of its own.
+        # Each entry of the input signature is a separate parameter.
         more = range(max(0, len(constraints) - len(args)))
         found += [Parameter(f"{full.varargs}_{i}", kind, False) for i in more]
     elif full.varargs:
@@ -249,7 +249,7 @@ def bound_parameters(
 
 
 def plain_parameters(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Parameter]:
-    """The parameters of a concrete function of which no Python function is known."""
+    """The parameters of a concrete function without a Python function."""
     kinds = inspect.Parameter
     return [
         *(Parameter(f"arg_{i}", kinds.POSITIONAL_ONLY, False) for i in range(len(args))),

@@ -106,7 +106,7 @@ def entry_point(
     owner: Any = None,
     strict: bool = True,
 ) -> EntryPoint:
-    """Reads a TensorFlow function.
+    """Read a TensorFlow function.
 
     **Arguments:**
 
@@ -119,7 +119,7 @@ def entry_point(
     - `name`: name of the entry point; by default the name of the function.
     - `source`: says where the function came from.
     - `variables`: names and values of the variables, shared by the functions of a container.
-    - `owner`: the function of which a `ConcreteFunction` is one; knows its default arguments.
+    - `owner`: the function that a `ConcreteFunction` belongs to; knows its default arguments.
     - `strict`: whether ops that cannot be raised are an error. Otherwise they are the `problems` of
         the entry point.
 
@@ -250,7 +250,7 @@ def _from_callable(
     *,
     strict: bool,
 ) -> EntryPoint:
-    """Traces a Python callable at the types of the arguments, whatever pytrees they are in."""
+    """Trace a Python callable at the types of the arguments, whatever pytrees they are in."""
     tf = import_tensorflow()
     layer, of_jax = is_layer(fn), _jax_signature(fn)
     name = name or _called(fn)
@@ -350,7 +350,7 @@ def _build(
 
 
 class _Held:
-    """A variable of which the graph has the handle alone, as ops of optimizers take it."""
+    """A variable of which the graph has only the handle, as optimizer ops take it."""
 
     trainable = False
 
@@ -408,7 +408,7 @@ def _captures(
 
 
 def _op_def_lookup(graph: Any) -> Callable[[str], Any]:
-    """Gives the `OpDef` of an op type that `graph` uses, or `None` where it is unknown.
+    """Give the `OpDef` of an op type that `graph` uses, or `None` where it is unknown.
 
     Libraries beside TensorFlow register ops of their own.
     """

@@ -32,7 +32,7 @@ _MAX_ALIKE = 8
 
 
 def without_rules(closed: J) -> J:
-    """Replaces functions with derivative rules by their bodies: rules cannot be compared."""
+    """Replace functions with derivative rules by their bodies: rules cannot be compared."""
     if not _has_rules(closed):
         return closed
 
@@ -53,7 +53,7 @@ def _has_rules(closed: AnyJaxpr) -> bool:
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Inlines all calls, since JAX splits them when it differentiates."""
+    """Inline all calls, since JAX splits them when it differentiates."""
     while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
         closed = inline_calls(closed)
     return canonicalize(closed)

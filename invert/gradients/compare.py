@@ -65,7 +65,7 @@ def samples(avals: Sequence[Aval], cotangents: int) -> list[list[np.ndarray]]:
 
 
 def once(function: JaxFunction) -> JaxFunction:
-    """Compiles `function` for a few calls, without expensive optimizations.
+    """Compile `function` for a few calls, without expensive optimizations.
 
     Rounding may differ, but comparisons allow for that anyway.
     """
@@ -100,7 +100,7 @@ _ULPS = 1e3
 
 
 def _rounded(cotangent: np.ndarray) -> np.ndarray:
-    """Perturbs a cotangent by as much as two orders of the same sum may differ."""
+    """Perturb a cotangent by as much as two orders of the same sum may differ."""
     signs = np.random.default_rng(1).choice([-1.0, 1.0], cotangent.shape)
     step = _ULPS * float(jnp.finfo(cotangent.dtype).eps)
     return np.asarray(cotangent * (1 + step * signs), cotangent.dtype)

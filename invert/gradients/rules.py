@@ -22,7 +22,7 @@ from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Literal, Value
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A function of `operands` with a derivative of its own."""
+    """A function of `operands` with a custom derivative."""
 
     function: JaxFunction
     operands: Sequence[Atom]

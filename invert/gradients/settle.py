@@ -48,7 +48,7 @@ _LARGE = 1 << 14
 
 
 def plain(closed: J) -> J:
-    """Removes markers, stop_gradient and rules, none of which a lowered module can hold."""
+    """Remove markers, `stop_gradient` and rules: a lowered module cannot hold them."""
 
     def visit(jaxpr: Jaxpr) -> Jaxpr:
         graph = Graph(jaxpr)

@@ -35,7 +35,7 @@ from invert.ir.types import (
 
 # Each candidate adds a copy of the gradient to a batch.
 _MAX_PLACES = 192
-# Candidates with equal numbers, such as the two factors of a square, are told apart by proof.
+# Candidates with equal numbers, such as the two factors of a square, are distinguished by proof.
 _MAX_VARIANTS = 8
 _MAX_ROUNDS = 32
 # For each mask over the places and each result, whether it is right at all points.
@@ -57,7 +57,7 @@ class _Places:
 
     @classmethod
     def of(cls, jaxpr: Jaxpr, inputs: Sequence[Var]) -> _Places:
-        """Uses of values that depend on `inputs`: all of a value, single ones, and similar ones.
+        """Use of values that depend on `inputs`: all of a value, single ones, and similar ones.
 
         Uses are similar if they are the same operand of the same primitive, of results of the same
         primitive: probably one function that the author called in many places.
@@ -87,7 +87,7 @@ class _Places:
         return {i for i, v in enumerate(self.values) if v is value}
 
     def latest_first(self, chosen: list[int]) -> list[int]:
-        """Sorts places, latest first: authors stop values where they use them."""
+        """Sort places, latest first: authors stop values where they use them."""
         end = len(self.jaxpr.eqns)
         return sorted(chosen, key=lambda i: -min(end if e < 0 else e for e, _ in self.sets[i]))
 
@@ -113,7 +113,7 @@ class _Places:
         return run
 
     def stopped(self, chosen: set[int]) -> ClosedJaxpr:
-        """Traces the program with `stop_gradient` at the chosen places."""
+        """Trace the program with `stop_gradient` at the chosen places."""
         uses = frozenset[Use]().union(*(self.sets[i] for i in chosen))
         kept: dict[int, Value] = {}  # one `stop_gradient` for all uses of a value
 
@@ -158,7 +158,7 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
 
 
 def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[int]]:
-    """Sets of places to stop at, each of which reproduces the gradient numerically."""
+    """Sets of places for `stop_gradient`, each of which reproduces the gradient numerically."""
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
     for i, uses in enumerate(places.sets):
@@ -202,7 +202,7 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[in
 def _grow(
     chosen: set[int], count: int, fits: Fits, order: Callable[[list[int]], list[int]]
 ) -> list[set[int]]:
-    """Adds places to `chosen` until all results are right; returns variants, or nothing."""
+    """Add places to `chosen` until all results are right; return variants, or nothing."""
     before = -1
     for _ in range(_MAX_ROUNDS):
         masks = np.eye(count, dtype=bool)
@@ -221,7 +221,7 @@ def _grow(
 
 
 def _needed(chosen: set[int], count: int, fits: Fits) -> set[int]:
-    """Removes places that are not needed from `chosen`."""
+    """Remove places that are not needed from `chosen`."""
     for i in sorted(chosen):
         mask = np.zeros((1, count), bool)
         mask[0, sorted(chosen - {i})] = True

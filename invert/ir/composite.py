@@ -15,7 +15,7 @@ from jax import lax
 def composite(
     name: str, version: int = 0, attributes: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Marks a function for compilers that know it as the composite `name`.
+    """Mark a function for compilers that know it as the composite `name`.
 
     Derivatives and `jax.vmap` are those of the function itself.
     """

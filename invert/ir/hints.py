@@ -110,7 +110,7 @@ def assumes_order(jaxpr: Jaxpr) -> bool:
 
 
 def merge_broadcasts(closed: J) -> J:
-    """Merges the copies of an explicit broadcast that spelling put in front of each user."""
+    """Merge the copies of an explicit broadcast that spelling put in front of each user."""
 
     def merge(jaxpr: Jaxpr) -> Jaxpr:
         kept: dict[Hashable, Var] = {}
@@ -135,7 +135,7 @@ _LARGEST_ARRAY = 4096
 
 
 def restore_arrays(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Turns small arrays filled with one number back into constants.
+    """Turn small arrays filled with one number back into constants.
 
     While patterns are matched they are broadcasts, so that their numbers are scalars. Large ones,
     and those in inner jaxprs, stay broadcasts.

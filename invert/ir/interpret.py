@@ -23,13 +23,13 @@ OnEqn: TypeAlias = Callable[[Eqn, list[Value]], Sequence[Value]]
 
 
 def bind(eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
-    """Binds an equation on other operands, in its own name scopes and settings."""
+    """Bind an equation on other operands, in its own name scopes and settings."""
     with context_of(eqn):
         return bind_equation(eqn, operands)
 
 
 def replacing(programs: Mapping[Eqn, AnyJaxpr]) -> OnEqn:
-    """Binds equations, except that those in `programs` are evaluated as the program given there."""
+    """Bind equations, except that those in `programs` are evaluated as the program given there."""
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
         program = programs.get(eqn)
@@ -49,7 +49,7 @@ def evaluate(
     on_eqn: OnEqn = bind,
     on_literal: Callable[[Literal], Value] = value_of,
 ) -> Callable[[Atom], Value]:
-    """Evaluates equations over the values in `env`; returns the function that reads an atom."""
+    """Evaluate equations over the values in `env`; return the function that reads an atom."""
 
     def read(atom: Atom) -> Value:
         return on_literal(atom) if isinstance(atom, Literal) else env[atom]
@@ -66,7 +66,7 @@ def interpret(
     on_eqn: OnEqn = bind,
     on_literal: Callable[[Literal], Value] = value_of,
 ) -> list[Value]:
-    """Evaluates a program on `args`, with `on_eqn` giving the results of each equation."""
+    """Evaluate a program on `args`, with `on_eqn` giving the results of each equation."""
     jaxpr = open_jaxpr(program)
     names: list[Atom] = [*jaxpr.constvars, *jaxpr.invars]
     env = dict(zip(names, [*consts_of(program), *args], strict=True))
@@ -76,7 +76,7 @@ def interpret(
 def retrace(
     program: AnyJaxpr, on_eqn: OnEqn = bind, types: Iterable[Aval] | None = None
 ) -> ClosedJaxpr:
-    """Traces `interpret` of a program, at the types of its arguments or at `types`."""
+    """Trace `interpret` of a program, at the types of its arguments or at `types`."""
 
     def run(*values: Value) -> list[Value]:
         return interpret(program, values, on_eqn)
@@ -85,7 +85,7 @@ def retrace(
 
 
 def inline_calls(program: AnyJaxpr) -> ClosedJaxpr:
-    """Inlines the `jit` equations of the outermost level, one level deep."""
+    """Inline the `jit` equations of the outermost level, one level deep."""
     eqns = open_jaxpr(program).eqns
     return retrace(
         program, replacing({e: e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})

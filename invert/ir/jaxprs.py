@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 def canonicalize(closed: J) -> J:
-    """Removes dead equations, also in inner jaxprs, and merges equal constants.
+    """Remove dead equations, also in inner jaxprs, and merge equal constants.
 
     Shared inner jaxprs stay shared.
     """
@@ -60,7 +60,7 @@ def canonicalize(closed: J) -> J:
 
 
 def _merge_constants(closed: J) -> J | ClosedJaxpr:
-    """Merges equal constants, as lowering does for the operands of loops and calls."""
+    """Merge equal constants, as lowering does for the operands of loops and calls."""
     constants = [np.asarray(c) for c in consts_of(closed)]
     firsts: dict[Hashable, np.ndarray] = {}
     kinds = collections.Counter((c.dtype, c.shape) for c in constants)
@@ -82,7 +82,7 @@ def _size(closed: AnyJaxpr) -> int:
 
 
 def _live(jaxpr: Jaxpr) -> Jaxpr:
-    """Removes dead equations and carried values that no loop needs.
+    """Remove dead equations and carried values that no loop needs.
 
     JAX's own dead code elimination keeps the latter.
     """
@@ -103,7 +103,7 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
-    """Drops the carried values of a `while` that neither the loop nor its users need."""
+    """Drop the carried values of a `while` that neither the loop nor its users need."""
     parts = WhileParts.of(eqn)
     test, body = open_jaxpr(parts.cond), open_jaxpr(parts.body)
     n_cond, n_body = len(parts.cond_consts), len(parts.body_consts)
@@ -142,7 +142,7 @@ def tuple_like(original: tuple[Any, ...], values: Iterable[Value]) -> tuple[Any,
 
 
 def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
-    """Applies `function` to each open jaxpr, innermost first; shared ones stay shared."""
+    """Apply `function` to each open jaxpr, innermost first; shared ones stay shared."""
     done: dict[AnyJaxpr, AnyJaxpr] = {}
 
     def visit(closed: AnyJaxpr) -> AnyJaxpr:
@@ -190,7 +190,7 @@ def as_lowered(closed: J) -> J:
 
 
 def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
-    """Turns constants into leading arguments; returns the open jaxpr and their values."""
+    """Turn constants into leading arguments; return the open jaxpr and their values."""
     constants = tuple(np.asarray(c) for c in consts_of(closed))
     return constants_as_arguments(open_jaxpr(closed)), constants
 
@@ -198,7 +198,7 @@ def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
 def narrow_constants(
     jaxpr: Jaxpr, constants: Sequence[np.ndarray], dtypes: Collection[str]
 ) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
-    """Stores constant arrays of `dtypes` as bfloat16; returns program, arrays and notes."""
+    """Store constant arrays of `dtypes` as bfloat16; return program, arrays and notes."""
     narrow = [c.dtype.name in dtypes and c.ndim > 0 for c in constants]
     if not any(narrow):
         return jaxpr, tuple(constants), []
@@ -218,7 +218,7 @@ def narrow_constants(
 
 
 def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> AnyJaxpr:
-    """Turns `constants` into leading arguments, whether the program uses all of them or not.
+    """Turn `constants` into leading arguments, whether the program uses all of them or not.
 
     Other constants, which a derivative rule may bring, stay constants.
     """

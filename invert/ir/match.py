@@ -58,7 +58,7 @@ class Match:
         self._last: _Pair | None = None
 
     def seed(self, eqn: Eqn, target: Eqn) -> bool:
-        """Matches an equation and everything it is computed from."""
+        """Match an equation and everything it is computed from."""
         mark = len(self._trail)
         self._last = eqn.outvars[0], target.outvars[0]
         pending: list[_Pair] = []
@@ -183,7 +183,7 @@ class Match:
                 del self.atoms[last]
 
     def extend(self) -> None:
-        """Matches the remaining equations, from operands to users.
+        """Match the remaining equations, from operands to users.
 
         An equation without a match computes a result that the program does not use. Equations
         that produce results go first: otherwise one that leads to an unused result could claim an
@@ -358,7 +358,7 @@ def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
 
 
 def contrast(sides: str | tuple[str, str]) -> str:
-    """Joins the pattern's and the program's side in one sentence."""
+    """Join the pattern's and the program's side in one sentence."""
     return (
         sides if isinstance(sides, str) else "{} in the pattern, {} in the program".format(*sides)
     )

@@ -50,7 +50,7 @@ from invert.ir.types import (
     Var,
 )
 
-# The mesh to use in the place of one.
+# Replacements by mesh.
 OnMesh = Callable[[AbstractMesh], AbstractMesh | Mesh]
 
 _WITH_MESH = frozenset({"shard_map", "sharding_constraint"})
@@ -87,7 +87,7 @@ class Moved:
 
     **Arguments:**
 
-    - `on_mesh`: the mesh in the place of each.
+    - `on_mesh`: the replacement of each mesh.
     - `check`: whether a `shard_map` is to check along which axes shards differ; `None` keeps what
         each one says.
     """
@@ -129,7 +129,7 @@ class Moved:
             return jvp_of(eqn)
 
     def forget(self) -> None:
-        """Drops the calls that were traced, since they failed."""
+        """Drop the calls that were traced, since they failed."""
         self._calls.clear()
 
     def traced(self, body: AnyJaxpr, operands: Sequence[Value]) -> ClosedJaxpr:

@@ -41,7 +41,7 @@ def _opened(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _merged(jaxpr: Jaxpr) -> Jaxpr:
-    """Merges equal equations of one level into the first of them."""
+    """Merge equal equations of one level into the first of them."""
     known: dict[Hashable, Eqn] = {}
     names: dict[Var, Atom] = {}
 
@@ -83,7 +83,7 @@ def _atom_key(atom: Atom) -> Hashable:
 
 
 def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
-    """Merges the induction variables of a `while` that have the same start and step.
+    """Merge the induction variables of a `while` that have the same start and step.
 
     The merged ones are then carried without use, which `canonicalize` removes. Their results are
     renamed in `names`.

@@ -34,7 +34,7 @@ def simplify(closed: J) -> J:
 
 
 def _with_products(jaxpr: Jaxpr) -> Jaxpr:
-    """Replaces products of reshaped operands by products of the operands themselves.
+    """Replace products of reshaped operands by products of the operands themselves.
 
     Their elements are the same sums in the same order, since reshaping keeps the order of elements.
     """
@@ -109,7 +109,7 @@ def _last(eqn: Eqn, shape: Sequence[int], graph: Graph) -> Eqn | None:
 
 
 def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
-    """Carries a value once that a loop carries twice, also if one has further axes of size one."""
+    """Carry a value once that a loop carries twice, also if one has further axes of size one."""
     if not any(e.primitive is lax.while_p for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)
@@ -126,7 +126,7 @@ def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _with_single_tests(jaxpr: Jaxpr) -> Jaxpr:
-    """Tests a condition of a loop once that is stated twice, as by a bound that is the same."""
+    """Test a condition of a loop once that is stated twice, as by a bound that is the same."""
     eqns = list(jaxpr.eqns)
     for i, eqn in enumerate(eqns):
         if eqn.primitive.name == "while":

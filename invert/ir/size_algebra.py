@@ -44,7 +44,7 @@ Number: TypeAlias = "DimSize | bool | Term"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sizes:
-    """An array of sizes that a program computes, some of which are open.
+    """An array of sizes that a program computes, some of them open.
 
     **Arguments:**
 
@@ -84,14 +84,14 @@ class Sizes:
         return all(_is_number(n) for n in self.numbers.reshape(-1))
 
     def sizes(self) -> tuple[DimSize, ...] | None:
-        """Them as sizes, in order; `None` where one of them is a `Term`."""
+        """The elements as sizes, in order; `None` where one is a `Term`."""
         flat: list[Any] = [_settled(n) for n in self.numbers.reshape(-1)]
         if any(isinstance(n, Term) for n in flat):
             return None
         return tuple(n if is_open(n) else int(n) for n in flat)
 
     def value(self) -> Value:
-        """Them as a value of a program: an array, or traced integers."""
+        """The array as a value of a program: constant, or traced integers."""
         if self.is_known():
             return self.numbers.astype(self.dtype)
         flat = [_as_value(n, self.dtype) for n in self.numbers.reshape(-1)]
@@ -181,7 +181,7 @@ def _plain(name: str, function: Callable[..., Any]) -> Callable[..., Number]:
 
 
 def decided(relation: str, a: Number, b: Number) -> bool | None:
-    """Whether two numbers compare; `None` where that depends on the sizes."""
+    """Whether the relation holds between two numbers; `None` where that depends on the sizes."""
     a, b = _settled(a), _settled(b)
     if isinstance(a, Term) or isinstance(b, Term):
         return relation in ("eq", "ge", "le") if a == b else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -53,7 +54,7 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
             makers[eqn.outvars[0]] = maker.replace(params={**maker.params, "dim": size})
         elif _converts(eqn) and (maker := makers.get(eqn.invars[0])) is not None:  # pyright: ignore
             (out,) = eqn.outvars
-            if out.aval.dtype.kind == "i":
+            if jnp.issubdtype(out.aval.dtype, jnp.signedinteger):
                 makers[out] = maker
             else:
                 *before, last = _value(maker, out)
@@ -87,7 +88,8 @@ def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
         case "dim_as_value":
             return [eqn.params["dim"]]
         case "convert_element_type" | "reshape" | "squeeze" | "copy":
-            return sizes_in(eqn.invars[0], makers) if atom.aval.dtype.kind in "iu" else None
+            integers = jnp.issubdtype(atom.aval.dtype, jnp.integer)  # of a key, too
+            return sizes_in(eqn.invars[0], makers) if integers else None
         case "broadcast_in_dim":
             found = sizes_in(eqn.invars[0], makers)
             (*_, size) = (1, *atom.aval.shape)

@@ -1,7 +1,7 @@
 """Sizes of open dimensions: numbers, or JAX's dimension expressions.
 
 A program with open dimensions is one jaxpr whose shapes and parameters hold expressions. What is
-said of its dimensions while it is traced, names and conditions, is gathered by `listening`.
+noted about its dimensions during tracing (names and constraints) is collected by `listening`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_open(size: object) -> bool:
 
 
 def scope(constraints: Sequence[str] = ()) -> jax.export.SymbolicScope:
-    """The scope of dimensions under some constraints: one for all programs that have the same.
+    """The scope of dimensions under given constraints, shared by all programs with the same.
 
     A scope never changes, so programs may share it, and templates with them.
     """
@@ -51,7 +51,7 @@ _scope = functools.lru_cache(maxsize=256)(jax.export.SymbolicScope)
 
 
 def parsed(shape: Iterable[int | str], of: jax.export.SymbolicScope) -> Shape:
-    """A shape with expressions for the names and expressions in it."""
+    """Parse the names and expressions in a shape."""
     return tuple(n if isinstance(n, int) else _parsed(n, of) for n in shape)
 
 
@@ -73,7 +73,7 @@ def dimensions(size: DimSize) -> frozenset[str]:
 
 
 def variables(sizes: Iterable[DimSize]) -> list[DimSize]:
-    """The dimensions in some sizes, each once, by name."""
+    """The dimensions that occur in `sizes`, each once, sorted by name."""
     found: dict[str, DimSize] = {}
     for size in filter(is_open, sizes):
         for name in dimensions(size):
@@ -82,7 +82,7 @@ def variables(sizes: Iterable[DimSize]) -> list[DimSize]:
 
 
 def dimension(size: DimSize) -> str | None:
-    """The name of the dimension that a size is; `None` for numbers and other expressions."""
+    """The name of a size that is a single dimension; `None` for other sizes."""
     match dim_terms(size):
         case [(1, [(str() as name, 1)])]:
             return name
@@ -113,7 +113,7 @@ _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def evaluate(size: DimSize, values: Mapping[str, DimSize]) -> DimSize:
-    """A size at numbers, or at expressions, for its dimensions."""
+    """Substitute numbers or expressions for the dimensions of a size."""
     if not is_open(size):
         return size
     total: Any = 0
@@ -160,7 +160,7 @@ def solve(
 
 
 def _solve_one(size: DimSize, value: DimSize, values: dict[str, DimSize]) -> bool:
-    """Adds the one unknown dimension of a size; `False` where it has more, or is not linear."""
+    """Add the one unknown dimension of a size; `False` where it has more, or is not linear."""
     unknown = dimensions(size) - values.keys()
     if len(unknown) > 1 or is_open(value):
         return not unknown
@@ -186,7 +186,7 @@ class Constraint:
     message: str = ""
 
     def holds(self, values: Mapping[str, DimSize]) -> bool:
-        """Whether it holds at some sizes; true where that cannot be told."""
+        """Whether it holds for given sizes; true where that is undecided."""
         left, right = (evaluate(s, values) for s in (self.left, self.right))
         try:
             return bool(RELATIONS[self.relation](left, right))
@@ -194,7 +194,7 @@ class Constraint:
             return True
 
     def at(self, values: Mapping[str, DimSize]) -> Constraint:
-        """The same of other sizes."""
+        """The same relation between substituted sizes."""
         left, right = (evaluate(s, values) for s in (self.left, self.right))
         return Constraint(self.relation, left, right, self.message)
 
@@ -249,7 +249,7 @@ def _positive(size: DimSize) -> DimSize:
 
 
 def renaming(sizes: Iterable[DimSize], names: Mapping[str, str]) -> dict[str, DimSize]:
-    """The dimensions in some sizes under other names, in a scope with the same constraints.
+    """Rename the dimensions in `sizes`, in a scope with the same constraints.
 
     A name that is another's already is left out.
     """
@@ -283,7 +283,7 @@ def conditions_on(found: Sequence[DimSize]) -> list[tuple[DimSize, str, DimSize]
 
 @dataclasses.dataclass
 class Said:
-    """What a container says of open sizes, found while its program is traced.
+    """What a container states about open sizes, collected while its program is traced.
 
     **Attributes:**
 
@@ -301,14 +301,14 @@ _said: contextvars.ContextVar[Said | None] = contextvars.ContextVar("said", defa
 
 
 def constrain(constraint: Constraint) -> None:
-    """Notes a condition under which the program that is being traced holds."""
+    """Record a constraint that the traced program requires."""
     said = _said.get()
     if said is not None and constraint not in said.constraints:
         said.constraints.append(constraint)
 
 
 def suggest(constraint: Constraint) -> None:
-    """Notes a condition under which a program may be traced that is not without it."""
+    """Record a constraint without which the program cannot be traced."""
     said = _said.get()
     if said is not None and constraint not in said.assumptions:
         said.assumptions.append(constraint)
@@ -362,7 +362,7 @@ def suggest_equal(a: DimSize, b: DimSize) -> None:
 
 
 def call_dimension(size: DimSize, name: str) -> None:
-    """Notes the name of a dimension of the program that is being traced."""
+    """Record the name of a dimension of the traced program."""
     said = _said.get()
     if said is not None and (traced := dimension(size)) is not None:
         said.names.setdefault(traced, name)
@@ -370,7 +370,7 @@ def call_dimension(size: DimSize, name: str) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Said]:
-    """Gathers what is noted inside, for those outside too."""
+    """Collect what is recorded inside; enclosing listeners get it too."""
     said = Said()
     token = _said.set(said)
     try:

@@ -1,4 +1,4 @@
-"""Normal form for traced programs, in which the emitted text is compared with the program.
+"""Normal form for traced programs, to compare emitted source with the program.
 
 Tracing orders the closed-over operands of loops and branches by first use, and keeps the rules of
 custom derivatives as functions. Both are made comparable here.
@@ -59,7 +59,7 @@ from invert.ir.types import (
     Var,
 )
 
-# How deep rules inside rules are compared.
+# Maximum depth at which derivative rules inside derivative rules are compared.
 _DEPTH = 2
 
 
@@ -97,7 +97,7 @@ _innermost_normal = by_jaxpr(functools.partial(_normalized, depth=_DEPTH), trace
 
 
 def strong(closed: J) -> J:
-    """Removes dead code, weak types, copies and conversions to the same type.
+    """Remove dead code, weak types, copies and conversions to the same type.
 
     None of them survives lowering. What wrappers of `jax.numpy` compute stands in their place, and
     a reshape that only adds or removes axes of size one is a broadcast or a squeeze.
@@ -127,7 +127,7 @@ def plain(closed: J) -> J:
 
 
 def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> J:
-    """The program with equal equations once, as compilers have it.
+    """Eliminate common subexpressions, as compilers do.
 
     **Arguments:**
 
@@ -151,13 +151,13 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
     return map_jaxprs(closed, one)
 
 
-# Functions of `jax.numpy` that JAX compiles for itself. They are one equation or a few, and text
-# may say the same without them.
+# Functions of `jax.numpy` that JAX wraps in `jit`. They are one equation or a few, which source
+# may contain directly.
 _WRAPPERS = frozenset(("_where", "_take", "_flip", "_pad"))
 
 
 def _unwrapped(jaxpr: Jaxpr) -> Jaxpr:
-    """The program with the equations of wrappers in the place of their calls."""
+    """Inline the calls of such wrappers."""
     if not any(_is_wrapper(e) or _is_number(e) for e in jaxpr.eqns):
         return jaxpr
     eqns: list[Eqn] = []
@@ -208,7 +208,7 @@ def _converted(eqn: Eqn) -> Literal:
 
 
 def _composed(jaxpr: Jaxpr) -> Jaxpr:
-    """Adds and removes axes of size one, and broadcasts along them, in one equation."""
+    """Merge chains that add, remove or broadcast axes of size one into one equation."""
     eqns: list[Eqn] = []
     made: dict[Atom, Eqn] = {}
     names: dict[Var, Atom] = {}
@@ -254,7 +254,7 @@ def _moves_axes(eqn: Eqn) -> bool:
 
 
 def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
-    """The dimensions of a broadcast from the operand of the equation before it, if it has some."""
+    """The broadcast dimensions relative to the operand of the previous equation, if defined."""
     if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
         return None
     dims = eqn.params["broadcast_dimensions"]
@@ -332,7 +332,7 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _is_identity(eqn: Eqn) -> bool:
-    """Whether an equation copies, converts to the type that its operand has, or adds nothing."""
+    """Whether an equation is an identity: a copy, a conversion to the same type, `x + 0`."""
     if eqn.primitive.name == "copy":
         return True
     if (neutral := _NEUTRAL.get(eqn.primitive.name)) is not None:
@@ -375,7 +375,7 @@ def _typed_operands(eqn: Eqn) -> Eqn:
 
 
 def _plain(eqn: Eqn) -> Eqn:
-    """Removes parameters without meaning: a sharding over no devices, the caller's mesh."""
+    """Remove parameters without meaning: an empty sharding, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
@@ -389,7 +389,7 @@ def _plain(eqn: Eqn) -> Eqn:
 
 
 def _is_silent(sharding: Any) -> bool:
-    """Whether a sharding is over no devices, or leaves all dimensions to the partitioner."""
+    """Whether a sharding constrains nothing: no devices, or all dimensions unconstrained."""
     mesh = getattr(sharding, "mesh", None)
     if mesh is None or mesh.empty:
         return mesh is not None
@@ -432,7 +432,7 @@ def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
 def _reorder(
     jaxprs: Sequence[AnyJaxpr], operands: Sequence[Atom], count: int
 ) -> tuple[list[AnyJaxpr], list[Atom]]:
-    """Orders the first `count` operands of some jaxprs by use and merges repeated ones.
+    """Order the first `count` operands of some jaxprs by use and merge repeated ones.
 
     Literals among them move into the jaxprs.
     """
@@ -586,8 +586,8 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
 
 
 def _without_empty(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Zeros in the place of arrays without values, which loops of derivatives begin with and which
-    no public function of JAX makes."""
+    """Replace uninitialized arrays by zeros: differentiated loops start with them, and no public
+    function of JAX creates them."""
 
     def filled(jaxpr: Jaxpr) -> Jaxpr:
         empty = [e for e in jaxpr.eqns if e.primitive.name == "empty2"]

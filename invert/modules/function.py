@@ -1,4 +1,4 @@
-"""A function of a container: its programs by shape, and how it is called."""
+"""One function of a container: its programs by argument shape, and its call."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from invert.modules.placement import AnyMesh
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """The recovered program at the types of its arguments, whose sizes may be open.
+    """A recovered program for given argument types, whose sizes may be open.
 
     **Arguments:**
 
@@ -78,11 +78,11 @@ class Stage:
 
     @functools.cached_property
     def is_open(self) -> bool:
-        """Whether it has open sizes."""
+        """Whether any argument has an open size."""
         return any(is_open(n) for shape in self.shapes for n in shape)
 
     def at(self, shapes: Sequence[Sequence[DimSize]]) -> Stage | None:
-        """The program at the shapes of some arguments; `None` where it does not hold there."""
+        """The program at concrete argument shapes; `None` where its constraints do not hold."""
         if not self.is_open:
             return self
         sizes = solve(self.shapes, shapes)
@@ -99,11 +99,11 @@ class Stage:
 
     @functools.cached_property
     def meshes(self) -> Mapping[AbstractMesh, frozenset[str]]:
-        """The meshes of devices that it names, each with its manual axes."""
+        """The device meshes that it names, each with its manual axes."""
         return meshes.meshes_of(self.jaxpr)
 
     def run(self, *values: Any, on: Mapping[AbstractMesh, AnyMesh] | None = None) -> list[Any]:
-        """Evaluates the equations on arrays or tracers; `on` gives other meshes to use."""
+        """Evaluate the program on arrays or tracers; `on` maps its meshes to those to use."""
 
         def evaluate(values: Sequence[Any]) -> list[Any]:
             if not on:
@@ -124,14 +124,14 @@ class Stage:
 
 
 def _pattern(shapes: Sequence[Sequence[int | str]]) -> Hashable:
-    """Which sizes have one name, whatever it is."""
+    """A partition of the sizes: those with the same name get the same number."""
     names = {n: i for i, n in enumerate(dict.fromkeys(n for s in shapes for n in s))}
     return tuple(tuple(names[n] for n in s) for s in shapes)
 
 
 def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
-    """The program for all sizes, with the conditions under which it holds."""
-    # A dimension that is equal to another has left that one only.
+    """The program for all sizes, with the constraints under which it holds."""
+    # Of two dimensions that are equal, only one is left.
     held = {str(d) for s in stage.shapes for d in variables(s)}
     if stage.names:
         known = [c for c in constraints if c.dimensions <= stage.names.keys()]
@@ -139,7 +139,7 @@ def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     constraints = [c for c in constraints if c.dimensions <= held]
     of = scope_of(independent([c.tidy() for c in constraints]))
     names = {str(d): parsed((str(d),), of)[0] for s in stage.shapes for d in variables(s)}
-    # A dimension that the conditions make a number, or another, is that in the conditions too.
+    # A dimension that the constraints determine is replaced in the constraints as well.
     gone = {d: n for d, n in names.items() if str(n) != d}
     plain = {d: parsed((d,), scope())[0] for d in names}
     plain |= {d: evaluate(n, plain) for d, n in gone.items()}
@@ -186,10 +186,14 @@ class Function:
         config: Config,
         *,
         stateful: bool = False,
+        changed: tuple[Function, Callable[[Stage], Stage]] | None = None,
     ):
         self.entry = entry
         self.config = config
         self._recover = recover
+        # The function that has the programs before a change, and the change.
+        self._changed = changed
+        self._stateful = stateful
         self._stages: dict[Any, Stage] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
         # Programs for all sizes, by the kind of the key.
@@ -213,17 +217,17 @@ class Function:
 
     @property
     def is_static(self) -> bool:
-        """Whether the arguments have one shape only."""
+        """Whether all argument shapes are static."""
         return all(isinstance(n, int) for spec in self.specs for n in spec.shape)
 
     @property
     def state_name(self) -> str | None:
-        """What the argument for the state is called; `None` where there is none."""
+        """The name of the state argument; `None` where there is none."""
         return self._state
 
     @property
     def key_name(self) -> str | None:
-        """What the argument for the key is called; `None` where there is none."""
+        """The name of the key argument; `None` where there is none."""
         return self._key
 
     @property
@@ -238,7 +242,7 @@ class Function:
 
     @property
     def shown(self) -> Stage | None:
-        """What there is to report: the program of a call, else one that a text was written from."""
+        """The report of the program that was called last, else of the one that was emitted."""
         return self.called or next(iter(self._stages.values()), None)
 
     def whole_for_text(self) -> Stage | None:
@@ -252,7 +256,7 @@ class Function:
         return whole
 
     def begin(self, values: Sequence[Any]) -> None:
-        """Recovers the program at the shapes of an example, whose constants the module holds.
+        """Recover the program at the shapes of an example, whose constants the module holds.
 
         Where it holds for all sizes, the module holds the constants of that program.
         """
@@ -263,8 +267,24 @@ class Function:
             self.home = self.stage(values)
 
     def begin_whole(self) -> None:
-        """Recovers the program for all sizes, if there is one, whose constants the module holds."""
+        """Recover the program for all sizes, if there is one, whose constants the module holds."""
         self.home = self.whole()
+
+    def changed(self, change: Callable[[Stage], Stage]) -> Function:
+        """Return the function with each of its programs changed, recovered by now or later."""
+        new = Function(
+            self.entry,
+            lambda entry, avals: change(self._at(avals)),
+            self.config,
+            stateful=self._stateful,
+            changed=(self, change),
+        )
+        new.first_devices = self.first_devices
+        if self._example is None:
+            new.begin_whole()
+        else:
+            new.begin(self._example)
+        return new
 
     def stage(self, values: Sequence[Any], key: Any = None) -> Stage:
         """The program for the shapes of `values` and the kind of `key`, recovered once.
@@ -298,6 +318,11 @@ class Function:
         return self._whole[kind]
 
     def _recover_whole(self, key: Any) -> Stage | None:
+        if self._changed is not None:
+            # Traced again, the conditions on sizes that were met before would not be told.
+            before, change = self._changed
+            whole, self.divided = before.whole(key), before.divided
+            return None if whole is None else change(whole)
         # Sizes that have no name may be one another's: of a text and its mask, the length.
         tried: list[Hashable] = []
         found = None
@@ -450,7 +475,7 @@ class Function:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Runs the program.
+        """Run the program.
 
         **Arguments:**
 
@@ -488,7 +513,7 @@ class Function:
         return out, state
 
     def _on_devices(self, stage: Stage, values: Sequence[Any], count: int) -> list[Any]:
-        """Runs a program for several devices, where the caller or the arguments are."""
+        """Run a program for several devices on the mesh of the caller or of the arguments."""
         shardings = self.entry.shardings
         named = dict(stage.meshes)
         if shardings is not None and shardings.mesh is not None:
@@ -517,7 +542,7 @@ def _read_param(param: Any, state: Any) -> Any:
 
 
 def _typed_key(key: Any, name: str) -> Any:
-    """One typed key; words of the older kind are wrapped."""
+    """A typed PRNG key; a legacy `uint32` key is wrapped."""
     if getattr(key, "dtype", None) == np.uint32 and np.ndim(key) == 1:
         key = jax.random.wrap_key_data(key)
     typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -527,10 +552,7 @@ def _typed_key(key: Any, name: str) -> Any:
 
 
 def _widen(value: Any, dtype: Any) -> Any:
-    """A value that JAX has narrowed, because 64-bit types were off, in the type of the program.
-
-    And the other way round for what goes back into a state.
-    """
+    """Convert between the dtype of the program and the narrower one that JAX uses without x64."""
     return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)
 
 
@@ -552,7 +574,7 @@ def _checked(results: list[Any], checks: Sequence[str], assigned: int, config: C
 
 
 def _differences(given: Any, wanted: Any) -> str:
-    """Which places two trees do not have in common."""
+    """The paths in which two trees differ."""
     have, want = (
         [
             jax.tree_util.keystr(path, simple=True, separator=".")
@@ -578,10 +600,10 @@ def _fit(value: Any, spec: ArgSpec, problems: list[str], config: Config) -> Any:
         try:
             value = np.asarray(value)
         except (TypeError, ValueError) as error:
-            problems.append(f"{spec.name!r} is no array: {error}")
+            problems.append(f"{spec.name!r} is not an array: {error}")
             return None
         if not value.shape and value.dtype == object:
-            problems.append(f"{spec.name!r} is no array but a {type(value.item()).__name__}")
+            problems.append(f"{spec.name!r} is not an array but a {type(value.item()).__name__}")
             return None
     want = tuple(n if isinstance(n, int) else "?" if n is None else n for n in spec.shape)
     have = tuple(value.shape)

@@ -40,7 +40,7 @@ class Graph:
     svg: str
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the SVG to a file, which every browser shows.
+        """Write the SVG to a file, which every browser shows.
 
         **Raises:** `OSError` where it cannot be written.
         """
@@ -122,7 +122,7 @@ class _Level:
         return set() if isinstance(atom, Literal) else self._sources.get(atom, set())
 
     def flow(self, given: Mapping[Var, set[int]]) -> None:
-        """Makes the boxes of the steps, from the sources of the inputs of the layer."""
+        """Make the boxes of the steps, from the sources of the inputs of the layer."""
         self._sources = dict(given)
         for unit in _units(self.layered.found.looped(self.layer.steps)):
             if isinstance(unit, LayerCall):

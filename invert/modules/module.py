@@ -200,7 +200,7 @@ class Module(Recovered):
     _function: Function = eqx.field(static=True, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program.
+        """Run the program.
 
         **Raises:** `SignatureError` where the arguments do not fit the signature.
         """
@@ -260,7 +260,7 @@ def run(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Calls a function.
+    """Call a function.
 
     **Raises:** `SignatureError` where parameters have other shapes than in the program.
     """
@@ -285,7 +285,7 @@ def run(
 def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True) -> frozenset[str]:
     """The styles of a text that were asked for.
 
-    **Raises:** `ValueError` where there is no such style.
+    **Raises:** `ValueError` for an unknown style.
     """
     styles = frozenset([layers] if isinstance(layers, str) else layers)
     if unknown := styles - STYLES:

@@ -32,7 +32,7 @@ AnyMesh = AbstractMesh | Mesh
 def chosen(
     meshes: Mapping[AbstractMesh, frozenset[str]], values: Sequence[Any], first: bool = False
 ) -> dict[AbstractMesh, AnyMesh]:
-    """The mesh in the place of each one that a program names.
+    """The mesh that replaces each mesh that a program names.
 
     **Arguments:**
 
@@ -297,7 +297,7 @@ def param_array(param: Param) -> Any:
 
 
 def _forget(value: Any) -> None:
-    """Lets go of the parts of a mapped file that were read; they are read again if need be."""
+    """Let go of the parts of a mapped file that were read; they are read again if need be."""
     while isinstance(value, (np.ndarray, memoryview)):
         value = value.base if isinstance(value, np.ndarray) else value.obj
     if isinstance(value, mmap.mmap) and hasattr(value, "madvise"):

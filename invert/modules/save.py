@@ -49,7 +49,7 @@ def save(
     typecheck: bool = False,
     state: eqx.nn.State | None = None,
 ) -> None:
-    """Saves a module as Python source with its weights, for use without `invert`.
+    """Save a module as Python source with its weights, for use without `invert`.
 
     The directory holds `model.py`, `weights.safetensors` and `README.md`. The Python file needs
     jax, equinox, jaxtyping and safetensors: `import model; model.load("weights.safetensors")`.
@@ -97,6 +97,27 @@ def save(
         )
     else:
         model = module
+    source, page = _texts(model)
+    arrays = arrays_of(model, state)
+    if wrong := list(_unreadable(model, arrays)):
+        raise SaveError(
+            f"the source of {type(model).__name__} could not read what is in the module now: "
+            f"{'; '.join(wrong)}. Its classes are those of the original: edit model.py, or write "
+            "the arrays with equinox.tree_serialise_leaves"
+        )
+    where = Path(directory)
+    try:
+        with _replacing(where) as made:
+            (made / _CODE).write_text(source, encoding="utf-8")
+            (made / _PAGE).write_text(page, encoding="utf-8")
+            _write_weights(arrays, made, limit)
+    except OSError as error:
+        reason = f"{where} cannot be written and is unchanged: {error.strerror or error}"
+        raise SaveError(reason) from error
+
+
+def _texts(model: eqx.Module) -> tuple[str, str]:
+    """The source of a module that was written, and its page."""
     namespace = sys.modules.get(type(model).__module__)
     source = getattr(namespace, "__source__", None)
     if source is None:
@@ -109,22 +130,7 @@ def save(
             f"{type(model).__name__} was written with loader=False, so its file could not read "
             "weights; save the recovered module, or emit it with the loader"
         )
-    arrays = arrays_of(model, state)
-    if wrong := list(_unreadable(model, arrays)):
-        raise SaveError(
-            f"the source of {type(model).__name__} could not read what is in the module now: "
-            f"{'; '.join(wrong)}. Its classes are those of the original: edit model.py, or write "
-            "the arrays with equinox.tree_serialise_leaves"
-        )
-    where = Path(directory)
-    try:
-        with _replacing(where) as made:
-            (made / _CODE).write_text(source, encoding="utf-8")
-            (made / _PAGE).write_text(getattr(namespace, "__page__", ""), encoding="utf-8")
-            _write_weights(arrays, made, limit)
-    except OSError as error:
-        reason = f"{where} cannot be written and is unchanged: {error.strerror or error}"
-        raise SaveError(reason) from error
+    return source, getattr(namespace, "__page__", "")
 
 
 def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
@@ -220,7 +226,7 @@ def _is_index(x: object) -> bool:
 
 
 def _write_weights(arrays: Mapping[str, Any], where: Path, limit: int) -> None:
-    """Writes the arrays into one file or several."""
+    """Write the arrays into one file or several."""
     shards = _shards(arrays, limit)
     count = len(shards)
     stem, suffix = _WEIGHTS.split(".")
@@ -261,7 +267,7 @@ _CODES = {
 
 
 def _write(tensors: Mapping[str, Any], path: Path) -> None:
-    """Writes arrays one after the other; of one that lies on several devices, part by part."""
+    """Write arrays one after the other; of one that lies on several devices, part by part."""
     header: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     end = 0
@@ -288,7 +294,7 @@ def _write(tensors: Mapping[str, Any], path: Path) -> None:
 
 
 def _allocate(file: int, size: int) -> None:
-    """Makes a file of this size. Writing to mapped memory would not tell of a full disk."""
+    """Make a file of this size. Writing to mapped memory would not tell of a full disk."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:
@@ -332,7 +338,7 @@ def load_saved(
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | None = None,
 ) -> eqx.Module:
-    """Reads a module that `save` has written. This runs `model.py`, as importing it does.
+    """Read a module that `save` has written. This runs `model.py`, as importing it does.
 
     **Arguments:**
 
@@ -380,7 +386,7 @@ def load_saved(
 
 
 def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> None:
-    """Compares specs with the arrays in the files, of which it reads the headers.
+    """Compare specs with the arrays in the files, of which it reads the headers.
 
     **Raises:** `MeshError` where one does not fit.
     """

@@ -61,7 +61,7 @@ def count_line(named: Mapping[str, Any], constants: Sequence[Any]) -> str:
 
 
 def is_whole(leaves: Sequence[Any]) -> bool:
-    """Whether a module holds arrays, and not what a transformation has put in their places."""
+    """Whether a module holds arrays rather than the tracers of a transformation."""
     return all(hasattr(_array(x), "shape") for x in leaves)
 
 

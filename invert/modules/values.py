@@ -1,4 +1,4 @@
-"""The arrays of a module by the names in its container: read, put elsewhere, given back."""
+"""The arrays of a module by their names in the container: get, set, and assign to the original."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, A
     **Arguments:**
 
     - `module`: a recovered module or its `model`, trained or not, with its layers in any style.
-    - `state`: the state of the module, whose values are taken in the place of the first ones.
+    - `state`: the state of the module; its values replace the initial ones.
 
     **Returns:** arrays in the shapes of the container. Constants of the program are not among them.
 
@@ -102,7 +102,7 @@ def with_values(module: _M, values: Mapping[str, Any], *, strict: bool = True) -
 
 
 def assign(target: Any, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Gives arrays back to the variables of a Keras model or another object of TensorFlow.
+    """Give arrays back to the variables of a Keras model or another object of TensorFlow.
 
     **Arguments:**
 

@@ -202,7 +202,7 @@ def _gesdd(site: Site, a: Value) -> Values:
 
 
 def _gesvdj(site: Site, a: Value) -> Values:
-    """Returns the right singular vectors as columns."""
+    """Return the right singular vectors as columns."""
     options = _packed(site)
     if len(options) < 7:
         raise UnknownOptionsError

@@ -89,7 +89,7 @@ def explain(
     lowered: bool = False,
     platform: str = "cpu",
 ) -> Explanation:
-    """Finds where a pattern matches in a function, and why it does not elsewhere.
+    """Find where a pattern matches in a function, and why it does not elsewhere.
 
     **Arguments:**
 

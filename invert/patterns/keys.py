@@ -153,7 +153,7 @@ class _Lifter:
         self.calls: dict[Hashable, tuple[JaxFunction, list[bool]]] = {}
 
     def body(self, closed: AnyJaxpr, args: Sequence[Value], typed: bool) -> list[Value]:
-        """Evaluates a body; `typed` says whether it uses typed keys."""
+        """Evaluate a body; `typed` says whether it uses typed keys."""
 
         def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
             with context_of(eqn):

@@ -25,7 +25,7 @@ def rewrite(
     *,
     platform: str = "cpu",
 ) -> _F:
-    """Applies patterns to the equations of a function.
+    """Apply patterns to the equations of a function.
 
     **Arguments:**
 

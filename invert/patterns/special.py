@@ -1,8 +1,7 @@
-"""Special functions that the lowering expands into polynomials and loops.
+"""Special functions that lowering expands into polynomials and loops.
 
-The table gives for each function a number that its expansion contains, so that programs without it
-are skipped at once. Functions come before those that they call: of nested expansions the outer one
-is wanted.
+The table lists a literal that each expansion contains, so that programs without it are skipped at
+once. Callers come before callees: of nested expansions the outer one must match.
 
 `atan2(x, 1)` and `exp(x log 2)` are recognized as `atan` and `exp2` where the location names those
 primitives, or where there is no location.
@@ -28,7 +27,7 @@ from invert.rewriting.short import Short
 
 
 class Expansion(NamedTuple):
-    """Primitives with the same kind of expansion.
+    """Primitives whose expansions share a shape.
 
     **Arguments:**
 
@@ -37,8 +36,8 @@ class Expansion(NamedTuple):
     - `root`: the primitive that gives the result. In dtypes of 16 bits or less, which are computed
         in float32, a conversion follows it.
     - `operands`: possible primitives of the first operand of that equation.
-    - `literals`: numbers of which each expansion contains one.
-    - `holds`: a primitive of each expansion that tells it from others with the same numbers.
+    - `literals`: each expansion contains one of these numbers.
+    - `holds`: a primitive that distinguishes it from expansions with the same literals.
     """
 
     primitives: tuple[Any, ...]
@@ -74,7 +73,7 @@ EXPANSIONS = {
 
 
 def operand_types(site: Site, dtype: Any, arity: int) -> Iterator[tuple[Any, ...]]:
-    """Possible operand types of an elementwise primitive, the likeliest first.
+    """Candidate operand types of an elementwise primitive, the likeliest first.
 
     Operands may be scalars or broadcast along dimensions of size one, if the body has such values.
     """
@@ -151,7 +150,7 @@ def _outlined_lgamma(site: Site) -> Iterator[Call]:
 
 
 def may_be(site: Site, primitive: str) -> bool:
-    """Whether the location names `primitive`, or nothing."""
+    """Whether the location names `primitive` or is empty."""
     return site.hint in ("", primitive)
 
 
@@ -192,7 +191,7 @@ def _select_n(site: Site) -> Iterator[Call]:
             found = _index_select(site, inner)
             if found is not None and found[0] is which:
                 pending.append(inner)
-    # A case may be such a selection itself, so the largest number is only the likeliest.
+    # A case may itself be such a selection, so the largest number is only the likeliest.
     if cases <= 64:
         yield bind(lax.select_n_p, site.aval(which), *[site.out] * cases)
 
@@ -203,7 +202,7 @@ def _index_select(site: Site, eqn: Eqn) -> tuple[Var, int] | None:
     if less is None or len(eqn.invars) != 3 or not isinstance(less.invars[0], Var):
         return None
     bound = literal(less.invars[1])
-    # Below 1 there is no case: that is how an index from the end is told.
+    # No case is below 1; such a comparison normalizes a negative index instead.
     if bound is None or bound < 1 or less.invars[0].aval.dtype != np.int32:
         return None
     return less.invars[0], int(bound)
@@ -214,9 +213,9 @@ def _expansion(name: str, entry: Expansion) -> Pattern:
 
 
 def lowered(name: str, root: str, function: JaxFunction, arity: int = 1, *, after: str) -> Pattern:
-    """A pattern for the lowering of `function`, whose result is given by `root`.
+    """A pattern for the lowering of `function`, whose result is computed by `root`.
 
-    An operand of `root` is given by `after`, which is looked at before anything is lowered.
+    `after` computes an operand of `root`; it is checked before anything is lowered.
     """
     example = (jax.ShapeDtypeStruct((2,), np.float32),) * arity
     short = Short(None, function, arity, given=example)

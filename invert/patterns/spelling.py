@@ -105,7 +105,7 @@ def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
 
 
 def _explicit_broadcast(site: Site) -> JaxFunction | None:
-    """Restores explicit broadcasts of operands."""
+    """Restore explicit broadcasts of operands."""
     eqn = site.eqn
     shape = eqn.outvars[0].aval.shape
     found = {

@@ -6,18 +6,35 @@ keyword-only ones are attributes by their names, and a few names stand for what 
     @rule("Roll")
     def roll(x: Array, shift: Array, axis: Ints): ...
 
-    @rule("Cumsum")
-    def cumsum(x: Array, axis: Int, *, exclusive: bool, reverse: bool): ...
+    @rule("stablehlo.concatenate")
+    def concatenate(*operands: Array, dimension: int): ...
 
-The annotation of an operand says how it is converted before the rule sees it.
+The annotation of an operand says how it is converted before the rule sees it. A `Binder` holds the
+conversions of one kind of ops: there is one for TensorFlow's and one for StableHLO's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+
+# Converts one operand; takes `(ctx, op, values, index)`.
+Conversion = Callable[[Any, Any, Sequence[Any], int], Any]
+
+# Stands for an attribute that an op does not have.
+ABSENT: Any = object()
+
+
+class Attribute(NamedTuple):
+    """A keyword-only parameter: its annotation, and whether the rule has a default for it."""
+
+    note: str
+    has_default: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,22 +45,22 @@ class Signature:
 
     - `operands`: names and annotations of the operands.
     - `required`: how many of them have no default, so that they have to be there.
-    - `rest`: annotation of the operands that `*name` takes; `None` where there is no such.
-    - `attributes`: names of the attributes, and whether the rule has a default for them.
-    - `context`: the names of `surroundings` that the rule asks for.
+    - `rest`: the annotation of `*name`, which takes the other operands; `None` without one.
+    - `attributes`: the attributes by their names.
+    - `context`: the names of the surroundings that the rule asks for.
     """
 
     operands: tuple[tuple[str, str], ...]
     required: int
     rest: str | None
-    attributes: Mapping[str, bool]
+    attributes: Mapping[str, Attribute]
     context: frozenset[str]
 
     @classmethod
     def of(cls, rule: Callable[..., Any], surroundings: frozenset[str]) -> Signature:
-        """Reads the parameters of a rule, without evaluating their annotations."""
+        """Read the parameters of a rule, without evaluating their annotations."""
         operands: list[tuple[str, str]] = []
-        attributes: dict[str, bool] = {}
+        attributes: dict[str, Attribute] = {}
         context: set[str] = set()
         required = 0
         rest: str | None = None
@@ -55,7 +72,7 @@ class Signature:
             elif parameter.kind is parameter.VAR_POSITIONAL:
                 rest = note
             elif parameter.kind is parameter.KEYWORD_ONLY:
-                attributes[name] = parameter.default is not parameter.empty
+                attributes[name] = Attribute(note, parameter.default is not parameter.empty)
             elif parameter.kind is parameter.VAR_KEYWORD:
                 raise TypeError(f"a rule names its attributes: {rule} has **{name}")
             else:
@@ -64,9 +81,77 @@ class Signature:
         return cls(tuple(operands), required, rest, attributes, frozenset(context))
 
     def count_problem(self, count: int) -> str | None:
-        """Describes a number of operands that the rule does not take."""
+        """What is wrong with this number of operands; `None` if the rule takes it."""
         most = len(self.operands)
         if self.required <= count and (count <= most or self.rest is not None):
             return None
         expected = self.required if self.required == most else f"{self.required} to {most}"
         return f"has {count} operands, but its rule takes {expected}"
+
+    def note(self, index: int) -> str | None:
+        """The annotation of an operand; `None` where the rule does not take so many."""
+        return self.operands[index][1] if index < len(self.operands) else self.rest
+
+
+@dataclasses.dataclass(frozen=True)
+class Binder:
+    """How ops of one kind are bound.
+
+    **Arguments:**
+
+    - `conversions`: how an operand is converted, by the annotation of its parameter.
+    - `surroundings`: what stands under a name for the context and the op; takes `(ctx, op)`.
+    - `attribute`: reads an attribute; takes `(op, name, annotation)`, gives `ABSENT` where the op
+        has none of that name.
+    - `place`: the name and the location of an op.
+    """
+
+    conversions: Mapping[str, Conversion]
+    surroundings: Mapping[str, Callable[[Any, Any], Any]]
+    attribute: Callable[[Any, str, str], Any]
+    place: Callable[[Any], tuple[str, str]]
+
+
+class Bound:
+    """A function of operands and attributes, as a function of `(ctx, op, values)`.
+
+    It gives a list of results: the function returns one, several, or `None` for none.
+    """
+
+    def __init__(self, function: Callable[..., Any], binder: Binder) -> None:
+        self.function = function
+        self._binder = binder
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        return Signature.of(self.function, frozenset(self._binder.surroundings))
+
+    @functools.cached_property
+    def _parts(self) -> tuple[list[Conversion], Conversion | None, list[tuple[str, Any]]]:
+        signature, binder = self.signature, self._binder
+        rest = None if signature.rest is None else binder.conversions[signature.rest]
+        context = [(name, binder.surroundings[name]) for name in sorted(signature.context)]
+        return [binder.conversions[note] for _, note in signature.operands], rest, context
+
+    def __call__(self, ctx: Any, op: Any, values: Sequence[Any]) -> list[Any]:
+        signature, binder = self.signature, self._binder
+        conversions, rest, context = self._parts
+        if (reason := signature.count_problem(len(values))) is not None:
+            name, location = binder.place(op)
+            raise UnsupportedOpError([Problem(name, reason, location)])
+        more = [rest] * (len(values) - len(conversions)) if rest is not None else []
+        operands = [
+            convert(ctx, op, values, i)
+            for i, convert in zip(range(len(values)), (*conversions, *more), strict=False)
+        ]
+        keywords: dict[str, Any] = {name: find(ctx, op) for name, find in context}
+        for name, (note, has_default) in signature.attributes.items():
+            if (value := binder.attribute(op, name, note)) is not ABSENT:
+                keywords[name] = value
+            elif not has_default:
+                label, location = binder.place(op)
+                raise MalformedModelError(f"{label} ({location}) lacks the attribute {name!r}")
+        results = self.function(*operands, **keywords)
+        if results is None:
+            return []
+        return list(results) if isinstance(results, (list, tuple)) else [results]

@@ -62,7 +62,6 @@ _TYPES = {
     32: _type("uint2", "int_val"),
     33: _type("float4_e2m1fn", "float8_val"),
 }
-_NUMBERS = {entry.name: number for number, entry in _TYPES.items()}
 
 STRING, RESOURCE, VARIANT = 7, 20, 21
 
@@ -99,11 +98,6 @@ def is_type(enum: int) -> bool:
 def type_name(enum: int) -> str:
     """What TensorFlow calls a type."""
     return _TYPES[enum].name if enum in _TYPES else f"type {enum}"
-
-
-def type_number(dtype: np.dtype) -> int:
-    """The `DataType` of the values of a NumPy dtype; the first where several have it."""
-    return _NUMBERS["string" if dtype.kind == "O" else dtype.name]
 
 
 def decode_shape(proto: Any) -> tuple[int | None, ...] | None:

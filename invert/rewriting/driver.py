@@ -90,13 +90,13 @@ class Rewriter:
     def __post_init__(self) -> None:
         self._roots = [{r for p in stage.patterns for r in p.roots} for stage in self.stages]
 
-    def run(self, closed: ClosedJaxpr, stages: int | None = None) -> ClosedJaxpr:
+    def run(self, closed: J, stages: int | None = None) -> J:
         """The program rewritten by the first `stages` stages (all, by default)."""
         for number in range(len(self.stages) if stages is None else stages):
             closed = self.run_stage(closed, number)
         return closed
 
-    def run_stage(self, closed: ClosedJaxpr, number: int) -> ClosedJaxpr:
+    def run_stage(self, closed: J, number: int) -> J:
         """The program rewritten by one stage."""
         closed = self._body(closed, number)
         for pattern in self.stages[number].patterns:
@@ -114,7 +114,7 @@ class Rewriter:
         return bool(self._sweep(_graph(open_jaxpr(closed), {}), 0))
 
     def _body(self, jaxpr: J, number: int, known: Known = ()) -> J:
-        """Rewrites a jaxpr and its inner jaxprs by one stage; a shared jaxpr stays shared.
+        """Rewrite a jaxpr and its inner jaxprs by one stage; a shared jaxpr stays shared.
 
         `known` are the values of leading arguments, `None` for those that are not constant.
         """
@@ -272,7 +272,7 @@ class Trial:
 
 
 def _commuted(closed: J, places: Set[int]) -> J:
-    """Swaps the operands of the equations at these positions."""
+    """Swap the operands of the equations at these positions."""
     if not places:
         return closed
     jaxpr = open_jaxpr(closed)
@@ -345,7 +345,7 @@ def _anchors(template: Graph, eqn: Eqn) -> Iterator[Eqn]:
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """Equations to put in the place of others."""
+    """Equations that replace others."""
 
     jaxpr: AnyJaxpr
     inputs: Sequence[Atom]
@@ -376,7 +376,7 @@ def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
 
 
 def replace(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
-    """Makes the replacements, sorts topologically and removes dead equations.
+    """Make the replacements, sort topologically and remove dead equations.
 
     Replacements may be acyclic one by one and cyclic together; then only the first is made.
     """
@@ -467,7 +467,7 @@ def _is_named(v: Var) -> bool:
 
 
 def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """Sorts equations so that definitions precede uses; stable and linear."""
+    """Sort equations so that definitions precede uses; stable and linear."""
     producers: dict[Atom, Eqn] = {v: e for e in eqns for v in e.outvars}
     done: set[Eqn] = set()
     opened: set[Eqn] = set()

@@ -199,7 +199,7 @@ class _Search:
     def _paired(
         self, eqn: Eqn, target: Eqn, pairs: _Pairs, found: Outline, depth: int = 0
     ) -> Iterator[Outline]:
-        """Extends `found` by a pair of equations, in both operand orders if they commute."""
+        """Extend `found` by a pair of equations, in both operand orders if they commute."""
         found.eqns[eqn] = target
         orders = [target.invars]
         if eqn.primitive.name in _COMMUTATIVE:

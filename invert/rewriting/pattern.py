@@ -67,7 +67,7 @@ _P = ParamSpec("_P")
 def kept_by_call(
     function: Callable[Concatenate[Call, _P], _T],
 ) -> Callable[Concatenate[Call, _P], _T]:
-    """Memoizes a function of a call, except for calls that hold a part of a program."""
+    """Memoize a function of a call, except for calls that hold a part of a program."""
     kept: Any = functools.lru_cache(maxsize=4096)(function)
 
     @functools.wraps(function)

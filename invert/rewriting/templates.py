@@ -15,7 +15,7 @@ from invert.stablehlo.lowered import raised_again
 
 
 def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
-    """Lowers and raises `call`; `None` if JAX refuses it."""
+    """Lower and raise `call`; `None` if JAX refuses it."""
     closed = _raised(dataclasses.replace(call, is_call=False), platform)
     return closed if closed is None or call.is_call else unwrap(closed)
 
@@ -41,7 +41,7 @@ def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
 
 
 def unwrap(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Inlines the function into which JAX outlines a primitive (`@cumsum`, `@argmax`, ...)."""
+    """Inline the function into which JAX outlines a primitive (`@cumsum`, `@argmax`, ...)."""
     jaxpr = open_jaxpr(closed)
     while len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "jit":
         closed = inline_calls(closed)
@@ -55,6 +55,6 @@ def written_call(call: Call, platform: str) -> ClosedJaxpr | None:
 
 
 def traced_call(call: Call) -> ClosedJaxpr:
-    """Traces the `before` of a call, or the function itself."""
+    """Trace the `before` of a call, or the function itself."""
     with jax.enable_x64(call.needs_x64):
         return jaxprs.canonicalize(trace_closed(call.before or call.function, *call.avals))

@@ -33,7 +33,7 @@ def parse_module(
     what: str = "StableHLO module",
     trusted: bool = False,
 ) -> ir.Module:
-    """Parses and verifies one StableHLO module.
+    """Parse and verifies one StableHLO module.
 
     **Arguments:**
 
@@ -227,7 +227,7 @@ def _check_version(version: tuple[int, ...], what: str) -> None:
 
 
 def _check_sections(data: bytes, at: int) -> None:
-    """Walks the sections of the bytecode: id, length, alignment, contents."""
+    """Walk the sections of the bytecode: id, length, alignment, contents."""
     seen = set()
     while at < len(data):
         start = at

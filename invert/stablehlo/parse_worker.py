@@ -21,7 +21,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def read(ir: Any, stablehlo: Any, make_context: Callable[[], Any], kind: str, blob: bytes) -> Any:
-    """Reads one module. **Returns:** the module, or a string that says why there is none."""
+    """Read one module. **Returns:** the module, or a string that says why there is none."""
     context = make_context()
     messages: list[str] = []
 
@@ -59,7 +59,7 @@ def serve(
     make_context: Callable[[], Any],
     hlo_to_bytecode: Callable[[bytes, bool], bytes],
 ) -> None:
-    """Answers each module, after the eight letters of its kind, with the module as MLIR itself
+    """Answer each module, after the eight letters of its kind, with the module as MLIR itself
     writes it, or with the reason why it cannot be read. Messages are those of `_child.py`."""
 
     def reply(message: bytes) -> None:

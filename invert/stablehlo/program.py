@@ -16,12 +16,13 @@ from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert._private.mlir import text_of
 from invert.primitives.stablehlo import calls
-from invert.primitives.stablehlo import rules as _rules
 from invert.stablehlo.ops import interpreter
 from invert.stablehlo.ops.attributes import element_dtype, is_token, location_text, shape_of, string
 from invert.stablehlo.ops.devices import Devices, devices_of
-from invert.stablehlo.ops.interpreter import Context, Known, Value
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import CUSTOM_CALL, has_rule
 from invert.stablehlo.ops.shardings import Sharding, closed, of_rank
+from invert.stablehlo.ops.values import Known, Value
 from invert.stablehlo.parse import entry_function, parse_module
 
 _PLATFORM_INDEX = "_platform_index"
@@ -61,7 +62,7 @@ class Program:
         trusted: bool = False,
         mesh: AbstractMesh | None = None,
     ) -> Program:
-        """Parses `blob`: MLIR text, bytecode or a portable artifact, or what gives the bytes.
+        """Parse `blob`: MLIR text, bytecode or a portable artifact, or what gives the bytes.
 
         **Arguments:**
 
@@ -122,11 +123,11 @@ class Program:
         """Every op that is reachable, those of each function once."""
         for op in interpreter.reachable(self.functions, self.entry):
             location = location_text(op.location)
-            if op.name == "stablehlo.custom_call":
+            if op.name == CUSTOM_CALL:
                 target = string(op.attributes["call_target_name"])
                 yield OpUse(f"{op.name} @{target}", calls.route_of(op), location)
             else:
-                yield OpUse(op.name, "rule" if interpreter.has_rule(op.name) else "none", location)
+                yield OpUse(op.name, "rule" if has_rule(op.name) else "none", location)
 
     @functools.cached_property
     def takes_platform_index(self) -> bool:
@@ -204,7 +205,7 @@ class Program:
             )
 
     def __call__(self, *values: Value) -> list[Value]:
-        """Raises the entry point on `values` (arrays or tracers); returns the flat results.
+        """Raise the entry point on `values` (arrays or tracers); return the flat results.
 
         **Raises:** `UnsupportedOpError` with everything that cannot be raised; `SignatureError`
             where number, shape or dtype of the values do not fit.
@@ -274,6 +275,3 @@ def is_public(function: Any) -> bool:
 
 def _array_types(types: Iterable[Any]) -> list[ArrayType]:
     return [((), np.dtype(bool)) if is_token(t) else (shape_of(t), element_dtype(t)) for t in types]
-
-
-RULE_FAMILIES = _rules.FAMILIES

@@ -89,6 +89,7 @@ EXAMPLES = [
                 "with_values",
                 "assign",
                 "from_exported",
+                "optimize",
                 "save",
                 "trainable",
                 "rewrite",

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import invert
-from invert.stablehlo.ops import interpreter
+from invert.stablehlo.ops.registry import REGISTRY, Entry
 
 ROOT = Path(__file__).parents[2]
 T = "tensor<4xf32>"
@@ -258,11 +258,11 @@ def test_an_entry_without_a_body() -> None:
 
 
 def test_a_defect_of_a_rule_is_not_the_fault_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(ctx: Any, op: Any, x: Any) -> Any:
+    def broken(ctx: Any, op: Any, operands: Any) -> Any:
         return {}[op.name]
 
     text = f"func.func @main(%a: {T}) -> {T} {{ %0 = stablehlo.sine %a : {T} return %0 : {T} }}"
-    monkeypatch.setitem(interpreter._RULES, "stablehlo.sine", broken)
+    monkeypatch.setitem(REGISTRY._entries, "stablehlo.sine", Entry(broken))
     with pytest.raises(KeyError):
         invert.from_stablehlo(text)
 

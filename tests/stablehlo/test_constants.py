@@ -261,9 +261,6 @@ def test_enums() -> None:
 def test_attributes_without_a_lowering() -> None:
     with make_ir_context():
         parse = ir.Attribute.parse
-        assert A.channel(parse("#stablehlo.channel_handle<handle = 3, type = 1>")) == (3, 1)
-        alias = "output_tuple_indices = [1], operand_index = 2, operand_tuple_indices = []"
-        assert A.output_alias(parse(f"#stablehlo.output_operand_alias<{alias}>")) == ((1,), 2, ())
         accuracy = "atol = 1.5, rtol = 0.5, ulps = 7, mode = #stablehlo.result_accuracy_mode"
         got = A.result_accuracy(parse(f"#stablehlo.result_accuracy<{accuracy}<TOLERANCE>>"))
         assert got == A.Accuracy(1.5, 0.5, 7, "TOLERANCE")

@@ -59,7 +59,7 @@ def get_config(name: str) -> Any:
 
 
 def update_config(name: str, value: Any) -> None:
-    """Sets a flag in the current context.
+    """Set a flag in the current context.
 
     **Raises:** `ValueError` if there is no such flag.
     """
@@ -75,14 +75,14 @@ def copy_config() -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def override_config(name: str, value: Any) -> Iterator[None]:
-    """Sets a flag within a `with` statement."""
+    """Set a flag within a `with` statement."""
     with override_configs({name: value}):
         yield
 
 
 @contextlib.contextmanager
 def override_configs(new_config: Mapping[str, Any]) -> Iterator[None]:
-    """Sets several flags within a `with` statement."""
+    """Set several flags within a `with` statement."""
     before = _flags.get()
     for name, value in new_config.items():
         get_config(name)

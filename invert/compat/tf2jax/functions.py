@@ -83,7 +83,7 @@ class AnnotatedFunction:
 
 
 def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction, Mapping[str, Any]]:
-    """Converts a `tf.function` traced at these arguments.
+    """Convert a `tf.function` traced at these arguments.
 
     **Arguments:**
 

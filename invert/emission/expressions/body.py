@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from invert.emission.expressions import idioms, literals, products, roles, spelling
+from invert.emission.expressions import idioms, literals, products, spelling
 from invert.emission.expressions.spelling import FLOWS
 from invert.emission.expressions.statements import (
     FunctionText,
@@ -20,6 +20,7 @@ from invert.emission.expressions.statements import (
     ValueType,
 )
 from invert.emission.expressions.writer import Writer
+from invert.emission.layers import roles
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, says
@@ -175,6 +176,18 @@ class Body:
         self._flush()
         return results
 
+    def _last(self, value: ast.expr) -> ast.expr | None:
+        """What the last statement computes, if it does so only for a value that is its name."""
+        last = self.statements[-1] if self.statements else None
+        if last is None or last.repeat is not None or last.functions or last.pattern is not None:
+            return None
+        if not isinstance(value, ast.Name) or last.targets != [value.id]:
+            return None
+        if sum(n for a, n in self._uses.items() if is_var(a) and self.token(a) == value.id) != 1:
+            return None
+        self.statements.pop()
+        return last.value
+
     def _count(self, atoms: Sequence[Atom]) -> None:
         for atom in atoms:
             if is_var(atom):
@@ -222,6 +235,8 @@ class Body:
         outs = [v if self._uses.get(v) else None for v in eqn.outvars]
         first = eqn.outvars[0]
         value, width, inside = self._filled(placed.expression, len(placed.functions) == 0)
+        if placed.repeat is not None and (start := self._last(value)) is not None:
+            value = start
         for function in placed.functions:
             for token in function.free():
                 self._settle(token)

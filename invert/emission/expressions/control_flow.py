@@ -18,14 +18,16 @@ from invert._private.jax import (
     on_shards,
     open_jaxpr,
 )
-from invert.emission.expressions import library, literals, roles, spelling
+from invert.emission.expressions import fast, library, literals, spelling
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Parameter, Pattern, ValueType
 from invert.emission.expressions.writer import Writer
+from invert.emission.layers import roles
 from invert.emission.python import syntax
 from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_differentiable
+from invert.ir.fast import FUNCTIONS
 from invert.ir.graph import is_var
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.sizes import is_open
@@ -157,6 +159,8 @@ def _jit(file: Writer, body: Body, eqn: Eqn) -> Placed:
     closed, name = eqn.params["jaxpr"], eqn.params["name"]
     if (public := _of_library(file, eqn, name)) is not None:
         return Placed(public, hints=[library.noun(name)], flows=True)
+    if (copied := _of_package(file, eqn, name)) is not None:
+        return Placed(copied, hints=[fast.noun(name)], flows=True)
     args = [body.operand(a) for a in eqn.invars]
     return Placed(file.jitted(closed, name, args), hints=[library.noun(name)], flows=True)
 
@@ -171,6 +175,17 @@ def _of_library(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
         for candidate in library.candidates(name, eqn, args):
             if file.prover.holds(candidate, variables, [eqn], eqn.outvars):
                 return candidate
+    return None
+
+
+def _of_package(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
+    """The function of this package that traces to a call, if any, which the file gets a copy of."""
+    for bare in () if file.plain else (True, False):
+        args = spelling.operands(eqn, file, bare)
+        variables = {file.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
+        candidate = fast.candidate(eqn, args)
+        if candidate is not None and file.prover.holds(candidate, variables, [eqn], eqn.outvars):
+            return syntax.renamed(candidate, {name: file.copied(FUNCTIONS[name])})
     return None
 
 

@@ -19,12 +19,15 @@ from invert._private.jax import SIZE_ERRORS, consts_of, mesh_of_now, open_jaxpr,
 from invert.emission.python import load, syntax
 from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
+from invert.ir.fast import FUNCTIONS
 from invert.ir.graph import Graph, is_var
 from invert.ir.sizes import DimSize
 from invert.ir.types import Aval, ClosedJaxpr, Eqn, Literal, Var
 
-# The modules that emitted text may use.
-NAMESPACE: Mapping[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx}
+# The modules that emitted text may use, and the functions that it may hold copies of.
+NAMESPACE: Mapping[str, Any] = {
+    "jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx, **FUNCTIONS
+}  # fmt: skip
 
 # What functions of `jax.lax`, `jax.numpy` and `jax.nn` raise for arguments that they do not take,
 # and what some of them assert instead; NumPy raises an `OverflowError` for numbers out of range.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import ast
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from invert.emission.expressions.proof import Prover
 from invert.emission.python import syntax
@@ -44,6 +44,10 @@ class Writer(abc.ABC):
     @abc.abstractmethod
     def jitted(self, closed: ClosedJaxpr, name: str, args: Sequence[ast.expr]) -> ast.expr:
         """The call of the file's function for a called program."""
+
+    @abc.abstractmethod
+    def copied(self, function: Callable[..., Any]) -> str:
+        """The name that a function of this package has in the file, which gets a copy of it."""
 
     @abc.abstractmethod
     def differentiated(self, eqn: Eqn, name: str) -> str:

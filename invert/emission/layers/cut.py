@@ -26,6 +26,13 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 Path = tuple[str, ...]
 # A layer inside by its name, or a single equation by its number.
 Group: TypeAlias = str | int
+# Before the number of a layer that has its name from what it computes.
+NUMBER = "~"
+
+
+def plain_name(name: str) -> str:
+    """The name of a layer or parameter without such a number."""
+    return name.partition(NUMBER)[0]
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,8 +46,10 @@ class Layer:
     - `parameters`: variables of the parameters that it owns.
     - `inputs`, `outputs`: variables.
     - `field`: the name wanted for its field, where that is not its own name.
+    - `alias`: what it is called in the names of its parameters, where that is not its own name.
     - `listed`: the name of the tuple that it is in, if any.
     - `count`: the number of layers that it stands for, 0 for one.
+    - `same`: the layer that it is another call of, if any.
     - `native`: the layer of `equinox.nn` that replaces it, if any; `arrays` are the fields of that.
     """
 
@@ -51,8 +60,10 @@ class Layer:
     inputs: list[Var] = dataclasses.field(default_factory=list)
     outputs: list[Atom] = dataclasses.field(default_factory=list)
     field: str = ""
+    alias: str = ""
     listed: str = ""
     count: int = 0
+    same: Layer | None = None
     native: Native | None = None
     arrays: dict[str, Var] = dataclasses.field(default_factory=dict)
 

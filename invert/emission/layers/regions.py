@@ -46,6 +46,10 @@ def _numbered(path: Path) -> bool:
     return re.search(r"_\d+$", path[-1]) is not None
 
 
+# Products of arrays, such as those of an attention, are no part of a layer's input or result.
+_MIXING = frozenset(("dot_general", "conv_general_dilated"))
+
+
 class _Regions:
     """Gives each equation the innermost layer that it belongs to.
 
@@ -116,6 +120,8 @@ class _Regions:
     def _free(self, i: int, region: Collection[int], path: Path) -> bool:
         """Whether an equation may join a region: no other layer has it."""
         mine = all(_under(o, path) for o in self.owners[i])
+        if not self.owners[i] and self.eqns[i].primitive.name in _MIXING:
+            return False
         return i not in region and mine and not self.constant[i] and not self.places[i]
 
     def _between(self, seeds: set[int]) -> set[int]:
@@ -153,8 +159,9 @@ class _Regions:
                     heapq.heappush(pending, -self.producers[a])
         whole = region | added
         for i in sorted(added):
-            unit = self.units[i]
-            if i not in whole or not added.issuperset(unit):
+            # What a layer computes from nothing, such as a mask, is no part of its input.
+            unit = [j for j in self.units[i] if not self.constant[j]]
+            if i not in whole or not region.isdisjoint(unit):
                 continue
             rest = whole.difference(unit)
             inputs = {a for j in unit for a in self._inputs(j)}
@@ -163,7 +170,8 @@ class _Regions:
             if any(self.producers.get(a) in whole for a in inputs):
                 continue
             ended = sum(not self._inside(a, rest) for a in inputs)
-            if sum(bool(self._inside(v, rest)) for v in made) <= ended:
+            parted = not whole.issuperset(unit)  # it is written as one, and so outside
+            if parted or sum(bool(self._inside(v, rest)) for v in made) <= ended:
                 whole = rest
         return whole
 

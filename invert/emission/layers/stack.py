@@ -131,7 +131,7 @@ class Stacker:
     def runs(self, layer: Layer) -> list[Members]:
         """The runs among the calls of a layer."""
         calls = [s for s in layer.steps if isinstance(s, LayerCall)]
-        kinds = {id(c): _kind(c.layer) for c in calls}
+        kinds = {id(c): kind_of(c.layer) for c in calls}
         alike = collections.Counter(kinds.values())
         calls = [c for c in calls if kinds[id(c)] is not None and alike[kinds[id(c)]] > 1]
         makers = {v: c for c in calls for v in c.outvars}
@@ -269,7 +269,7 @@ def _parameters(layer: Layer) -> list[Var]:
     return parameters
 
 
-def _kind(layer: Layer) -> int | None:
+def kind_of(layer: Layer) -> int | None:
     """A hash that is equal for layers that compute the same; `None` for a layer that assigns
     variables, which is not stacked."""
     if any(isinstance(e, Assign) for e in equations(layer)):

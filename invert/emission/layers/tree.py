@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import equinox as eqx
 
 from invert._errors import EmissionError
-from invert.emission.layers.cut import Layer, LayerCall, common_prefix
+from invert.emission.layers.cut import Layer, LayerCall, common_prefix, plain_name
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, singular, stem
 from invert.ir import kinds
@@ -153,13 +153,14 @@ class _Building:
         self.common = _shared_prefix(list(paths.values()))
         self.program, self.called = 0, ""
         self.at: dict[Layer, Path] = {}
+        self.nodes: dict[Layer, Node] = {}
         self._placed: dict[Var, Path] = {}
         self._taken: set[tuple[int, Node]] = set()
 
     def build(self, layer: Layer, node: Node, path: Path) -> None:
         """Adds the parameters and the inner layers of a layer to its node."""
         node.layers.append(layer)
-        self.at[layer] = path
+        self.at[layer], self.nodes[layer] = path, node
         self.tree.programs[layer] = self.called
         self._taken.add((self.program, node))
         places = self.tree.places[layer] = {}
@@ -174,15 +175,24 @@ class _Building:
                 *inside, last = _rest(self.paths[v], layer, self.common)
                 owner, where = self._holder(holders, tuple(inside))
                 # TensorFlow numbers variables without a name through the whole program.
-                last = stem(last) if stem(last).lower() == "variable" else last
+                last = stem(last) if stem(last).lower() == "variable" else plain_name(last)
                 self._placed[v] = (*path, *where, owner.add(last, v))
             elif self._placed[v][: len(path)] != path:
                 name = ".".join(self._placed[v])
                 raise EmissionError(f"the methods need the parameter {name} in different layers")
             places[v] = self._placed[v][len(path) :]
+        if layer.same is not None:
+            earlier = [s.layer for s in layer.same.steps if isinstance(s, LayerCall)]
+            inner = [s.layer for s in layer.steps if isinstance(s, LayerCall)]
+            for one, other in zip(earlier, inner, strict=True):
+                other.same = one
         for step in layer.steps:
-            if isinstance(step, LayerCall) and step.layer not in self.tree.names:
-                wanted = called(step.layer, self.paths)
+            if isinstance(step, LayerCall) and step.layer.same is not None:
+                first = self.at[step.layer.same]
+                self.tree.names[step.layer] = self.tree.names[step.layer.same]
+                self.build(step.layer, self.nodes[step.layer.same], first)
+            elif isinstance(step, LayerCall) and step.layer not in self.tree.names:
+                wanted = plain_name(called(step.layer, self.paths))
                 if step.layer.listed:
                     where, child = self._item(node, wanted, step.layer.listed)
                 else:
@@ -217,7 +227,8 @@ class _Building:
         """The node at a path, created where it is missing."""
         if path not in holders:
             parent, where = self._holder(holders, path[:-1])
-            field, child = self._child(parent, path[-1], path[-1])
+            name = plain_name(path[-1])
+            field, child = self._child(parent, name, name)
             holders[path] = child, (*where, field)
         return holders[path]
 
@@ -241,7 +252,8 @@ def _parameters(layer: Layer) -> list[Var]:
 
 def _rest(path: Path, layer: Layer, common: int) -> Path:
     """The part of a parameter's name after that of its layer."""
-    for names, name in ((path[:-1], layer.name), (tuple(map(stem, path[:-1])), stem(layer.name))):
+    own = layer.alias or layer.name
+    for names, name in ((path[:-1], own), (tuple(map(stem, path[:-1])), stem(own))):
         if name and name in names:
             return path[len(names) - names[::-1].index(name) :]
     path = path[common:]

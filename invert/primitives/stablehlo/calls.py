@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -12,11 +12,10 @@ import numpy as np
 from invert import _opaque
 from invert._errors import Problem
 from invert._private.jax import eval_closed, trace_closed
-from invert._private.mlir import attribute_names
 from invert.ir.composite import composite
 from invert.ir.interpret import inline_calls
 from invert.ir.size_algebra import Sizes
-from invert.primitives.stablehlo import chlo, dynamic, sharding
+from invert.primitives.stablehlo import dynamic
 from invert.stablehlo.ops.attributes import (
     aval,
     boolean,
@@ -28,24 +27,39 @@ from invert.stablehlo.ops.attributes import (
     string,
     symbol_name,
 )
-from invert.stablehlo.ops.interpreter import Context, Op, Value, call_function, data, raises
+from invert.stablehlo.ops.interpreter import Context, call_function
+from invert.stablehlo.ops.registry import (
+    CUSTOM_CALL,
+    REGISTRY,
+    Attribute,
+    Entry,
+    Ints,
+    Op,
+    Symbol,
+    Value,
+    has_rule,
+    rule,
+)
+from invert.stablehlo.ops.values import data, sizes
 
 
-@raises("func.call")
-def _call(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    op.get("no_inline")
-    return call_function(ctx, symbol_name(op["callee"]), operands)
+@rule("func.call", ignores=("no_inline",))
+def _call(*operands: Value, ctx: Context, callee: Symbol) -> Sequence[Value]:
+    return call_function(ctx, callee, operands)
 
 
-@raises("stablehlo.composite")
-def _composite(ctx: Context, op: Op, *operands: Value) -> Any:
-    name = string(op["name"])
-    decomposition = symbol_name(op["decomposition"])
-    attributes = _plain(op.get("composite_attributes"))
-    version = op.get("version")
-    number = 0 if version is None else integer(version)
-    if (rule := NAMED.get(name)) is not None:
-        return rule(attributes, *map(data, operands))
+@rule("stablehlo.composite")
+def _composite(
+    *operands: Value,
+    ctx: Context,
+    op: Op,
+    name: str,
+    decomposition: Symbol,
+    version: int = 0,
+    composite_attributes: Attribute | None = None,
+) -> Any:
+    if (function := _function_of(name)) is not None:
+        return _apply(ctx, function, Op(op.operation, name, composite_attributes), operands)
 
     # Traced now: differentiation and batching may come when the module is gone.
     held = [isinstance(x, Sizes) for x in operands]
@@ -58,8 +72,24 @@ def _composite(ctx: Context, op: Op, *operands: Value) -> Any:
 
     avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     closed = inline_calls(trace_closed(call, *avals))
-    mark = composite(name, number, attributes)
+    mark = composite(name, version, _plain(composite_attributes))
     return mark(lambda *xs: eval_closed(closed, xs))(*arrays)
+
+
+def _function_of(name: str) -> Entry | None:
+    """The function that composites and custom calls of this name stand for, where it is one."""
+    for op in (name, name.replace("mhlo.", "chlo.", 1)):
+        entry = REGISTRY.get(op) if op.startswith(("chlo.", "mhlo.")) else None
+        if entry is not None and entry.is_function():
+            return entry
+    return None
+
+
+def _apply(ctx: Context, entry: Entry, op: Op, operands: Sequence[Value]) -> Sequence[Value]:
+    assert entry.call is not None
+    if unknown := entry.unknown_attributes(op):
+        raise op.problem(f"unknown attributes {unknown}")
+    return entry.call(ctx, op, operands)
 
 
 def _plain(attribute: Any) -> dict[str, Any]:
@@ -90,26 +120,6 @@ _ATTRIBUTE_TYPES = {
     integer: "IntegerAttr",
     string: "StringAttr",
 }
-
-
-def _named_top_k(attributes: dict[str, Any], x: Value) -> Any:
-    return chlo.top_k(x, int(attributes["k"]), bool(attributes.get("largest", True)))
-
-
-# Composites and custom calls that stand for one function: name -> rule of (attributes, operands).
-NAMED: dict[str, Callable[..., Any]] = {
-    "chlo.top_k": _named_top_k,
-    "mhlo.topk": _named_top_k,
-}
-
-
-def _name_function(name: str, function: Callable) -> None:
-    for prefix in ("chlo.", "mhlo."):
-        NAMED[prefix + name] = lambda attributes, *operands: function(*operands)
-
-
-for _name, _function in (chlo.UNARY | chlo.BINARY).items():
-    _name_function(_name, _function)
 
 
 # Targets that call back into the process that wrote the file: what they hold is an address.
@@ -144,7 +154,8 @@ def route_of(op: Any) -> Literal["rule", "opaque", "none"]:
     """What becomes of a custom call before patterns are applied."""
     if custom_call_problem(op) is not None:
         return "none"
-    known = string(op.attributes["call_target_name"]) in _CUSTOM_CALLS
+    target = string(op.attributes["call_target_name"])
+    known = has_rule(f"{CUSTOM_CALL} @{target}") or _function_of(target) is not None
     return "rule" if known else "opaque"
 
 
@@ -162,34 +173,36 @@ _DROPPED = frozenset(
 _OPEN_TOP_K = "stablehlo.dynamic_approx_top_k"
 
 
-@raises("stablehlo.custom_call")
-def _custom_call(ctx: Context, op: Op, *operands: Value) -> Any:
-    target = string(op["call_target_name"])
-    rule = _CUSTOM_CALLS.get(target)
-    if rule is not None:
-        op.unread.clear()  # what the target needs is read by its rule
-        return rule(ctx, op, *operands)
-    called = op.get("called_computations")
-    computations = tuple(_computation(ctx, c) for c in called or ())
-    names = set(attribute_names(op.op)) - _DROPPED
-    texts = {n: str(op.op.attributes[n]) for n in names}
+@rule(CUSTOM_CALL, takes_any=True)
+def _custom_call(
+    *operands: Value,
+    ctx: Context,
+    op: Op,
+    call_target_name: str,
+    called_computations: Attribute = (),
+    indices_of_shape_operands: Ints = (),
+) -> Any:
+    """A call of a target without a rule: kept with all its attributes, as an opaque equation."""
+    target, shapes = call_target_name, indices_of_shape_operands
+    if (function := _function_of(target)) is not None:
+        held = op.attributes["mhlo.attributes"] if "mhlo.attributes" in op.names else None
+        return _apply(ctx, function, Op(op.operation, target, held), operands)
+    computations = tuple(_computation(ctx, c) for c in called_computations)
+    texts = {n: str(op.attributes[n]) for n in op.names - _DROPPED}
     # The last operand of that target is a number.
     last = len(operands) - 1 if target == _OPEN_TOP_K else None
-    shapes = dynamic.shape_places(op)
     operands = tuple(x if i in (*shapes, last) else data(x) for i, x in enumerate(operands))
-    arrays, avals = dynamic.result_avals(op, operands)
+    arrays, avals = dynamic.result_avals(op, operands, shapes)
     if len(arrays) < len(operands) and "operand_layouts" in texts:
-        declared: Any = op.op.attributes["operand_layouts"]
-        layouts = list(map(str, declared))
+        layouts = list(map(str, op.attributes["operand_layouts"]))
         kept = [t for x, t in zip(operands, layouts, strict=True) if any(x is a for a in arrays)]
         texts["operand_layouts"] = f"[{', '.join(kept)}]"
     if target == _OPEN_TOP_K:  # its last operand is the number that `ApproxTopK` has as an option
         *arrays, k = arrays
-        target, (k,) = "ApproxTopK", dynamic.sizes(k, op)
+        target, (k,) = "ApproxTopK", sizes(k, op.name)
         options = texts["mhlo.backend_config"].removesuffix("}")
         texts["mhlo.backend_config"] = f"{options}, top_k = {k} : i64}}"
         texts["call_target_name"] = f'"{target}"'
-    op.unread.clear()  # all of them are kept
     types = op.result_types()
     packed = len(types) == 1 and is_tuple(types[0])
     results = _opaque.custom_call(
@@ -206,30 +219,3 @@ def _computation(ctx: Context, symbol: Any) -> Any:
     function = ctx.functions[symbol_name(symbol)]
     avals = [aval(a.type) for a in function.regions[0].blocks[0].arguments]
     return trace_closed(ctx.region(function.regions[0]), *avals)
-
-
-def _identity(ctx: Context, op: Op, *operands: Value) -> Any:
-    return list(map(data, operands))
-
-
-def _composite_call(target: str) -> Callable:
-    def rule(ctx: Context, op: Op, *operands: Value) -> Any:
-        attributes = (
-            _plain(op.op.attributes["mhlo.attributes"])
-            if ("mhlo.attributes" in op.op.attributes)
-            else {}
-        )
-        return NAMED[target](attributes, *map(data, operands))
-
-    return rule
-
-
-_CUSTOM_CALLS: dict[str, Callable] = {
-    **{target: _composite_call(target) for target in NAMED},
-    **dynamic.RULES,
-    "Sharding": sharding.annotation,
-    "SPMDFullToShardShape": sharding.annotation,
-    "SPMDShardToFullShape": sharding.annotation,
-    "annotate_device_placement": _identity,
-    "xla.sdy.FuncResultSharding": _identity,
-}

@@ -1,9 +1,9 @@
-"""CHLO ops: the functions of one name, whether as an op, a composite or a custom call."""
+"""CHLO ops, which composites and custom calls of the same name stand for as well."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +11,24 @@ from jax import lax
 
 from invert._errors import InvertError
 from invert.primitives.stablehlo import elementwise
-from invert.primitives.stablehlo.precision import precision_config
+from invert.primitives.stablehlo.elementwise import COMPARE
+from invert.primitives.stablehlo.precision import precision_of
 from invert.stablehlo.ops import attributes
-from invert.stablehlo.ops.attributes import dense_ints
-from invert.stablehlo.ops.interpreter import Context, Op, Value, data, raises
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import (
+    CALL_ATTRIBUTES,
+    CUSTOM_CALL,
+    Array,
+    Attribute,
+    Enum,
+    Enums,
+    Ints,
+    Op,
+    Size,
+    Value,
+    rule,
+)
+from invert.stablehlo.ops.values import data
 
 
 def _conj(x: Value) -> Value:
@@ -22,7 +36,7 @@ def _conj(x: Value) -> Value:
     return lax.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
 
 
-UNARY: dict[str, Callable] = {
+_UNARY: dict[str, Callable] = {
     "acos": lax.acos,
     "acosh": lax.acosh,
     "asin": lax.asin,
@@ -45,7 +59,7 @@ UNARY: dict[str, Callable] = {
     "tan": lax.tan,
 }
 
-BINARY: dict[str, Callable] = {
+_BINARY: dict[str, Callable] = {
     "mulhi": lax.mulhi,
     "next_after": lax.nextafter,
     "polygamma": lax.polygamma,
@@ -74,27 +88,34 @@ _BROADCASTING: dict[str, Callable] = {
     "zeta": lax.zeta,
 }
 
-_COMPARE = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt, "GE": lax.ge}
-
-
-def _register(name: str, function: Callable) -> None:
-    raises(name)(lambda ctx, op, *operands: function(*operands))
-
-
-for _name, _function in (UNARY | BINARY).items():
-    _register(f"chlo.{_name}", _function)
-
 # What jaxlib makes of the HLO ops of this kind that StableHLO lacks.
-_register("mhlo.erf", lax.erf)
-for _name in ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh"):
-    _register(f"mhlo.{_name}", UNARY[_name])
+_OF_HLO = frozenset("acos acosh asin asinh atanh cosh erf sinh".split())
 
 
-def _together(op: Op, operands: tuple[Value, ...]) -> list[Value]:
-    """The operands at their common shape; `broadcast_dimensions` places the smaller one."""
-    attribute = op.get("broadcast_dimensions")
-    if attribute is not None and len(operands) == 2:
-        dims = dense_ints(attribute)
+def _unary(function: Callable) -> Callable:
+    def call(x: Array) -> Value:
+        return function(x)
+
+    return call
+
+
+def _binary(function: Callable) -> Callable:
+    def call(x: Array, y: Array) -> Value:
+        return function(x, y)
+
+    return call
+
+
+for _name, _function in _UNARY.items():
+    _ops = [f"chlo.{_name}"] + [f"mhlo.{_name}"] * (_name in _OF_HLO)
+    rule(*_ops)(_unary(_function))
+for _name, _function in _BINARY.items():
+    rule(f"chlo.{_name}")(_binary(_function))
+
+
+def _together(operands: Sequence[Value], dims: Ints | None) -> Sequence[Value]:
+    """The operands at their common shape; `dims` places the smaller one of two."""
+    if dims is not None and len(operands) == 2:
         rank = max(x.ndim for x in operands)
         operands = tuple(
             x
@@ -106,78 +127,78 @@ def _together(op: Op, operands: tuple[Value, ...]) -> list[Value]:
     return [jnp.broadcast_to(x, shape) for x in operands]
 
 
-def _register_broadcasting(name: str, function: Callable) -> None:
-    @raises(f"chlo.broadcast_{name}")
-    def rule(ctx: Context, op: Op, x: Value, y: Value) -> Value:
-        return function(*_together(op, (x, y)))
+def _broadcasting(function: Callable) -> Callable:
+    def call(x: Array, y: Array, *, broadcast_dimensions: Ints | None = None) -> Value:
+        return function(*_together((x, y), broadcast_dimensions))
+
+    return call
 
 
 for _name, _function in _BROADCASTING.items():
-    _register_broadcasting(_name, _function)
+    rule(f"chlo.broadcast_{_name}")(_broadcasting(_function))
 
 
-@raises("chlo.broadcast_compare")
-def _broadcast_compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
-    direction = attributes.enum_name(op["comparison_direction"])
-    kind = op.get("compare_type")
-    x, y = _together(op, (x, y))
-    total = kind is not None and attributes.enum_name(kind) == "TOTALORDER"
-    if total and jnp.issubdtype(x.dtype, jnp.floating):
-        return elementwise.total_order(direction, x, y)
-    return _COMPARE[direction](x, y)
+@rule("chlo.broadcast_compare")
+def _broadcast_compare(
+    x: Array,
+    y: Array,
+    *,
+    comparison_direction: Enum,
+    compare_type: Enum | None = None,
+    broadcast_dimensions: Ints | None = None,
+) -> Value:
+    x, y = _together((x, y), broadcast_dimensions)
+    if compare_type == "TOTALORDER" and jnp.issubdtype(x.dtype, jnp.floating):
+        return elementwise.total_order(comparison_direction, x, y)
+    return COMPARE[comparison_direction](x, y)
 
 
-@raises("chlo.broadcast_select")
-def _broadcast_select(ctx: Context, op: Op, pred: Value, x: Value, y: Value) -> Value:
-    pred, x, y = _together(op, (pred, x, y))
+@rule("chlo.broadcast_select")
+def _broadcast_select(
+    pred: Array, x: Array, y: Array, *, broadcast_dimensions: Ints | None = None
+) -> Value:
+    pred, x, y = _together((pred, x, y), broadcast_dimensions)
     return lax.select(pred, x, y)
 
 
-@raises("chlo.constant")
-def _constant(ctx: Context, op: Op) -> Value:
-    op.unread.discard("value")
-    return attributes.constant(op.op)
+@rule("chlo.constant", ignores=("value",))
+def _constant(*, op: Op) -> Value:
+    return attributes.constant(op.operation)
 
 
-@raises("chlo.constant_like")
-def _constant_like(ctx: Context, op: Op, x: Value) -> Value:
-    value = op["value"].value
-    return jnp.full_like(x, np.asarray(value, x.dtype))
+@rule("chlo.constant_like")
+def _constant_like(x: Array, *, value: Attribute) -> Value:
+    return jnp.full_like(x, np.asarray(value.value, x.dtype))
 
 
-@raises("chlo.top_k")
-def _top_k(ctx: Context, op: Op, x: Value) -> Value:
-    op.get("is_stable")  # since jaxlib 0.12; `lax.top_k` takes the first of equal values either way
-    largest = op.get("largest")
-    return top_k(x, attributes.integer(op["k"]), largest is None or largest.value)
+@rule(f"{CUSTOM_CALL} @stablehlo.dynamic_top_k", ignores=CALL_ATTRIBUTES)
+def _open_top_k(x: Array, k: Size) -> Sequence[Value]:
+    return lax.top_k(x, k)
 
 
-def top_k(x: Value, k: int, largest: bool = True) -> list[Value]:
-    """`lax.top_k` over the last axis.
-
-    **Raises:** `InvertError` where the smallest values are wanted.
-    """
+# `is_stable` since jaxlib 0.12; `lax.top_k` takes the first of equal values either way.
+@rule("chlo.top_k", "mhlo.topk", ignores=("is_stable",))
+def _top_k(x: Array, *, k: int, largest: bool = True) -> Sequence[Value]:
     if not largest:
         raise InvertError(
             "the smallest values are wanted, which `lax.top_k` does not give; export the program "
             "with a sort in its place"
         )
-    values, indices = lax.top_k(x, k)
-    return [values, indices]
+    return lax.top_k(x, k)
 
 
-@raises("chlo.ragged_dot")
-def _ragged_dot(ctx: Context, op: Op, x: Value, y: Value, sizes: Value) -> Value:
-    text = str(op["ragged_dot_dimension_numbers"])
-    return ragged_dot(text, x, y, sizes, ctx.dtype(op), precision_config(op))
-
-
-def ragged_dot(
-    text: str, x: Value, y: Value, sizes: Value, dtype: np.dtype, precision: Any = None
+@rule("chlo.ragged_dot")
+def _ragged_dot(
+    x: Array,
+    y: Array,
+    sizes: Array,
+    *,
+    dtype: np.dtype,
+    ragged_dot_dimension_numbers: Attribute,
+    precision_config: Enums = (),
 ) -> Value:
     """`lax.ragged_dot_general` from the printed attribute, which has no Python binding."""
-    import re
-
+    text = str(ragged_dot_dimension_numbers)
     fields = {
         name: tuple(int(n) for n in re.findall(r"\d+", value))
         for name, value in re.findall(r"(\w+) = \[([^\]]*)\]", text)
@@ -193,26 +214,27 @@ def ragged_dot(
         lhs_ragged_dimensions=fields.get("lhs_ragged_dimensions", ()),
         rhs_group_dimensions=fields.get("rhs_group_dimensions", ()),
     )
+    precision = precision_of(precision_config)
     return lax.ragged_dot_general(x, y, sizes, dims, precision, preferred_element_type=dtype)
 
 
-@raises("chlo.scan", "mhlo.scan")
-def _scan(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    """A scan over one axis: the body takes slices and carries, and gives the same in turn.
-
-    That the body is associative is a permission, not a demand.
-    """
-    op.get("is_associative")
-    count, _ = dense_ints(op["operandSegmentSizes"])
-    outputs, _ = dense_ints(op["resultSegmentSizes"])
-    axis, length, reverse = (
-        attributes.integer(op["dimension"]),
-        op.get("scan_dim_size"),
-        op.get("is_reverse"),
-    )
+# That the body is associative is a permission, not a demand.
+@rule("chlo.scan", "mhlo.scan", ignores=("is_associative",))
+def _scan(
+    *operands: Array,
+    ctx: Context,
+    op: Op,
+    dimension: int,
+    operandSegmentSizes: Ints,
+    resultSegmentSizes: Ints,
+    scan_dim_size: int | None = None,
+    is_reverse: bool = False,
+) -> Sequence[Value]:
+    """A scan over one axis; the body maps slices and carries to outputs and carries."""
+    count, _ = operandSegmentSizes
+    outputs, _ = resultSegmentSizes
     (region,) = op.regions
     body = ctx.region(region)
-    operands = tuple(map(data, operands))
 
     def step(carry: Sequence[Value], slices: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         results = list(map(data, body(*slices, *carry)))
@@ -221,11 +243,11 @@ def _scan(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
     carried, stacked = lax.scan(
         step,
         list(operands[count:]),
-        [_moved(x, axis, 0) for x in operands[:count]],
-        length=None if length is None else attributes.integer(length),
-        reverse=reverse is not None and reverse.value,
+        [_moved(x, dimension, 0) for x in operands[:count]],
+        length=scan_dim_size,
+        reverse=is_reverse,
     )
-    return [*(_moved(x, 0, axis) for x in stacked), *carried]
+    return [*(_moved(x, 0, dimension) for x in stacked), *carried]
 
 
 def _moved(x: Value, source: int, target: int) -> Value:

@@ -1,4 +1,4 @@
-"""Collectives: among the devices of a mesh inside of `shard_map`, and of groups of one outside."""
+"""Collectives: over mesh axes inside `shard_map`, over groups of one device outside."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh
 
-from invert._errors import Problem, UnsupportedOpError
 from invert._private.mlir import ir
 from invert.stablehlo.ops import attributes, shardings
 from invert.stablehlo.ops.devices import Manual, coordinates
-from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import Array, Attribute, IntRows, Op, Value, rule
 
 _AXIS_REF = re.compile(r'axis_ref<name = "((?:[^"\\]|\\.)*)"(, sub_axis_info)?')
 
@@ -38,31 +38,26 @@ class Groups(NamedTuple):
         return self.axes[0] if len(self.axes) == 1 else self.axes
 
 
-def _problem(op: Op, reason: str, remedy: str) -> UnsupportedOpError:
-    return UnsupportedOpError([Problem(op.name, reason, op.location, remedy)])
+# How devices are numbered and calls distinguished, which the groups already determine.
+_CHANNELS = ("channel_handle", "use_global_device_ids", "channel_id")
 
 
-def _groups(ctx: Context, op: Op) -> Groups | None:
+def _groups(ctx: Context, op: Op, attribute: Any) -> Groups | None:
     """The groups of an op; `None` where each device is alone in its own."""
-    attribute = op["replica_groups"]
-    for other in ("channel_handle", "use_global_device_ids", "channel_id"):
-        op.get(other)
     if not isinstance(attribute, ir.DenseElementsAttr):
         return _named_groups(ctx, op, str(attribute))
     rows = [[n for n in row if n >= 0] for row in attributes.dense_int_rows(attribute)]
     if all(len(row) <= 1 for row in rows):
         return None
     if ctx.manual is None:
-        raise _problem(
-            op,
+        raise op.problem(
             f"it communicates among {max(map(len, rows))} devices, which a program without a "
             "device mesh cannot",
             "Export the program for one device, or before partitioning.",
         )
     found = _along_axes(rows, ctx.manual)
     if found is None:
-        raise _problem(
-            op,
+        raise op.problem(
             f"its groups of devices, {rows}, are not along axes of the mesh "
             f"{dict(ctx.manual.mesh.shape)} that are manual there",
             "Export it with groups along the axes of its mesh.",
@@ -76,7 +71,7 @@ def _named_groups(ctx: Context, op: Op, text: str) -> Groups:
     axes = tuple(name for name, _ in found)
     sizes = {} if ctx.manual is None else dict(ctx.manual.mesh.shape)
     if any(part for _, part in found) or not set(axes) <= set(sizes):
-        raise _problem(op, f"no mesh has its groups, {text}", "Export it with whole axes.")
+        raise op.problem(f"no mesh has its groups, {text}", "Export it with whole axes.")
     return Groups(axes, int(np.prod([sizes[a] for a in axes])))
 
 
@@ -104,12 +99,12 @@ def _same(rows: Iterable[Sequence[int]], others: Iterable[Sequence[int]]) -> boo
 
 
 def _reducer(op: Op) -> str:
-    """The one op that a reducer does to its arguments, but for annotations."""
+    """The single op of a reducer, annotations aside."""
     block = op.regions[0].blocks[0]
     names = [view.operation.name for view in block.operations]
     found = [n for n in names[:-1] if not n.startswith("sdy.") and n != "stablehlo.custom_call"]
     if len(found) != 1:
-        raise _problem(op, f"it reduces by {', '.join(found)}", "Reduce by sum, min or max.")
+        raise op.problem(f"it reduces by {', '.join(found)}", "Reduce by sum, min or max.")
     return found[0]
 
 
@@ -120,28 +115,32 @@ _REDUCERS: dict[str, Callable[..., Value]] = {
 }
 
 
-@raises("stablehlo.all_reduce", "stablehlo.cross-replica-sum")
-def _all_reduce(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    groups = _groups(ctx, op)
+@rule("stablehlo.all_reduce", "stablehlo.cross-replica-sum", ignores=_CHANNELS)
+def _all_reduce(
+    *operands: Array, ctx: Context, op: Op, replica_groups: Attribute
+) -> Sequence[Value]:
+    groups = _groups(ctx, op, replica_groups)
     if groups is None:
         return list(operands)
     name = "stablehlo.add" if not op.regions else _reducer(op)
     reduce = _REDUCERS.get(name)
     if reduce is None:
-        raise _problem(op, f"it reduces by {name}", "Reduce by sum, min or max.")
+        raise op.problem(f"it reduces by {name}", "Reduce by sum, min or max.")
     if groups.index_groups is None:
         return [reduce(x, groups.axes) for x in operands]
     return [reduce(x, groups.name, axis_index_groups=groups.index_groups) for x in operands]
 
 
-@raises("stablehlo.all_gather")
-def _all_gather(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    axis = attributes.integer(op["all_gather_dim"])
-    groups = _groups(ctx, op)
+@rule("stablehlo.all_gather", ignores=_CHANNELS)
+def _all_gather(
+    *operands: Array, ctx: Context, op: Op, replica_groups: Attribute, all_gather_dim: int
+) -> Sequence[Value]:
+    axis = all_gather_dim
+    groups = _groups(ctx, op, replica_groups)
     if groups is None:
         return list(operands)
     results = []
-    for x, value in zip(operands, op.op.operands, strict=True):
+    for x, value in zip(operands, op.operation.operands, strict=True):
         inner = _without_axis(ctx, value, axis)
         gathered = lax.all_gather(
             x if inner is None else inner,
@@ -155,7 +154,7 @@ def _all_gather(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
 
 
 def _without_axis(ctx: Context, value: Any, axis: int) -> Value | None:
-    """What a value was before a dimension of size one was put in at `axis`."""
+    """The value before a dimension of size one was inserted at `axis`."""
     owner = getattr(value.owner, "operation", value.owner)
     if getattr(owner, "name", "") != "stablehlo.broadcast_in_dim":
         return None
@@ -169,45 +168,55 @@ def _without_axis(ctx: Context, value: Any, axis: int) -> Value | None:
     return inner if same else None
 
 
-@raises("stablehlo.reduce_scatter")
-def _reduce_scatter(ctx: Context, op: Op, x: Value) -> Value:
-    axis = attributes.integer(op["scatter_dimension"])
-    groups = _groups(ctx, op)
+@rule("stablehlo.reduce_scatter", ignores=_CHANNELS)
+def _reduce_scatter(
+    x: Array, *, ctx: Context, op: Op, replica_groups: Attribute, scatter_dimension: int
+) -> Value:
+    groups = _groups(ctx, op, replica_groups)
     if groups is None:
         return x
     if (name := _reducer(op)) != "stablehlo.add":
-        raise _problem(op, f"it reduces by {name}", "Reduce by sum.")
+        raise op.problem(f"it reduces by {name}", "Reduce by sum.")
     return lax.psum_scatter(
         x,
         groups.name,
-        scatter_dimension=axis,
+        scatter_dimension=scatter_dimension,
         axis_index_groups=groups.index_groups,
         tiled=True,
     )
 
 
-@raises("stablehlo.all_to_all")
-def _all_to_all(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    split = attributes.integer(op["split_dimension"])
-    concat = attributes.integer(op["concat_dimension"])
-    count = attributes.integer(op["split_count"])
-    groups = _groups(ctx, op)
+@rule("stablehlo.all_to_all", ignores=_CHANNELS)
+def _all_to_all(
+    *operands: Array,
+    ctx: Context,
+    op: Op,
+    replica_groups: Attribute,
+    split_dimension: int,
+    concat_dimension: int,
+    split_count: int,
+) -> Sequence[Value]:
+    groups = _groups(ctx, op, replica_groups)
     if groups is None:
-        return list(operands)
-    if count != groups.size:
-        raise _problem(op, f"it splits into {count} among {groups.size}", "Export it again.")
+        return operands
+    if split_count != groups.size:
+        raise op.problem(f"it splits into {split_count} among {groups.size}", "Export it again.")
     return [
         lax.all_to_all(
-            x, groups.name, split, concat, axis_index_groups=groups.index_groups, tiled=True
+            x,
+            groups.name,
+            split_dimension,
+            concat_dimension,
+            axis_index_groups=groups.index_groups,
+            tiled=True,
         )
         for x in operands
     ]
 
 
-@raises("stablehlo.collective_broadcast")
-def _collective_broadcast(ctx: Context, op: Op, x: Value) -> Value:
-    rows = attributes.dense_int_rows(op["replica_groups"])
-    op.get("channel_handle")
+@rule("stablehlo.collective_broadcast", ignores=_CHANNELS)
+def _collective_broadcast(x: Array, *, ctx: Context, op: Op, replica_groups: IntRows) -> Value:
+    rows = replica_groups
     if all(len(row) <= 1 for row in rows):
         return x
     if ctx.manual is not None:
@@ -218,7 +227,7 @@ def _collective_broadcast(ctx: Context, op: Op, x: Value) -> Value:
             }
             if len(sources) == 1 and {frozenset(row) for row in rows} == set(lines):
                 return lax.pbroadcast(x, axes[0] if len(axes) == 1 else axes, sources.pop())
-    raise _problem(op, f"no axis of a mesh has its groups, {rows}", "Export it for one device.")
+    raise op.problem(f"no axis of a mesh has its groups, {rows}", "Export it for one device.")
 
 
 def _choices(manual: Manual) -> list[tuple[str, ...]]:
@@ -227,17 +236,17 @@ def _choices(manual: Manual) -> list[tuple[str, ...]]:
     return [c for n in range(1, len(ordered) + 1) for c in itertools.combinations(ordered, n)]
 
 
-@raises("stablehlo.collective_permute")
-def _collective_permute(ctx: Context, op: Op, *operands: Value) -> Any:
-    pairs = attributes.dense_int_rows(op["source_target_pairs"])
-    op.get("channel_handle")
+@rule("stablehlo.collective_permute", ignores=_CHANNELS)
+def _collective_permute(
+    *operands: Array, ctx: Context, op: Op, source_target_pairs: IntRows
+) -> Sequence[Value]:
+    pairs = source_target_pairs
     if ctx.manual is None:
         if not pairs:  # nobody sends to this device: zeros, by the specification
             return [jnp.zeros_like(x) for x in operands]
         if (0, 0) in pairs and len(pairs) == 1:
             return list(operands)
-        raise _problem(
-            op,
+        raise op.problem(
             "it sends among several devices, which a program without a device mesh cannot",
             "Export the program for one device, or before partitioning.",
         )
@@ -246,8 +255,7 @@ def _collective_permute(ctx: Context, op: Op, *operands: Value) -> Any:
         if perm is not None:
             name = axes[0] if len(axes) == 1 else axes
             return [lax.ppermute(x, name, perm) for x in operands]
-    raise _problem(
-        op,
+    raise op.problem(
         f"its pairs of devices, {list(pairs)}, are not along axes of the mesh "
         f"{dict(ctx.manual.mesh.shape)} that are manual there",
         "Export it with a permutation along the axes of its mesh.",
@@ -265,12 +273,12 @@ def _permutation(
     return perm if made == set(map(tuple, pairs)) else None
 
 
-@raises("stablehlo.partition_id", "stablehlo.replica_id")
-def _identifier(ctx: Context, op: Op) -> Value:
+@rule("stablehlo.partition_id", "stablehlo.replica_id")
+def _identifier(*, ctx: Context, op: Op) -> Value:
     if ctx.manual is None:
         if ctx.devices.count > 1 and op.name == "stablehlo.partition_id":
             reason = f"it asks which of {ctx.devices.count} devices it runs on, without a mesh"
-            raise _problem(op, reason, "Export the program for one device.")
+            raise op.problem(reason, "Export the program for one device.")
         return lax.full((), np.uint32(0))
     total = np.uint32(0)
     for name, (stride, _) in shardings.mesh_strides(ctx.manual.mesh).items():

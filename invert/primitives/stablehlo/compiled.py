@@ -5,40 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from jax import ShapeDtypeStruct as Aval
 from jax import lax
 
-from invert.primitives.stablehlo.chlo import top_k
-from invert.stablehlo.ops import attributes
-from invert.stablehlo.ops.attributes import dense_ints
-from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import Array, Ints, Op, Value, rule
 
 
-@raises("mhlo.copy")
-def _copy(ctx: Context, op: Op, x: Value) -> Value:
-    op.get("cross_program_prefetch_index")  # where a device holds it
+@rule("mhlo.copy", ignores=("cross_program_prefetch_index",))  # where a device holds it
+def _copy(x: Array) -> Value:
     return x
 
 
-@raises("mhlo.add_dependency")
-def _add_dependency(ctx: Context, op: Op, x: Value, token: Value) -> Value:
+@rule("mhlo.add_dependency")
+def _add_dependency(x: Array, token: Value) -> Value:
     return x
 
 
-@raises("mhlo.fusion")
-def _fusion(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+@rule("mhlo.fusion", ignores=("fusion_kind", "output_operand_aliases", "output_operand_aliasing"))
+def _fusion(*operands: Array, ctx: Context, op: Op) -> Sequence[Value]:
     """A region that is one kernel, which says nothing about values."""
-    for name in ("fusion_kind", "output_operand_aliases", "output_operand_aliasing"):
-        op.get(name)
     (body,) = op.regions
     return ctx.region(body)(*operands)
 
 
-@raises("mhlo.bitcast")
-def _bitcast(ctx: Context, op: Op, x: Value) -> Value:
+@rule("mhlo.bitcast")
+def _bitcast(
+    x: Array, *, out: Aval, source_layout: Ints | None = None, result_layout: Ints | None = None
+) -> Value:
     """The same memory in another shape: elements follow each other as the layouts say."""
-    out = ctx.aval(op)
-    source = _major_to_minor(op, "source_layout", x.ndim)
-    result = _major_to_minor(op, "result_layout", len(out.shape))
+    source = _major_to_minor(source_layout, x.ndim)
+    result = _major_to_minor(result_layout, len(out.shape))
     x = lax.transpose(x, source)
     if x.dtype != out.dtype:
         x = lax.bitcast_convert_type(x, out.dtype)
@@ -46,12 +43,5 @@ def _bitcast(ctx: Context, op: Op, x: Value) -> Value:
     return lax.transpose(x, [int(i) for i in np.argsort(result)])
 
 
-def _major_to_minor(op: Op, name: str, rank: int) -> tuple[int, ...]:
-    layout = op.get(name)
-    return tuple(range(rank)) if layout is None else dense_ints(layout)[::-1]
-
-
-@raises("mhlo.topk")
-def _top_k(ctx: Context, op: Op, x: Value) -> Sequence[Value]:
-    largest = op.get("largest")
-    return top_k(x, attributes.integer(op["k"]), largest is None or largest.value)
+def _major_to_minor(layout: Ints | None, rank: int) -> tuple[int, ...]:
+    return tuple(range(rank)) if layout is None else layout[::-1]

@@ -12,22 +12,13 @@ from jax import lax
 from invert._private.jax import close_like, open_jaxpr, trace_closed
 from invert.ir.size_algebra import Sizes
 from invert.stablehlo.ops import attributes
-from invert.stablehlo.ops.interpreter import (
-    Context,
-    Known,
-    Op,
-    Value,
-    data,
-    free_values,
-    is_constant,
-    is_shape,
-    is_splat,
-    raises,
-)
+from invert.stablehlo.ops.interpreter import Context, free_values, is_shape
+from invert.stablehlo.ops.registry import Array, Op, Value, rule
+from invert.stablehlo.ops.values import Known, data, is_constant, is_splat
 
 
 def _invariants(body: Any) -> dict[int, Any]:
-    """Loop operands that the body returns as they came: position -> the body's argument.
+    """Loop-invariant operands: position -> the body's argument.
 
     JAX passes what a loop closes over as such operands when it lowers; it is captured again here.
     """
@@ -42,8 +33,8 @@ def _invariants(body: Any) -> dict[int, Any]:
     }
 
 
-@raises("stablehlo.while")
-def _while(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+@rule("stablehlo.while")
+def _while(*operands: Value, ctx: Context, op: Op) -> Sequence[Value]:
     condition, body = op.regions
     fixed = _invariants(body)
     carried = [i for i in range(len(operands)) if i not in fixed]
@@ -73,7 +64,7 @@ def _while(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
 
 
 def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
-    """Decodes the array constants of a region beforehand; returns the values they define.
+    """Decode the array constants of a region beforehand; return the values they define.
 
     A branch of `cond` may not hold array constants of its own: they are passed in.
     """
@@ -95,7 +86,7 @@ def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
 
 
 def _stays_outside(name: Any, value: Value) -> bool:
-    """Whether branches find a value where it is: numbers, those repeated, and shapes."""
+    """Whether branches may capture a value: scalars, splats and shapes."""
     if is_splat(value) or isinstance(value, (Known, Sizes)):
         return True
     return is_constant(value) and (value.ndim == 0 or is_shape(name))
@@ -136,7 +127,7 @@ def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Valu
 
 
 def _passed_on(branches: Sequence[Any]) -> list[int | None]:
-    """For each result, the operand that it is in all branches, as `lax.cond` passes it on."""
+    """For each result, the operand that all branches return for it, which `lax.cond` forwards."""
     found: list[int | None] = []
     for results in zip(*(open_jaxpr(b).outvars for b in branches), strict=True):
         places = [
@@ -148,15 +139,15 @@ def _passed_on(branches: Sequence[Any]) -> list[int | None]:
 
 
 def _only(branch: Any, kept: Sequence[int]) -> Any:
-    """A branch with some of its results."""
+    """The branch, restricted to some of its results."""
     jaxpr = open_jaxpr(branch)
     return close_like(branch, jaxpr.replace(outvars=[jaxpr.outvars[i] for i in kept]))
 
 
-@raises("stablehlo.case")
-def _case(ctx: Context, op: Op, index: Value) -> Sequence[Value]:
+@rule("stablehlo.case")
+def _case(index: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
     last = len(op.regions) - 1
-    if not is_constant(index) and not _in_range(ctx, op.op.operands[0], last):
+    if not is_constant(index) and not _in_range(ctx, op.operation.operands[0], last):
         # Any index out of range takes the last branch, while `cond` leaves it open.
         inside = (index >= np.int32(0)) & (index <= np.int32(last))
         index = lax.select(inside, index, lax.full_like(index, last))
@@ -175,8 +166,8 @@ def _in_range(ctx: Context, index: Any, last: int) -> bool:
     return is_constant(low) and is_constant(high) and int(low) >= 0 and int(high) <= last
 
 
-@raises("stablehlo.if")
-def _if(ctx: Context, op: Op, pred: Value) -> Sequence[Value]:
+@rule("stablehlo.if")
+def _if(pred: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
     on_true, on_false = op.regions
     if is_constant(pred):
         return ctx.region(on_true if bool(pred) else on_false)()

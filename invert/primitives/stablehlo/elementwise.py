@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,9 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.stablehlo.ops import attributes
+from invert.ir.size_algebra import Sizes, apply
+from invert.ir.sizes import as_value
+from invert.stablehlo.ops.attributes import Accuracy, enum_name
 from invert.stablehlo.ops.devices import index_axis
-from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import Array, Enum, Ints, Op, Value, elementwise_sizes, rule
+from invert.stablehlo.ops.values import plain
 
 # JAX writes `x + 1.0` with a scalar operand, and `x - m` with one whose sizes are partly one, and
 # broadcasts them on lowering. Operands that are such a broadcast are put back, as long as the
@@ -93,10 +97,6 @@ def _power(x: Value, y: Value) -> Value:
     return lax.pow(x, y)
 
 
-def _sign(x: Value) -> Value:
-    return lax.sign(x)
-
-
 def _boolean(arithmetic: Callable, logical: Callable) -> Callable:
     """StableHLO's arithmetic on i1 is logic; `lax` has the logical op for it."""
     return lambda x, y: logical(x, y) if _is_bool(x) else arithmetic(x, y)
@@ -123,7 +123,7 @@ _UNARY: dict[str, Callable] = {
     "round_nearest_afz": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
     "round_nearest_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "rsqrt": lax.rsqrt,
-    "sign": _sign,
+    "sign": lax.sign,
     "sine": lax.sin,
     "sqrt": lax.sqrt,
     "tan": lax.tan,
@@ -149,6 +149,24 @@ _BINARY: dict[str, Callable] = {
     "xor": lax.bitwise_xor,
 }
 
+# The primitives that some of them are on sizes, and those by which shapes are put together.
+_ON_SIZES = {
+    "abs": "abs",
+    "add": "add",
+    "and": "and",
+    "divide": "div",
+    "maximum": "max",
+    "minimum": "min",
+    "multiply": "mul",
+    "negate": "neg",
+    "not": "not",
+    "or": "or",
+    "remainder": "rem",
+    "sign": "sign",
+    "subtract": "sub",
+}
+_MAKE_SHAPES = frozenset({"add", "subtract"})
+
 # The functions whose `accuracy` can be asked for (StableHLO's `result_accuracy`).
 _ACCURATE = frozenset(
     "cbrt cosine exponential exponential_minus_one log log_plus_one logistic rsqrt sine sqrt tan "
@@ -156,36 +174,52 @@ _ACCURATE = frozenset(
 )
 
 
-def _accuracy(attribute: Any) -> lax.Tolerance | lax.AccuracyMode | None:
+def _accuracy(wanted: Accuracy | None) -> lax.Tolerance | lax.AccuracyMode | None:
     """What `lax` takes as `accuracy`; `None` for the default."""
-    fields = attributes.result_accuracy(attribute)
-    if fields.mode == "TOLERANCE":
-        return lax.Tolerance(fields.atol, fields.rtol, fields.ulps)
-    return lax.AccuracyMode.HIGHEST if fields.mode == "HIGHEST" else None
+    if wanted is None:
+        return None
+    if wanted.mode == "TOLERANCE":
+        return lax.Tolerance(wanted.atol, wanted.rtol, wanted.ulps)
+    return lax.AccuracyMode.HIGHEST if wanted.mode == "HIGHEST" else None
 
 
-def _unary_rule(name: str, function: Callable) -> None:
-    def rule(ctx: Context, op: Op, x: Value) -> Value:
-        attribute = op.get("result_accuracy") if name in _ACCURATE else None
-        accuracy = None if attribute is None else _accuracy(attribute)
+def _register(name: str, function: Callable[..., Any]) -> None:
+    primitive = _ON_SIZES.get(name)
+    rule(
+        f"stablehlo.{name}",
+        sizes=None if primitive is None else elementwise_sizes(primitive),
+        makes_shapes=name in _MAKE_SHAPES,
+    )(function)
+
+
+def _unary(function: Callable) -> Callable:
+    def call(x: Array) -> Value:
+        return function(x)
+
+    return call
+
+
+def _accurate(function: Callable) -> Callable:
+    def call(x: Array, *, result_accuracy: Accuracy | None = None) -> Value:
+        accuracy = _accuracy(result_accuracy)
         return function(x) if accuracy is None else function(x, accuracy=accuracy)
 
-    raises(f"stablehlo.{name}")(rule)
+    return call
 
 
-def _binary_rule(name: str, function: Callable) -> None:
-    def rule(ctx: Context, op: Op, x: Value, y: Value) -> Value:
+def _binary(function: Callable) -> Callable:
+    def call(x: Array, y: Array, *, ctx: Context) -> Value:
         return function(*_unbroadcast(ctx, (x, y)))
 
-    raises(f"stablehlo.{name}")(rule)
+    return call
 
 
 for _name, _function in _UNARY.items():
-    _unary_rule(_name, _function)
+    _register(_name, (_accurate if _name in _ACCURATE else _unary)(_function))
 for _name, _function in _BINARY.items():
-    _binary_rule(_name, _function)
+    _register(_name, _binary(_function))
 
-_COMPARE = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt, "GE": lax.ge}
+COMPARE = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt, "GE": lax.ge}
 
 
 def total_order(direction: str, x: Value, y: Value) -> Value:
@@ -201,37 +235,48 @@ def total_order(direction: str, x: Value, y: Value) -> Value:
     return equal if direction == "EQ" else lax.bitwise_not(equal)
 
 
-@raises("stablehlo.compare")
-def _compare(ctx: Context, op: Op, x: Value, y: Value) -> Value:
-    direction = attributes.enum_name(op["comparison_direction"])
-    kind = op.get("compare_type")
+def _compare_sizes(op: Op, operands: Sequence[Sizes]) -> Sizes | None:
+    direction = enum_name(op.attributes["comparison_direction"]).lower()
+    return apply(direction, operands, np.dtype(bool))
+
+
+@rule("stablehlo.compare", sizes=_compare_sizes)
+def _compare(
+    x: Array,
+    y: Array,
+    *,
+    ctx: Context,
+    comparison_direction: Enum,
+    compare_type: Enum | None = None,
+) -> Value:
     x, y = _unbroadcast(ctx, (x, y))
-    total = kind is not None and attributes.enum_name(kind) == "TOTALORDER"
-    if total and jnp.issubdtype(x.dtype, jnp.floating):
+    if compare_type == "TOTALORDER" and jnp.issubdtype(x.dtype, jnp.floating):
         if x.shape != y.shape:  # the total-order primitives do not broadcast
             x, y = jnp.broadcast_arrays(x, y)
-        return total_order(direction, x, y)
-    return _COMPARE[direction](x, y)
+        return total_order(comparison_direction, x, y)
+    return COMPARE[comparison_direction](x, y)
 
 
-@raises("stablehlo.select")
-def _select(ctx: Context, op: Op, pred: Value, on_true: Value, on_false: Value) -> Value:
+@rule("stablehlo.select", sizes=elementwise_sizes("select"))
+def _select(pred: Array, on_true: Array, on_false: Array, *, ctx: Context) -> Value:
     scalar = ctx.scalar(pred)
     pred = pred if scalar is None else scalar[1]
     return lax.select_n(pred, on_false, on_true)
 
 
-@raises("stablehlo.clamp")
-def _clamp(ctx: Context, op: Op, low: Value, x: Value, high: Value) -> Value:
+@rule("stablehlo.clamp", sizes=elementwise_sizes("clamp"), makes_shapes=True)
+def _clamp(low: Array, x: Array, high: Array, *, ctx: Context) -> Value:
     low, high = (v if (s := ctx.scalar(v)) is None else s[1] for v in (low, high))
     return lax.clamp(low, x, high)
 
 
-@raises("stablehlo.convert")
-def _convert(ctx: Context, op: Op, x: Value) -> Value:
-    dtype = ctx.dtype(op)
+@rule("stablehlo.convert", sizes=elementwise_sizes("convert_element_type"), makes_shapes=True)
+def _convert(x: Value, *, ctx: Context, op: Op, dtype: np.dtype) -> Value:
+    if isinstance(x, Sizes) and not x.shape and (number := x.sizes()) is not None:
+        return as_value(number[0], dtype)
+    x = plain(x)
     if ctx.manual is not None and not x.ndim:
-        name = index_axis(op.op.results[0], ctx.manual.mesh)
+        name = index_axis(op.operation.results[0], ctx.manual.mesh)
         if name in ctx.manual.axes:
             return lax.axis_index(name)
     if x.dtype == dtype:
@@ -244,26 +289,21 @@ def _convert(ctx: Context, op: Op, x: Value) -> Value:
     return lax.convert_element_type(x, dtype)
 
 
-@raises("stablehlo.bitcast_convert")
-def _bitcast_convert(ctx: Context, op: Op, x: Value) -> Value:
-    return lax.bitcast_convert_type(x, ctx.dtype(op))
+@rule("stablehlo.bitcast_convert")
+def _bitcast_convert(x: Array, *, dtype: np.dtype) -> Value:
+    return lax.bitcast_convert_type(x, dtype)
 
 
-@raises("stablehlo.reduce_precision")
-def _reduce_precision(ctx: Context, op: Op, x: Value) -> Value:
-    return lax.reduce_precision(
-        x,
-        exponent_bits=attributes.integer(op["exponent_bits"]),
-        mantissa_bits=attributes.integer(op["mantissa_bits"]),
-    )
+@rule("stablehlo.reduce_precision")
+def _reduce_precision(x: Array, *, exponent_bits: int, mantissa_bits: int) -> Value:
+    return lax.reduce_precision(x, exponent_bits=exponent_bits, mantissa_bits=mantissa_bits)
 
 
-@raises("stablehlo.map")
-def _map(ctx: Context, op: Op, *operands: Value) -> Value:
+@rule("stablehlo.map")
+def _map(*operands: Array, ctx: Context, op: Op, out: Any, dimensions: Ints) -> Value:
     """The computation runs on whole arrays: it is elementwise by the specification."""
-    op.get("dimensions")
-    body = ctx.region(op.regions[0])
-    scalar = body
-    for _ in range(len(ctx.aval(op).shape)):
+    del dimensions  # all of them
+    scalar = ctx.region(op.regions[0])
+    for _ in out.shape:
         scalar = jax.vmap(scalar)
     return scalar(*operands)

@@ -13,11 +13,10 @@ from jax import lax
 from invert._errors import InvertError
 from invert._private.jax import trace_open
 from invert.ir.sizes import DimSize
-from invert.primitives.stablehlo import dynamic
 from invert.primitives.stablehlo.reduction import complex_extremum, scalar_computation, single_op
-from invert.stablehlo.ops import attributes
-from invert.stablehlo.ops.attributes import dense_ints
-from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
+from invert.stablehlo.ops.attributes import GatherDims, ScatterDims
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Value, rule
 
 
 def index_vectors_last(indices: Value, dimension: int) -> Value:
@@ -30,9 +29,9 @@ def index_vectors_last(indices: Value, dimension: int) -> Value:
     return indices
 
 
-def _gather(op: Op, x: Value, indices: Value, slice_sizes: tuple[DimSize, ...]) -> Value:
-    dims = attributes.gather_dims(op["dimension_numbers"])
-    is_sorted = op.get("indices_are_sorted")
+def _gather(
+    x: Value, indices: Value, sizes: tuple[DimSize, ...], dims: GatherDims, is_sorted: bool
+) -> Value:
     return lax.gather(
         x,
         index_vectors_last(indices, dims.index_vector_dim),
@@ -43,22 +42,36 @@ def _gather(op: Op, x: Value, indices: Value, slice_sizes: tuple[DimSize, ...]) 
             operand_batching_dims=dims.operand_batching_dims,
             start_indices_batching_dims=dims.start_indices_batching_dims,
         ),
-        slice_sizes,
-        indices_are_sorted=is_sorted is not None and attributes.boolean(is_sorted),
+        sizes,
+        indices_are_sorted=is_sorted,
         # Out-of-bounds starts are clamped, by the specification. The mode that promises there are
         # none lowers to the same op; a serialized gradient can tell (`invert.gradients.settle`).
         mode=lax.GatherScatterMode.CLIP,
     )
 
 
-@raises("stablehlo.gather")
-def _gather_rule(ctx: Context, op: Op, x: Value, indices: Value) -> Value:
-    return _gather(op, x, indices, dense_ints(op["slice_sizes"]))
+@rule("stablehlo.gather")
+def _gather_rule(
+    x: Array,
+    indices: Array,
+    *,
+    dimension_numbers: GatherDims,
+    slice_sizes: Ints,
+    indices_are_sorted: bool = False,
+) -> Value:
+    return _gather(x, indices, slice_sizes, dimension_numbers, indices_are_sorted)
 
 
-@raises("stablehlo.dynamic_gather")
-def _dynamic_gather(ctx: Context, op: Op, x: Value, indices: Value, sizes: Value) -> Value:
-    return _gather(op, x, indices, dynamic.sizes(sizes, op))
+@rule("stablehlo.dynamic_gather")
+def _dynamic_gather(
+    x: Array,
+    indices: Array,
+    sizes: Shape,
+    *,
+    dimension_numbers: GatherDims,
+    indices_are_sorted: bool = False,
+) -> Value:
+    return _gather(x, indices, sizes, dimension_numbers, indices_are_sorted)
 
 
 _SCATTERS: dict[str, Callable] = {
@@ -87,16 +100,19 @@ def _scatter_kind(region: Any, dtype: np.dtype) -> Callable | None:
     return _SCATTERS.get(name)
 
 
-@raises("stablehlo.scatter")
-def _scatter(ctx: Context, op: Op, *operands: Value) -> Value:
+@rule("stablehlo.scatter")
+def _scatter(
+    *operands: Array,
+    ctx: Context,
+    op: Op,
+    scatter_dimension_numbers: ScatterDims,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+) -> Value:
     n = (len(operands) - 1) // 2
     arrays, indices, updates = operands[:n], operands[n], operands[n + 1 :]
-    dims = attributes.scatter_dims(op["scatter_dimension_numbers"])
-    flags = {
-        name: attribute is not None and attributes.boolean(attribute)
-        for name in ("indices_are_sorted", "unique_indices")
-        for attribute in (op.get(name),)
-    }
+    dims = scatter_dimension_numbers
+    flags = {"indices_are_sorted": indices_are_sorted, "unique_indices": unique_indices}
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=dims.update_window_dims,
         inserted_window_dims=dims.inserted_window_dims,
@@ -128,9 +144,9 @@ def _scatter(ctx: Context, op: Op, *operands: Value) -> Value:
     )
 
 
-@raises("stablehlo.dynamic_slice")
-def _dynamic_slice(ctx: Context, op: Op, x: Value, *starts: Value) -> Value:
-    return bind_dynamic_slice(x, starts, dense_ints(op["slice_sizes"]))
+@rule("stablehlo.dynamic_slice")
+def _dynamic_slice(x: Array, *starts: Array, slice_sizes: Ints) -> Value:
+    return bind_dynamic_slice(x, starts, slice_sizes)
 
 
 def bind_dynamic_slice(x: Value, starts: tuple[Value, ...], sizes: tuple[DimSize, ...]) -> Value:
@@ -138,19 +154,16 @@ def bind_dynamic_slice(x: Value, starts: tuple[Value, ...], sizes: tuple[DimSize
     return lax.dynamic_slice_p.bind(x, *starts, slice_sizes=sizes)
 
 
-@raises("stablehlo.dynamic_update_slice")
-def _dynamic_update_slice(ctx: Context, op: Op, x: Value, update: Value, *starts: Value) -> Value:
+@rule("stablehlo.dynamic_update_slice")
+def _dynamic_update_slice(x: Array, update: Array, *starts: Array) -> Value:
     return lax.dynamic_update_slice_p.bind(x, update, *starts)
 
 
-@raises("stablehlo.torch_index_select")
-def _torch_index_select(ctx: Context, op: Op, x: Value, indices: Value) -> Value:
-    dim = attributes.integer(op["dim"])
-    batch = attributes.integer(op["batch_dims"])
-
+@rule("stablehlo.torch_index_select")
+def _torch_index_select(x: Array, indices: Array, *, dim: int, batch_dims: int) -> Value:
     def take(x: Value, i: Value) -> Value:
-        return jnp.take(x, i, axis=dim - batch, mode="clip")
+        return jnp.take(x, i, axis=dim - batch_dims, mode="clip")
 
-    for _ in range(batch):
+    for _ in range(batch_dims):
         take = jax.vmap(take)
     return take(x, indices)

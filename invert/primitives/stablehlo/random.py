@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax import ShapeDtypeStruct as Aval
 from jax import lax
 
 from invert._errors import InvertError
 from invert._private.jax import rng_uniform
-from invert.stablehlo.ops import attributes
-from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
+from invert.stablehlo.ops.attributes import element_dtype
+from invert.stablehlo.ops.registry import (
+    CALL_ATTRIBUTES,
+    CUSTOM_CALL,
+    Array,
+    Enum,
+    Op,
+    Shape,
+    Value,
+    rule,
+)
 
 _ALGORITHM = {
     "DEFAULT": lax.RandomAlgorithm.RNG_DEFAULT,
@@ -19,24 +29,28 @@ _ALGORITHM = {
 }
 
 
-@raises("stablehlo.rng_bit_generator")
-def _rng_bit_generator(ctx: Context, op: Op, state: Value) -> Sequence[Value]:
-    _, out = ctx.avals(op)
-    return bits(op["rng_algorithm"], state, out.shape, out.dtype)
+@rule("stablehlo.rng_bit_generator")
+def _rng_bit_generator(state: Array, *, op: Op, rng_algorithm: Enum) -> Sequence[Value]:
+    """The next state, and bits."""
+    _, out = op.avals()
+    kind = _ALGORITHM[rng_algorithm]
+    return lax.rng_bit_generator(state, out.shape, dtype=out.dtype, algorithm=kind)
 
 
-def bits(algorithm: Any, state: Value, shape: Sequence[int], dtype: Any) -> Sequence[Value]:
-    """Bits by the algorithm of a StableHLO attribute, and the next state before them."""
-    kind = _ALGORITHM[attributes.enum_name(algorithm)]
-    return lax.rng_bit_generator(state, tuple(shape), dtype=dtype, algorithm=kind)
+@rule(f"{CUSTOM_CALL} @stablehlo.dynamic_rng_bit_generator", ignores=CALL_ATTRIBUTES)
+def _open_rng_bit_generator(
+    state: Array, shape: Shape, *, op: Op, rng_algorithm: Enum
+) -> Sequence[Value]:
+    dtype: Any = element_dtype(op.result_types()[1])
+    return lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=_ALGORITHM[rng_algorithm])
 
 
-@raises("stablehlo.rng")
-def _rng(ctx: Context, op: Op, a: Value, b: Value, shape: Value) -> Value:
+@rule("stablehlo.rng")
+def _rng(a: Array, b: Array, shape: Value, *, out: Aval, rng_distribution: Enum) -> Value:
     """Stateful and of unspecified algorithm: `lax.rng_uniform`, JAX's own primitive for it."""
-    if attributes.enum_name(op["rng_distribution"]) != "UNIFORM":
+    if rng_distribution != "UNIFORM":
         raise InvertError(
             "stablehlo.rng with the normal distribution has no state that a JAX program could "
             "carry; export the program with stateless random numbers"
         )
-    return rng_uniform(a, b, ctx.aval(op).shape)
+    return rng_uniform(a, b, out.shape)

@@ -13,8 +13,18 @@ from jax import lax
 from invert._errors import InvertError
 from invert._private.jax import trace_open
 from invert.stablehlo.ops import attributes, regions
-from invert.stablehlo.ops.attributes import dense_ints
-from invert.stablehlo.ops.interpreter import Context, Op, Value, is_constant, raises
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import (
+    CALL_ATTRIBUTES,
+    CUSTOM_CALL,
+    Array,
+    Attribute,
+    Ints,
+    Op,
+    Value,
+    rule,
+)
+from invert.stablehlo.ops.values import is_constant, plain, sizes
 
 _MONOIDS: dict[str, Callable] = {
     "stablehlo.add": lax.add,
@@ -75,11 +85,10 @@ def scalar_computation(ctx: Context, region: Any, n: int) -> Callable:
     return call
 
 
-@raises("stablehlo.reduce")
-def _reduce(ctx: Context, op: Op, *operands: Value) -> Value:
+@rule("stablehlo.reduce")
+def _reduce(*operands: Array, ctx: Context, op: Op, dimensions: Ints) -> Value:
     n = len(operands) // 2
     arrays, inits = operands[:n], operands[n:]
-    dimensions = dense_ints(op["dimensions"])
     monoid = _monoid(op.regions[0], arrays)
     if not dimensions and monoid is not None:
         return monoid(arrays[0], inits[0])
@@ -90,26 +99,27 @@ def _reduce(ctx: Context, op: Op, *operands: Value) -> Value:
     return list(lax.reduce(tuple(arrays), tuple(inits), computation, dimensions))
 
 
-def _window(op: Op, rank: int) -> dict[str, Any]:
-    def ints(name: str, default: int) -> tuple[int, ...]:
-        attribute = op.get(name)
-        return (default,) * rank if attribute is None else dense_ints(attribute)
-
-    padding = ints("padding", 0)
-    if len(padding) == rank:  # the default, one zero per dimension
-        padding = padding * 2
-    return {
-        "window_dimensions": dense_ints(op["window_dimensions"]),
-        "window_strides": ints("window_strides", 1),
-        "padding": tuple(zip(padding[::2], padding[1::2], strict=True)),
-        "base_dilation": ints("base_dilations", 1),
-        "window_dilation": ints("window_dilations", 1),
+@rule("stablehlo.reduce_window")
+def _reduce_window(
+    *operands: Array,
+    ctx: Context,
+    op: Op,
+    window_dimensions: Ints,
+    window_strides: Ints | None = None,
+    base_dilations: Ints | None = None,
+    window_dilations: Ints | None = None,
+    padding: Ints | None = None,
+) -> Value:
+    ones = (1,) * operands[0].ndim
+    edges = padding or (0, 0) * operands[0].ndim
+    window = {
+        "window_dimensions": window_dimensions,
+        "window_strides": window_strides or ones,
+        "padding": tuple(zip(edges[::2], edges[1::2], strict=True)),
+        "base_dilation": base_dilations or ones,
+        "window_dilation": window_dilations or ones,
     }
-
-
-@raises("stablehlo.reduce_window")
-def _reduce_window(ctx: Context, op: Op, *operands: Value) -> Value:
-    return reduce_window(ctx, op.regions[0], operands, _window(op, operands[0].ndim))
+    return reduce_window(ctx, op.regions[0], operands, window)
 
 
 def reduce_window(
@@ -126,22 +136,52 @@ def reduce_window(
     return list(lax.reduce_window(tuple(arrays), tuple(inits), computation, **window))
 
 
-@raises("stablehlo.select_and_scatter")
-def _select_and_scatter(ctx: Context, op: Op, operand: Value, source: Value, init: Value) -> Value:
-    rank = operand.ndim
-    attribute = op.get("padding")
-    flat = (0,) * (2 * rank) if attribute is None else dense_ints(attribute)
-    padding = tuple(zip(flat[::2], flat[1::2], strict=True))
-    strides = op.get("window_strides")
-    dimensions = op.get("window_dimensions")
-    ones = (1,) * rank
+@rule(f"{CUSTOM_CALL} @stablehlo.dynamic_reduce_window", ignores=CALL_ATTRIBUTES)
+def _open_reduce_window(
+    *operands: Value, ctx: Context, op: Op, called_computations: Attribute
+) -> Value:
+    """Arrays and initial values; then window, strides, dilations and padding."""
+    *arrays, dimensions, strides, base, window, edges = operands
+    dimensions, strides, base, window, edges = (
+        sizes(x, op.name) for x in (dimensions, strides, base, window, edges)
+    )
+    (reducer,) = called_computations
+    region = ctx.functions[attributes.symbol_name(reducer)].regions[0]
+    return reduce_window(
+        ctx,
+        region,
+        list(map(plain, arrays)),
+        {
+            "window_dimensions": dimensions,
+            "window_strides": strides,
+            "padding": tuple(zip(edges[::2], edges[1::2], strict=True)),
+            "base_dilation": base,
+            "window_dilation": window,
+        },
+    )
+
+
+@rule("stablehlo.select_and_scatter")
+def _select_and_scatter(
+    operand: Array,
+    source: Array,
+    init: Array,
+    *,
+    ctx: Context,
+    op: Op,
+    window_dimensions: Ints | None = None,
+    window_strides: Ints | None = None,
+    padding: Ints | None = None,
+) -> Value:
+    edges = padding or (0, 0) * operand.ndim
+    ones = (1,) * operand.ndim
     select, scatter = op.regions
     return bind_select_and_scatter(
         operand,
         scalar_computation(ctx, select, 1),
-        ones if dimensions is None else dense_ints(dimensions),
-        ones if strides is None else dense_ints(strides),
-        padding,
+        window_dimensions or ones,
+        window_strides or ones,
+        tuple(zip(edges[::2], edges[1::2], strict=True)),
         source,
         init,
         scalar_computation(ctx, scatter, 1),

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax import ShapeDtypeStruct as Aval
 from jax import lax
 
 from invert._errors import InvertError
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize, is_open
-from invert.primitives.stablehlo.dynamic import are_known, sizes
 from invert.primitives.stablehlo.indexing import bind_dynamic_slice
 from invert.stablehlo.ops import attributes
-from invert.stablehlo.ops.attributes import dense_ints
-from invert.stablehlo.ops.interpreter import Context, Known, Op, Value, data, is_constant, raises
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Size, Value, moved_sizes, rule
+from invert.stablehlo.ops.values import Known, are_known, data, is_constant, sizes
 
 # Constants up to this size may be shapes, which other rules have to know: they stay arrays.
 _SMALL = 8
@@ -25,68 +26,88 @@ def _may_be_shape(value: np.ndarray) -> bool:
     return value.ndim <= 2 and value.size <= _SMALL and value.dtype.kind == "i"
 
 
-@raises("stablehlo.constant")
-def _constant(ctx: Context, op: Op) -> Value:
-    op.unread.discard("value")
-    value = attributes.constant(op.op)
+# The attribute of a complex constant cannot be read as others are; see `attributes.constant`.
+@rule("stablehlo.constant", ignores=("value",))
+def _constant(*, op: Op) -> Value:
+    value = attributes.constant(op.operation)
     # One number, repeated, has no strides: it is broadcast where it is used.
     return np.array(value) if _may_be_shape(value) else value
 
 
-@raises("stablehlo.broadcast_in_dim")
-def _broadcast_in_dim(ctx: Context, op: Op, x: Value) -> Value:
-    return _broadcast_to(ctx, op, x, ctx.aval(op).shape)
+def _broadcast_sizes(x: Value, *, out: Aval, broadcast_dimensions: Ints) -> np.ndarray:
+    aligned = [1] * len(out.shape)
+    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
+        aligned[axis] = size
+    return np.broadcast_to(x.reshape(aligned), out.shape)
 
 
-def _broadcast_to(ctx: Context, op: Op, x: Value, shape: tuple[DimSize, ...]) -> Value:
-    dimensions = dense_ints(op["broadcast_dimensions"])
+@rule("stablehlo.broadcast_in_dim", sizes=moved_sizes(_broadcast_sizes))
+def _broadcast_in_dim(
+    x: Array, *, ctx: Context, op: Op, out: Aval, broadcast_dimensions: Ints
+) -> Value:
+    return _broadcast_to(ctx, op, x, out.shape, broadcast_dimensions)
+
+
+def _broadcast_to(
+    ctx: Context, op: Op, x: Value, shape: tuple[DimSize, ...], dimensions: Ints
+) -> Value:
     if x.shape == shape and dimensions == tuple(range(len(shape))):
         return x
     result = lax.broadcast_in_dim(x, shape, dimensions)
     same_rank = dimensions == tuple(range(len(shape))) and 0 not in shape
     if x.shape == () or same_rank:
         (ctx.stretched if x.shape else ctx.scalars)[id(result)] = (result, x)
-        if attributes.location_name(op.op.location).endswith("/broadcast_in_dim"):
+        if attributes.location_name(op.operation.location).endswith("/broadcast_in_dim"):
             ctx.explicit[id(result)] = len(ctx.explicit)
     return result
 
 
-@raises("stablehlo.broadcast")
-def _broadcast(ctx: Context, op: Op, x: Value) -> Value:
-    return lax.broadcast(x, dense_ints(op["broadcast_sizes"]))
+@rule("stablehlo.broadcast")
+def _broadcast(x: Array, *, broadcast_sizes: Ints) -> Value:
+    return lax.broadcast(x, broadcast_sizes)
 
 
-@raises("stablehlo.reshape")
-def _reshape(ctx: Context, op: Op, x: Value) -> Value:
-    return _reshape_to(x, ctx.aval(op).shape)
+def _reshape_sizes(x: Value, *, out: Aval) -> np.ndarray:
+    return x.reshape(out.shape)
+
+
+@rule("stablehlo.reshape", sizes=moved_sizes(_reshape_sizes), makes_shapes=True)
+def _reshape(x: Array, *, out: Aval) -> Value:
+    return _reshape_to(x, out.shape)
 
 
 def _reshape_to(x: Value, shape: tuple[DimSize, ...]) -> Value:
     return x if x.shape == shape else lax.reshape(x, shape)
 
 
-@raises("stablehlo.transpose")
-def _transpose(ctx: Context, op: Op, x: Value) -> Value:
-    return lax.transpose(x, dense_ints(op["permutation"]))
+@rule("stablehlo.transpose")
+def _transpose(x: Array, *, permutation: Ints) -> Value:
+    return lax.transpose(x, permutation)
 
 
-@raises("stablehlo.reverse")
-def _reverse(ctx: Context, op: Op, x: Value) -> Value:
-    return lax.rev(x, dense_ints(op["dimensions"]))
+@rule("stablehlo.reverse")
+def _reverse(x: Array, *, dimensions: Ints) -> Value:
+    return lax.rev(x, dimensions)
 
 
-@raises("stablehlo.concatenate")
-def _concatenate(ctx: Context, op: Op, *operands: Value) -> Value:
-    dimension = attributes.integer(op["dimension"])
+def _concatenate_sizes(*operands: Value, dimension: int) -> np.ndarray:
+    return np.concatenate(operands, dimension)
+
+
+@rule("stablehlo.concatenate", sizes=moved_sizes(_concatenate_sizes), makes_shapes=True)
+def _concatenate(*operands: Array, dimension: int) -> Value:
     return operands[0] if len(operands) == 1 else lax.concatenate(operands, dimension)
 
 
-@raises("stablehlo.slice")
-def _slice(ctx: Context, op: Op, x: Value) -> Value:
-    starts, limits, strides = (
-        dense_ints(op[n]) for n in ("start_indices", "limit_indices", "strides")
-    )
-    return _sliced(x, starts, limits, strides)
+def _slice_sizes(
+    x: Value, *, start_indices: Ints, limit_indices: Ints, strides: Ints
+) -> np.ndarray:
+    return x[tuple(map(slice, start_indices, limit_indices, strides))]
+
+
+@rule("stablehlo.slice", sizes=moved_sizes(_slice_sizes))
+def _slice(x: Array, *, start_indices: Ints, limit_indices: Ints, strides: Ints) -> Value:
+    return _sliced(x, start_indices, limit_indices, strides)
 
 
 def _sliced(
@@ -96,51 +117,53 @@ def _sliced(
     return lax.slice(x, starts, limits, None if all(s == 1 for s in strides) else strides)
 
 
-@raises("stablehlo.pad")
-def _pad(ctx: Context, op: Op, x: Value, value: Value) -> Value:
-    config = zip(
-        *(dense_ints(op[n]) for n in ("edge_padding_low", "edge_padding_high", "interior_padding")),
-        strict=True,
-    )
+@rule("stablehlo.pad")
+def _pad(
+    x: Array,
+    value: Array,
+    *,
+    edge_padding_low: Ints,
+    edge_padding_high: Ints,
+    interior_padding: Ints,
+) -> Value:
+    config = zip(edge_padding_low, edge_padding_high, interior_padding, strict=True)
     return lax.pad(x, value, list(config))
 
 
-@raises("stablehlo.iota")
-def _iota(ctx: Context, op: Op) -> Value:
-    aval = ctx.aval(op)
-    dimension = attributes.integer(op["iota_dimension"])
-    return lax.broadcasted_iota(aval.dtype, aval.shape, dimension)
+@rule("stablehlo.iota")
+def _iota(*, out: Aval, iota_dimension: int) -> Value:
+    return lax.broadcasted_iota(out.dtype, out.shape, iota_dimension)
 
 
-@raises("stablehlo.optimization_barrier")
-def _optimization_barrier(ctx: Context, op: Op, *operands: Value) -> Value:
+@rule("stablehlo.optimization_barrier")
+def _optimization_barrier(*operands: Array) -> Value:
     return lax.optimization_barrier(tuple(operands))
 
 
 # Tokens order effects. No op that is raised has one, so a token carries no value.
 
 
-@raises("stablehlo.create_token")
-def _create_token(ctx: Context, op: Op) -> Value:
+@rule("stablehlo.create_token")
+def _create_token() -> Value:
     return lax.create_token()
 
 
-@raises("stablehlo.after_all")
-def _after_all(ctx: Context, op: Op, *tokens: Value) -> Value:
+@rule("stablehlo.after_all")
+def _after_all(*tokens: Value) -> Value:
     return lax.after_all(*tokens)
 
 
 # Tuples are Python tuples while raising; no JAX value is one.
 
 
-@raises("stablehlo.tuple")
-def _tuple(ctx: Context, op: Op, *operands: Value) -> Value:
+@rule("stablehlo.tuple")
+def _tuple(*operands: Array) -> Value:
     return [tuple(operands)]
 
 
-@raises("stablehlo.get_tuple_element")
-def _get_tuple_element(ctx: Context, op: Op, operand: Value) -> Value:
-    return [operand[attributes.integer(op["index"])]]
+@rule("stablehlo.get_tuple_element")
+def _get_tuple_element(operand: Value, *, index: int) -> Value:
+    return [operand[index]]
 
 
 # Dynamic shapes. The arguments have sizes when a module is raised, numbers or expressions, and what
@@ -148,61 +171,58 @@ def _get_tuple_element(ctx: Context, op: Op, operand: Value) -> Value:
 # shapes.
 
 
-@raises("stablehlo.get_dimension_size")
-def _get_dimension_size(ctx: Context, op: Op, x: Value) -> Value:
-    size = x.shape[attributes.integer(op["dimension"])]
+@rule("stablehlo.get_dimension_size")
+def _get_dimension_size(x: Array, *, dimension: int) -> Value:
+    size = x.shape[dimension]
     return Sizes.of(size, np.dtype(np.int32)) if is_open(size) else Known.of(size)
 
 
-@raises("stablehlo.set_dimension_size")
-def _set_dimension_size(ctx: Context, op: Op, x: Value, size: Value) -> Value:
-    dimension = attributes.integer(op["dimension"])
-    (n,) = sizes(size, op)
-    return lax.slice_in_dim(x, 0, n, axis=dimension)
+@rule("stablehlo.set_dimension_size")
+def _set_dimension_size(x: Array, size: Size, *, dimension: int) -> Value:
+    return lax.slice_in_dim(x, 0, size, axis=dimension)
 
 
-@raises("stablehlo.dynamic_reshape")
-def _dynamic_reshape(ctx: Context, op: Op, x: Value, shape: Value) -> Value:
-    return _reshape_to(x, sizes(shape, op))
+@rule("stablehlo.dynamic_reshape")
+def _dynamic_reshape(x: Array, shape: Shape) -> Value:
+    return _reshape_to(x, shape)
 
 
-@raises("stablehlo.dynamic_iota")
-def _dynamic_iota(ctx: Context, op: Op, shape: Value) -> Value:
-    dimension = attributes.integer(op["iota_dimension"])
-    return lax.broadcasted_iota(ctx.dtype(op), sizes(shape, op), dimension)
+@rule("stablehlo.dynamic_iota")
+def _dynamic_iota(shape: Shape, *, dtype: np.dtype, iota_dimension: int) -> Value:
+    return lax.broadcasted_iota(dtype, shape, iota_dimension)
 
 
-@raises("stablehlo.dynamic_broadcast_in_dim")
-def _dynamic_broadcast_in_dim(ctx: Context, op: Op, x: Value, shape: Value) -> Value:
-    op.get("known_expanding_dimensions")
-    op.get("known_nonexpanding_dimensions")
-    return _broadcast_to(ctx, op, x, sizes(shape, op))
-
-
-@raises("stablehlo.dynamic_pad")
-def _dynamic_pad(
-    ctx: Context, op: Op, x: Value, value: Value, low: Value, high: Value, interior: Value
+@rule(
+    "stablehlo.dynamic_broadcast_in_dim",
+    ignores=("known_expanding_dimensions", "known_nonexpanding_dimensions"),
+)
+def _dynamic_broadcast_in_dim(
+    x: Array, shape: Shape, *, ctx: Context, op: Op, broadcast_dimensions: Ints
 ) -> Value:
-    config = zip(*(sizes(v, op) for v in (low, high, interior)), strict=True)
-    return lax.pad(x, value, list(config))
+    return _broadcast_to(ctx, op, x, shape, broadcast_dimensions)
 
 
-@raises("stablehlo.real_dynamic_slice")
+@rule("stablehlo.dynamic_pad")
+def _dynamic_pad(x: Array, value: Array, low: Shape, high: Shape, interior: Shape) -> Value:
+    return lax.pad(x, value, list(zip(low, high, interior, strict=True)))
+
+
+@rule("stablehlo.real_dynamic_slice")
 def _real_dynamic_slice(
-    ctx: Context, op: Op, x: Value, start: Value, limit: Value, stride: Value
+    x: Array, start: Value, limit: Value, strides: Shape, *, ctx: Context, op: Op
 ) -> Value:
-    strides = sizes(stride, op)
     if are_known(start) and are_known(limit):
-        return _sliced(x, sizes(start, op), sizes(limit, op), strides)
+        return _sliced(x, sizes(start, op.name), sizes(limit, op.name), strides)
     if any(s != 1 for s in strides):
         raise InvertError("stablehlo.real_dynamic_slice: strided slice with a start from data")
     # JAX adds the sizes of a `dynamic_slice` to starts that it has clamped itself.
-    shape = _other(op.op.operands[2], op.op.operands[1], ctx)
+    _, first, last, _ = op.operation.operands
+    shape = _other(last, first, ctx)
     if shape is None:
         raise InvertError("stablehlo.real_dynamic_slice: its size is computed from data")
-    extent = sizes(shape, op)
-    last = [n - m for n, m in zip(x.shape, extent, strict=True)]
-    starts = _parts(_unclamped(op, op.op.operands[1], last, ctx), ctx)
+    extent = sizes(shape, op.name)
+    room = [n - m for n, m in zip(x.shape, extent, strict=True)]
+    starts = _parts(_unclamped(op, first, room, ctx), ctx)
     return bind_dynamic_slice(x, starts, extent)
 
 
@@ -221,12 +241,12 @@ def _other(sum_: Any, term: Any, ctx: Context) -> Value | None:
     return None
 
 
-def _unclamped(op: Op, start: Any, last: list[DimSize], ctx: Context) -> Any:
+def _unclamped(op: Op, start: Any, room: list[DimSize], ctx: Context) -> Any:
     """The name of starts without a clamp to the range that `dynamic_slice` clamps to itself."""
     if (clamp := _op_of(start, "stablehlo.clamp")) is not None:
         low, _, high = (ctx.env[v] for v in clamp.operands)
         known = are_known(low) and are_known(high)
-        if known and not any(sizes(low, op)) and list(sizes(high, op)) == last:
+        if known and not any(sizes(low, op.name)) and list(sizes(high, op.name)) == room:
             return clamp.operands[1]
     return start
 

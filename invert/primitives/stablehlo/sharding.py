@@ -7,35 +7,45 @@ from collections.abc import Sequence
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from invert._errors import Problem, UnsupportedOpError
 from invert.stablehlo.ops import shardings
 from invert.stablehlo.ops.devices import Manual, layout_of
-from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import CUSTOM_CALL, Array, Attribute, Op, Value, rule
 from invert.stablehlo.ops.shardings import Sharding
 
 
-def annotation(ctx: Context, op: Op, x: Value) -> Value:
+@rule(
+    f"{CUSTOM_CALL} @Sharding",
+    f"{CUSTOM_CALL} @SPMDFullToShardShape",
+    f"{CUSTOM_CALL} @SPMDShardToFullShape",
+    takes_any=True,
+)
+def _annotation(x: Array, *, ctx: Context, op: Op) -> Value:
     """`@Sharding` of the older partitioner; on one device it means nothing."""
-    want = ctx.avals(op)[0] if op.result_types() else x
+    want = op.avals()[0] if op.result_types() else x
     if x.shape != want.shape:
-        raise UnsupportedOpError(
-            [
-                Problem(
-                    op.name,
-                    f"it cuts {list(x.shape)} into shards of {list(want.shape)}, and nothing puts "
-                    "them together",
-                    op.location,
-                    "Export the program for one device.",
-                )
-            ]
+        raise op.problem(
+            f"it cuts {list(x.shape)} into shards of {list(want.shape)}, and nothing puts them "
+            "together",
+            "Export the program for one device.",
         )
-    layout = layout_of(op.op)
+    layout = layout_of(op.operation)
     if layout is not None and layout.manual is None:
         return x
-    return constrained(ctx, x, ctx.devices.annotation(op.op))
+    return _constrained(ctx, x, ctx.devices.annotation(op.operation))
 
 
-def constrained(ctx: Context, x: Value, sharding: Sharding | None) -> Value:
+@rule(
+    f"{CUSTOM_CALL} @annotate_device_placement",
+    f"{CUSTOM_CALL} @xla.sdy.FuncResultSharding",
+    takes_any=True,
+)
+def _placement(*operands: Array) -> Sequence[Value]:
+    """They place values on devices and do not change them."""
+    return operands
+
+
+def _constrained(ctx: Context, x: Value, sharding: Sharding | None) -> Value:
     """The value under a constraint, unless that asks for nothing."""
     if sharding is None:
         return x
@@ -56,50 +66,50 @@ def constrained(ctx: Context, x: Value, sharding: Sharding | None) -> Value:
     return lax.with_sharding_constraint(x, PartitionSpec(*entries))
 
 
-@raises("sdy.mesh")
-def _mesh_rule(ctx: Context, op: Op) -> Value:
-    return []
+@rule("sdy.mesh", takes_any=True)
+def _mesh() -> None:
+    """Meshes are read before anything is raised."""
 
 
-@raises("sdy.sharding_constraint", "sdy.reshard")
-def _constraint(ctx: Context, op: Op, x: Value) -> Value:
-    found = shardings.shardy_shardings(str(op["sharding"]), ctx.devices.named)
-    return constrained(ctx, x, next(iter(found), None))
+@rule("sdy.sharding_constraint", "sdy.reshard")
+def _constraint(x: Array, *, ctx: Context, sharding: Attribute) -> Value:
+    found = shardings.shardy_shardings(str(sharding), ctx.devices.named)
+    return _constrained(ctx, x, next(iter(found), None))
 
 
-@raises("sdy.propagation_barrier", "sdy.sharding_group")
-def _barrier(ctx: Context, op: Op, x: Value) -> Value:
+@rule("sdy.propagation_barrier", "sdy.sharding_group", takes_any=True)
+def _barrier(x: Array, *, op: Op) -> Sequence[Value]:
     """They guide the propagation of shardings and do not change values."""
-    for name in list(op.unread):
-        op.get(name)
     return [x][: len(op.result_types())]
 
 
-@raises("sdy.all_gather", "sdy.all_reduce", "sdy.all_slice", "sdy.all_to_all")
-def _resharding(ctx: Context, op: Op, x: Value) -> Value:
+@rule("sdy.all_gather", "sdy.all_reduce", "sdy.all_slice", "sdy.all_to_all", takes_any=True)
+def _resharding(x: Array, *, ctx: Context, out_sharding: Attribute | None = None) -> Value:
     """They change where values are; `out_sharding` says where to."""
-    sharding = op.get("out_sharding")
-    for name in list(op.unread):
-        op.get(name)
-    found = shardings.shardy_shardings(str(sharding), ctx.devices.named)
-    return constrained(ctx, x, next(iter(found), None))
+    found = shardings.shardy_shardings(str(out_sharding), ctx.devices.named)
+    return _constrained(ctx, x, next(iter(found), None))
 
 
-@raises("sdy.manual_computation")
-def _manual_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
+@rule("sdy.manual_computation")
+def _manual_computation(
+    *operands: Array,
+    ctx: Context,
+    op: Op,
+    manual_axes: Attribute,
+    in_shardings: Attribute,
+    out_shardings: Attribute,
+) -> Sequence[Value]:
     region = op.regions[0]
-    axes = frozenset(shardings.shardy_axes(str(op["manual_axes"])))
+    axes = frozenset(shardings.shardy_axes(str(manual_axes)))
     named = ctx.devices.named
-    ins = shardings.shardy_shardings(str(op["in_shardings"]), named)
-    outs = shardings.shardy_shardings(str(op["out_shardings"]), named)
+    ins = shardings.shardy_shardings(str(in_shardings), named)
+    outs = shardings.shardy_shardings(str(out_shardings), named)
     known = [s for s in (*ins, *outs) if s is not None]
     whole = len(ins) == len(operands) and len(outs) == len(op.result_types())
     if not known or len(known) != len(ins) + len(outs) or not whole:
-        reason = (
-            "its shardings are over parts of axes, or over a mesh that the module does not hold"
-        )
-        raise UnsupportedOpError(
-            [Problem(op.name, reason, op.location, "Export it with whole axes of one mesh.")]
+        raise op.problem(
+            "its shardings are over parts of axes, or over a mesh that the module does not hold",
+            "Export it with whole axes of one mesh.",
         )
 
     def body(inner: Context, *shards: Value) -> Sequence[Value]:
@@ -111,8 +121,6 @@ def _manual_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Valu
     return ctx.sharded(Manual(known[0].mesh, axes), in_specs, out_specs, body, operands)
 
 
-@raises("sdy.named_computation")
-def _named_computation(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    for other in list(op.unread):
-        op.get(other)
+@rule("sdy.named_computation", takes_any=True)
+def _named_computation(*operands: Array, ctx: Context, op: Op) -> Sequence[Value]:
     return ctx.region(op.regions[0])(*operands)

@@ -12,16 +12,15 @@ from jax import lax
 
 from invert.primitives.sorting import by_assumption, merge_sort, sorted_by, total_order_key
 from invert.stablehlo.ops import attributes, regions
-from invert.stablehlo.ops.interpreter import Context, Op, Value, raises
+from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.registry import Array, Op, Value, rule
 
 
-@raises("stablehlo.sort")
-def _sort(ctx: Context, op: Op, *operands: Value) -> Sequence[Value]:
-    attribute = op.get("dimension")
-    dimension = -1 if attribute is None else attributes.integer(attribute)
+@rule("stablehlo.sort")
+def _sort(
+    *operands: Array, ctx: Context, op: Op, dimension: int = -1, is_stable: bool = False
+) -> Sequence[Value]:
     dimension %= max(operands[0].ndim, 1)
-    attribute = op.get("is_stable")
-    is_stable = attribute is not None and attributes.boolean(attribute)
     (region,) = op.regions
     found = regions.signature(region)
     dtypes = tuple(np.dtype(x.dtype) for x in operands)
@@ -51,8 +50,7 @@ def _sort_by_key(
     owner = getattr(terminator.operands[0].owner, "operation", None)
     if owner is None or owner.name != "stablehlo.compare":
         return None
-    op = Op(owner)
-    direction = attributes.enum_name(op["comparison_direction"])
+    direction = attributes.enum_name(owner.attributes["comparison_direction"])
     if direction not in _DESCENDING:
         return None
     descending = _DESCENDING[direction]
@@ -74,7 +72,7 @@ def _sort_by_key(
             return ctx.env[one]
 
         key = jax.vmap(run)(*pairs).reshape(operands[0].shape)
-    kind = op.get("compare_type")
+    kind = owner.attributes.get("compare_type")
     if jnp.issubdtype(key.dtype, jnp.floating):
         if kind is not None and attributes.enum_name(kind) == "TOTALORDER":
             key = total_order_key(key)

@@ -63,4 +63,4 @@ from invert.tf.fallback.eager import refused_inputs
 from invert.tf.fallback.host import host_entry, text_entry
 from invert.tf.interpreter.registry import REGISTRY as REGISTRY
 
-REGISTRY.freeze(overrides=(text_entry,), fallbacks=(host_entry,), diagnose=refused_inputs)
+REGISTRY.complete(overrides=(text_entry,), fallbacks=(host_entry,), diagnose=refused_inputs)

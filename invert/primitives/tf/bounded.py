@@ -85,7 +85,7 @@ def _squeeze(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Resul
 
 @row_rule("Reshape", takes_sizes=True)
 def _reshape(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """Splits or joins rows; padding rows stay at the end."""
+    """Split or join rows; padding rows stay at the end."""
     x, shape = values[0], ints(static(node, values, 1))
     if isinstance(x, np.ndarray) and not holds_dynamic_size(values[1]):
         return list(rule(ctx, node, values))
@@ -210,7 +210,7 @@ def _gather(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Result
 
 @row_rule("GatherNd", "ResourceGatherNd")
 def _gather_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """Selects rows by their indices. Padding rows repeat the first one, or are ones if none is.
+    """Select rows by their indices. Padding rows repeat the first one, or are ones if none is.
 
     What follows computes on them as well, and its derivative has to be finite where that of the
     rows is: their cotangents are zero, but zero times infinity is not.
@@ -226,7 +226,7 @@ def _gather_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> R
 
 @row_rule("DynamicStitch", "ParallelDynamicStitch")
 def _dynamic_stitch(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """Puts the rows of a partition back where known indices were partitioned in the same way.
+    """Put the rows of a partition back where known indices were partitioned in the same way.
 
     Each of the indices is in one part, so that the largest one says how long the result is.
     """
@@ -267,7 +267,7 @@ _OPERANDS: dict[str, tuple[int, int]] = {
 
 @row_rule(*(op for op in _OPERANDS if not op.startswith("Unsorted") and REGISTRY.get(op)))
 def _scatter(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """Applies as many updates as there are valid indices."""
+    """Apply as many updates as there are valid indices."""
     return list(rule(ctx, node, _without_padding(node, values)))
 
 

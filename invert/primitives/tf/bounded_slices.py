@@ -67,7 +67,7 @@ def _slice_grad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
 
 @row_rule("Pad", "PadV2")
 def _pad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
-    """Adds elements before and after the valid rows, which may fill up to a fixed number."""
+    """Add elements before and after the valid rows, which may fill up to a fixed number."""
     x, fill = values[0], array(values[2]) if node.op == "PadV2" else np.int32(0)
     if not isinstance(x, BoundedArray):
         raise refused(node, values)

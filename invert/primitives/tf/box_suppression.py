@@ -41,7 +41,7 @@ def suppress(
     threshold: Array,
     sigma: Array | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Selects up to `size` candidates.
+    """Select up to `size` candidates.
 
     **Arguments:**
 

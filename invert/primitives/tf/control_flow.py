@@ -43,7 +43,7 @@ def _branches(
     operands: Sequence[Value],
     choose: Callable[[Sequence[Thunk]], list[Array]],
 ) -> list[Value]:
-    """Runs one of several functions on the same operands.
+    """Run one of several functions on the same operands.
 
     **Arguments:**
 
@@ -232,7 +232,7 @@ def check_resource(node: Node) -> Resource:
 
 
 def _fail(ctx: Context, node: Node, failed: Array) -> None:
-    """Records whether a check failed. The end of the program decides what becomes of it."""
+    """Record whether a check failed. The end of the program decides what becomes of it."""
     resource = check_resource(node)
     if resource in ctx.state:
         before = ctx.state[resource]

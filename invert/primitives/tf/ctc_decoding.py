@@ -105,7 +105,7 @@ def _beam_search(
 def _search(logits: Array, length: Int, width: int) -> tuple[Array, Array, Array]:
     """The prefixes in the beam, best first: labels, their number, log probability.
 
-    A prefix is known by a number of its own, -1 where the beam has a free place.
+    Each prefix has a number, -1 marks a free place in the beam.
     """
     steps, classes = logits.shape[0], logits.shape[1] - 1  # the last one is the blank
     low = jnp.asarray(-jnp.inf, logits.dtype)

@@ -61,7 +61,7 @@ class Weights:
 def _unpack(
     params: Array, layers: int, directions: int, gates: int, units: int, size: int
 ) -> list[Weights]:
-    """Splits the vector `params` into the weights of each layer and direction."""
+    """Split the vector `params` into the weights of each layer and direction."""
     taken = 0
 
     def take(*shape: int) -> Array:

@@ -150,7 +150,7 @@ def _read_split(
 
 @rule("XlaConcatND")
 def _concat(*blocks: Array, num_concats: list[int], paddings: list[int]) -> Array:
-    """The array of which `_split` makes `blocks`."""
+    """The inverse of `_split`: the array that `blocks` are cut from."""
     parts: Sequence[Array] = blocks
     for axis in reversed(range(len(num_concats))):
         step = num_concats[axis]

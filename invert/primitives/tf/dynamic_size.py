@@ -107,7 +107,7 @@ def counted(
     *,
     pads_minus_one: bool = False,
 ) -> Value:
-    """A result of which the first `length` rows are valid: bounded, or padded on request.
+    """A result whose first `length` rows are valid: bounded, or padded on request.
 
     **Arguments:**
 

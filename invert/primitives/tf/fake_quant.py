@@ -96,7 +96,7 @@ def _fake_quant_args(
     "FakeQuantWithMinMaxVarsPerChannelGradient",
 )
 def _fake_quant(*operands: Array, op: str, num_bits: int, narrow_range: bool) -> Array:
-    """Takes the array and its bounds; a gradient op takes the cotangent before them."""
+    """Take the array and its bounds; a gradient op takes the cotangent before them."""
     levels = int(narrow_range), (1 << num_bits) - 1
     quantize = partial(fake_quant, levels=levels, divides=op in _DIVIDING)
     if not op.endswith("Gradient"):

@@ -40,7 +40,7 @@ def _pooled(x: Array) -> tuple[Array, Array]:
         return (last > 0) & (means[last] > means[last - 1])
 
     def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Joins the last two blocks where they rise, else begins one with the next number."""
+        """Join the last two blocks where they rise, else begins one with the next number."""
         used, last, sums, means, starts = state
         joins = rises(last, means)
         at = jnp.where(joins, last - 1, last + 1)

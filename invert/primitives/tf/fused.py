@@ -72,7 +72,7 @@ def _fused_matmul(a: Array, b: Array, *args: Array, node: Node) -> Array:
 
 
 def _epilogue(node: Node, y: Array, args: Sequence[Array], where: Layout) -> Array:
-    """Applies the fused ops of a node to `y`, with their further operands `args`."""
+    """Apply the fused ops of a node to `y`, with their further operands `args`."""
     epsilon, slope = node.attr("epsilon"), node.attr("leakyrelu_alpha")
     rest = list(args)
     for op in node.attr("fused_ops"):

@@ -46,7 +46,7 @@ def _mode(indices: Array, sizes: Ints, else_: _Mode = _Mode.FILL_OR_DROP) -> _Mo
 def take(
     x: Array, indices: Array, axis: int, batch: int = 0, beyond: _Mode = _Mode.FILL_OR_DROP
 ) -> Array:
-    """Picks along `axis`; the first `batch` axes of both go together.
+    """Pick along `axis`; the first `batch` axes of both go together.
 
     An index out of range gives zeros, unless `beyond` says otherwise.
     """

@@ -38,7 +38,7 @@ def _in_single(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 @jax.custom_jvp
 def cholesky(x: Array) -> Array:
-    """Reads the lower triangle; its derivative is that of the symmetric matrix, in both."""
+    """Read the lower triangle; its derivative is that of the symmetric matrix, in both."""
     return lax.linalg.cholesky(x, symmetrize_input=False)
 
 

@@ -97,7 +97,7 @@ def _applying(optimizer: Optimizer, sparse: bool) -> Callable[..., Value]:
 def _by_rows(
     step: Callable[..., tuple[Array, ...]], slots: tuple[Array, ...], grad: Array, indices: Array
 ) -> tuple[Array, ...]:
-    """Updates of rows. A row that occurs twice is updated twice in turn, as on the CPU.
+    """Update of rows. A row that occurs twice is updated twice in turn, as on the CPU.
 
     The first updates of all rows are applied at once, then the second ones, of which there are
     usually none.

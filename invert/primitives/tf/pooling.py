@@ -50,7 +50,7 @@ class Window:
         return (self.reduce(wide, zero, lax.add) / count).astype(x.dtype)
 
     def scatter(self, g: Array, x: Array) -> Array:
-        """Adds each element of `g` where its window of `x` has the maximum."""
+        """Add each element of `g` where its window of `x` has the maximum."""
         wide = (g.astype(jnp.float32), x.astype(jnp.float32)) if is_half(x.dtype) else (g, x)
         y = lax.select_and_scatter_add_p.bind(
             *wide,

@@ -35,7 +35,7 @@ def _along(v: Array, x: Array, axis: int) -> Array:
 
 
 def round_away(x: Array) -> Array:
-    """Rounds to the nearest integer, half away from zero."""
+    """Round to the nearest integer, half away from zero."""
     return lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO)
 
 

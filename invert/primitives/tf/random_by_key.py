@@ -1,4 +1,4 @@
-"""Draws of `jax.random` in the place of those of TensorFlow, for `Config(random="jax")`."""
+"""`jax.random` instead of TensorFlow's generators, for `Config(random="jax")`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SCATTERS: dict[str, Callable[..., Array]] = {
 def scatter_nd(
     fn: Callable[..., Array], x: Array, indices: Array, updates: Array, *, is_sorted: bool = False
 ) -> Array:
-    """Applies `fn` where the last axis of `indices` points, in the leading axes of x."""
+    """Apply `fn` where the last axis of `indices` points, in the leading axes of x."""
     depth, rank = indices.shape[-1], indices.ndim - 1
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(rank, updates.ndim)),

@@ -26,7 +26,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def _folding_rule(*ops: str) -> Callable[[Callable[..., Value]], Callable[..., Value]]:
-    """Registers a rule; where all operands are static, TensorFlow computes the results."""
+    """Register a rule; where all operands are static, TensorFlow computes the results."""
 
     def register(fn: Callable[..., Value]) -> Callable[..., Value]:
         call = bound(fn)

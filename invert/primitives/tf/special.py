@@ -58,11 +58,11 @@ def _spence_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, A
 
 
 def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
-    """An incomplete gamma function, of which `lax` adds up terms that a large `a` keeps equal.
+    """An incomplete gamma function, also for `a` so large that the terms of `lax` are equal.
 
-    There it is the integral of the normal distribution of mean and variance `a`, to more digits
-    than the terms have left. At an infinite x, all of it is below, with the slope 0. `sign`: 1
-    below x, -1 above.
+    There it is the normal distribution function with mean and variance `a`, which is more precise
+    than those terms. At infinite x the lower function is 1 with slope 0. `sign`: 1 for the lower
+    function, -1 for the upper one.
     """
 
     def incomplete(a: Array, x: Array) -> Array:

@@ -261,7 +261,7 @@ def _push_back_batch(handles: Value, tensor: Array, *, node: Node) -> Value:
 @rule("Pack:variant", ignores=("axis",))
 def _pack(*values: Value, node: Node) -> Batch:
     if any(isinstance(v, Batch) for v in values):
-        raise refuse(node, "stacks tensors of lists, of which only single lists are supported")
+        raise refuse(node, "stacks tensors of lists; only single lists are supported")
     return Batch(values, (len(values),))
 
 
@@ -289,7 +289,7 @@ def _combine_written(fn: Callable[..., Array], parts: Sequence[Value]) -> Value:
 
 
 def _combine(fn: Callable[..., Array], *values: Value) -> Value:
-    """Applies `fn` to the elements of lists, and of lists in lists; sizes stay as they are."""
+    """Apply `fn` to the elements of lists, and of lists in lists; sizes stay as they are."""
     if isinstance(values[0], Encoded):
         return Encoded(values[0].splits, fn(*(array(v.values) for v in values)))
     if not any(isinstance(v, TensorList) for v in values):

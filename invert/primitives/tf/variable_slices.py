@@ -51,7 +51,7 @@ def _result(node: Node, ref: Value) -> Value:
 
 
 def _scatter(update: Callable[[Any, Array], Array]) -> Callable[..., Value]:
-    """Updates of whole rows, `ref[indices, ...] = updates`."""
+    """Update of whole rows, `ref[indices, ...] = updates`."""
 
     def rule(ref: Value, indices: Array, updates: Array, *, ctx: Context, node: Node) -> Value:
         old = current(ctx, ref)
@@ -68,7 +68,7 @@ def _columns(indices: Array) -> tuple[Array, ...]:
 
 
 def _scatter_nd(update: Callable[[Any, Array], Array]) -> Callable[..., Value]:
-    """Updates of elements or blocks, whose indices are vectors."""
+    """Update of elements or blocks, whose indices are vectors."""
 
     def rule(ref: Value, indices: Array, updates: Array, *, ctx: Context, node: Node) -> Value:
         old = jnp.asarray(current(ctx, ref))

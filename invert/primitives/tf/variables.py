@@ -21,7 +21,7 @@ def current(ctx: Context, resource: Value) -> Array:
 
 
 def assign(ctx: Context, node: Node, resource: Value, value: Value) -> None:
-    """Writes `value` to a variable.
+    """Write `value` to a variable.
 
     **Raises:** `UnsupportedOpError` where the handle is not one, or the shape would change.
     """

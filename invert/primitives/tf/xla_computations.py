@@ -104,7 +104,7 @@ def _reducer(program: ClosedJaxpr) -> Callable[..., Any]:
 def _reduce(
     ctx: Context, node: Node, operands: Sequence[Value], function: str, dimensions: Sequence[int]
 ) -> list[Array]:
-    """Reduces arrays together; the operands are the arrays, then their initial values."""
+    """Reduce arrays together; the operands are the arrays, then their initial values."""
     n = len(operands) // 2
     inputs = [_positions(v) for v in operands[:n]]
     # One that is known stays a number, by which `lax` knows its own reductions.

@@ -143,11 +143,6 @@ class ConvDims(NamedTuple):
     output_spatial_dimensions: tuple[int, ...]
 
 
-class Channel(NamedTuple):
-    handle: int
-    channel_type: int
-
-
 class Algorithm(NamedTuple):
     lhs_precision_type: np.dtype | str
     rhs_precision_type: np.dtype | str
@@ -163,12 +158,6 @@ class Accuracy(NamedTuple):
     rtol: float
     ulps: int
     mode: str
-
-
-class OutputAlias(NamedTuple):
-    output_tuple_indices: tuple[int, ...]
-    operand_index: int
-    operand_tuple_indices: tuple[int, ...]
 
 
 def _fields(struct: Any, view: Any) -> Any:
@@ -199,11 +188,6 @@ def conv_dims(attr: ir.Attribute) -> ConvDims:
     return _fields(ConvDims, stablehlo_dialect.ConvDimensionNumbers(attr))
 
 
-def channel(attr: ir.Attribute) -> Channel:
-    """Fields of `#stablehlo.channel_handle`."""
-    return _fields(Channel, stablehlo_dialect.ChannelHandle(attr))
-
-
 def dot_algorithm(attr: ir.Attribute) -> Algorithm:
     """Fields of `#stablehlo.dot_algorithm`; `tf32`, which has no dtype, stays a string."""
     fields = _fields(Algorithm, stablehlo_dialect.DotAlgorithm(attr))
@@ -222,8 +206,3 @@ def result_accuracy(attr: ir.Attribute) -> Accuracy:
     """Fields of `#stablehlo.result_accuracy`; `mode` is `DEFAULT`, `HIGHEST` or `TOLERANCE`."""
     fields = _fields(Accuracy, stablehlo_dialect.ResultAccuracyAttr(attr))
     return fields._replace(mode=enum_name(fields.mode))
-
-
-def output_alias(attr: ir.Attribute) -> OutputAlias:
-    """Fields of `#stablehlo.output_operand_alias`."""
-    return _fields(OutputAlias, stablehlo_dialect.OutputOperandAlias(attr))

@@ -176,7 +176,7 @@ def _from_buffer(attr: Any, ir_type: Any) -> np.ndarray:
 
 
 def _from_text(text: bytes, ir_type: Any) -> np.ndarray:
-    """Decodes `... dense<payload> : tensor<...> ...`, time and memory linear in the payload."""
+    """Decode `... dense<payload> : tensor<...> ...`, time and memory linear in the payload."""
     begin = text.index(b"dense<") + 6
     shape = tuple(ir_type.shape)
     name = str(ir_type.element_type)
@@ -222,7 +222,7 @@ def _complex_from_tokens(tokens: list[bytes], name: str, context: ir.Context) ->
 
 
 def _from_tokens(tokens: list[bytes], name: str, dtype: np.dtype) -> np.ndarray:
-    """Decodes at most about 100 printed elements of a type without a buffer."""
+    """Decode at most about 100 printed elements of a type without a buffer."""
     if name in _INT_BITS:
         return np.array([int(t) for t in tokens], np.int8).astype(dtype)
     # A decimal stands for a value of at most 8 significant bits and is off by less than 1e-6 of
@@ -236,7 +236,7 @@ def _from_tokens(tokens: list[bytes], name: str, dtype: np.dtype) -> np.ndarray:
 
 
 def _from_raw(raw: bytes, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Reinterprets MLIR's little-endian storage, in which sub-byte elements take one byte."""
+    """Reinterpret MLIR's little-endian storage, in which sub-byte elements take one byte."""
     size = 1
     for n in shape:
         size *= n

@@ -82,7 +82,7 @@ class Devices:
 
 
 def devices_of(module: Any, functions: Mapping[str, Any], known: AbstractMesh | None) -> Devices:
-    """Reads the devices of a module; `known` is a mesh that its container states."""
+    """Read the devices of a module; `known` is a mesh that its container states."""
     named = {
         key.removeprefix("sdy.mesh "): mesh
         for key, op in functions.items()

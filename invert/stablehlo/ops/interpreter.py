@@ -1,8 +1,7 @@
-"""The raising registry and its context: StableHLO ops become `lax` primitives.
+"""The walk over a StableHLO module: its ops become `lax` primitives.
 
-A rule is registered under the op's name, as JAX registers lowerings under primitives. Rules run
-while JAX traces: the values they are given are tracers, or NumPy arrays for constants, and what
-they bind becomes the raw jaxpr. A function's ops are walked once, so the cost is linear.
+Rules run while JAX traces: the values they are given are tracers, or NumPy arrays for constants,
+and what they bind becomes the raw jaxpr. A function's ops are walked once, so the cost is linear.
 """
 
 from __future__ import annotations
@@ -22,125 +21,15 @@ from jax.sharding import PartitionSpec
 from invert._config import Config
 from invert._errors import InvertError, Problem, UnsupportedOpError
 from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
-from invert._private.mlir import attribute_names, ir
+from invert._private.mlir import ir
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
-from invert.ir.sizes import DimSize, as_value, call_dimension
+from invert.ir.sizes import call_dimension
 from invert.ir.types import Eqn
 from invert.stablehlo.ops import attributes as op_attributes
-from invert.stablehlo.ops import sizes as size_ops
 from invert.stablehlo.ops.devices import Devices, Manual, Shards, shards_of
-
-Value = Any  # a tracer, or a NumPy array where the value is known at conversion
-
-
-class Known(np.ndarray):
-    """A number that the program computes and conversion knows: a size, or the platform's index.
-
-    What is computed from such numbers alone is known as well, also inside of called functions.
-    Sizes of which some are open are `Sizes` instead.
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, value: Any, dtype: Any = np.int32) -> Known:
-        return np.array(value, dtype).view(cls)
-
-
-Rule = Callable[..., Any]
-
-_RULES: dict[str, Rule] = {}
-_REFUSED: dict[str, tuple[str, str]] = {}
-
-# Attributes that say nothing about the values an op computes. Sharding is read where JAX puts it,
-# on its own ops; on other ops it is the partitioner's annotation.
-_SILENT_ATTRIBUTES = frozenset(
-    {
-        "mhlo.frontend_attributes",
-        "mhlo.sharding",
-        "sdy.sharding",
-        "sdy.propagated_shardings",
-        "xla_shape",
-        "result_layout",  # of a transpose that comes from HLO
-        "result_layouts",
-        "operand_layouts",
-        "mhlo.original_value",
-    }
-)
-
-
-def raises(*names: str) -> Callable[[Rule], Rule]:
-    """Registers the raising rule of the ops `names`.
-
-    The rule is called as `rule(ctx, op, *operands)` and returns one value or a sequence of values.
-    """
-
-    def register(rule: Rule) -> Rule:
-        for name in names:
-            if name in _RULES or name in _REFUSED:
-                raise ValueError(f"{name} has a raising rule already")
-            _RULES[name] = rule
-        return rule
-
-    return register
-
-
-def refuse(name: str, reason: str, remedy: str) -> None:
-    """Registers an op that has no counterpart, with the reason and the remedy for the error."""
-    if name in _RULES or name in _REFUSED:
-        raise ValueError(f"{name} has a raising rule already")
-    _REFUSED[name] = (reason, remedy)
-
-
-def rule_names() -> tuple[str, ...]:
-    """Names of all ops that have a rule."""
-    return tuple(sorted(_RULES))
-
-
-def refused_names() -> tuple[str, ...]:
-    """Names of all ops that are refused with a reason."""
-    return tuple(sorted(_REFUSED))
-
-
-class UnknownAttributeError(InvertError):
-    """An op carries an attribute that its rule does not know."""
-
-
-class Op:
-    """One MLIR operation, with its attributes marked as they are read."""
-
-    __slots__ = ("_attributes", "name", "op", "unread")
-
-    def __init__(self, op: ir.Operation):
-        self.op = op
-        self.name: str = op.name
-        self._attributes = op.attributes
-        self.unread = set(attribute_names(op))
-
-    def get(self, name: str) -> Any:
-        """The attribute `name`, or `None`; marks it as read."""
-        if name not in self.unread:
-            return self._attributes.get(name)
-        self.unread.discard(name)
-        return self._attributes[name]
-
-    def __getitem__(self, name: str) -> Any:
-        value = self.get(name)
-        if value is None:
-            raise UnknownAttributeError(f"{self.name} has no attribute {name!r}")
-        return value
-
-    @property
-    def regions(self) -> Sequence[Any]:
-        return self.op.regions
-
-    @property
-    def location(self) -> str:
-        return op_attributes.location_text(self.op.location)
-
-    def result_types(self) -> list[ir.Type]:
-        return [r.type for r in self.op.results]
+from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
+from invert.stablehlo.ops.values import Known, Value, data, is_constant, is_splat
 
 
 @dataclasses.dataclass
@@ -165,17 +54,6 @@ class Context:
     # the mesh over whose shards ops run; `None` where they run on whole values
     manual: Manual | None = None
 
-    def avals(self, op: Op) -> list[jax.ShapeDtypeStruct]:
-        """The result types of `op` as shapes and dtypes."""
-        return [op_attributes.aval(t) for t in op.result_types()]
-
-    def aval(self, op: Op) -> jax.ShapeDtypeStruct:
-        return op_attributes.aval(op.op.results[0].type)
-
-    def dtype(self, op: Op) -> np.dtype:
-        """The dtype of the first result, whose sizes may be dynamic."""
-        return op_attributes.element_dtype(op.op.results[0].type)
-
     def scalar(self, value: Value) -> tuple[Value, Value] | None:
         """`(value, scalar)` where the value is a scalar, broadcast; else `None`."""
         return self.scalars.get(id(value))
@@ -197,7 +75,7 @@ class Context:
         return call
 
     def run(self, block: Any) -> list[Value]:
-        """Raises the ops of `block` in order; returns the operands of its terminator."""
+        """Raise the ops of `block` in order; return the operands of its terminator."""
         shards = shards_of(block) if self.devices.has_shards else {}
         results = self._walk((view.operation for view in block.operations), shards)
         if results is None:
@@ -207,7 +85,7 @@ class Context:
     def _walk(
         self, operations: Iterable[ir.Operation], shards: Mapping[ir.Operation, Shards]
     ) -> list[Value] | None:
-        """Raises ops in order; returns the operands of a terminator."""
+        """Raise ops in order; return the operands of a terminator."""
         env = self.env
         names: tuple[str, ...] = ()
         splats: dict[Any, Value] = {}
@@ -237,7 +115,7 @@ class Context:
         return None
 
     def _on_shards(self, part: Shards) -> None:
-        """Raises a part of a block that runs on shards, where its first result is put together."""
+        """Raise a part of a block that runs on shards, where its first result is put together."""
         outer = frozenset() if self.manual is None else self.manual.axes
         where, ins, outs = part.specs(self.devices, outer)
         cut = [r for e in part.entries for r in e.results]
@@ -259,7 +137,7 @@ class Context:
         body: Callable[..., Sequence[Value]],
         operands: Sequence[Value],
     ) -> list[Value]:
-        """Binds `shard_map` of `body`, which takes the context of its ops and the shards."""
+        """Bind `shard_map` of `body`, which takes the context of its ops and the shards."""
         outer = frozenset() if self.manual is None else self.manual.axes
         # Functions that were traced on whole values are traced again.
         inner = dataclasses.replace(
@@ -296,7 +174,7 @@ class Context:
     def _with_broadcasts(
         self, names: tuple[str, ...], operands: Sequence[Value]
     ) -> tuple[str, ...]:
-        """The hint says too which operands the author broadcast by hand."""
+        """Add to the hint which operands the author broadcast explicitly."""
         numbers = [(i, self.explicit.get(id(x))) for i, x in enumerate(operands)]
         found = tuple((i, number) for i, number in numbers if number is not None)
         if not found or not names or not is_hint(names[-1]):
@@ -305,39 +183,25 @@ class Context:
         return (*names[:-1], hint.encode())
 
     def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:
-        """Raises one op and checks each result against the op's declared type."""
+        """Raise one op and check each result against the op's declared type."""
         op = Op(operation)
-        rule = _RULES.get(op.name)
-        if rule is None:
+        entry = entry_of(operation)
+        if entry is None or entry.call is None:
             raise UnsupportedOpError([_problem(operation)])
         if any(isinstance(x, Sizes) for x in operands):
-            if (size := size_ops.result_of(operation, operands)) is not None:
+            size = sizes_of(entry, op, operands)
+            if size is not None:
                 return [Known.of(size.value(), size.dtype) if size.is_known() else size]
-            if op.name == "stablehlo.convert" and (number := _as_number(operands[0])) is not None:
-                return [as_value(number, self.dtype(op))]
-            if op.name not in _TAKE_SIZES:
-                places = size_ops.SHAPE_OPERANDS.get(op.name, ())
-                operands = [x if i in places else data(x) for i, x in enumerate(operands)]
         computes_size = _computes_size(operation, operands)
-        if not (operation.regions or op.name in _CALLS):
-            operands = [x.view(np.ndarray) if isinstance(x, Known) else x for x in operands]
         try:
             with jax.ensure_compile_time_eval() if computes_size else contextlib.nullcontext():
-                results = rule(self, op, *operands)
+                results = entry.call(self, op, operands)
         except InvertError:
             raise
         except _NOT_TAKEN as error:
-            raise UnsupportedOpError(
-                [Problem(op.name, f"{type(error).__name__}: {error}", op.location)]
-            ) from error
-        if not isinstance(results, (list, tuple)):
-            results = (results,)
-        unread = op.unread - _SILENT_ATTRIBUTES
-        unread = {n for n in unread if not n.startswith("jax.")}
-        if unread:
-            raise UnsupportedOpError(
-                [Problem(op.name, f"unknown attributes {sorted(unread)}", op.location)]
-            )
+            raise op.problem(f"{type(error).__name__}: {error}") from error
+        if unknown := entry.unknown_attributes(op):
+            raise op.problem(f"unknown attributes {unknown}")
         self._check(op, results)
         if computes_size:
             return [x if isinstance(x, Sizes) else Known.of(x, x.dtype) for x in results]
@@ -356,21 +220,15 @@ class Context:
             )
             if not fits or value.dtype != dtype:
                 declared = ["?" if n is None else n for n in shape]
-                raise UnsupportedOpError(
-                    [
-                        Problem(
-                            op.name,
-                            f"result {i} was raised as {value.dtype}{list(value.shape)}, but the "
-                            f"module declares {dtype}{declared}",
-                            op.location,
-                            "This is a defect of invert; please report the module.",
-                        )
-                    ]
+                raise op.problem(
+                    f"result {i} was raised as {value.dtype}{list(value.shape)}, but the module "
+                    f"declares {dtype}{declared}",
+                    "This is a defect of invert; please report the module.",
                 )
 
 
 def _index_alone(mapped: Callable[[], Any]) -> str | None:
-    """The axis whose index a function on shards computes, and nothing else."""
+    """The axis whose index is all that a function on shards computes, if it is."""
     eqns = open_jaxpr(trace_closed(mapped)).eqns
     inner: list[Eqn] = list(dce(eqns[0].params["jaxpr"]).eqns) if len(eqns) == 1 else []
     alone = len(inner) == 1 and inner[0].primitive.name == "axis_index"
@@ -385,13 +243,10 @@ _NOT_TAKEN = (TypeError, ValueError, NotImplementedError, OverflowError, MemoryE
 
 # Shapes, paddings and the like have no more numbers than this.
 _MOST_SIZES = 64
-_CALLS = frozenset({"func.call", "stablehlo.composite"})
-# Ops whose rules see to sizes themselves.
-_TAKE_SIZES = _CALLS | {"stablehlo.custom_call", "stablehlo.while"}
 
 
 def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
-    """Whether an op computes whole numbers of sizes alone, and as many at every size."""
+    """Whether an op computes integers from sizes alone, in an array of static shape."""
     return (
         all(is_constant(x) for x in operands)
         and (any(isinstance(x, Known) for x in operands) or _is_shape(operation))
@@ -405,21 +260,14 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
     )
 
 
-# By these a shape is put together; the starts of a slice are clamped so that it fits.
-_MAKE_SHAPES = frozenset(
-    {
-        "stablehlo.add",
-        "stablehlo.clamp",
-        "stablehlo.concatenate",
-        "stablehlo.convert",
-        "stablehlo.reshape",
-        "stablehlo.subtract",
-    }
-)
+def _makes_shapes(operation: ir.Operation) -> bool:
+    """Whether shapes are put together by an op."""
+    entry = REGISTRY.get(operation.name)
+    return entry is not None and entry.makes_shapes
 
 
 def _is_shape(operation: ir.Operation) -> bool:
-    return operation.name in _MAKE_SHAPES and is_shape(operation.results[0])
+    return _makes_shapes(operation) and is_shape(operation.results[0])
 
 
 # A shape is put together in fewer steps.
@@ -427,13 +275,12 @@ _MOST_STEPS = 8
 
 
 def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
-    """Whether a value of a module is used only as a shape, or to compute one."""
+    """Whether a value is used only as a shape, or to compute one."""
     if not steps or not _is_small(value.type):
         return False
     owners = [use.owner.operation for use in value.uses]
     return bool(owners) and all(
-        _takes_shape(o) or (o.name in _MAKE_SHAPES and is_shape(o.results[0], steps - 1))
-        for o in owners
+        _takes_shape(o) or (_makes_shapes(o) and is_shape(o.results[0], steps - 1)) for o in owners
     )
 
 
@@ -441,7 +288,8 @@ def _takes_shape(operation: ir.Operation) -> bool:
     if operation.name != "stablehlo.custom_call":
         # JAX puts shapes together from numbers one by one, so one in which no size is open is made
         # from constants alone.
-        return operation.name in size_ops.SHAPE_OPERANDS
+        entry = REGISTRY.get(operation.name)
+        return entry is not None and entry.takes_shape()
     attributes = operation.attributes
     target = op_attributes.string(attributes["call_target_name"])
     return target.startswith("stablehlo.dynamic_") or "indices_of_shape_operands" in attributes
@@ -472,20 +320,21 @@ def _scopes(name: str) -> tuple[str, ...]:
 
 def _problem(op: ir.Operation) -> Problem:
     location = op_attributes.location_text(op.location)
-    if op.name in _REFUSED:
-        reason, remedy = _REFUSED[op.name]
+    entry = REGISTRY.get(op.name)
+    if entry is not None and entry.refusal is not None:
+        reason, remedy = entry.refusal
         return Problem(op.name, reason, location, remedy)
     return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
 
 
-# Functions that JAX puts around a program of open sizes and around the body of a `shard_map`, and
-# those that stand for a region while a module goes from one partitioner to the other. Their author
-# wrote none.
+# Functions that JAX wraps around a program with open sizes and around the body of a `shard_map`,
+# and those that stand for a region while a module is migrated between partitioners. No author wrote
+# them.
 _WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
 
 
 def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]:
-    """Calls the function `@name` of the module as a named inner `jit`.
+    """Call the function `@name` of the module as a named inner `jit`.
 
     One `jit` per function: JAX's own cache then traces a function that is called often only once.
     Known numbers are not arguments but constants, which choose branches and shapes inside.
@@ -522,7 +371,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
 
 
 def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
-    """Notes the names that the exporter gave to the dimensions it passes on."""
+    """Note the names that the exporter gave to the dimensions it passes on."""
     if "arg_attrs" not in function.attributes:
         return
     for value, attributes in zip(args, function.attributes["arg_attrs"], strict=False):
@@ -534,17 +383,6 @@ def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
 
 def _key(value: Value) -> tuple[Any, ...]:
     return value.key if isinstance(value, Sizes) else (value.shape, value.tobytes())
-
-
-def _as_number(value: Value) -> DimSize | None:
-    """The size that a scalar is; `None` for others."""
-    sizes = value.sizes() if isinstance(value, Sizes) and not value.shape else None
-    return None if sizes is None else sizes[0]
-
-
-def data(value: Value) -> Value:
-    """A value as JAX has it: sizes that are open as traced integers."""
-    return value.value() if isinstance(value, Sizes) else value
 
 
 def _fresh(ctx: Context) -> Context:
@@ -562,7 +400,7 @@ def _jit_name(name: str) -> str:
 
 
 def free_values(region: Any) -> list[Any]:
-    """The values a region uses and does not define, each once, in order of use."""
+    """The free values of a region, each once, in order of use."""
     defined: set[Any] = set()
     used: dict[Any, None] = {}
 
@@ -597,7 +435,7 @@ def walk(function: Any) -> Iterator[ir.Operation]:
 
 
 def reachable(functions: Mapping[str, Any], entry: str) -> Iterator[ir.Operation]:
-    """The ops of a function and of those that it calls, each function once; not the terminators."""
+    """The ops of a function and of its callees, each function once, without terminators."""
     seen = {entry}
     pending = [entry]
     while pending:
@@ -611,17 +449,12 @@ def reachable(functions: Mapping[str, Any], entry: str) -> Iterator[ir.Operation
                     pending.append(name)
 
 
-def has_rule(name: str) -> bool:
-    """Whether an op of this name can be raised."""
-    return name in _RULES
-
-
 def reachable_problems(
     functions: Mapping[str, Any],
     entry: str,
     extra: Callable[[ir.Operation], Problem | None],
 ) -> list[Problem]:
-    """Every op reachable from `entry` that cannot be raised, once per op and location."""
+    """The ops reachable from `entry` that cannot be raised, once per op and location."""
     problems: dict[Problem, None] = {}
     problems.update(dict.fromkeys(_call_problems(functions, entry)))
     for op in reachable(functions, entry):
@@ -633,7 +466,7 @@ def reachable_problems(
 
 
 def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem]:
-    """Functions that are called and are not there, or that some call of theirs leads back into."""
+    """Calls of undefined functions, and recursive calls."""
     # Depth first without recursion: a file may nest calls deeper than Python does.
     path = {entry: callees(functions[entry])}
     done = set()
@@ -670,14 +503,3 @@ def _callees(op: ir.Operation) -> list[str]:
         called: Any = op.attributes["called_computations"]
         return [op_attributes.symbol_name(s) for s in called]
     return []
-
-
-def is_splat(value: Value) -> bool:
-    """Whether a value is an array constant of one number, repeated."""
-    array = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
-    return array and not any(value.strides)
-
-
-def is_constant(value: Value) -> bool:
-    """Whether a value is known at conversion."""
-    return isinstance(value, (np.ndarray, np.generic))

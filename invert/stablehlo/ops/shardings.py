@@ -106,7 +106,7 @@ class Tiling(NamedTuple):
     """How devices are laid out over an array: those along each dimension, and the manual ones.
 
     `manual` is `None` where all are manual; `dims` is `None` where no dimension is cut. `size` is
-    the number of devices, as far as they are told apart.
+    the number of devices that are distinguished.
     """
 
     dims: tuple[Strides, ...] | None
@@ -239,19 +239,19 @@ def group_strides(groups: Sequence[Sequence[int]]) -> Strides | None:
 
 @dataclasses.dataclass
 class Layout:
-    """Gathers what a module says of its devices by number, and makes the mesh of it."""
+    """Collects what a module states about device numbers, and builds the mesh from it."""
 
     count: int
     cuts: set[int] = dataclasses.field(default_factory=set)
     names: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)
 
     def add(self, strides: Strides) -> None:
-        """Devices with these strides are told apart."""
+        """Distinguish devices with these strides."""
         for stride, size in strides:
             self.cuts |= {stride, stride * size}
 
     def name(self, names: Sequence[str], strides: Strides) -> None:
-        """The axes of a dimension are called so."""
+        """Name the axes of a dimension."""
         if len(names) == len(strides):
             for name, step in zip(names, strides, strict=True):
                 self.names.setdefault(step, name)

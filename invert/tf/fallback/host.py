@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,18 +81,6 @@ def _device_index(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
 
 def _constant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [ctx.graph.constant(node)]
-
-
-class Table(Protocol):
-    """A hash table that was filled before the program runs."""
-
-    def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values, of these types."""
-        ...
-
-    def size(self) -> int:
-        """How many keys there are."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

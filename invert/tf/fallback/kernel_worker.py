@@ -45,7 +45,7 @@ def answer(tf: Any, request: bytes, most: int) -> bytes:
 
 
 def serve(most: int, memory: int) -> None:
-    """Answers requests until standard input ends."""
+    """Answer requests until standard input ends."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what TensorFlow prints is not an answer
     import tensorflow as tf

@@ -124,7 +124,7 @@ def _graph(
 
 
 def ask(graph: Any) -> bytes:
-    """Sends a `GraphDef` to the child process and returns its answer for the last node.
+    """Send a `GraphDef` to the child process and return its answer for the last node.
 
     **Raises:** `KernelError`.
     """

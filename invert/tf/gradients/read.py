@@ -119,23 +119,15 @@ def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> Tf
     ) as error:  # fmt: skip
         first = (str(error).splitlines() or [""])[0]
         return failed(problem=f"the gradient function fails: {type(error).__name__}: {first}")
-    passed = op.inputs if overridden else op.outputs
-    if len(grads) != len(passed) or not all(
-        g is None or g.shape.is_compatible_with(t.shape)
-        for g, t in zip(grads, passed, strict=True)
-        if t.dtype != tf.resource
-    ):
+    if not _fit(grads, op.inputs if overridden else op.outputs):
         return failed(problem="the gradient function belongs to another op")
-    captures: list[Capture] = []
     captured = [(o, i) for o, i in scratch.captures if not _is_output(o, op)]
     own = [(o, i) for o, i in scratch.captures if _is_output(o, op)]
     if own and not overridden:
         return failed(problem="the gradient function uses a result of its own op")
-    for outer, _ in captured:
-        capture = _capture(outer, graph)
-        if capture is None:
-            return failed(problem="the gradient function uses a value of another graph")
-        captures.append(capture)
+    captures = [c for outer, _ in captured if (c := _capture(outer, graph)) is not None]
+    if len(captures) < len(captured):
+        return failed(problem="the gradient function uses a value of another graph")
     used = [t.name for t in cotangents[:results] if t is not None]
     inputs = [*used, *(inner.name for _, inner in (*captured, *own))]
     outputs = [g.name for g in grads if g is not None]
@@ -152,6 +144,16 @@ def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> Tf
     )
 
 
+def _fit(grads: Sequence[Any], passed: Sequence[Any]) -> bool:
+    """Whether these may be gradients of what was passed, by their number and shapes."""
+    resource = import_tensorflow().resource
+    return len(grads) == len(passed) and all(
+        g is None or g.shape.is_compatible_with(t.shape)
+        for g, t in zip(grads, passed, strict=True)
+        if t.dtype != resource
+    )
+
+
 def gradient_graph(
     tf_graph: Any, around: Graph, inputs: list[str], outputs: list[str], nested: bool
 ) -> Analysis:
@@ -161,7 +163,7 @@ def gradient_graph(
 
 
 def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
-    """Calls a gradient function in a graph of its own, on cotangents of the first outputs of `op`.
+    """Call a gradient function in a graph of its own, on cotangents of the first outputs of `op`.
 
     **Returns:** the graph, the cotangents and the gradients; `None` for those that do not exist.
     """

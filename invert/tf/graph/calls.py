@@ -56,7 +56,7 @@ def with_calls(graph_def: Any) -> Any:
 
 
 def _rewrite(nodes: Iterable[Any], signatures: Mapping[str, Any]) -> dict[str, Any]:
-    """Rewrites the calls among `nodes`; returns the signatures of what they call, by node."""
+    """Rewrite the calls among `nodes`; return the signatures of what they call, by node."""
     found = {}
     for node in nodes:
         signature = signatures.get(node.op)

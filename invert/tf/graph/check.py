@@ -144,7 +144,7 @@ class _Checked:
         return found
 
     def check_inputs(self, node: Any) -> None:
-        """Reports inputs that are not there, or that are not of the types the op takes."""
+        """Report inputs that are not there, or that are not of the types the op takes."""
         if node.name in self._args:
             return
         given = []
@@ -170,7 +170,7 @@ class _Checked:
                 )
 
     def check_outputs(self, outputs: Sequence[tuple[str, int]]) -> None:
-        """Reports results that are not there, or of another type than is said."""
+        """Report results that are not there, or of another type than is said."""
         for text, wanted in outputs:
             kind = self._type(None, text)
             if kind is not None and not fits(kind, wanted):

@@ -145,7 +145,7 @@ class _Rewriter:
     # -- stacks
 
     def level_stacks(self) -> None:
-        """Lets the stacks of gradients grow and shrink in every step of a loop.
+        """Let the stacks of gradients grow and shrink in every step of a loop.
 
         A branch in a loop saves values for its gradient on stacks of its own, only in the steps
         that take it; the branch of the gradient takes as many off again. As nothing but the order
@@ -204,7 +204,7 @@ class _Rewriter:
         return []
 
     def loop(self, enters: Sequence[str]) -> None:
-        """Replaces a frame by a `While` node."""
+        """Replace a frame by a `While` node."""
         inside = self._dependents(enters, _EXITS)
         of_enter = {
             source: name
@@ -227,7 +227,7 @@ class _Rewriter:
             in_test[merge, 0] = in_body[merge, 0] = (args[enter], 0)
             backs = [s for s, _ in self.inputs(merge) if self.nodes[s].op in _NEXTS]
             if len(backs) != 1:
-                raise MalformedModelError(f"node {merge!r} is no variable of a loop")
+                raise MalformedModelError(f"node {merge!r} is not a loop variable")
             results.append(self.inputs(backs[0])[0])
             waits += [t for t in self.inputs(backs[0]) if t[1] < 0]
             for switch in inside:
@@ -348,7 +348,7 @@ class _Rewriter:
         raise MalformedModelError(f"node {merge!r} merges values of no conditional")
 
     def branch(self, merges: Sequence[str]) -> None:
-        """Replaces the `Merge` nodes of one conditional by an `If` node."""
+        """Replace the `Merge` nodes of one conditional by an `If` node."""
         predicate, _ = self._predicate(merges[0])
         switches = [s for s in self._of(*_SWITCHES) if self._condition(s) == predicate]
         inside = self._dependents(switches, _MERGES)
@@ -399,7 +399,7 @@ class _Rewriter:
             self.moved.update((n.name, name) for n in self.functions[function].nodes)
 
     def leave_branches(self) -> None:
-        """Lets what waits for a node of a branch wait for the whole conditional."""
+        """Let what waits for a node of a branch wait for the whole conditional."""
         for node, conditional in self.moved.items():
             if node in self.nodes:
                 self._add(node, "NoOp", [(conditional, -1)])

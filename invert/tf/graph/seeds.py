@@ -115,7 +115,7 @@ def _states(nodes: Sequence[Node], node: Node) -> Iterator[tuple[int, int]]:
 
 
 def _draw_by(node: Node, key: tuple[int, int]) -> None:
-    """Makes a draw one by a key."""
+    """Make a draw one by a key."""
     if node.op in _BY_GENERATOR:
         shape, rest = node.inputs[2], node.inputs[3:]
         node.op, node.inputs = _BY_GENERATOR[node.op], (shape, key, *rest)
@@ -131,7 +131,7 @@ def _draw_by(node: Node, key: tuple[int, int]) -> None:
 
 
 def _without_neutral(nodes: Sequence[Node], drawn: Sequence[int]) -> None:
-    """Drops that numbers are multiplied by one and moved by zero, as TensorFlow does after a draw.
+    """Drop that numbers are multiplied by one and moved by zero, as TensorFlow does after a draw.
 
     They need not be the numbers of TensorFlow, of which a sum with zero has another sign of zero.
     """
@@ -165,7 +165,7 @@ def _number(nodes: Sequence[Node], index: int) -> float | None:
 def _leave_out(
     nodes: Sequence[Node], state: tuple[int, int], body: Body, body_of: Callable[[str], Body]
 ) -> None:
-    """Drops what moves a state on, where nothing but that reads it any more."""
+    """Drop what moves a state on, where nothing but that reads it any more."""
     users, live = _users(nodes), set(body.outputs)
     outputs: dict[int, list[tuple[int, int]]] = {}
     for source in (*users, *live):

@@ -84,7 +84,7 @@ class Analysis:
         self.checks = [n for n in self.nodes if kept and n.op in effects.CHECKS]
 
     def run(self, values: Sequence[Value], state: State | None = None) -> list[Value]:
-        """Evaluates the graph on `values`, one for each input; changes `state`."""
+        """Evaluate the graph on `values`, one for each input; changes `state`."""
         state = {} if state is None else state
         return Context(self.graph, state, pads_rows=self.pads_rows).run(self.graph.main, values)
 

@@ -112,7 +112,7 @@ class Context:
         )
 
     def call(self, function: str, values: Sequence[Value]) -> list[Value]:
-        """Evaluates the library function `function` on the same state.
+        """Evaluate the library function `function` on the same state.
 
         **Raises:** `MalformedModelError` where it calls itself.
         """
@@ -147,7 +147,7 @@ class Context:
         return self.state[resource]
 
     def write(self, resource: Resource, value: Value) -> None:
-        """Sets the value of a `Resource` from here on in the order of execution."""
+        """Set the value of a `Resource` from here on in the order of execution."""
         self.state[resource] = value
 
     def key(self) -> Any:
@@ -159,7 +159,7 @@ class Context:
     # -- evaluation
 
     def run(self, body: Body, values: Sequence[Value]) -> list[Value]:
-        """Evaluates `body` on `values`, one for each argument; changes the state.
+        """Evaluate `body` on `values`, one for each argument; changes the state.
 
         **Raises:** `UnsupportedOpError`, `MalformedModelError`.
         """
@@ -223,7 +223,7 @@ class Context:
         return results
 
     def _check(self, node: Node, results: Sequence[Value]) -> None:
-        """Refuses results of other types than the definition of the op says."""
+        """Refuse results of other types than the definition of the op says."""
         definition = self.graph.op_def(node.op)
         if definition is None or self.config.bfloat16_constants:
             return
@@ -231,7 +231,7 @@ class Context:
             raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
 
     def _check_attributes(self, entry: Entry, node: Node) -> None:
-        """Refuses an attribute that the rule did not ask for, unless it has its default value."""
+        """Refuse an attribute that the rule did not ask for, unless it has its default value."""
         for name, default in self.graph.options(node.op).items():
             if name in node.read or name not in node.attrs or entry.is_silent(name):
                 continue
@@ -307,7 +307,7 @@ def _known(value: Value) -> Value:
 
 
 def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:
-    """Raises a node on operands that are a `BoundedArray`, or a shape with a `DynamicSize`.
+    """Raise a node on operands that are a `BoundedArray`, or a shape with a `DynamicSize`.
 
     **Raises:** `UnsupportedOpError` where the op is not known to leave padding rows alone.
     """

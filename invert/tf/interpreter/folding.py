@@ -58,7 +58,7 @@ class Folding:
         self._known: dict[int, np.ndarray | Spread | None] = {}
 
     def note(self, op: str, rule: Rule, operands: Sequence[Any], results: Sequence[Any]) -> None:
-        """Remembers the `results` of `rule` on `operands`, where they follow from constants."""
+        """Remember the `results` of `rule` on `operands`, where they follow from constants."""
         if not operands or not all(is_static(v) or id(v) in self._made for v in operands):
             return
         for k, value in enumerate(results):

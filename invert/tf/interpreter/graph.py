@@ -167,7 +167,7 @@ class Graph:
         return self._gradients.get(node)
 
     def note(self, text: str) -> None:
-        """Adds a line to the report, once."""
+        """Add a line to the report, once."""
         self.notes.setdefault(text)
 
     def entry(self, node: Node) -> Entry | None:
@@ -280,7 +280,7 @@ class Graph:
         )
 
     def _with_gradients(self, body: Body) -> Body:
-        """Reads the gradient functions of a body. What they use become further inputs."""
+        """Read the gradient functions of a body. What they use become further inputs."""
         if self._read_gradient is None:
             return body
         order = body.order

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from invert._config import Config
-from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert.primitives.binding import Signature
+from invert._errors import Problem, UnsupportedOpError
+from invert.primitives import binding, registry
 from invert.protos.tensors import decode_dtype
 from invert.tf.ops.definition import type_at, types_of
 from invert.tf.ops.node import Node
@@ -91,40 +90,23 @@ Fallback = Callable[[Node], Entry | None]
 Diagnosis = Callable[["Context", Node, Sequence[Value]], Problem | None]
 
 
-class Registry:
-    """Entries by op type. Refuses duplicates, and every change once frozen."""
+class Registry(registry.Registry[Entry]):
+    """The entries of TensorFlow ops, and what else knows how to raise a node."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
-        self._frozen = False
+        super().__init__("the TensorFlow op")
         self._overrides: tuple[Fallback, ...] = ()
         self._fallbacks: tuple[Fallback, ...] = ()
         self.diagnose: Diagnosis = lambda ctx, node, values: None
 
-    def add(self, op: str, entry: Entry) -> None:
-        if self._frozen:
-            raise RuntimeError(f"cannot add a rule for {op!r}: the registry is frozen")
-        if op in self._entries:
-            raise ValueError(f"the TensorFlow op {op!r} already has a rule")
-        self._entries[op] = entry
-
-    def add_rows(self, op: str, rows: RowRule, *, takes_sizes: bool = False) -> None:
-        """Declares what an op that is registered does with a varying number of rows."""
-        if self._frozen:
-            raise RuntimeError(f"cannot change the rule for {op!r}: the registry is frozen")
-        entry = self._entries[op]
-        if entry.rows is not None:
-            raise ValueError(f"the rows of the TensorFlow op {op!r} already have a rule")
-        self._entries[op] = dataclasses.replace(entry, rows=rows, takes_sizes=takes_sizes)
-
-    def freeze(
+    def complete(
         self,
         *,
         overrides: Sequence[Fallback] = (),
         fallbacks: Sequence[Fallback] = (),
         diagnose: Diagnosis,
     ) -> None:
-        """Ends registration.
+        """End registration.
 
         **Arguments:**
 
@@ -133,33 +115,19 @@ class Registry:
         """
         self._overrides, self._fallbacks = tuple(overrides), tuple(fallbacks)
         self.diagnose = diagnose
-        self._frozen = True
-
-    def get(self, op: str) -> Entry | None:
-        """The entry of an op type that has a rule of its own."""
-        return self._entries.get(op)
+        self.freeze()
 
     def entry(self, node: Node) -> Entry | None:
         """How to raise `node`; `None` where nothing can."""
         for find in self._overrides:
             if (entry := find(node)) is not None:
                 return entry
-        if (entry := self._entries.get(node.op)) is not None:
+        if (entry := self.get(node.op)) is not None:
             return entry
         return next((e for find in self._fallbacks if (e := find(node)) is not None), None)
 
-    def ops(self) -> tuple[str, ...]:
-        return tuple(sorted(self._entries))
-
 
 REGISTRY = Registry()
-
-# Parameters of a rule that are not operands: the context, the node, and the type of the op.
-_SURROUNDINGS = frozenset(("ctx", "node", "op"))
-
-
-# Converts one operand; takes `(ctx, node, values, index)`.
-Conversion = Callable[["Context", Node, Sequence[Value], int], Any]
 
 
 def _array(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
@@ -198,7 +166,7 @@ def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
 
 
 # How an operand is converted, by its annotation; `Array` where there is none.
-_CONVERSIONS: dict[str, Conversion] = {
+_CONVERSIONS: dict[str, binding.Conversion] = {
     "": _array,
     "Array": _array,  # a JAX operand
     "Value": _value,  # as it is: static, traced, a handle, a list
@@ -214,41 +182,22 @@ Ints = tuple[Any, ...]
 Int = Any
 
 
-def bound(fn: Callable[..., Any]) -> Rule:
+def _attribute(node: Node, name: str, note: str) -> Any:
+    return node.attr(name) if name in node.attrs else binding.ABSENT
+
+
+_BINDER = binding.Binder(
+    _CONVERSIONS,
+    # Parameters that are not operands: the context, the node, and the type of the op.
+    {"ctx": lambda ctx, node: ctx, "node": lambda ctx, node: node, "op": lambda ctx, node: node.op},
+    _attribute,
+    lambda node: (f"tf.{node.op}", node.location),
+)
+
+
+def bound(function: Callable[..., Any]) -> Rule:
     """A function of operands and attributes as a rule; see `invert.primitives.binding`."""
-
-    @functools.cache
-    def signature() -> tuple[Signature, list[Conversion], Conversion | None]:
-        found = Signature.of(fn, _SURROUNDINGS)
-        rest = None if found.rest is None else _CONVERSIONS[found.rest]
-        return found, [_CONVERSIONS[note] for _, note in found.operands], rest
-
-    @functools.wraps(fn)
-    def call(ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:
-        parameters, conversions, rest = signature()
-        if (reason := parameters.count_problem(len(values))) is not None:
-            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-        more = [rest] * (len(values) - len(conversions)) if rest is not None else []
-        operands = [
-            convert(ctx, node, values, i)
-            for i, convert in zip(range(len(values)), (*conversions, *more), strict=False)
-        ]
-        keywords: dict[str, Any] = {}
-        for name, has_default in parameters.attributes.items():
-            if name in node.attrs:
-                keywords[name] = node.attr(name)
-            elif not has_default:
-                where = f"tf.{node.op} ({node.location})"
-                raise MalformedModelError(f"{where} lacks the attribute {name!r}")
-        if parameters.context:
-            around = {"ctx": ctx, "node": node, "op": node.op}
-            keywords.update((name, around[name]) for name in parameters.context)
-        results = fn(*operands, **keywords)
-        if results is None:
-            return []
-        return list(results) if isinstance(results, (list, tuple)) else [results]
-
-    return call
+    return binding.Bound(function, _BINDER)
 
 
 def rule(
@@ -264,7 +213,7 @@ def rule(
     pads_rows: Callable[[Config, Node], bool] | None = None,
     ignores: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function of operands and attributes as the rule of `ops`.
+    """Register a function of operands and attributes as the rule of `ops`.
 
     The parameters are bound as `invert.primitives.binding` says; `ctx`, `node` and `op` (the type)
     where the function names them. It returns one result, a tuple of results, or `None` for none.
@@ -296,17 +245,17 @@ def rule(
 
 
 def rules(table: Mapping[str, Callable[..., Any]], **options: Any) -> None:
-    """Registers one function of operands and attributes for each op; options as for `rule`."""
+    """Register one function of operands and attributes for each op; options as for `rule`."""
     for op, fn in table.items():
         rule(op, **options)(fn)
 
 
 def row_rule(*ops: str, takes_sizes: bool = False) -> Callable[[RowRule], RowRule]:
-    """Registers what `ops` do with operands whose number of rows depends on data; see `Entry`."""
+    """Register what `ops` do with operands whose number of rows depends on data; see `Entry`."""
 
     def register(rows: RowRule) -> RowRule:
         for op in ops:
-            REGISTRY.add_rows(op, rows, takes_sizes=takes_sizes)
+            REGISTRY.declare(op, rows=rows, takes_sizes=takes_sizes)
         return rows
 
     return register

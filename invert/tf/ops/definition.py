@@ -57,7 +57,7 @@ def fits(given: int, wanted: int) -> bool:
 
 
 def add_defaults(node: Any, definition: Any) -> None:
-    """Gives a `NodeDef` proto the attributes that it leaves out.
+    """Give a `NodeDef` proto the attributes that it leaves out.
 
     They mean the same, and a copy of the node would hold the constants of its program twice.
     """

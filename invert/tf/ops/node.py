@@ -17,7 +17,7 @@ from invert.protos.tensors import decode_dtype, decode_shape
 
 
 def import_tensorflow() -> ModuleType:
-    """Imports TensorFlow on first use; nothing else in the package imports it.
+    """Import TensorFlow on first use; nothing else in the package imports it.
 
     **Returns:**
 

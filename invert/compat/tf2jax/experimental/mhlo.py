@@ -37,7 +37,7 @@ def _converted(module: MhloModule) -> Module:
 
 
 def mhlo_apply(*args: Any, module: MhloModule) -> Any:
-    """Calls a module: one array, or a tuple of several.
+    """Call a module: one array, or a tuple of several.
 
     **Raises:** what `invert.from_stablehlo` raises.
     """

@@ -1,0 +1,73 @@
+"""Calls of `invert.ir.fast`: their arguments, read off the programs that they traced to."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from invert._private.jax import open_jaxpr
+from invert.emission.expressions import literals
+from invert.emission.python.syntax import call
+from invert.ir.types import Eqn
+
+
+def candidate(eqn: Eqn, args: Sequence[ast.expr]) -> ast.expr | None:
+    """The call that may have traced to the equation; `None` where it calls none of them."""
+    read = _READ.get(eqn.params["name"])
+    if read is None:
+        return None
+    found = read(open_jaxpr(eqn.params["jaxpr"]).eqns, len(eqn.invars[0].aval.shape))
+    return None if found is None else call(eqn.params["name"], *args, *map(literals.value, found))
+
+
+def noun(name: str) -> str:
+    """A name for the result of a call."""
+    return name.rpartition("_")[2]
+
+
+def _padding(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...]:
+    pads = [e.params["padding_config"] for e in eqns if e.primitive.name == "pad"]
+    return tuple(map(tuple, pads[0])) if pads else ((0, 0, 0),) * rank
+
+
+def _depthwise(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
+    slices = [e.params for e in eqns if e.primitive.name == "slice"]
+    slices = [p for p in slices if len(p["start_indices"]) == rank]
+    if not slices:
+        return None
+    strides = tuple((slices[0]["strides"] or (1,) * rank)[1:-1])
+    starts = [[p["start_indices"][i] for p in slices] for i in range(1, rank - 1)]
+    dilation = tuple(min((n for n in found if n), default=1) for found in starts)
+    return strides, _padding(eqns, rank)[1:-1], dilation
+
+
+def _grouped(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
+    convs = [e.params for e in eqns if e.primitive.name == "conv_general_dilated"]
+    if not convs:
+        return None
+    one = convs[0]
+    padding = tuple(map(tuple, one["padding"]))
+    return len(convs), tuple(one["window_strides"]), padding, tuple(one["rhs_dilation"])
+
+
+def _pool(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
+    window, strides = [1] * rank, [1] * rank
+    for eqn in eqns:
+        if eqn.primitive.name == "slice":
+            before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+            step = eqn.params["strides"] or (1,) * rank
+            for axis in (i for i in range(rank) if before[i] != after[i]):
+                window[axis] += 1
+                strides[axis] = step[axis]
+    window = [n - 1 if n > 1 else 1 for n in window]
+    padding = tuple((low, high) for low, high, _ in _padding(eqns, rank))
+    return tuple(window), tuple(strides), padding
+
+
+_READ: Mapping[str, Callable[[Sequence[Eqn], int], tuple[Any, ...] | None]] = {
+    "depthwise_conv": _depthwise,
+    "grouped_conv": _grouped,
+    "max_pool": _pool,
+    "sum_pool": _pool,
+}

@@ -1,0 +1,490 @@
+"""Blocks: steps of a layer that repeat, made layers of their own.
+
+Where all that goes on from one value passes through another, the steps in between are a unit, such
+as a residual branch with its sum. Units that repeat, one or several at a time, are blocks. So
+nothing has to be named as a block, and blocks may hold blocks.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+import itertools
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path, plain_name
+from invert.emission.layers.stack import kind_of
+from invert.emission.layers.tree import called
+from invert.ir import kinds
+from invert.ir.graph import is_var
+from invert.ir.jaxprs import holds_jaxprs
+from invert.ir.types import Atom, Eqn, Var
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+# Parts of an array are taken where it is cut, such as the steps of a sequence.
+_PARTS = kinds.PARTS | {"split"}
+# A single layer that repeats is a list from this number on.
+_FEW = 3
+
+
+def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
+    """Makes blocks of the steps of a layer, and of those of the layers inside it."""
+    _part_forms(layer, parameters)
+    if runs := _Chains(layer).runs():
+        _wrap_runs(layer, runs, parameters)
+    for step in layer.steps:
+        if isinstance(step, LayerCall):
+            group(step.layer, parameters)
+
+
+def _part_forms(layer: Layer, parameters: Mapping[Var, Path]) -> None:
+    """Gives each user of another form of a parameter, such as a bias along a batch, its own."""
+    users = collections.Counter(a for s in layer.steps for a in s.invars if is_var(a))
+    makers: dict[Atom, Eqn] = {}
+    steps: list[Eqn] = []
+    for step in layer.steps:
+        several = [a for a in step.invars if is_var(a) and a in makers and users[a] > 1]
+        if several and not isinstance(step, LayerCall | Assign):
+            own: dict[Atom, Var] = {}
+            for atom in dict.fromkeys(several):
+                users[atom] -= 1
+                new = makers[atom].outvars[0]
+                own[atom] = Var(new.aval)
+                steps.append(makers[atom].replace(outvars=[own[atom]]))
+            step = step.replace(invars=[own.get(a, a) if is_var(a) else a for a in step.invars])
+        form = step.primitive.name in kinds.LAYOUT and is_var(step.invars[0])
+        if form and step.invars[0] in parameters and step.outvars[0] not in layer.outputs:
+            makers[step.outvars[0]] = step
+        steps.append(step)
+    layer.steps = steps
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unit:
+    """The steps between two values, by their numbers in the layer.
+
+    **Arguments:**
+
+    - `steps`: in order; the last one makes the value that goes on.
+    - `key`: equal for units that compute the same.
+    - `names`: those of its layers, without their numbers.
+    - `parameters`: those of the layer around it that its equations compute with.
+    - `primitives`: those of its equations.
+    - `uses`: how many of its steps use the value that it starts from.
+    - `new`: whether it is more than one layer that has a name already.
+    """
+
+    steps: tuple[int, ...]
+    key: Hashable
+    names: tuple[str, ...]
+    parameters: tuple[Var, ...]
+    primitives: tuple[str, ...]
+    uses: int
+    new: bool
+
+
+# For each block, its steps.
+_Run = Sequence[Sequence[int]]
+
+
+class _Chains:
+    """The chains of units in a layer, and what repeats in them.
+
+    The numbers of its inputs are negative.
+    """
+
+    def __init__(self, layer: Layer):
+        self.layer, self.steps = layer, layer.steps
+        self.makers: dict[Atom, int] = {v: i for i, s in enumerate(self.steps) for v in s.outvars}
+        self.makers |= {v: -1 - k for k, v in enumerate(layer.inputs)}
+        self.users: dict[int, list[int]] = collections.defaultdict(list)
+        self.inputs: list[set[int]] = []
+        for i, step in enumerate(self.steps):
+            made = {self.makers[a] for a in step.invars if is_var(a) and a in self.makers}
+            self.inputs.append(made)
+            if not isinstance(step, Assign):
+                for j in made:
+                    self.users[j].append(i)
+        self.results = {self.makers[a] for a in layer.outputs if is_var(a) and a in self.makers}
+
+    def runs(self) -> list[_Run]:
+        """What repeats in the chains, from the longest one."""
+        layers = sum(isinstance(s, LayerCall) for s in self.steps)
+        if layers + len(self.layer.parameters) < _FEW:
+            return []
+        found: list[_Run] = []
+        taken: set[int] = set()
+        for chain in self._chains():
+            units = self._units(chain)
+            exact, alike = _repeated(units, 0, len(units)), _alike(units)
+            for run in exact if _size(exact) >= _size(alike) else alike:
+                steps = {i for block in run for i in block}
+                if not steps & taken:
+                    taken |= steps
+                    found.append(run)
+        return found
+
+    def _chains(self) -> list[list[int]]:
+        """From each start, the steps that all that goes on from it passes through."""
+        end = len(self.steps)
+        after: dict[int, int] = {}  # the next such step
+        depth = {end: 0}
+        numbers = range(-len(self.layer.inputs), end)
+        for i in reversed(numbers):
+            if i >= 0 and isinstance(self.steps[i], Assign):
+                continue
+            following = [*self.users.get(i, ()), *([end] if i in self.results else [])]
+            at = following[0] if following else end
+            for other in following[1:]:
+                while at != other:
+                    if depth[at] >= depth[other]:
+                        at = after[at]
+                    else:
+                        other = after[other]
+            after[i], depth[i] = at, depth[at] + 1
+        starts = [i for i in numbers if i in after and (i < 0 or not self.inputs[i])]
+        chains: list[list[int]] = []
+        for i in starts:
+            chain = [i]
+            while after[chain[-1]] != end:
+                chain.append(after[chain[-1]])
+            chains.append(chain)
+        seen: set[int] = set()
+        parts: list[list[int]] = []
+        for chain in sorted(chains, key=lambda c: -len(c)):
+            part = [i for i in chain if i not in seen]
+            if len(part) > _FEW:
+                seen.update(part)
+                parts.append(part)
+        return parts
+
+    def _units(self, chain: Sequence[int]) -> list[_Unit]:
+        units: list[_Unit] = []
+        taken = set(chain)
+        for first, last in itertools.pairwise(chain):
+            ahead = {first}
+            for i in range(max(first + 1, 0), last + 1):
+                if self.inputs[i] & ahead:
+                    ahead.add(i)
+            members = {last}
+            for i in range(last - 1, max(first, -1), -1):
+                if i in ahead and any(j in members for j in self.users.get(i, ())):
+                    members.add(i)
+            # What only these steps use and no layer makes, such as a mask.
+            for i in range(last - 1, -1, -1):
+                users = self.users.get(i, ())
+                free = i not in members and i not in taken and i not in self.results
+                plain = not isinstance(self.steps[i], LayerCall | Assign)
+                plain = plain and not self._takes_part(i)
+                if free and plain and users and all(j in members for j in users):
+                    members.add(i)
+            taken |= members
+            for i, step in enumerate(self.steps):
+                if isinstance(step, Assign) and self.inputs[i] and self.inputs[i] <= members:
+                    members.add(i)
+            units.append(self._unit(sorted(members), first))
+        return units
+
+    def _takes_part(self, i: int) -> bool:
+        """Whether a step takes a part of an array, maybe in another form."""
+        if self.steps[i].primitive.name in _PARTS:
+            return True
+        form = self.steps[i].primitive.name in kinds.LAYOUT
+        return form and any(j >= 0 and self._takes_part(j) for j in self.inputs[i])
+
+    def _unit(self, members: Sequence[int], first: int) -> _Unit:
+        steps = [self.steps[i] for i in members]
+        names = tuple(_plain(s.layer.name) for s in steps if isinstance(s, LayerCall))
+        uses = sum(first in self.inputs[i] for i in members)
+        new = len(steps) > 1 or any(
+            isinstance(s, LayerCall) and NUMBER in s.layer.name for s in steps
+        )
+        held = set(self.layer.parameters)
+        own = tuple(a for s in steps for a in s.invars if isinstance(a, Var) and a in held)
+        primitives = tuple(s.primitive.name for s in steps)
+        return _Unit(tuple(members), tuple(map(_key, steps)), names, own, primitives, uses, new)
+
+
+def _size(runs: Sequence[_Run]) -> int:
+    return sum(len(block) for run in runs for block in run)
+
+
+def _plain(name: str) -> str:
+    """The name of a layer without numbers."""
+    return re.sub(rf"[_{NUMBER}]?\d+(?=_|$)", "", name).strip("_") or "layer"
+
+
+def _key(step: Eqn) -> Hashable:
+    """Equal for steps that compute the same, with other parameters."""
+    shapes = tuple(v.aval.shape for v in step.outvars)
+    if isinstance(step, LayerCall):
+        return _plain(step.layer.name), kind_of(step.layer), shapes
+    if isinstance(step, Assign):
+        return "assign"
+    params = () if holds_jaxprs(step) else tuple((k, str(v)) for k, v in step.params.items())
+    return step.primitive.name, shapes, params
+
+
+def _repeated(units: Sequence[_Unit], start: int, end: int) -> list[_Run]:
+    """What repeats exactly: in the longest stretch, then before and after that."""
+    best: tuple[int, int, int, int] | None = None
+    where = (0, 0, 0)
+    for period in range(1, (end - start) // 2 + 1):
+        for i in range(start, end - 2 * period + 1):
+            count = 1
+            while _same(units, i, i + count * period, period, end):
+                count += 1
+            inside = [n for u in units[i : i + period] for n in (*u.names, *u.parameters)]
+            few = count < (2 if len(inside) > 1 else _FEW)
+            if not inside or few or not any(u.new for u in units[i : i + period]):
+                continue
+            score = (count * period, -period, units[i].uses, -i)
+            if best is None or score > best:
+                best, where = score, (i, period, count)
+    if best is None:
+        return []
+    i, period, count = where
+    blocks = [
+        [j for u in units[i + k * period : i + (k + 1) * period] for j in u.steps]
+        for k in range(count)
+    ]
+    after = i + period * count
+    return [blocks, *_repeated(units, start, i), *_repeated(units, after, end)]
+
+
+def _same(units: Sequence[_Unit], i: int, j: int, period: int, end: int) -> bool:
+    if j + period > end:
+        return False
+    return all(units[i + k].key == units[j + k].key for k in range(period))
+
+
+def _common(sequences: Sequence[Sequence[Hashable]]) -> int:
+    """How many elements all sequences begin with."""
+    columns = zip(*sequences, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def _alike(units: Sequence[_Unit]) -> list[_Run]:
+    """Units of several layers each, with layers of the same names, that follow each other."""
+    runs: list[_Run] = []
+    # Of the run so far, each unit with the units without layers that follow it.
+    run: list[list[_Unit]] = []
+
+    def finish() -> None:
+        if len(run) > 1:
+            tails = [[u.primitives for u in following] for _, *following in run]
+            common = 1 + _common(tails)
+            runs.append([[i for u in block[:common] for i in u.steps] for block in run])
+        run.clear()
+
+    for unit in units:
+        if not unit.names and run:
+            run[-1].append(unit)
+            continue
+        if run and set(unit.names) != set(run[-1][0].names):
+            finish()
+        if len(unit.names) > 1:
+            run.append([unit])
+    finish()
+    return runs
+
+
+def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path]) -> None:
+    """Replaces the steps of each block by the call of a new layer."""
+    steps = list(layer.steps)
+    inside = {i for run in runs for block in run for i in block}
+    outer = [s.layer.name for i, s in enumerate(steps) if i not in inside and _is_call(s)]
+    taken = set(map(_plain, outer))
+    nodes: list[tuple[int, Eqn]] = [(i, s) for i, s in enumerate(steps) if i not in inside]
+    for run in sorted(runs, key=lambda r: min(r[0])):
+        calls = [[s.layer for i in b if _is_call(s := steps[i])] for b in run]
+        name, number = _name_of(calls, parameters), 0
+        while name in taken:
+            name, number = f"block{'abcdefgh'[number - 1] if number else ''}", number + 1
+        taken.add(name)
+        _name_fields(calls, parameters)
+        shared = _shared(layer, run)
+        if shared:
+            layer.parameters = [v for v in layer.parameters if v not in shared]
+        first: Layer | None = None
+        for k, members in enumerate(run):
+            call = _wrapped(layer, members, name if shared else f"{name}_{k}", parameters, shared)
+            call.layer.same = first
+            first = first or (call.layer if shared else None)
+            nodes.append((min(members), call))
+    layer.steps = _ordered(nodes)
+
+
+def _shared(layer: Layer, run: _Run) -> list[Var]:
+    """The parameters of blocks that all have the same ones: one block, called several times."""
+    inside = {i for block in run for i in block}
+    steps = layer.steps
+    if any(_is_call(steps[i]) or isinstance(steps[i], Assign) for i in inside):
+        return []
+    used = [
+        {a for i in block for a in steps[i].invars if is_var(a) and a in layer.parameters}
+        for block in run
+    ]
+    others = {a for i, s in enumerate(steps) if i not in inside for a in s.invars if is_var(a)}
+    others |= {a for a in layer.outputs if is_var(a)}
+    if any(u != used[0] for u in used) or used[0] & others:
+        return []
+    return [v for v in layer.parameters if v in used[0]]
+
+
+def _is_call(step: Eqn) -> TypeIs[LayerCall]:
+    return isinstance(step, LayerCall)
+
+
+def _name_of(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]) -> str:
+    """A name for blocks: what the names of all layers of a block begin with, else that of the only
+    layer of each."""
+    if not any(blocks):
+        return "cell"
+    if all(len(layers) == 1 for layers in blocks):
+        return _plain(called(blocks[0][0], parameters))
+    begin = _prefix([called(layer, parameters) for layer in blocks[0]])
+    return re.sub(r"[\d_]+$", "", begin) or "block"
+
+
+def _prefix(names: Sequence[str]) -> str:
+    """What several names begin with, up to a number and an underscore: `conv2_block1_`."""
+    begin = names[0][: _common(names)] if names else ""
+    found = re.match(r".*\d_", begin)
+    return found[0] if len(names) > 1 and found is not None else ""
+
+
+def _name_fields(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]) -> None:
+    """Gives corresponding layers of blocks the same name."""
+    names: list[list[str]] = []
+    for layers in blocks:
+        own = [called(layer, parameters) for layer in layers]
+        names.append([name.removeprefix(_prefix(own)) for name in own])
+    same = all(n == names[0] for n in names)
+    for layers, own in zip(blocks, names, strict=True):
+        for layer, name in zip(layers, own, strict=True):
+            number, _, rest = name.partition("_")
+            layer.field = f"{rest}_{number}" if number.isdigit() and rest else name
+            if not same:
+                layer.field = _plain(layer.field)
+        if not same:
+            _number(layers)
+
+
+def _number(layers: Sequence[Layer]) -> None:
+    """Numbers layers that are called the same."""
+    counts = collections.Counter(layer.field for layer in layers)
+    numbers: collections.Counter[str] = collections.Counter()
+    for layer in layers:
+        name = layer.field
+        if counts[name] > 1:
+            numbers[name] += 1
+            layer.field = f"{name}_{numbers[name]}"
+
+
+def name_layers(layer: Layer) -> None:
+    """Names the layers of a program without names, inside a layer, and numbers them."""
+    calls = [s.layer for s in layer.steps if isinstance(s, LayerCall)]
+    free = [c for c in calls if NUMBER in c.name and not c.listed]
+    for inner in free:
+        inner.field = plain_name(inner.name)
+    linear = [c for c in free if c.field == "linear"]
+    if len(linear) == 2:
+        first, second = map(_width_of, linear)
+        if first and second and first[0] == second[1] < first[1]:
+            linear[0].field, linear[1].field = "up", "down"
+    if not layer.path and linear and linear[-1].field == "linear":
+        last = linear[-1]
+        if any(v in layer.outputs for v in last.outputs):
+            last.field = "head"
+    _number(free)
+    for inner in calls:
+        name_layers(inner)
+
+
+def _width_of(layer: Layer) -> tuple[int, int] | None:
+    """The number of features of the input and of the result of a layer."""
+    shapes = [v.aval.shape for v in (*layer.inputs[:1], *layer.results[:1])]
+    if len(shapes) != 2 or not all(shapes):
+        return None
+    return shapes[0][-1], shapes[1][-1]
+
+
+def _wrapped(
+    layer: Layer,
+    members: Sequence[int],
+    name: str,
+    parameters: Mapping[Var, Path],
+    shared: Sequence[Var],
+) -> LayerCall:
+    """The call of a layer of some steps.
+
+    **Arguments:**
+
+    - `shared`: the parameters that it has in common with the other blocks.
+    """
+    chosen = set(members)
+    steps = [layer.steps[i] for i in sorted(members)]
+    made = {v for s in steps for v in s.outvars}
+    others = [s for i, s in enumerate(layer.steps) if i not in chosen]
+    outside = {a for s in others for a in s.invars if is_var(a)}
+    outside |= {a for a in layer.outputs if is_var(a)}
+    assigned = {s.variable for s in others if isinstance(s, Assign)}
+    used = dict.fromkeys(a for s in steps for a in s.invars if isinstance(a, Var))
+    used |= dict.fromkeys(s.variable for s in steps if isinstance(s, Assign))
+    own = [v for v in layer.parameters if v in used and v not in outside and v not in assigned]
+    layer.parameters = [v for v in layer.parameters if v not in own]
+    own += shared
+    inner = Layer((*layer.path, name), steps, own)
+    inputs = [v for v in used if v not in made and v not in own]
+    # What the layers above hold comes last.
+    inner.inputs = sorted(inputs, key=lambda v: v in parameters)
+    inner.outputs = [v for s in steps for v in s.outvars if v in outside]
+    inner.children = {s.layer.name: s.layer for s in steps if isinstance(s, LayerCall)}
+    for child in inner.children:
+        layer.children.pop(child, None)
+    layer.children[name] = inner
+    _merge_only(inner)
+    return LayerCall(inner, list(inner.inputs), inner.results)
+
+
+def _merge_only(layer: Layer) -> None:
+    """Makes a layer with one layer in it, and no other parameters, that layer with what follows."""
+    calls = [s for s in layer.steps if isinstance(s, LayerCall)]
+    if len(calls) != 1 or layer.parameters:
+        return
+    (call,) = calls
+    inner = call.layer
+    at = layer.steps.index(call)
+    layer.steps[at : at + 1] = inner.steps
+    layer.parameters = inner.parameters
+    layer.children = inner.children
+    layer.alias = inner.alias or inner.name
+
+
+def _ordered(nodes: Sequence[tuple[int, Eqn]]) -> list[Eqn]:
+    """Steps in topological order, and otherwise by their numbers."""
+    steps = [s for _, s in nodes]
+    makers: dict[Atom, int] = {v: k for k, s in enumerate(steps) for v in s.outvars}
+    following: list[set[int]] = [set() for _ in steps]
+    needed = [0] * len(steps)
+    for k, step in enumerate(steps):
+        for j in {makers[a] for a in step.invars if is_var(a) and a in makers}:
+            following[j].add(k)
+            needed[k] += 1
+    ready = [(nodes[k][0], k) for k in range(len(steps)) if not needed[k]]
+    heapq.heapify(ready)
+    result: list[Eqn] = []
+    while ready:
+        _, k = heapq.heappop(ready)
+        result.append(steps[k])
+        for j in following[k]:
+            needed[j] -= 1
+            if not needed[j]:
+                heapq.heappush(ready, (nodes[j][0], j))
+    return result

@@ -1,0 +1,309 @@
+"""Layers of programs in which nothing is named: parameters grouped by what computes with them.
+
+A product of a parameter, a convolution or a lookup is a layer, and so is a scale with an offset;
+a bias belongs to the product that it is added to. The groups get the names that such layers have,
+`linear`, `norm`, `attention/query`, and the data flow does the rest, as for named parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from invert._private.jax import names_of
+from invert.emission.layers.cut import NUMBER, Path
+from invert.emission.layers.roles import roles
+from invert.ir import kinds
+from invert.ir.graph import Graph, is_var
+from invert.ir.jaxprs import sub_jaxprs
+from invert.ir.types import Atom, Eqn, Jaxpr, Var
+
+# Names that tell nothing of a parameter: those of positions, and those given to constants.
+_EMPTY = re.compile(
+    r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|choice|offset|p|x)?_?\d*"
+)
+_FORMS = kinds.LAYOUT | {"convert_element_type", "copy", "rev"}
+_ARITHMETIC = frozenset(("add", "sub", "mul", "div", "add_any"))
+_PRODUCTS = {"dot_general": "linear", "conv_general_dilated": "conv", "gather": "embed"}
+_SCORED = ("query", "key", "value")
+
+
+@dataclasses.dataclass(eq=False)
+class _Leaf:
+    """The parameters of one layer.
+
+    **Arguments:**
+
+    - `kind`: what it is called.
+    - `members`: its parameters with the names of their fields.
+    - `eqns`: the equations that compute with these.
+    - `group`: the layer around it.
+    - `again`: whether the same parameters are used several times, as by each step of a loop.
+    """
+
+    kind: str
+    members: dict[Var, str] = dataclasses.field(default_factory=dict)
+    eqns: list[Eqn] = dataclasses.field(default_factory=list)
+    group: str = ""
+    again: bool = False
+
+    def add(self, v: Var, name: str) -> None:
+        taken, wanted, i = set(self.members.values()), name, 2
+        while name in taken:
+            name, i = f"{wanted}_{i}", i + 1
+        self.members.setdefault(v, name)
+
+
+def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
+    """Names of the parameters, by the layers that compute with them where no name tells a layer."""
+    names = dict(parameters)
+    using = [e for e in jaxpr.eqns if any(is_var(a) and a in parameters for a in e.invars)]
+    arrays = [v for v in parameters if v.aval.shape]
+    if any(map(names_of, using)) or any(not _EMPTY.fullmatch(parameters[v][-1]) for v in arrays):
+        return names
+    if any(len(p) > 1 for p in parameters.values()):
+        return names
+    finding = _Leaves(Graph(jaxpr), parameters)
+    leaves = [leaf for leaf in finding.find() if leaf.members]
+    if len(leaves) < 2:
+        return names
+    counts: dict[str, int] = {}
+    for leaf in leaves:
+        if leaf.again or (leaf.kind == "scale" and len(leaf.members) == 1):
+            # A single number for each feature belongs to what is around it, and so does what
+            # each step of a loop uses.
+            for v, name in leaf.members.items():
+                counts[name] = counts.get(name, 0) + 1
+                names[v] = (f"{name}{NUMBER}{counts[name]}",)
+            continue
+        number = counts[leaf.kind] = counts.get(leaf.kind, 0) + 1
+        where = f"{leaf.kind}{NUMBER}{number}"
+        for v, name in leaf.members.items():
+            names[v] = (*([leaf.group] if leaf.group else []), where, name)
+    return names
+
+
+class _Leaves:
+    """Finds the layers of a program, in the order of the program."""
+
+    def __init__(self, graph: Graph, parameters: Mapping[Var, Path]):
+        self.graph, self.parameters = graph, parameters
+        self.roles = roles(graph)
+        self.of: dict[Var, _Leaf] = {}
+        # The parameters that values follow from, where they follow from nothing else.
+        self.sources: dict[Atom, tuple[Var, ...]] = {v: (v,) for v in parameters}
+        self.constant: set[Atom] = set()
+        # The leaf that each equation computes with.
+        self.at: dict[Eqn, _Leaf] = {}
+
+    def find(self) -> list[_Leaf]:
+        for eqn in self.graph.eqns:
+            atoms = [a for a in eqn.invars if is_var(a) and a not in self.constant]
+            known = [a for a in atoms if a in self.sources]
+            if known and eqn.primitive.name in _PRODUCTS and len(eqn.invars) > len(known):
+                self._use(eqn, known)
+            elif not atoms:
+                self.constant.update(eqn.outvars)
+            elif len(known) == len(atoms) and not _looks_up(eqn):
+                whole = dict.fromkeys(v for a in known for v in self.sources[a])
+                self.sources.update(dict.fromkeys(eqn.outvars, tuple(whole)))
+            elif known:
+                self._use(eqn, known)
+        leaves = list(dict.fromkeys(self.at.values()))
+        for leaf in leaves:
+            self._name(leaf)
+        self._attention(leaves)
+        return leaves
+
+    def _use(self, eqn: Eqn, known: Sequence[Atom]) -> None:
+        """An equation with an array and something that follows from parameters."""
+        new = dict.fromkeys(v for a in known for v in self.sources[a])
+        owned = [self.of[v] for v in new if v in self.of]
+        kind = "embed" if _looks_up(eqn) else _PRODUCTS.get(eqn.primitive.name)
+        if owned:
+            leaf: _Leaf | None = owned[0]
+            leaf.again |= eqn.primitive.name in _PRODUCTS or _looks_up(eqn)
+        elif kind is not None:
+            leaf = _Leaf(kind)
+        elif eqn.primitive.name in _ARITHMETIC:
+            leaf = self._before(eqn, known) or _Leaf("scale")
+        else:
+            leaf = None
+        if leaf is None:
+            return
+        for v in new:
+            if v not in self.of:
+                self.of[v] = leaf
+                leaf.add(v, self._field(v, eqn, leaf))
+        self.at[eqn] = leaf
+        leaf.eqns.append(eqn)
+
+    def _field(self, v: Var, eqn: Eqn, leaf: _Leaf) -> str:
+        """The name of the field of a parameter."""
+        name = eqn.primitive.name
+        if leaf.kind == "embed":
+            return "embeddings"
+        if name in _PRODUCTS and self._recurs(v, eqn):
+            return "recurrent_kernel"
+        if name in _PRODUCTS:
+            moved = any(u.primitive.name == "transpose" for u in self.graph.users.get(v, ()))
+            return "weight" if moved and name == "dot_general" else "kernel"
+        squared = any(self._is_under_root(v, u) for u in self.graph.users.get(v, ()))
+        if squared:
+            return "var"
+        if name == "sub":
+            return "mean" if leaf.eqns == [] else "bias"
+        return "bias" if name in ("add", "add_any") else "scale"
+
+    def _recurs(self, v: Var, eqn: Eqn) -> bool:
+        """Whether a parameter is used again on what follows from its first use."""
+        users = self.graph.users.get(v, ())
+        later = [u for u in users if u is not eqn and u.primitive.name in _PRODUCTS]
+        if eqn.primitive.name != "dot_general" or not later:
+            return False
+        following = {eqn}
+        for other in self.graph.eqns[self.graph.index[eqn] :]:
+            if any(self.graph.producer(a) in following for a in other.invars):
+                following.add(other)
+            if other is later[0]:
+                return other in following
+        return False
+
+    def _is_under_root(self, v: Var, eqn: Eqn) -> bool:
+        users = self.graph.users.get(eqn.outvars[0], ())
+        names = {eqn.primitive.name, *(u.primitive.name for u in users)}
+        return eqn.primitive.name in {"add", "rsqrt", "sqrt"} and bool(names & {"rsqrt", "sqrt"})
+
+    def _before(self, eqn: Eqn, known: Sequence[Atom]) -> _Leaf | None:
+        """The leaf whose result, with nothing else in between, an equation goes on with."""
+        adds = eqn.primitive.name in ("add", "add_any", "sub")
+        for atom in eqn.invars:
+            if not is_var(atom) or atom in known:
+                continue
+            made = self._made(atom, through=_FORMS)
+            if made in self.at:
+                leaf = self.at[made]
+                if leaf.kind not in ("linear", "conv", "embed"):
+                    return leaf
+                if leaf.kind != "embed" and adds and len(leaf.members) == 1:
+                    return leaf
+            made = self._made(atom, through=_FORMS | kinds.ELEMENTWISE)
+            if made in self.at and self.at[made].kind == "scale":
+                return self.at[made]
+        return None
+
+    def _made(self, atom: Atom, through: frozenset[str]) -> Eqn | None:
+        """The equation with parameters that a value comes from, through some primitives."""
+        for _ in range(8):
+            eqn = self.graph.producer(atom)
+            if eqn is None or eqn in self.at:
+                return eqn
+            inputs = [a for a in eqn.invars if is_var(a) and a not in self.sources]
+            if eqn.primitive.name not in through or len(inputs) != 1:
+                return None
+            (atom,) = inputs
+        return None
+
+    def _name(self, leaf: _Leaf) -> None:
+        """Names a leaf by what its result is."""
+        if leaf.kind == "embed":
+            (eqn, *_) = leaf.eqns
+            places = [a for a in eqn.invars if is_var(a) and a not in self.sources]
+            leaf.kind = "embed" if any(a not in self.constant for a in places) else "positions"
+        if leaf.kind == "scale":
+            leaf.kind = "norm" if self._normalizes(leaf) else "scale"
+        if leaf.kind != "linear":
+            return
+        for eqn in leaf.eqns[-1:]:
+            found = {self.roles.get(v) for v in self._forms_of(eqn.outvars[0])}
+            if len(known := [name for name in _SCORED if name in found]) == 1:
+                (leaf.kind,) = known
+
+    def _forms_of(self, v: Var) -> list[Var]:
+        """A value and its other forms, and one number times it."""
+        found, pending = [], [v]
+        while pending:
+            v = pending.pop()
+            found.append(v)
+            users = self.graph.users.get(v, ())
+            if len(users) == 1 and users[0].primitive.name in (*_FORMS, "mul", "split"):
+                arrays = [a for a in users[0].invars if is_var(a) and a not in self.constant]
+                pending += users[0].outvars if len(arrays) == 1 else ()
+        return found
+
+    def _normalizes(self, leaf: _Leaf) -> bool:
+        """Whether a root is near: what is scaled was divided by one, or is multiplied by one."""
+        pending: list[Atom] = [a for e in leaf.eqns for a in e.invars if is_var(a)]
+        for _ in range(24):
+            if not pending:
+                return False
+            eqn = self.graph.producer(pending.pop(0))
+            if eqn is None:
+                continue
+            if eqn.primitive.name in ("rsqrt", "sqrt"):
+                return True
+            if eqn.primitive.name in _FORMS | kinds.ELEMENTWISE and eqn not in self.at:
+                pending += [a for a in eqn.invars if is_var(a)]
+        return False
+
+    def _attention(self, leaves: Sequence[_Leaf]) -> None:
+        """Puts queries, keys and values, and what follows them, into a layer of their own."""
+        number = 0
+        for i, leaf in enumerate(leaves):
+            if leaf.group or not self._scored(leaf):
+                continue
+            members = [leaf]
+            for later in leaves[i + 1 :]:
+                if later.kind in {m.kind for m in members}:
+                    break
+                if not self._scored(later):
+                    break
+                members.append(later)
+            following = leaves[i + len(members)] if i + len(members) < len(leaves) else None
+            if following is not None and following.kind == "linear" and self._mixes(following):
+                following.kind = "out"
+                members.append(following)
+            if len(members) < 2:
+                continue
+            number += 1
+            if members[0].kind == "linear":
+                members[0].kind = "qkv"
+            for member in members:
+                member.group = f"attention{NUMBER}{number}"
+
+    def _scored(self, leaf: _Leaf) -> bool:
+        """Whether a layer makes queries, keys or values, or all of them at once."""
+        if leaf.kind in _SCORED:
+            return True
+        if leaf.kind != "linear":
+            return False
+        forms = self._forms_of(leaf.eqns[-1].outvars[0])
+        return sum(self.roles.get(v) in _SCORED for v in forms) > 1
+
+    def _mixes(self, leaf: _Leaf) -> bool:
+        """Whether the input of a layer is the weighted values of an attention."""
+        atom = next(a for a in leaf.eqns[0].invars if is_var(a) and a not in self.sources)
+        for _ in range(8):
+            eqn = self.graph.producer(atom)
+            if eqn is None:
+                return False
+            if eqn.primitive.name == "dot_general" and eqn not in self.at:
+                return any(self.roles.get(a) == "weights" for a in map(self._source, eqn.invars))
+            if eqn.primitive.name not in _FORMS:
+                return False
+            (atom, *_) = eqn.invars
+        return False
+
+    def _source(self, atom: Atom) -> Atom:
+        while (eqn := self.graph.producer(atom)) is not None and eqn.primitive.name in _FORMS:
+            atom = eqn.invars[0]
+        return atom
+
+
+def _looks_up(eqn: Eqn) -> bool:
+    """Whether an equation takes rows of its first operand."""
+    if eqn.primitive.name == "gather":
+        return True
+    inner = [e for j in sub_jaxprs(eqn) for e in j.eqns] if eqn.primitive.name == "jit" else []
+    return any(e.primitive.name == "gather" for e in inner)

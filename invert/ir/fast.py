@@ -1,0 +1,121 @@
+"""Functions that compute what one primitive does, faster on some platforms.
+
+Optimized programs call them, and emission writes these very functions into the files that hold
+such calls, so they use nothing else of this package. Sizes of a batch may be open.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def depthwise_conv(
+    x: jax.Array,
+    kernel: jax.Array,
+    strides: tuple[int, ...],
+    padding: tuple[tuple[int, int, int], ...],
+    dilation: tuple[int, ...],
+) -> jax.Array:
+    """Convolve each channel by itself: a sum of shifted products, at least in float32.
+
+    `x` is (batch, *sizes, channels), `kernel` is (*window, 1, channels * multiplier), `padding` is
+    (before, after, between) for each size.
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    *window, _, count = kernel.shape
+    reach = [(n - 1) * step for n, step in zip(window, dilation, strict=True)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *padding, (0, 0, 0)])
+    if (multiplier := count // x.shape[-1]) > 1:
+        x = lax.broadcast_in_dim(x, (*x.shape, multiplier), range(x.ndim))
+        x = x.reshape(*x.shape[:-2], count)
+    weights = kernel.reshape(-1, count).astype(wide)
+    products = []
+    for number, place in enumerate(np.ndindex(*window)):
+        first = [i * step for i, step in zip(place, dilation, strict=True)]
+        end = [i + n - r for i, n, r in zip(first, x.shape[1:-1], reach, strict=True)]
+        part = lax.slice(x, (0, *first, 0), (x.shape[0], *end, count), (1, *strides, 1))
+        weight = lax.index_in_dim(weights, number, keepdims=False)
+        products.append(part.astype(wide) * weight)
+    return functools.reduce(jnp.add, products).astype(x.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def grouped_conv(
+    x: jax.Array,
+    kernel: jax.Array,
+    groups: int,
+    strides: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+) -> jax.Array:
+    """Convolve each group of channels by itself.
+
+    `x` is (batch, *sizes, channels), `kernel` is (*window, channels / groups, results).
+    """
+    sizes = "DHW"[3 - len(strides) :]
+    numbers = (f"N{sizes}C", f"{sizes}IO", f"N{sizes}C")
+    results = []
+    for part, weights in zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True):
+        conv = functools.partial(lax.conv_general_dilated, part, weights, strides, padding)
+        results.append(conv(rhs_dilation=dilation, dimension_numbers=numbers))
+    return jnp.concatenate(results, axis=-1)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def max_pool(
+    x: jax.Array,
+    window: tuple[int, ...],
+    strides: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+) -> jax.Array:
+    """Take the largest number of each window, one axis after the other.
+
+    NaN counts as the largest; of equal numbers the first one has the derivative.
+    """
+    x = lax.pad(x, jnp.array(-jnp.inf, x.dtype), [(a, b, 0) for a, b in padding])
+    for axis in reversed(range(x.ndim)):
+        size, stride, n = window[axis], strides[axis], x.shape[axis]
+        if size * stride != 1:
+            ends = range(n - size + 1, n + 1)
+            parts = [lax.slice_in_dim(x, i, end, stride, axis) for i, end in enumerate(ends)]
+            x = functools.reduce(lambda a, b: jnp.where((a >= b) | jnp.isnan(a), a, b), parts)
+    return x
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def sum_pool(
+    x: jax.Array,
+    window: tuple[int, ...],
+    strides: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+) -> jax.Array:
+    """Add up each window, one axis after the other, at least in float32."""
+    dtype = x.dtype
+    x = lax.pad(x, jnp.zeros((), dtype), [(a, b, 0) for a, b in padding])
+    x = x.astype(jnp.promote_types(dtype, jnp.float32))
+    for axis in reversed(range(x.ndim)):
+        size, stride, n = window[axis], strides[axis], x.shape[axis]
+        if size * stride != 1:
+            ends = range(n - size + 1, n + 1)
+            parts = [lax.slice_in_dim(x, i, end, stride, axis) for i, end in enumerate(ends)]
+            x = functools.reduce(jnp.add, parts)
+    return x.astype(dtype)
+
+
+# By the names that they have in a program.
+FUNCTIONS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
+    {
+        "depthwise_conv": depthwise_conv,
+        "grouped_conv": grouped_conv,
+        "max_pool": max_pool,
+        "sum_pool": sum_pool,
+    }
+)

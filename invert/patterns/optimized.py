@@ -1,0 +1,260 @@
+"""Rewrites that make a program faster on a platform, equal up to rounding, with all derivatives.
+
+They are no recoveries and not in `STAGES`: `Config(optimize=...)` and `invert.optimize` ask for
+them. For which operands one pays says `optimized.json`, which `benchmarks/optimize.py` measures:
+the time of the rewritten over that of the original, forward and with the gradient, by kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import resources
+
+import jax.numpy as jnp
+from jax import lax
+
+from invert._config import known_rewrites
+from invert.ir import fast
+from invert.ir.sizes import is_open
+from invert.ir.types import JaxFunction, Value
+from invert.rewriting.pattern import EquationPattern, Site, Stage
+
+FILE = "optimized.json"
+# A rewrite pays where neither the forward pass nor the gradient gets slower by more than is
+# measured on a shared machine by chance, and both together get faster by more than that.
+SLOWER, FASTER = 1.05, 0.9
+
+Pays = Callable[[str, str], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What would stand in the place of an equation; its operands are of this kind."""
+
+    kind: str
+    function: JaxFunction
+
+
+@functools.cache
+def measured() -> Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]:
+    """By platform, rewrite and kind of operands: the ratios of the forward pass and gradient."""
+    return json.loads(resources.files("invert.patterns").joinpath(FILE).read_text())
+
+
+def pays_on(platform: str) -> Pays:
+    """Whether a rewrite pays on a platform, for a kind of operands that was measured."""
+    table = measured().get(platform, {})
+
+    def pays(name: str, kind: str) -> bool:
+        forward, gradient = table.get(name, {}).get(kind, (math.inf, math.inf))
+        return max(forward, gradient) <= SLOWER and forward * gradient <= FASTER
+
+    return pays
+
+
+def stage(pays: Pays, disabled: Collection[str] = ()) -> Stage:
+    """The rewrites, each where it pays."""
+    return Stage(
+        tuple(
+            EquationPattern(name, roots, functools.partial(_rewrite, name, plan, pays))
+            for name, (roots, plan) in _PLANS.items()
+            if name not in disabled
+        )
+    )
+
+
+def names() -> tuple[str, ...]:
+    """The names of the rewrites, which `Config(disabled_patterns=...)` takes too."""
+    return tuple(_PLANS)
+
+
+def _rewrite(
+    name: str, plan: Callable[[Site], Plan | None], pays: Pays, site: Site
+) -> JaxFunction | None:
+    found = plan(site)
+    return found.function if found is not None and pays(name, found.kind) else None
+
+
+def _bound(n: int, bounds: Sequence[int]) -> int | None:
+    """The first of these that is not smaller; `None` where all are."""
+    return next((b for b in bounds if n <= b), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Convolution:
+    """A convolution as it would be over `(batch, *sizes, channels)`."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    channels: int
+    kernel: tuple[int, ...]
+    groups: int
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    spread: tuple[int, ...]
+    dilation: tuple[int, ...]
+    plain: bool
+    orders: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+    @staticmethod
+    def of(site: Site) -> _Convolution | None:
+        """The convolution at a site; `None` for types and sizes that are not rewritten."""
+        params = site.eqn.params
+        x, kernel = (site.aval(a) for a in site.eqn.invars)
+        numbers = params["dimension_numbers"]
+        lhs, out = ((s[0], *s[2:], s[1]) for s in (numbers.lhs_spec, numbers.out_spec))
+        # The kernel goes to (*window, in, out).
+        results, inputs, *window = numbers.rhs_spec
+        rhs = (*window, inputs, results)
+        sizes = tuple(x.shape[i] for i in lhs[1:])
+        if (
+            x.dtype not in _DTYPES
+            or not x.dtype == kernel.dtype == site.out.dtype
+            or params["batch_group_count"] != 1
+            or any(map(is_open, (*sizes, *kernel.shape, *site.out.shape[1:])))
+            or 0 in (*sizes, *kernel.shape, *site.out.shape[1:])
+        ):
+            return None
+        back = tuple(out.index(i) for i in range(len(out)))
+        return _Convolution(
+            x.dtype.name, sizes[:-1], sizes[-1], tuple(kernel.shape[i] for i in rhs),
+            params["feature_group_count"], tuple(params["window_strides"]),
+            tuple(map(tuple, params["padding"])), tuple(params["lhs_dilation"]),
+            tuple(params["rhs_dilation"]),
+            params["precision"] is None and params.get("out_sharding") is None,
+            (lhs, rhs, back),
+        )  # fmt: skip
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel[:-2])
+
+    @property
+    def strided(self) -> str:
+        return ", strided" if set(self.strides) != {1} else ""
+
+    def over(self, run: Callable[[Value, Value], Value]) -> JaxFunction:
+        """`run` over arrays whose channels are last, for those of the site."""
+        lhs, rhs, back = self.orders
+
+        def function(x: Value, kernel: Value) -> list[Value]:
+            return [_ordered(run(_ordered(x, lhs), _ordered(kernel, rhs)), back)]
+
+        return function
+
+
+_DTYPES = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
+
+
+def _ordered(x: Value, order: Sequence[int]) -> Value:
+    return x if list(order) == sorted(order) else lax.transpose(x, tuple(order))
+
+
+def _depthwise(site: Site) -> Plan | None:
+    """A convolution of each channel by itself -> shifted products, added up."""
+    conv = _Convolution.of(site)
+    if conv is None or conv.groups != conv.channels or conv.channels == 1:
+        return None
+    taps, channels = _bound(conv.taps, (1, 9, 25, 49)), _bound(conv.channels, (4, 16, 64, 4096))
+    if taps is None or channels is None:
+        return None
+    more = ", more results" if conv.kernel[-1] != conv.channels else ""
+    kind = f"{conv.dtype} {conv.rank}d, taps <= {taps}, channels <= {channels}{conv.strided}{more}"
+    padding = tuple((*p, n - 1) for p, n in zip(conv.padding, conv.spread, strict=True))
+
+    def run(x: Value, kernel: Value) -> Value:
+        return fast.depthwise_conv(x, kernel, conv.strides, padding, conv.dilation)
+
+    return Plan(kind, conv.over(run))
+
+
+def _grouped(site: Site) -> Plan | None:
+    """A convolution of groups of channels -> a convolution of each group."""
+    conv = _Convolution.of(site)
+    if conv is None or conv.groups in (1, conv.channels) or set(conv.spread) != {1}:
+        return None
+    groups, width = _bound(conv.groups, (4, 16, 32)), _bound(conv.kernel[-2], (4, 16, 64, 1024))
+    if groups is None or width is None or not conv.plain:
+        return None
+    taps = "1 tap" if conv.taps == 1 else "taps"
+    kind = (
+        f"{conv.dtype} {conv.rank}d, {taps}, groups <= {groups}, channels <= {width} in each"
+        f"{conv.strided}"
+    )
+
+    def run(x: Value, kernel: Value) -> Value:
+        return fast.grouped_conv(x, kernel, conv.groups, conv.strides, conv.padding, conv.dilation)
+
+    return Plan(kind, conv.over(run))
+
+
+def _pointwise(site: Site) -> Plan | None:
+    """A convolution with a window of one -> a product of matrices."""
+    conv = _Convolution.of(site)
+    if (
+        conv is None
+        or conv.groups != 1
+        or conv.taps != 1
+        or set(conv.spread) != {1}
+        or any(map(any, conv.padding))
+        or conv.orders[0] != tuple(range(conv.rank + 2))
+        or not conv.plain
+    ):
+        return None
+    place = "one place" if math.prod(conv.sizes) == 1 else "places"
+    channels = _bound(conv.channels, (64, 256, 1 << 20))
+    kind = f"{conv.dtype} {conv.rank}d, {place}, channels <= {channels}{conv.strided}"
+
+    def run(x: Value, kernel: Value) -> Value:
+        if conv.strided:
+            x = lax.slice(x, [0] * x.ndim, x.shape, (1, *conv.strides, 1))
+        matrix = lax.reshape(kernel, kernel.shape[-2:])
+        numbers = (((x.ndim - 1,), (0,)), ((), ()))
+        return lax.dot_general(x, matrix, numbers, preferred_element_type=x.dtype)
+
+    return Plan(kind, conv.over(run))
+
+
+def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
+    """A reduction of windows -> one of shifted slices, one axis after the other."""
+    params, x = site.eqn.params, site.aval(site.eqn.invars[0])
+    window, strides = tuple(params["window_dimensions"]), tuple(params["window_strides"])
+    padding = tuple(map(tuple, params["padding"]))
+    moved = [n for n, *rest in zip(x.shape, window, strides, padding, strict=True)
+             if rest != [1, 1, (0, 0)]]  # fmt: skip
+    if (
+        x.dtype not in _DTYPES
+        or set(params["base_dilation"]) != {1}
+        or set(params["window_dilation"]) != {1}
+        or any(map(is_open, moved))
+        or 0 in site.out.shape
+    ):
+        return None
+    sizes = [(w, s) for w, s in zip(window, strides, strict=True) if w > 1]
+    largest = _bound(max((w for w, _ in sizes), default=1), (1, 2, 3, 5, 7, 13))
+    if largest in (None, 1):
+        return None
+    apart = all(w == s for w, s in sizes) and not any(map(any, padding))
+    steps = "apart" if apart else "strided" if any(s > 1 for _, s in sizes) else "stride 1"
+    kind = f"{x.dtype.name} {len(sizes)}d, window <= {largest}, {steps}"
+    return Plan(kind, lambda x: [function(x, window, strides, padding)])
+
+
+# The first of those that apply is taken.
+_PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
+    "depthwise_conv": (("conv_general_dilated",), _depthwise),
+    "grouped_conv": (("conv_general_dilated",), _grouped),
+    "pointwise_conv": (("conv_general_dilated",), _pointwise),
+    "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),
+    "sum_pool": (("reduce_window_sum",), functools.partial(_pool, fast.sum_pool)),
+}
+
+known_rewrites.extend(names())

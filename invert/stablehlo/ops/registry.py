@@ -1,0 +1,318 @@
+"""The registry of rules: how each op of a StableHLO module is raised, and what it does to sizes.
+
+A rule is registered under the op's name, as JAX registers lowerings under primitives. Its
+parameters are bound as `invert.primitives.binding` says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import numpy as np
+
+from invert._errors import Problem, UnsupportedOpError
+from invert._private.mlir import attribute_names, ir
+from invert.ir.size_algebra import Sizes, apply, lifted
+from invert.ir.sizes import DimSize
+from invert.primitives import binding, registry
+from invert.stablehlo.ops import attributes, values
+from invert.stablehlo.ops.values import Value as Value
+
+if TYPE_CHECKING:
+    from invert.stablehlo.ops.interpreter import Context
+
+
+class Op:
+    """One MLIR operation, or a call that stands for one: a composite or a custom call.
+
+    **Arguments:**
+
+    - `operation`: the operation.
+    - `name`: its name, or that of the op it stands for.
+    - `attributes`: an MLIR dictionary; those of the operation where it is not given.
+    """
+
+    __slots__ = ("attributes", "name", "names", "operation")
+
+    def __init__(
+        self, operation: ir.Operation, name: str | None = None, attributes: Any = None
+    ) -> None:
+        self.operation = operation
+        self.name = name or operation.name
+        self.attributes: Any = operation.attributes if name is None else attributes
+        self.names: set[str] = set(
+            attribute_names(operation)
+            if name is None
+            else [entry.name for entry in attributes or ()]
+        )
+
+    @property
+    def regions(self) -> Sequence[Any]:
+        return self.operation.regions
+
+    @property
+    def location(self) -> str:
+        return attributes.location_text(self.operation.location)
+
+    def result_types(self) -> list[ir.Type]:
+        return [r.type for r in self.operation.results]
+
+    def avals(self) -> list[jax.ShapeDtypeStruct]:
+        """The types of the results as shapes and dtypes."""
+        return [attributes.aval(t) for t in self.result_types()]
+
+    def problem(self, reason: str, remedy: str = "") -> UnsupportedOpError:
+        """An error that names the op and its place."""
+        return UnsupportedOpError([Problem(self.name, reason, self.location, remedy)])
+
+
+# The annotations of operands.
+Array = Any  # a value of JAX
+Shape: TypeAlias = tuple[DimSize, ...]  # sizes: numbers, and expressions of open ones
+Size = Any  # one such
+
+# The annotations of attributes that are of no type of Python's.
+Ints: TypeAlias = tuple[int, ...]
+Bools: TypeAlias = tuple[bool, ...]
+IntRows: TypeAlias = tuple[tuple[int, ...], ...]
+Enum: TypeAlias = str  # the name of an enumerator
+Enums: TypeAlias = tuple[str, ...]
+Symbol: TypeAlias = str  # the name of a function
+Attribute = Any  # as MLIR has it
+
+
+def _array(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Value:
+    return values.plain(operands[index])
+
+
+def _value(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Value:
+    return operands[index]
+
+
+def _shape(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Shape:
+    return values.sizes(operands[index], op.name)
+
+
+def _size(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> DimSize:
+    found = _shape(ctx, op, operands, index)
+    if len(found) != 1:
+        raise op.problem(f"operand {index} must be one size, but holds {len(found)}")
+    return found[0]
+
+
+# How an operand is converted, by its annotation.
+_CONVERSIONS: dict[str, binding.Conversion] = {
+    "Array": _array,
+    "Value": _value,  # as it is: an array, `Known`, `Sizes`, a tuple, a token
+    "Shape": _shape,
+    "Size": _size,
+}
+
+# How an attribute is read, by its annotation.
+_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "Accuracy": attributes.result_accuracy,
+    "Algorithm": attributes.dot_algorithm,
+    "Attribute": lambda attribute: attribute,
+    "Bools": attributes.dense_bools,
+    "ConvDims": attributes.conv_dims,
+    "DotDims": attributes.dot_dims,
+    "Enum": attributes.enum_name,
+    "Enums": attributes.enum_names,
+    "GatherDims": attributes.gather_dims,
+    "IntRows": attributes.dense_int_rows,
+    "Ints": attributes.dense_ints,
+    "ScatterDims": attributes.scatter_dims,
+    "Symbol": attributes.symbol_name,
+    "bool": attributes.boolean,
+    "float": attributes.real,
+    "int": attributes.integer,
+    "str": attributes.string,
+}
+
+# Attributes that say nothing about the values an op computes. Sharding is read where JAX puts it,
+# on its own ops; on other ops it is the partitioner's annotation.
+_SILENT_ATTRIBUTES = frozenset(
+    {
+        "mhlo.frontend_attributes",
+        "mhlo.sharding",
+        "sdy.sharding",
+        "sdy.propagated_shardings",
+        "xla_shape",
+        "result_layout",  # of a transpose that comes from HLO
+        "result_layouts",
+        "operand_layouts",
+        "mhlo.original_value",
+    }
+)
+
+
+# What a custom call has beside the attributes of its target.
+CALL_ATTRIBUTES = frozenset(
+    {
+        "api_version",
+        "backend_config",
+        "call_target_name",
+        "called_computations",
+        "has_side_effect",
+        "indices_of_shape_operands",
+        "mhlo.backend_config",
+        "mhlo.version",
+        "output_operand_aliases",
+    }
+)
+
+
+def _attribute(op: Op, name: str, note: str) -> Any:
+    if name not in op.names:
+        return binding.ABSENT
+    return _ATTRIBUTES[note](op.attributes[name])
+
+
+def _dtype(ctx: Context, op: Op) -> np.dtype:
+    return attributes.element_dtype(op.operation.results[0].type)
+
+
+def _out(ctx: Context, op: Op) -> jax.ShapeDtypeStruct:
+    return attributes.aval(op.operation.results[0].type)
+
+
+_BINDER = binding.Binder(
+    _CONVERSIONS,
+    # Parameters that are neither operands nor attributes: the context and the op, the type of the
+    # first result, and its dtype alone, for results whose sizes are open.
+    {"ctx": lambda ctx, op: ctx, "op": lambda ctx, op: op, "out": _out, "dtype": _dtype},
+    _attribute,
+    lambda op: (op.name, op.location),
+)
+
+# The result of an op on sizes, from `(op, operands)`; `None` where that is not a size.
+SizeRule = Callable[[Op, Sequence[Sizes]], "Sizes | None"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """How an op is raised, and what the interpreter has to know of it.
+
+    **Arguments:**
+
+    - `call`: takes `(ctx, op, operands)` and returns the list of results.
+    - `sizes`: its result on operands that are sizes; `None`: data.
+    - `makes_shapes`: whether it is one of the ops that shapes are assembled by.
+    - `ignores`: attributes that do not change what it computes.
+    - `takes_any`: whether its rule handles all attributes itself.
+    - `refusal`: the reason and the remedy, for ops that have no counterpart.
+    """
+
+    call: binding.Bound | None = None
+    sizes: SizeRule | None = None
+    makes_shapes: bool = False
+    ignores: frozenset[str] = frozenset()
+    takes_any: bool = False
+    refusal: tuple[str, str] | None = None
+
+    def unknown_attributes(self, op: Op) -> list[str]:
+        """The attributes of an op that its rule does not take."""
+        if self.takes_any or self.call is None:
+            return []
+        named = self.call.signature.attributes
+        unknown = op.names.difference(named, self.ignores, _SILENT_ATTRIBUTES)
+        return sorted(name for name in unknown if not name.startswith("jax."))
+
+    def takes_shape(self) -> bool:
+        """Whether an operand holds sizes, and not data."""
+        if self.call is None:
+            return False
+        signature = self.call.signature
+        notes = [note for _, note in signature.operands]
+        return not {"Shape", "Size"}.isdisjoint((*notes, signature.rest))
+
+    def is_function(self) -> bool:
+        """Whether it is a function of operands and attributes, whatever op stands for it."""
+        return self.call is not None and not self.call.signature.context & {"ctx", "op"}
+
+
+REGISTRY: registry.Registry[Entry] = registry.Registry("the op")
+
+CUSTOM_CALL = "stablehlo.custom_call"
+
+
+def entry_of(operation: ir.Operation) -> Entry | None:
+    """How to raise an operation; custom calls are registered as `stablehlo.custom_call @target`."""
+    if operation.name != CUSTOM_CALL:
+        return REGISTRY.get(operation.name)
+    target = attributes.string(operation.attributes["call_target_name"])
+    return REGISTRY.get(f"{CUSTOM_CALL} @{target}") or REGISTRY.get(CUSTOM_CALL)
+
+
+def rule(
+    *ops: str,
+    sizes: SizeRule | None = None,
+    makes_shapes: bool = False,
+    ignores: Iterable[str] = (),
+    takes_any: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function of operands and attributes as the rule of `ops`.
+
+    The parameters are bound as `invert.primitives.binding` says; `ctx`, `op`, `out` and `dtype` are
+    given where the function names them. It returns one result, or several, or `None` for none. An
+    attribute that it does not take is an error.
+
+    **Arguments:** see `Entry`.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        entry = Entry(
+            binding.Bound(function, _BINDER),
+            sizes=sizes,
+            makes_shapes=makes_shapes,
+            ignores=frozenset(ignores),
+            takes_any=takes_any,
+        )
+        for op in ops:
+            REGISTRY.add(op, entry)
+        return function
+
+    return register
+
+
+def refuse(table: Mapping[str, tuple[str, str]]) -> None:
+    """Register ops that have no counterpart, with the reason and the remedy for the error."""
+    for op, refusal in table.items():
+        REGISTRY.add(op, Entry(refusal=refusal))
+
+
+def has_rule(op: str) -> bool:
+    """Whether an op of this name can be raised."""
+    entry = REGISTRY.get(op)
+    return entry is not None and entry.refusal is None
+
+
+def elementwise_sizes(primitive: str) -> SizeRule:
+    """Sizes by a primitive, number by number; see `invert.ir.size_algebra.apply`."""
+
+    def run(op: Op, operands: Sequence[Sizes]) -> Sizes | None:
+        return apply(primitive, operands, attributes.element_dtype(op.result_types()[0]))
+
+    return run
+
+
+def moved_sizes(move: Callable[..., np.ndarray]) -> SizeRule:
+    """Sizes by a function of arrays of them and of attributes, which is bound as a rule is."""
+    bound = binding.Bound(move, _BINDER)
+
+    def run(op: Op, operands: Sequence[Sizes]) -> Sizes | None:
+        (numbers,) = bound(None, op, [x.numbers for x in operands])
+        return Sizes(numbers, operands[0].dtype)
+
+    return run
+
+
+def sizes_of(entry: Entry, op: Op, operands: Sequence[Value]) -> Sizes | None:
+    """The result of an op on sizes; `None` where it is not one, or an operand is data."""
+    arrays = [lifted(x) for x in operands]
+    if entry.sizes is None or any(a is None for a in arrays):
+        return None
+    return entry.sizes(op, [a for a in arrays if a is not None])

@@ -1,0 +1,70 @@
+"""What is known of a value while a module is raised: constants, sizes, shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from invert._errors import InvertError
+from invert.ir.size_algebra import Sizes
+from invert.ir.sizes import DimSize
+
+Value = Any  # a tracer, or a NumPy array where the value is known at conversion
+
+
+class Known(np.ndarray):
+    """A number that the program computes and conversion knows: a size, or the platform's index.
+
+    What is computed from such numbers alone is known as well, also inside of called functions.
+    Sizes of which some are open are `Sizes` instead.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, value: Any, dtype: Any = np.int32) -> Known:
+        return np.array(value, dtype).view(cls)
+
+
+def data(value: Value) -> Value:
+    """A value as JAX has it: sizes that are open as traced integers."""
+    return value.value() if isinstance(value, Sizes) else value
+
+
+def plain(value: Value) -> Value:
+    """A value as JAX has it, and no longer known as a size."""
+    return value.view(np.ndarray) if isinstance(value, Known) else data(value)
+
+
+def is_splat(value: Value) -> bool:
+    """Whether a value is an array constant of one number, repeated."""
+    array = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
+    return array and not any(value.strides)
+
+
+def is_constant(value: Value) -> bool:
+    """Whether a value is known at conversion."""
+    return isinstance(value, (np.ndarray, np.generic))
+
+
+def are_known(value: Value) -> bool:
+    """Whether a value holds sizes: numbers, or expressions of open ones."""
+    return is_constant(value) or (isinstance(value, Sizes) and value.sizes() is not None)
+
+
+def sizes(value: Value, name: str) -> tuple[DimSize, ...]:
+    """The sizes in an array, an operand of the op `name`.
+
+    **Raises:** `InvertError` where they are computed from data.
+    """
+    if isinstance(value, Sizes):
+        if (found := value.sizes()) is None:
+            raise InvertError(f"{name}: a size has no expression of the open dimensions")
+        return found
+    if not is_constant(value):
+        raise InvertError(
+            f"{name}: a size is computed from data; only sizes that follow from the shapes of "
+            "the arguments can be compiled"
+        )
+    return tuple(int(v) for v in np.asarray(value).reshape(-1))

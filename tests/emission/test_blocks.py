@@ -1,0 +1,169 @@
+"""Layers and blocks by structure, of programs in which nothing is named."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+from invert.emission.emit import Emission
+
+_WIDTH = 8
+
+
+def _arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [(random.normal(size=s) / 3).astype(np.float32) for s in shapes]
+
+
+def _emitted(run: Callable[..., Any], arrays: Sequence[np.ndarray], x: np.ndarray) -> Emission:
+    """The text of a function of a list of arrays without names, at an open batch.
+
+    Values equal those of the function, bit for bit, and gradients up to rounding, at two sizes.
+    """
+    (size,) = jax.export.symbolic_shape("batch")
+    spec = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+    exported = jax.export.export(jax.jit(run))(*arrays, spec)
+    params = {f"arg{i}": a for i, a in enumerate(arrays)}
+    module = invert.from_stablehlo(exported.mlir_module_serialized, params=params)
+    emission = module.emit()
+    assert not emission.messages
+    model: Any = emission.model
+
+    original = jax.jit(run)
+    slope = eqx.filter_jit(jax.grad(lambda x, f, a: jnp.sum(jnp.sin(f(*a, x)))))
+    for batch in (x, np.concatenate([x, x + 1])):
+        np.testing.assert_array_equal(model(batch), original(*arrays, batch))
+        if np.issubdtype(x.dtype, np.floating):
+            own, other = slope(batch, model, []), slope(batch, original, list(arrays))
+            # Cotangents of a value with several uses are added in the order of these.
+            np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+    return emission
+
+
+def _classes(emission: Emission) -> dict[str, list[str]]:
+    """The fields of each class of a text."""
+    nodes = [n for n in ast.parse(emission.source).body if isinstance(n, ast.ClassDef)]
+    return {n.name: [ast.unparse(s) for s in n.body if isinstance(s, ast.AnnAssign)] for n in nodes}
+
+
+def _norm(x: Any, scale: Any, bias: Any) -> Any:
+    mean = x.mean(-1, keepdims=True)
+    var = jnp.square(x - mean).mean(-1, keepdims=True)
+    return (x - mean) * lax.rsqrt(var + 1e-5) * scale + bias
+
+
+def _encoder(*arrays: Any) -> Any:
+    """Two blocks of attention, a layer of two products, norms after both."""
+    *params, x = arrays
+    rest = iter(params)
+
+    def linear(x: Any) -> Any:
+        return x @ next(rest) + next(rest)
+
+    def heads(x: Any) -> Any:
+        return x.reshape(x.shape[0], 3, 2, 4)
+
+    for _ in range(2):
+        q, k, v = heads(linear(x)), heads(linear(x)), heads(linear(x))
+        weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2.0)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape)
+        x = _norm(x + linear(mixed), next(rest), next(rest))
+        x = _norm(x + linear(jax.nn.gelu(linear(x))), next(rest), next(rest))
+    return linear(x)
+
+
+_BLOCK = [(8, 8), (8,)] * 4 + [(8,), (8,), (8, 16), (16,), (16, 8), (8,), (8,), (8,)]
+
+
+def test_blocks_of_a_transformer() -> None:
+    arrays = _arrays(*_BLOCK, *_BLOCK, (8, 5), (5,))
+    classes = _classes(_emitted(_encoder, arrays, _arrays((2, 3, 8))[0]))
+    assert classes["Main"] == ["blocks: tuple[Block, ...]", "head: Linear"]
+    fields = ["attention: Attention", "norm_1: Norm", "up: Linear", "down: Linear", "norm_2: Norm"]
+    assert classes["Block"] == fields
+    assert classes["Attention"] == ["query: Linear", "key: Linear", "value: Linear", "out: Linear"]
+
+
+def test_blocks_in_blocks() -> None:
+    """Three products and one of another kind, twice."""
+
+    def run(*arrays: Any) -> Any:
+        *params, x = arrays
+        for i, kernel in enumerate(params):
+            x = x + jnp.tanh(x @ kernel) if i % 4 < 3 else jnp.sin(x) @ kernel
+        return x
+
+    emission = _emitted(run, _arrays(*[(_WIDTH, _WIDTH)] * 8), _arrays((3, _WIDTH))[0])
+    classes = _classes(emission)
+    assert classes["Main"] == ["blocks: tuple[Block_2, ...]"]
+    assert classes["Block_2"] == ["blocks: tuple[Block, ...]", "linear: Linear"]
+
+
+@pytest.mark.parametrize("other", [jnp.sin, lambda x: x * 2.0])
+def test_blocks_that_differ_are_no_list(other: Callable[[Any], Any]) -> None:
+    def run(*arrays: Any) -> Any:
+        *params, x = arrays
+        for i in range(0, len(params), 2):
+            hidden = (jnp.tanh if i else other)(x @ params[i])
+            x = x + hidden @ params[i + 1]
+        return x
+
+    emission = _emitted(run, _arrays(*[(_WIDTH, _WIDTH)] * 4), _arrays((3, _WIDTH))[0])
+    assert "tuple[" not in emission.source
+
+
+def test_a_cell_that_each_step_calls() -> None:
+    def run(kernel: Any, recurrent: Any, bias: Any, head: Any, x: Any) -> Any:
+        h = jnp.zeros((x.shape[0], _WIDTH))
+        for t in range(4):
+            h = jnp.tanh(x[:, t] @ kernel + h @ recurrent + bias)
+        return h @ head
+
+    arrays = _arrays((3, _WIDTH), (_WIDTH, _WIDTH), (_WIDTH,), (_WIDTH, 2))
+    emission = _emitted(run, arrays, _arrays((2, 4, 3))[0])
+    classes = _classes(emission)
+    assert [f.partition(":")[0] for f in classes["Cell"]] == ["kernel", "recurrent_kernel", "bias"]
+    assert emission.source.count("self.cell(") == 4
+
+
+def test_blocks_of_a_residual_network() -> None:
+    """Blocks with and without a product beside them have names and numbers, in order."""
+
+    def conv(x: Any, kernel: Any, stride: int) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=dims)
+
+    strides = (1, 2, 1)
+
+    def run(*arrays: Any) -> Any:
+        *params, x = arrays
+        rest = iter(params)
+        for s in strides:
+            y = conv(jax.nn.relu(conv(x, next(rest), s)), next(rest), 1)
+            x = jax.nn.relu((x if s == 1 else conv(x, next(rest), s)) + y)
+        return x.mean((1, 2))
+
+    shapes = [(3, 3, 4, 4), (3, 3, 4, 4), (3, 3, 4, 6), (3, 3, 6, 6), (1, 1, 4, 6)]
+    arrays = _arrays(*shapes, (3, 3, 6, 6), (3, 3, 6, 6))
+    classes = _classes(_emitted(run, arrays, _arrays((2, 8, 8, 4))[0]))
+    assert [f.partition(":")[0] for f in classes["Main"]] == ["block_0", "block_1", "block_2"]
+
+
+def test_names_that_tell_something_stay() -> None:
+    def run(first: Any, second: Any, x: Any) -> Any:
+        return jnp.tanh(x @ first) @ second
+
+    arrays = _arrays((4, 5), (5, 3))
+    params: dict[str, Any] = dict(zip(("first", "second"), arrays, strict=True))
+    lowered = jax.jit(run).lower(*arrays, np.ones((2, 4), np.float32))
+    module = invert.from_stablehlo(lowered, params=params, names=["first", "second", "x"])
+    assert "    first: Float" in module.source

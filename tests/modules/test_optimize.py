@@ -1,0 +1,219 @@
+"""Modules that were rewritten to be faster: what they keep, what they say, how they are written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+from invert.patterns import optimized
+
+KERNEL = np.random.default_rng(0).standard_normal((3, 3, 1, 8)).astype(np.float32)
+POINT = np.random.default_rng(1).standard_normal((1, 1, 8, 5)).astype(np.float32)
+NUMBERS = ("NHWC", "HWIO", "NHWC")
+
+
+@pytest.fixture(autouse=True)
+def everything_pays(monkeypatch) -> None:
+    """The tests do not depend on what was measured; the GPU's table is empty."""
+    monkeypatch.setattr(optimized, "pays_on", lambda platform: lambda *_: platform == "cpu")
+
+
+def net(x: Any) -> Any:
+    y = lax.conv_general_dilated(x, KERNEL, (1, 1), "SAME", (1, 1), (1, 1), NUMBERS, 8)
+    y = lax.reduce_window(jax.nn.relu(y), -np.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    y = lax.conv_general_dilated(y, POINT, (1, 1), "VALID", dimension_numbers=NUMBERS)
+    return jnp.tanh(y)
+
+
+def exported(*shape: Any) -> Any:
+    return jax.export.export(jax.jit(net))(jax.ShapeDtypeStruct(shape, np.float32))
+
+
+def image(batch: int = 2, height: int = 9) -> np.ndarray:
+    return np.random.default_rng(2).standard_normal((batch, height, 7, 8)).astype(np.float32)
+
+
+def close(a: Any, b: Any) -> None:
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * max(1.0, np.max(np.abs(b))))
+
+
+def test_values_gradient_and_report() -> None:
+    module = invert.from_exported(exported(2, 9, 7, 8))
+    fast = invert.optimize(module, "cpu")
+    x = image()
+    close(fast(x), net(x))
+    loss = [eqx.filter_grad(lambda m, x=x: jnp.sum(m(x)))(m) for m in (module, fast)]
+    for a, b in zip(*map(jax.tree.leaves, loss), strict=True):
+        close(a, b)
+    report = fast.report
+    assert (
+        report.rewrites | {"depthwise_conv": 1, "max_pool": 1, "pointwise_conv": 1}
+        == report.rewrites
+    )
+    assert "conv_general_dilated" not in report.primitives
+    certificate = report.certificate
+    assert certificate.kind == "numerical" and 0 <= certificate.largest_error < 1e-5
+    assert "for the cpu by 1 x depthwise_conv" in str(certificate)
+    assert "exact before" in str(certificate)
+    # The module that was given stays as it was.
+    assert module.report.certificate.kind == "exact"
+    assert module.report.primitives["conv_general_dilated"] == 2
+
+
+def test_while_converting() -> None:
+    fast = invert.from_exported(exported(2, 9, 7, 8), config=invert.Config(optimize="cpu"))
+    close(fast(image()), net(image()))
+    assert fast.report.certificate.kind == "numerical"
+    config = invert.Config(optimize="cpu", disabled_patterns=("max_pool",), verify=False)
+    fast = invert.from_exported(exported(2, 9, 7, 8), config=config)
+    assert "max_pool" not in fast.report.rewrites and "depthwise_conv" in fast.report.rewrites
+    assert fast.report.certificate.kind == "unverified"
+
+
+def test_open_batch(tmp_path: Path) -> None:
+    (batch,) = jax.export.symbolic_shape("batch")
+    fast = invert.optimize(invert.from_exported(exported(batch, 9, 7, 8)))
+    assert fast.report.certificate.sizes == "batch >= 1"
+    assert "conv_general_dilated" not in fast.report.primitives
+    for n in (1, 2, 5):
+        close(fast(image(n)), net(image(n)))
+    source = fast.source
+    assert "Certificate: numerical for every batch >= 1" in source
+    assert source.count("def depthwise_conv(") == source.count("def max_pool(") == 1
+    assert re.search(
+        r" depthwise_conv\(\w+, .*, \(1, 1\), \(\(1, 1, 0\), \(1, 1, 0\)\), \(1, 1\)\)", source
+    )
+    assert re.search(r" max_pool\(.*, \(1, 3, 3, 1\), \(1, 2, 2, 1\), ", source)
+    np.testing.assert_array_equal(fast.model(image(3)), fast(image(3)))
+    invert.save(fast, tmp_path / "fast")
+    np.testing.assert_array_equal(invert.load(tmp_path / "fast")(image(4)), fast(image(4)))
+
+
+def test_open_images_are_optimized_at_each_size() -> None:
+    """Convolutions over open sizes stay in the program for all, and not in the one that runs."""
+    batch, height = jax.export.symbolic_shape("batch, height")
+    fast = invert.optimize(invert.from_exported(exported(batch, height, 7, 8)))
+    for n, h in ((1, 4), (2, 9)):
+        close(fast(image(n, h)), net(image(n, h)))
+    program = jax.make_jaxpr(lambda x: fast(x))(image(2, 9))
+    assert "name=depthwise_conv" in str(program)
+
+
+def test_trained_parameters_stay() -> None:
+    module = invert.from_exported(exported(2, 9, 7, 8))
+    trained = jax.tree.map(lambda x: 2 * x if eqx.is_inexact_array(x) else x, module)
+    fast = invert.optimize(trained)
+    close(fast(image()), trained(image()))
+    assert np.max(np.abs(fast(image()) - module(image()))) > 0.1
+    for name, value in invert.values(trained).items():
+        np.testing.assert_array_equal(invert.values(fast)[name], value)
+
+
+def test_transformations() -> None:
+    fast = invert.optimize(invert.from_exported(exported(2, 9, 7, 8)))
+    x = image()
+    close(eqx.filter_jit(fast)(x), net(x))
+    close(jax.vmap(fast)(x[None])[0], net(x))
+    direction = np.ones_like(x)
+    close(jax.jvp(fast, (x,), (direction,))[1], jax.jvp(net, (x,), (direction,))[1])
+    one, two = (
+        jax.jvp(jax.grad(lambda x, f=f: jnp.sum(f(x))), (x,), (direction,))[1] for f in (fast, net)
+    )
+    close(one, two)
+
+
+def test_layers_of_equal_shape_share_a_function() -> None:
+    def twice(x: Any) -> Any:
+        for _ in range(2):
+            x = lax.conv_general_dilated(x, KERNEL, (1, 1), "SAME", (1, 1), (1, 1), NUMBERS, 8)
+            x = lax.conv_general_dilated(
+                x, KERNEL, (1, 1), ((2, 2), (2, 2)), (1, 1), (2, 2), NUMBERS, 8
+            )
+        return x
+
+    module = invert.from_exported(jax.export.export(jax.jit(twice))(image()))
+    source = invert.optimize(module).source
+    assert source.count("def depthwise_conv") == 1
+    assert source.count("depthwise_conv(") == 5
+
+
+def test_where_nothing_pays_the_report_says_so() -> None:
+    module = invert.from_exported(exported(2, 9, 7, 8))
+    same = invert.optimize(module, "gpu")
+    assert same.report.certificate.kind == "exact"
+    assert "nothing that a rewrite makes faster on the gpu was found" in str(same.report)
+    np.testing.assert_array_equal(same(image()), module(image()))
+    assert invert.optimize(invert.optimize(module)).report.certificate.kind == "numerical"
+
+
+def test_several_functions() -> None:
+    text = """
+    module @two {
+      func.func public @first(%x: tensor<2x4x4x1xf32>) -> tensor<2x4x4x1xf32> {
+        return %x : tensor<2x4x4x1xf32>
+      }
+      func.func public @pool(%x: tensor<2x4x4x1xf32>) -> tensor<2x2x2x1xf32> {
+        %zero = stablehlo.constant dense<0.0> : tensor<f32>
+        %0 = "stablehlo.reduce_window"(%x, %zero) ({
+        ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %1 = stablehlo.add %a, %b : tensor<f32>
+          stablehlo.return %1 : tensor<f32>
+        }) {window_dimensions = array<i64: 1, 3, 3, 1>} :
+          (tensor<2x4x4x1xf32>, tensor<f32>) -> tensor<2x2x2x1xf32>
+        return %0 : tensor<2x2x2x1xf32>
+      }
+    }
+    """
+    module = invert.from_stablehlo(text)
+    fast = invert.optimize(module)
+    x = np.arange(32, dtype=np.float32).reshape(2, 4, 4, 1)
+    close(fast.pool(x), module.pool(x))
+    np.testing.assert_array_equal(fast.first(x), x)
+    assert fast.reports["pool"].rewrites["sum_pool"] == 1
+    assert fast.reports["first"].certificate.kind == "exact"
+
+
+def test_refusals() -> None:
+    module = invert.from_exported(exported(2, 9, 7, 8))
+    with pytest.raises(TypeError, match="optimize takes what a conversion returned"):
+        invert.optimize(module.model)  # pyright: ignore
+    with pytest.raises(ValueError, match="optimize='tpu': expected"):
+        invert.optimize(module, "tpu")  # pyright: ignore
+    with pytest.raises(ValueError, match="'none'"):
+        invert.optimize(module, "none")  # pyright: ignore
+
+
+def test_state_and_keys() -> None:
+    """Parameters that the program assigns are compared at their first values."""
+    tf = pytest.importorskip("tensorflow")
+
+    class Counted(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = tf.Variable(KERNEL.reshape(3, 3, 8, 1), name="kernel")
+            self.count = tf.Variable(0.0, name="count")
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 6, 6, 8], name="x")])
+        def __call__(self, x: Any) -> Any:
+            self.count.assign_add(1.0)
+            y = tf.nn.depthwise_conv2d(x, self.kernel, [1, 1, 1, 1], "SAME")
+            return y + self.count
+
+    original = Counted()
+    fast = invert.optimize(invert.convert(original.__call__))
+    state = eqx.nn.State(fast)
+    x = image(3, 6)[:, :, :6]
+    for _ in range(2):
+        out, state = fast(x, state)
+        close(out, original(x))
+    assert fast.report.rewrites["depthwise_conv"] == 1

@@ -1,0 +1,267 @@
+"""Rewrites that make programs faster: values, derivatives, kinds of operands, the table."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+from invert.patterns import optimized
+
+ALL = optimized.stage(lambda name, kind: True).patterns
+
+
+def calls(function: Callable[..., Any], *args: Any) -> set[str]:
+    """The functions that a program calls, and its primitives."""
+    eqns = jax.make_jaxpr(function)(*args).jaxpr.eqns
+    return {e.params["name"] if e.primitive.name == "jit" else e.primitive.name for e in eqns}
+
+
+def sample(*shape: int, dtype: Any = np.float32, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+
+
+def close(a: Any, b: Any, rtol: float) -> None:
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        x, y = (np.asarray(v, np.float64) for v in (x, y))
+        np.testing.assert_allclose(x, y, rtol, atol=rtol * max(1.0, np.abs(y).max(initial=0)))
+
+
+def check(
+    function: Callable[..., Any], name: str, *args: Any, rtol: float = 2e-6, twice: bool = False
+) -> None:
+    """The rewritten function has the values and derivatives, on request of second order too."""
+    fast = invert.rewrite(function, ALL)
+    assert name in calls(fast, *args)
+    tangents = tuple(sample(*a.shape, dtype=a.dtype, seed=7) for a in args)
+
+    def results(f: Any) -> Any:
+        def gradient(*args: Any) -> Any:
+            return jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a))), range(len(args)))(*args)
+
+        second = jax.jvp(gradient, args, tangents)[1] if twice else ()
+        return jax.jvp(f, args, tangents), gradient(*args), second
+
+    close(
+        jax.jit(results, static_argnums=0)(fast), jax.jit(results, static_argnums=0)(function), rtol
+    )
+
+
+def conv(
+    *, strides: Any = (1, 1), padding: Any = "SAME", groups: int = 1, dilation: Any = (1, 1),
+    spread: Any = (1, 1), numbers: Any = ("NHWC", "HWIO", "NHWC"),
+) -> Callable[..., Any]:  # fmt: skip
+    return functools.partial(
+        lax.conv_general_dilated, window_strides=strides, padding=padding, lhs_dilation=spread,
+        rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups,
+    )  # fmt: skip
+
+
+X = sample(2, 9, 7, 6)
+DEPTHWISE = {
+    "same": (conv(groups=6), (3, 3, 1, 6)),
+    "valid": (conv(groups=6, padding="VALID"), (3, 3, 1, 6)),
+    "strided": (conv(groups=6, strides=(2, 3)), (3, 3, 1, 6)),
+    "dilated": (conv(groups=6, dilation=(2, 3), padding=((1, 3), (4, 2))), (3, 2, 1, 6)),
+    "cropped": (conv(groups=6, padding=((-1, 2), (0, -2))), (2, 3, 1, 6)),
+    "multiplied": (conv(groups=6, strides=(2, 1)), (3, 5, 1, 18)),
+    "transposed": (conv(groups=6, spread=(2, 3), padding=((1, 2), (2, 1))), (3, 3, 1, 6)),
+    "one tap": (conv(groups=6, strides=(2, 2)), (1, 1, 1, 6)),
+    "as large as its input": (conv(groups=6, padding="VALID"), (7, 7, 1, 6)),
+}
+
+
+@pytest.mark.parametrize("case", DEPTHWISE)
+def test_depthwise(case: str) -> None:
+    function, shape = DEPTHWISE[case]
+    check(function, "depthwise_conv", X, sample(*shape, seed=1), twice=case == "strided")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol"), [("float16", 4e-3), ("bfloat16", 3e-2), ("float64", 1e-14)]
+)
+def test_dtypes(dtype: str, rtol: float) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        x = X.astype(dtype)
+        check(conv(groups=6), "depthwise_conv", x, sample(3, 3, 1, 6, dtype=dtype), rtol=rtol)
+        check(conv(groups=3), "grouped_conv", x, sample(3, 3, 2, 6, dtype=dtype), rtol=rtol)
+        check(conv(), "dot_general", x, sample(1, 1, 6, 4, dtype=dtype), rtol=rtol)
+        check(lambda x: window(x, 0.0, lax.add, (1, 3, 2, 1)), "sum_pool", x, rtol=rtol)
+
+
+def test_half_precision_adds_in_single_precision() -> None:
+    """A sum of 49 products in bfloat16 would lose most digits."""
+    x, kernel = (
+        jnp.ones((1, 9, 9, 2), jnp.bfloat16),
+        jnp.full((7, 7, 1, 2), 1.0078125, jnp.bfloat16),
+    )
+    fast = invert.rewrite(conv(groups=2, padding="VALID"), ALL)
+    assert np.all(
+        np.asarray(fast(x, kernel), np.float32) == np.float32(jnp.bfloat16(49 * 1.0078125))
+    )
+
+
+LAYOUTS = {
+    "one size": (("NWC", "WIO", "NWC"), (2, 9, 6), (3, 1, 6), 6, "depthwise_conv"),
+    "three sizes": (
+        ("NDHWC", "DHWIO", "NDHWC"), (2, 4, 3, 5, 6), (2, 3, 2, 1, 6), 6, "depthwise_conv",
+    ),
+    "channels first": (("NCHW", "OIHW", "NCHW"), (2, 6, 9, 7), (6, 1, 3, 3), 6, "depthwise_conv"),
+    "mixed": (("CHNW", "IOWH", "WNHC"), (6, 9, 2, 7), (1, 12, 2, 3), 6, "depthwise_conv"),
+    "groups, channels first": (
+        ("NCHW", "OIHW", "NCHW"), (2, 6, 9, 7), (4, 3, 3, 2), 2, "grouped_conv",
+    ),
+    "groups, one size": (("NWC", "WIO", "NWC"), (2, 9, 6), (3, 2, 9), 3, "grouped_conv"),
+    "results first": (("NHWC", "HWIO", "NCHW"), (2, 9, 7, 6), (1, 1, 6, 5), 1, "dot_general"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_layouts(case: str) -> None:
+    numbers, x, kernel, groups, name = LAYOUTS[case]
+    ones = (1,) * (len(x) - 2)
+    function = conv(strides=ones, dilation=ones, spread=ones, groups=groups, numbers=numbers)
+    check(function, name, sample(*x), sample(*kernel, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (conv(groups=3), (3, 3, 2, 6)),
+        (conv(groups=2, strides=(2, 3), padding="VALID", dilation=(2, 1)), (2, 3, 3, 8)),
+        (conv(groups=3), (1, 1, 2, 3)),
+    ],
+)
+def test_groups(function: Any, shape: tuple[int, ...]) -> None:
+    check(function, "grouped_conv", X, sample(*shape, seed=1), twice=shape[-1] == 8)
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
+def test_pointwise(strides: tuple[int, int]) -> None:
+    check(conv(strides=strides), "dot_general", X, sample(1, 1, 6, 4, seed=1), twice=True)
+
+
+def window(
+    x: Any, start: float, function: Any, sizes: Any, strides: Any = None, padding: Any = "VALID"
+) -> Any:
+    return lax.reduce_window(
+        x, np.array(start, x.dtype), function, sizes, strides or (1,) * x.ndim, padding
+    )
+
+
+POOLS = {
+    "stride 1": ((1, 3, 3, 1), None, "SAME"),
+    "strided": ((1, 3, 2, 1), (1, 2, 2, 1), "SAME"),
+    "apart": ((1, 2, 3, 1), (1, 2, 3, 1), "VALID"),
+    "one axis": ((1, 1, 4, 1), (1, 2, 1, 1), "VALID"),
+    "batch and channels": ((2, 1, 3, 2), (1, 1, 1, 3), "VALID"),
+    "padded": ((1, 3, 3, 1), (1, 3, 1, 1), ((0, 0), (2, 1), (0, 2), (0, 0))),
+}
+
+
+@pytest.mark.parametrize("case", POOLS)
+def test_pools(case: str) -> None:
+    sizes, strides, padding = POOLS[case]
+    twice = case == "strided"
+
+    def run(x: Any, start: float, function: Any) -> Any:
+        return window(x, start, function, sizes, strides, padding)
+
+    check(lambda x: run(x, -np.inf, lax.max), "max_pool", X, twice=twice)
+    check(lambda x: run(x, 0.0, lax.add), "sum_pool", X, twice=twice)
+
+
+@pytest.mark.parametrize("case", POOLS)
+def test_of_equal_numbers_the_first_has_the_derivative(case: str) -> None:
+    """As after a rectifier, where most windows hold several zeros."""
+    sizes, strides, padding = POOLS[case]
+
+    def pool(x: Any) -> Any:
+        return window(x, -np.inf, lax.max, sizes, strides, padding)
+
+    x = jnp.maximum(jnp.round(X), 0)
+    weights = sample(*pool(x).shape, seed=3)
+    fast = invert.rewrite(pool, ALL)
+    one, two = (jax.grad(lambda x, f=f: jnp.sum(f(x) * weights))(x) for f in (pool, fast))
+    assert not np.array_equal(one, jnp.zeros_like(one))
+    np.testing.assert_allclose(two, one, rtol=1e-6, atol=1e-6)
+
+
+def test_not_a_number_and_infinity() -> None:
+    x = X.at[0, 3, 3, 0].set(jnp.nan).at[1, 4, 4, 1].set(jnp.inf).at[1, 0, 0, 2].set(-jnp.inf)
+    for function, args in (
+        (lambda x: window(x, -np.inf, lax.max, (1, 3, 3, 1), (1, 2, 1, 1), "SAME"), (x,)),
+        (lambda x: window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 2, 1, 1), "SAME"), (x,)),
+        (conv(groups=6), (x, sample(3, 3, 1, 6))),
+        (conv(groups=2), (x, sample(3, 3, 3, 4))),
+    ):
+        new = invert.rewrite(function, ALL)(*args)
+        np.testing.assert_allclose(new, function(*args), rtol=1e-5, atol=1e-5)
+        assert not np.all(np.isfinite(new))
+
+
+def test_empty_batch() -> None:
+    for function, shape in ((conv(groups=6), (3, 3, 1, 6)), (conv(), (1, 1, 6, 4))):
+        kernel = sample(*shape)
+        assert invert.rewrite(function, ALL)(X[:0], kernel).shape[0] == 0
+
+
+def test_batches_of_kernels() -> None:
+    """Under `jax.vmap` over the kernel, as for gradients per example."""
+    kernels = sample(4, 3, 3, 1, 6)
+    function = conv(groups=6)
+    one, two = (
+        jax.vmap(f, (None, 0))(X, kernels) for f in (function, invert.rewrite(function, ALL))
+    )
+    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+
+
+LEFT = {
+    "integers": (conv(groups=6), np.int32, (3, 3, 1, 6)),
+    "an ordinary convolution": (conv(), np.float32, (3, 3, 6, 4)),
+    "one group of one channel": (conv(), np.float32, (3, 3, 6, 1)),
+    "padding around a window of one": (conv(padding=((1, 1), (0, 0))), np.float32, (1, 1, 6, 4)),
+    "a window of hundreds": (conv(groups=6), np.float32, (15, 15, 1, 6)),
+    "groups that are spread": (
+        conv(groups=3, spread=(2, 2), padding=((1, 1), (1, 1))), np.float32, (3, 3, 2, 6),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_left_as_they_are(case: str) -> None:
+    function, dtype, shape = LEFT[case]
+    x, kernel = (10 * X).astype(dtype), sample(*shape).astype(dtype)
+    assert calls(invert.rewrite(function, ALL), x, kernel) == {"conv_general_dilated"}
+
+
+def test_what_was_not_measured_is_left() -> None:
+    assert calls(invert.rewrite(conv(groups=6), optimized.stage(lambda *_: False).patterns), X,
+                 sample(3, 3, 1, 6)) == {"conv_general_dilated"}  # fmt: skip
+    assert not optimized.pays_on("abacus")("depthwise_conv", "float32 2d, taps <= 9")
+
+
+def test_the_table_is_of_rewrites_that_exist() -> None:
+    """Each row has two ratios; the CPU has some that pay."""
+    assert set(optimized.measured()) <= {"cpu", "gpu"}
+    for rewrites in optimized.measured().values():
+        assert rewrites.keys() <= set(optimized.names())
+        rows = [row for kinds in rewrites.values() for row in kinds.values()]
+        assert all(len(row) == 2 and min(row) > 0 for row in rows)
+    assert optimized.pays_on("cpu")("depthwise_conv", "float32 2d, taps <= 9, channels <= 4096")
+
+
+def test_names_switch_them_off() -> None:
+    names = [p.name for p in optimized.stage(lambda *_: True, ("max_pool",)).patterns]
+    assert "max_pool" not in names and "sum_pool" in names
+    assert invert.Config(disabled_patterns=("max_pool",))
+    with pytest.raises(ValueError, match="patterns: there is no pattern 'max_pool'"):
+        invert.Config(patterns=("max_pool",))
