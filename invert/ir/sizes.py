@@ -315,7 +315,7 @@ def suggest(constraint: Constraint) -> None:
 
 
 def require(left: DimSize, relation: str, right: DimSize, message: str) -> None:
-    """Notes a condition of the container, with what it says where that does not hold.
+    """Note a condition of the container, with what it says where that does not hold.
 
     **Raises:** `SignatureError` where it never holds.
     """
@@ -338,13 +338,13 @@ def quotient(size: DimSize, divisor: int, message: str) -> DimSize:
 
 
 def suggest_decided(left: DimSize, relation: str, right: DimSize) -> None:
-    """Suggests a comparison where it is not decided; see `suggest`."""
+    """Suggest a comparison where it is not decided; see `suggest`."""
     if decided(relation, left, right) is None:
         suggest(Constraint(relation, left, right))
 
 
 def suggest_equal(a: DimSize, b: DimSize) -> None:
-    """Notes that two sizes may have to be equal; see `suggest`."""
+    """Note that two sizes may have to be equal; see `suggest`."""
     if decided("eq", a, b) is not None:
         return
     difference = a - b

@@ -164,7 +164,7 @@ _WANTED = {"<=": "le", ">=": "ge", "<": "ge", ">": "le"}
 
 
 def _suggest_undecided(error: Exception) -> None:
-    """Notes the comparison of sizes that an error says is not decided, as one to be assumed."""
+    """Note the comparison of sizes that an error says is not decided, as one to be assumed."""
     if (found := undecided(error)) is not None:
         left, right = parsed((found[0], found[2]), scope())
         suggest(Constraint(_WANTED[found[1]], left, right))

@@ -164,7 +164,7 @@ class _Loop:
     # -- what the loop carries
 
     def settle(self) -> None:
-        """Traces the body until the forms of its variables are a fixed point.
+        """Trace the body until the forms of its variables are a fixed point.
 
         **Raises:** `ShapeVariesError`.
         """
@@ -253,7 +253,7 @@ class _Loop:
         return f"loop variable {place}"
 
     def _give_room(self) -> bool:
-        """Finds the capacity of growing lists. Returns whether one lacked it."""
+        """Find the capacity of growing lists. Returns whether one lacked it."""
         lacking = [
             p
             for p, f in self.forms.items()
@@ -338,7 +338,7 @@ class _Loop:
         )
 
     def _find_facts(self) -> bool:
-        """Finds what inner loops need to know of counters. Returns whether there is anything."""
+        """Find what inner loops need to know of counters. Returns whether there is anything."""
         if not self._asked or self._facts:
             return False
         lines, bound = self.lines(), self.count().bound
