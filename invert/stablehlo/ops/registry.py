@@ -106,7 +106,7 @@ def _size(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> DimSiz
 # How an operand is converted, by its annotation.
 _CONVERSIONS: dict[str, binding.Conversion] = {
     "Array": _array,
-    "Value": _value,  # as it is: an array, `Known`, `Sizes`, a tuple, a token
+    "Value": _value,  # as it is: an array, `KnownSize`, `Sizes`, a tuple, a token
     "Shape": _shape,
     "Size": _size,
 }
