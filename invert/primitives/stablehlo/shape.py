@@ -167,7 +167,7 @@ def _get_tuple_element(operand: Value, *, index: int) -> Value:
 
 
 # Dynamic shapes. The arguments have sizes when a module is raised, numbers or expressions, and what
-# is computed from these alone is known (`KnownSize`, `Sizes`): the ops become those of static shapes.
+# is computed from these alone is known (`KnownSize`, `Sizes`): the ops become static ones.
 
 
 @rule("stablehlo.get_dimension_size")
