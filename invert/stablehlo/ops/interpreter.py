@@ -185,7 +185,7 @@ class Context:
     def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:
         """Raise one op and check each result against the op's declared type."""
         op = Op(operation)
-        entry = entry_of(operation)
+        entry = entry_of(op)
         if entry is None or entry.call is None:
             raise UnsupportedOpError([_problem(operation)])
         if any(isinstance(x, Sizes) for x in operands):

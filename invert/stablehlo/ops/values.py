@@ -34,7 +34,9 @@ def data(value: Value) -> Value:
 
 def plain(value: Value) -> Value:
     """A value as JAX has it, and no longer known as a size."""
-    return value.view(np.ndarray) if isinstance(value, KnownSize) else data(value)
+    if isinstance(value, KnownSize):
+        return value.view(np.ndarray)
+    return value.value() if isinstance(value, Sizes) else value
 
 
 def is_splat(value: Value) -> bool:
