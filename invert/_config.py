@@ -105,7 +105,7 @@ class Config:
     def __post_init__(self) -> None:
         if problems := list(_problems(self)):
             lines = "".join(f"\n  - {p}" for p in problems)
-            raise ValueError(f"Config has options that are not valid:{lines}")
+            raise ValueError(f"Config has invalid options:{lines}")
 
     def __repr__(self) -> str:
         """The options that are not at their default, so that `help` stays readable."""

@@ -67,8 +67,8 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     if _is_text(data):
         return "stablehlo"
     raise MalformedModelError(
-        f"{place} is none of: a SavedModel directory, a directory that invert.save has written, a "
-        ".keras file, a GraphDef (.pb), StableHLO as text or bytecode, a jax.export artifact"
+        f"{place} is not one of: a SavedModel directory, a directory that invert.save has written, "
+        "a .keras file, a GraphDef (.pb), StableHLO as text or bytecode, a jax.export artifact"
     )
 
 

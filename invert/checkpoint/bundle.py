@@ -54,7 +54,7 @@ class Checkpoint:
             )
         if header.endianness != (sys.byteorder == "big"):
             raise MalformedModelError(
-                f"{index} was written on a machine with another order of bytes; load the model "
+                f"{index} was written on a machine with another byte order; load the model "
                 "with TensorFlow there and save it on a machine like this one"
             )
         if not 0 < header.num_shards <= _MOST_SHARDS:

@@ -19,7 +19,7 @@ from invert._config import Config
 from invert._errors import plain
 from invert._private.jax import is_jaxpr, open_jaxpr
 from invert.cli.model import Model
-from invert.cli.programs import Program, programs_of
+from invert.cli.programs import ComparedProgram, programs_of
 from invert.cli.progress import Progress
 from invert.cli.terminal import coloured
 from invert.emission import difference
@@ -77,8 +77,8 @@ def _half(width: int) -> int:
 
 
 def _pairs(
-    a: Mapping[str, Program], b: Mapping[str, Program]
-) -> Iterator[tuple[str, Program | None, Program | None]]:
+    a: Mapping[str, ComparedProgram], b: Mapping[str, ComparedProgram]
+) -> Iterator[tuple[str, ComparedProgram | None, ComparedProgram | None]]:
     """Pair programs by name; two single programs are compared under any names."""
     if len(a) == len(b) == 1:
         (name, x), (other, y) = *a.items(), *b.items()
@@ -89,7 +89,7 @@ def _pairs(
 
 
 def compare(
-    a: Program, b: Program, *, width: int, full: bool = False, weights: bool = False
+    a: ComparedProgram, b: ComparedProgram, *, width: int, full: bool = False, weights: bool = False
 ) -> tuple[list[str], bool]:
     """Two programs in two columns, and whether they differ.
 
@@ -110,7 +110,7 @@ def compare(
     return [*lines, *apart], reason is not None or bool(apart)
 
 
-def _apart(a: Program, b: Program) -> Iterator[str]:
+def _apart(a: ComparedProgram, b: ComparedProgram) -> Iterator[str]:
     for (name, x), (other, y) in zip(a.held, b.held, strict=True):
         p, q = np.asarray(x), np.asarray(y)
         if p.tobytes() != q.tobytes():
@@ -134,7 +134,7 @@ class Line:
     makes: tuple[Any, ...] = ()
 
 
-def _lines(program: Program) -> list[Line]:
+def _lines(program: ComparedProgram) -> list[Line]:
     names: dict[Any, str] = {}
     numbers = itertools.count()
 

@@ -37,7 +37,7 @@ _MOST_PLACES = 20  # of random and host ops that are listed as text; JSON has al
 
 
 @dataclasses.dataclass(frozen=True)
-class Function:
+class InspectedFunction:
     """What is known about a function before its conversion.
 
     **Arguments:**
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             readers, others = model.functions(Config(verify=False))
         except UnsupportedOpError as error:  # ops that cannot be raised
-            functions = [Function(model.path.name, problems=_problems(error))]
+            functions = [InspectedFunction(model.path.name, problems=_problems(error))]
         else:
             for name, reader in readers.items():
                 progress(f"inspecting {name}")
@@ -108,19 +108,19 @@ def _draw(model: Model, path: str, config: Config) -> None:
     module.graph().save(path)
 
 
-def _function(name: str, reader: Callable[[], EntryPoint]) -> Function:
+def _function(name: str, reader: Callable[[], EntryPoint]) -> InspectedFunction:
     try:
         entry = reader()
         ops = list(entry.ops())
     except UnsupportedOpError as error:
-        return Function(name, problems=_problems(error))
+        return InspectedFunction(name, problems=_problems(error))
     except InvertError as error:
-        return Function(name, problems=(_problem(Problem(name, str(error))),))
+        return InspectedFunction(name, problems=(_problem(Problem(name, str(error))),))
     counts: dict[str, collections.Counter[str]] = {}
     for use in ops:
         counts.setdefault(use.route, collections.Counter())[use.op] += 1
     problems = tuple(map(_problem, entry.problems))
-    return Function(
+    return InspectedFunction(
         name=name,
         source=entry.source,
         arguments=tuple(_arguments(entry)),
@@ -222,7 +222,7 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
 
 
-def _text(found: Mapping[str, Any], functions: Sequence[Function]) -> str:
+def _text(found: Mapping[str, Any], functions: Sequence[InspectedFunction]) -> str:
     lines = [f"{found['path']}: {found['kind']}, {bytes_text(found['bytes'])}"]
     for function in functions:
         lines += ["", *_function_lines(function)]
@@ -241,7 +241,7 @@ def _dressed(line: str) -> str:
     return text if text.startswith(" ") else coloured(text, "bold")
 
 
-def _function_lines(function: Function) -> Iterable[str]:
+def _function_lines(function: InspectedFunction) -> Iterable[str]:
     source = function.source
     yield f"{function.name}{f' ({source})' if source else ''}"
     if function.arguments or function.call:

@@ -27,7 +27,7 @@ def layers_of(options: argparse.Namespace) -> tuple[str, ...]:
     """
     layers = tuple(filter(None, options.layers.split(",")))
     if unknown := set(layers) - STYLES:
-        raise UsageError(f"--layers {unknown.pop()} is none of: {', '.join(sorted(STYLES))}")
+        raise UsageError(f"--layers {unknown.pop()} is not one of: {', '.join(sorted(STYLES))}")
     return layers
 
 
@@ -87,7 +87,7 @@ def _known(name: str, given: bool) -> str:
     if not given:
         raise UsageError(f"--config {name}: give a value, as in {name}=...")
     if name not in names:
-        raise UsageError(f"--config {name} is none of: {', '.join(names)}")
+        raise UsageError(f"--config {name} is not one of: {', '.join(names)}")
     return name
 
 

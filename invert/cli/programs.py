@@ -28,7 +28,7 @@ _SIZES = (7, 11, 13, 17, 19, 23)
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ComparedProgram:
     """A program with its arrays.
 
     **Arguments:**
@@ -43,7 +43,7 @@ class Program:
     arguments: tuple[str, ...]
 
 
-def programs_of(module: Any, other: Any) -> Mapping[str, Program]:
+def programs_of(module: Any, other: Any) -> Mapping[str, ComparedProgram]:
     """The programs of a module by name.
 
     **Arguments:**
@@ -78,7 +78,7 @@ def _anonymous(shapes: Sequence[Shape]) -> list[Shape]:
     return [tuple(evaluate(n, names) for n in shape) for shape in shapes] if names else [*shapes]
 
 
-def _of_function(function: Function, constants: Sequence[Any]) -> Program:
+def _of_function(function: Function, constants: Sequence[Any]) -> ComparedProgram:
     stage = function.stage(_avals(function))
     values = stage.constants if len(stage.constants) != len(constants) else constants
     held = [(f"constant {i}", value) for i, value in enumerate(values)]
@@ -88,7 +88,7 @@ def _of_function(function: Function, constants: Sequence[Any]) -> Program:
     return _program(stage.jaxpr, held, names)
 
 
-def _of_emitted(model: eqx.Module, other: Any) -> Program:
+def _of_emitted(model: eqx.Module, other: Any) -> ComparedProgram:
     if isinstance(other, Methods) or "__call__" not in vars(type(model)):
         raise SignatureError(
             f"{type(model).__name__}, or the module it is compared with, has several functions; "
@@ -149,7 +149,9 @@ def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]
     return [p.name for p in parameters], avals
 
 
-def _program(jaxpr: Any, held: Sequence[tuple[str, Any]], arguments: Sequence[str]) -> Program:
+def _program(
+    jaxpr: Any, held: Sequence[tuple[str, Any]], arguments: Sequence[str]
+) -> ComparedProgram:
     """A program with its equations and arrays in order of use."""
     jaxpr = open_jaxpr(jaxprs.map_jaxprs(strong(jaxpr), _in_order))
     count = len(held)
@@ -157,7 +159,7 @@ def _program(jaxpr: Any, held: Sequence[tuple[str, Any]], arguments: Sequence[st
     read = (v for e in jaxpr.eqns for v in e.invars)
     used = dict.fromkeys(v for v in (*read, *jaxpr.outvars) if is_var(v) and v in names)
     jaxpr = jaxpr.replace(invars=[*used, *jaxpr.invars[count:]])
-    return Program(jaxpr, tuple(names[v] for v in used), tuple(arguments))
+    return ComparedProgram(jaxpr, tuple(names[v] for v in used), tuple(arguments))
 
 
 def _in_order(jaxpr: Any) -> Any:

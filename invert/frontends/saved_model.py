@@ -21,7 +21,7 @@ from invert._errors import (
 from invert.frontends import saved_graph
 from invert.frontends.folder import Files, assets_of, files_of
 from invert.frontends.graph_entry import check_count, function_entry, unique
-from invert.frontends.saved_objects import Concrete, Function, SavedObjects, captured
+from invert.frontends.saved_objects import Concrete, SavedFunction, SavedObjects, captured
 from invert.frontends.signature import describe, distinct, read_outputs, read_signature
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
@@ -306,7 +306,7 @@ class _Model:
                 named[name] = _failing(error)
         return named
 
-    def _reader(self, concrete: Concrete, owner: Function | None, kind: str) -> Read:
+    def _reader(self, concrete: Concrete, owner: SavedFunction | None, kind: str) -> Read:
         def read(name: str, strict: bool) -> EntryPoint:
             source = f"SavedModel {self._directory.name}, {kind} {name}"
             return self._entry(concrete, owner, name, source, strict)
@@ -315,7 +315,7 @@ class _Model:
 
     @nested_too_deep("the function")
     def _entry(
-        self, concrete: Concrete, owner: Function | None, name: str, source: str, strict: bool
+        self, concrete: Concrete, owner: SavedFunction | None, name: str, source: str, strict: bool
     ) -> EntryPoint:
         objects, config = self._objects, self._config
         signature = read_signature(concrete, owner=owner)

@@ -56,7 +56,7 @@ class Concrete:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Function:
+class SavedFunction:
     """A function of a file: its concrete functions, and the parameters of its Python function."""
 
     concretes: tuple[Concrete, ...]
@@ -102,11 +102,11 @@ class SavedObjects:
 
     # -- functions
 
-    def function(self, index: int) -> Function:
+    def function(self, index: int) -> SavedFunction:
         """The function that an object is."""
         proto = self.graph.nodes[index].function
         parameters = parameters_of(proto.function_spec)
-        return Function(
+        return SavedFunction(
             tuple(self.concrete(name, parameters) for name in proto.concrete_functions),
             _type_of(parameters),
         )

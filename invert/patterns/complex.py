@@ -16,7 +16,7 @@ from invert.patterns.special import is_number, operand_types, produced_by
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
-class Expansion(NamedTuple):
+class ComplexExpansion(NamedTuple):
     """A primitive with an expansion for complex operands.
 
     **Arguments:**
@@ -39,17 +39,19 @@ _PLAIN = {"accuracy": None}
 
 # Larger expansions first: exp2 contains exp.
 EXPANSIONS = {
-    "complex_sqrt": Expansion(
+    "complex_sqrt": ComplexExpansion(
         lax.sqrt_p, _PLAIN, "complex", ("select_n", "select_n"), 1.4142135623730951
     ),
-    "complex_log1p": Expansion(lax.log1p_p, _PLAIN, "complex", ("select_n", "atan2"), 4097.0),
-    "complex_log": Expansion(lax.log_p, _PLAIN, "complex", ("select_n", "atan2"), 4097.0),
-    "complex_atan": Expansion(lax.atan_p, {}, "complex", ("imag", "neg"), 2050.0),
-    "complex_sin": Expansion(lax.sin_p, _PLAIN, "select_n", ("eq", "complex", "complex")),
-    "complex_cos": Expansion(lax.cos_p, _PLAIN, "select_n", ("eq", "complex", "complex")),
-    "complex_square": Expansion(lax.square_p, {}, "complex", ("select_n", "mul")),
-    "complex_exp2": Expansion(lax.exp2_p, _PLAIN, "complex", ("select_n", "select_n")),
-    "complex_exp": Expansion(lax.exp_p, _PLAIN, "complex", ("select_n", "select_n")),
+    "complex_log1p": ComplexExpansion(
+        lax.log1p_p, _PLAIN, "complex", ("select_n", "atan2"), 4097.0
+    ),
+    "complex_log": ComplexExpansion(lax.log_p, _PLAIN, "complex", ("select_n", "atan2"), 4097.0),
+    "complex_atan": ComplexExpansion(lax.atan_p, {}, "complex", ("imag", "neg"), 2050.0),
+    "complex_sin": ComplexExpansion(lax.sin_p, _PLAIN, "select_n", ("eq", "complex", "complex")),
+    "complex_cos": ComplexExpansion(lax.cos_p, _PLAIN, "select_n", ("eq", "complex", "complex")),
+    "complex_square": ComplexExpansion(lax.square_p, {}, "complex", ("select_n", "mul")),
+    "complex_exp2": ComplexExpansion(lax.exp2_p, _PLAIN, "complex", ("select_n", "select_n")),
+    "complex_exp": ComplexExpansion(lax.exp_p, _PLAIN, "complex", ("select_n", "select_n")),
 }
 
 
@@ -57,7 +59,7 @@ def is_complex(aval: jax.ShapeDtypeStruct) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jnp.complexfloating))
 
 
-def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
+def _expanded(entry: ComplexExpansion) -> Callable[[Site], Iterator[Call]]:
     def propose(site: Site) -> Iterator[Call]:
         atoms = site.eqn.invars
         if not is_complex(site.out) or len(atoms) != len(entry.operands):

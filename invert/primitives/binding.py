@@ -88,10 +88,6 @@ class Signature:
         expected = self.required if self.required == most else f"{self.required} to {most}"
         return f"has {count} operands, but its rule takes {expected}"
 
-    def note(self, index: int) -> str | None:
-        """The annotation of an operand; `None` where the rule does not take so many."""
-        return self.operands[index][1] if index < len(self.operands) else self.rest
-
 
 @dataclasses.dataclass(frozen=True)
 class Binder:
@@ -127,25 +123,32 @@ class Bound:
         return Signature.of(self.function, frozenset(self._binder.surroundings))
 
     @functools.cached_property
-    def _parts(self) -> tuple[list[Conversion], Conversion | None, list[tuple[str, Any]]]:
+    def _parts(
+        self,
+    ) -> tuple[
+        list[Conversion],
+        Conversion | None,
+        list[tuple[str, Callable[[Any, Any], Any]]],
+        list[tuple[str, Attribute]],
+    ]:
         signature, binder = self.signature, self._binder
         rest = None if signature.rest is None else binder.conversions[signature.rest]
         context = [(name, binder.surroundings[name]) for name in sorted(signature.context)]
-        return [binder.conversions[note] for _, note in signature.operands], rest, context
+        conversions = [binder.conversions[note] for _, note in signature.operands]
+        return conversions, rest, context, list(signature.attributes.items())
 
     def __call__(self, ctx: Any, op: Any, values: Sequence[Any]) -> list[Any]:
-        signature, binder = self.signature, self._binder
-        conversions, rest, context = self._parts
-        if (reason := signature.count_problem(len(values))) is not None:
-            name, location = binder.place(op)
-            raise UnsupportedOpError([Problem(name, reason, location)])
-        more = [rest] * (len(values) - len(conversions)) if rest is not None else []
-        operands = [
-            convert(ctx, op, values, i)
-            for i, convert in zip(range(len(values)), (*conversions, *more), strict=False)
-        ]
+        binder = self._binder
+        conversions, rest, context, attributes = self._parts
+        if len(values) != len(conversions):
+            if (reason := self.signature.count_problem(len(values))) is not None:
+                name, location = binder.place(op)
+                raise UnsupportedOpError([Problem(name, reason, location)])
+            more = [] if rest is None else [rest] * (len(values) - len(conversions))
+            conversions = [*conversions, *more][: len(values)]
+        operands = [convert(ctx, op, values, i) for i, convert in enumerate(conversions)]
         keywords: dict[str, Any] = {name: find(ctx, op) for name, find in context}
-        for name, (note, has_default) in signature.attributes.items():
+        for name, (note, has_default) in attributes:
             if (value := binder.attribute(op, name, note)) is not ABSENT:
                 keywords[name] = value
             elif not has_default:

@@ -86,7 +86,7 @@ def decode_dtype(enum: int) -> np.dtype:
     Quantized numbers are the whole numbers that they are stored as.
     """
     if not is_type(enum):
-        raise MalformedModelError(f"the graph names a type by {enum}, which stands for none")
+        raise MalformedModelError(f"the graph names a type by {enum}, which is not a type")
     return _TYPES[enum].dtype
 
 

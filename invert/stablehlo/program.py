@@ -22,7 +22,7 @@ from invert.stablehlo.ops.devices import Devices, devices_of
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import CUSTOM_CALL, has_rule
 from invert.stablehlo.ops.shardings import Sharding, closed, of_rank
-from invert.stablehlo.ops.values import Known, Value
+from invert.stablehlo.ops.values import KnownSize, Value
 from invert.stablehlo.parse import entry_function, parse_module
 
 _PLATFORM_INDEX = "_platform_index"
@@ -201,7 +201,7 @@ class Program:
         if self.config.platform_check and self.platforms and here not in self.platforms:
             raise SignatureError(
                 f"the module was lowered for {', '.join(self.platforms)}, and this process runs on "
-                f"{here}; Config(platform_check=False) recovers it all the same"
+                f"{here}; Config(platform_check=False) recovers it anyway"
             )
 
     def __call__(self, *values: Value) -> list[Value]:
@@ -215,7 +215,7 @@ class Program:
         self._check_platform()
         self._check(values)
         ctx = Context(self.functions, self.config, jitted={}, env={}, devices=self.devices)
-        known = [Known.of(self.platform_index())] if self.takes_platform_index else []
+        known = [KnownSize.of(self.platform_index())] if self.takes_platform_index else []
         return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
 
     def on_devices(self, *values: Value) -> list[Value]:

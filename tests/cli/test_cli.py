@@ -266,7 +266,7 @@ def test_diff_sees_other_operands_and_other_weights(tmp_path: Path, capsys) -> N
         (["convert", "graph.pb", "-o", "o"], 5, "--inputs x:0 --outputs y:0"),
         (["convert", "export.bin", "-o", "saved_model"], 2, "holds a SavedModel"),
         (["convert", "export.bin", "-o", "o", "--max-shard-size", "big"], 2, "is not a size"),
-        (["convert", "export.bin", "-o", "o", "--layers", "none"], 2, "is none of: "),
+        (["convert", "export.bin", "-o", "o", "--layers", "none"], 2, "is not one of: "),
         (["diff", "export.bin", "nowhere"], 2, "does not exist"),
     ],
 )
@@ -423,10 +423,10 @@ def test_source_is_printed(models: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("nothing=1", "is none of: "),
+        ("nothing=1", "is not one of: "),
         ("max_scan", "give a value"),
         ("prevent_gradient=never", "expected 'error' or 'warn'"),
-        ("progress=print", "is none of: "),
+        ("progress=print", "is not one of: "),
     ],
 )
 def test_options_of_the_configuration_are_checked(

@@ -14,7 +14,7 @@ from invert.ir.size_algebra import Sizes
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.interpreter import Context, free_values, is_shape
 from invert.stablehlo.ops.registry import Array, Op, Value, rule
-from invert.stablehlo.ops.values import Known, data, is_constant, is_splat
+from invert.stablehlo.ops.values import KnownSize, data, is_constant, is_splat
 
 
 def _invariants(body: Any) -> dict[int, Any]:
@@ -87,7 +87,7 @@ def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
 
 def _stays_outside(name: Any, value: Value) -> bool:
     """Whether branches may capture a value: scalars, splats and shapes."""
-    if is_splat(value) or isinstance(value, (Known, Sizes)):
+    if is_splat(value) or isinstance(value, (KnownSize, Sizes)):
         return True
     return is_constant(value) and (value.ndim == 0 or is_shape(name))
 

@@ -16,7 +16,7 @@ from invert.primitives.stablehlo.indexing import bind_dynamic_slice
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Size, Value, moved_sizes, rule
-from invert.stablehlo.ops.values import Known, are_known, data, is_constant, sizes
+from invert.stablehlo.ops.values import KnownSize, are_known, data, is_constant, sizes
 
 # Constants up to this size may be shapes, which other rules have to know: they stay arrays.
 _SMALL = 8
@@ -167,14 +167,13 @@ def _get_tuple_element(operand: Value, *, index: int) -> Value:
 
 
 # Dynamic shapes. The arguments have sizes when a module is raised, numbers or expressions, and what
-# is computed from these alone is known (`Known`, `Sizes`), so that the ops become those of static
-# shapes.
+# is computed from these alone is known (`KnownSize`, `Sizes`): the ops become static ones.
 
 
 @rule("stablehlo.get_dimension_size")
 def _get_dimension_size(x: Array, *, dimension: int) -> Value:
     size = x.shape[dimension]
-    return Sizes.of(size, np.dtype(np.int32)) if is_open(size) else Known.of(size)
+    return Sizes.of(size, np.dtype(np.int32)) if is_open(size) else KnownSize.of(size)
 
 
 @rule("stablehlo.set_dimension_size")

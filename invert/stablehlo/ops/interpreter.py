@@ -29,7 +29,7 @@ from invert.ir.types import Eqn
 from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops.devices import Devices, Manual, Shards, shards_of
 from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
-from invert.stablehlo.ops.values import Known, Value, data, is_constant, is_splat
+from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_splat
 
 
 @dataclasses.dataclass
@@ -185,13 +185,13 @@ class Context:
     def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:
         """Raise one op and check each result against the op's declared type."""
         op = Op(operation)
-        entry = entry_of(operation)
+        entry = entry_of(op)
         if entry is None or entry.call is None:
             raise UnsupportedOpError([_problem(operation)])
         if any(isinstance(x, Sizes) for x in operands):
             size = sizes_of(entry, op, operands)
             if size is not None:
-                return [Known.of(size.value(), size.dtype) if size.is_known() else size]
+                return [KnownSize.of(size.value(), size.dtype) if size.is_known() else size]
         computes_size = _computes_size(operation, operands)
         try:
             with jax.ensure_compile_time_eval() if computes_size else contextlib.nullcontext():
@@ -204,7 +204,7 @@ class Context:
             raise op.problem(f"unknown attributes {unknown}")
         self._check(op, results)
         if computes_size:
-            return [x if isinstance(x, Sizes) else Known.of(x, x.dtype) for x in results]
+            return [x if isinstance(x, Sizes) else KnownSize.of(x, x.dtype) for x in results]
         return results
 
     def _check(self, op: Op, results: Sequence[Value]) -> None:
@@ -249,7 +249,7 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
     """Whether an op computes integers from sizes alone, in an array of static shape."""
     return (
         all(is_constant(x) for x in operands)
-        and (any(isinstance(x, Known) for x in operands) or _is_shape(operation))
+        and (any(isinstance(x, KnownSize) for x in operands) or _is_shape(operation))
         and not operation.regions
         and operation.name != "func.call"
         and len(operation.results) > 0
@@ -340,11 +340,11 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     Known numbers are not arguments but constants, which choose branches and shapes inside.
     """
     function = ctx.functions[name]
-    fixed = {i: x for i, x in enumerate(args) if isinstance(x, (Known, Sizes))}
+    fixed = {i: x for i, x in enumerate(args) if isinstance(x, (KnownSize, Sizes))}
     small = all(map(_is_small, _result_types(function)))
     if fixed and small and all(is_constant(x) or isinstance(x, Sizes) for x in args):
         # It computes sizes, which the caller has to know.
-        args = [x if isinstance(x, Sizes) else Known.of(x, x.dtype) for x in args]
+        args = [x if isinstance(x, Sizes) else KnownSize.of(x, x.dtype) for x in args]
         key = (name, tuple(map(_key, args)))
         if key not in ctx.sizes:
             results = _fresh(ctx).raw_region(function.regions[0])(*args)

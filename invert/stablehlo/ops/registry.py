@@ -7,6 +7,7 @@ parameters are bound as `invert.primitives.binding` says.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -106,7 +107,7 @@ def _size(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> DimSiz
 # How an operand is converted, by its annotation.
 _CONVERSIONS: dict[str, binding.Conversion] = {
     "Array": _array,
-    "Value": _value,  # as it is: an array, `Known`, `Sizes`, a tuple, a token
+    "Value": _value,  # as it is: an array, `KnownSize`, `Sizes`, a tuple, a token
     "Shape": _shape,
     "Size": _size,
 }
@@ -215,11 +216,15 @@ class Entry:
 
     def unknown_attributes(self, op: Op) -> list[str]:
         """The attributes of an op that its rule does not take."""
-        if self.takes_any or self.call is None:
+        if self.takes_any or op.names <= self._allowed:
             return []
-        named = self.call.signature.attributes
-        unknown = op.names.difference(named, self.ignores, _SILENT_ATTRIBUTES)
+        unknown = op.names - self._allowed
         return sorted(name for name in unknown if not name.startswith("jax."))
+
+    @functools.cached_property
+    def _allowed(self) -> frozenset[str]:
+        named = self.call.signature.attributes if self.call is not None else ()
+        return self.ignores.union(named, _SILENT_ATTRIBUTES)
 
     def takes_shape(self) -> bool:
         """Whether an operand holds sizes, and not data."""
@@ -239,11 +244,11 @@ REGISTRY: registry.Registry[Entry] = registry.Registry("the op")
 CUSTOM_CALL = "stablehlo.custom_call"
 
 
-def entry_of(operation: ir.Operation) -> Entry | None:
-    """How to raise an operation; custom calls are registered as `stablehlo.custom_call @target`."""
-    if operation.name != CUSTOM_CALL:
-        return REGISTRY.get(operation.name)
-    target = attributes.string(operation.attributes["call_target_name"])
+def entry_of(op: Op) -> Entry | None:
+    """How to raise an op; custom calls are registered as `stablehlo.custom_call @target`."""
+    if op.name != CUSTOM_CALL:
+        return REGISTRY.get(op.name)
+    target = attributes.string(op.attributes["call_target_name"])
     return REGISTRY.get(f"{CUSTOM_CALL} @{target}") or REGISTRY.get(CUSTOM_CALL)
 
 

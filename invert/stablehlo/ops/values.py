@@ -13,7 +13,7 @@ from invert.ir.sizes import DimSize
 Value = Any  # a tracer, or a NumPy array where the value is known at conversion
 
 
-class Known(np.ndarray):
+class KnownSize(np.ndarray):
     """A number that the program computes and conversion knows: a size, or the platform's index.
 
     What is computed from such numbers alone is known as well, also inside of called functions.
@@ -23,7 +23,7 @@ class Known(np.ndarray):
     __slots__ = ()
 
     @classmethod
-    def of(cls, value: Any, dtype: Any = np.int32) -> Known:
+    def of(cls, value: Any, dtype: Any = np.int32) -> KnownSize:
         return np.array(value, dtype).view(cls)
 
 
@@ -34,7 +34,9 @@ def data(value: Value) -> Value:
 
 def plain(value: Value) -> Value:
     """A value as JAX has it, and no longer known as a size."""
-    return value.view(np.ndarray) if isinstance(value, Known) else data(value)
+    if isinstance(value, KnownSize):
+        return value.view(np.ndarray)
+    return value.value() if isinstance(value, Sizes) else value
 
 
 def is_splat(value: Value) -> bool:
