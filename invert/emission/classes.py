@@ -18,9 +18,19 @@ from invert.emission.expressions import control_flow, literals, scanned
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Repeat, render
 from invert.emission.file import File
+from invert.emission.initial import Initializers, Starts
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.layers.lists import Lists, Loop
-from invert.emission.layers.shared import Class, Draft, bare, generalize, groups, text_of
+from invert.emission.layers.shared import (
+    Class,
+    Draft,
+    bare,
+    generalize,
+    groups,
+    make_static,
+    static_type,
+    text_of,
+)
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
@@ -45,6 +55,7 @@ _KINDS = (
 
 
 _CALL = "__call__"
+_CONV = "conv_general_dilated"
 
 
 def _self() -> ast.expr:
@@ -81,9 +92,10 @@ def _count(node: Node) -> int:
     return sum(1 + _count(v) for v in node.nodes)
 
 
-def sequence(kind: ast.expr) -> ast.expr:
-    """`tuple[kind, ...]`."""
-    return syntax.item(syntax.name("tuple"), syntax.tuple_of([kind, ast.Constant(...)]))
+def sequence(kinds: Sequence[ast.expr], *, mixed: bool = False) -> ast.expr:
+    """`tuple[kind, ...]`, or a tuple of several kinds."""
+    inner = kinds if mixed else [kinds[0], ast.Constant(...)]
+    return syntax.item(syntax.name("tuple"), syntax.tuple_of(inner))
 
 
 class Classes:
@@ -95,6 +107,7 @@ class Classes:
     - `parameters`: names of the parameters in the container.
     - `held`: variables of the parameters that are in the state.
     - `lists`: the lists of layers.
+    - `starts`: the initial values of the parameters.
     """
 
     def __init__(
@@ -105,11 +118,15 @@ class Classes:
         parameters: Mapping[Var, Path],
         held: Set[Var] = frozenset(),
         lists: Lists | None = None,
+        starts: Starts | None = None,
     ):
         self.lists = lists or Lists()
         self.file, self.tree, self.jaxprs = file, tree, jaxprs
         self.parameters, self.held = parameters, held
         self.of: dict[Node, Class] = {}
+        starts = starts or Starts({}, {}, frozenset(), held, keras=False)
+        self.inits = Initializers(self.of, starts, file.program.shape, file.names)
+        self._outermost: Class | None = None
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
         self._arguments: dict[Layer, list[str]] = {}
@@ -204,8 +221,6 @@ class Classes:
             self._draft(v, levels, order)
         # From the innermost outwards: modules with fields of different classes differ.
         for drafts in levels:
-            for draft in drafts:
-                draft.init = self.initializer(draft.node)
             for group in groups(drafts, self._key):
                 cls = Class(syntax.new_token(), group)
                 self.of.update({d.node: cls for d in group})
@@ -215,8 +230,7 @@ class Classes:
         self._check_lists(root)
         for cls in dict.fromkeys(self.of[d.node] for d in order):
             first = cls.drafts[0]
-            init = [first.init] if first.init is not None else []
-            body = [*first.fields, *init, *first.methods]
+            body = [*first.fields, *first.methods]
             cls.definition = syntax.class_of(cls.token, [syntax.name("eqx.Module")], body)
             self.file.definitions.append(cls.definition)
 
@@ -224,15 +238,9 @@ class Classes:
         """**Raises:** `EmissionError` where the modules of a tuple are not of one class."""
         for value in node.fields.values():
             if isinstance(value, Node):
-                if value.listed and len({self.of[n] for n in value.nodes}) > 1:
+                if value.listed and not value.mixed and len({self.of[n] for n in value.nodes}) > 1:
                     raise EmissionError("layers that compute the same are of different classes")
                 self._check_lists(value)
-
-    def initializer(self, node: Node) -> ast.FunctionDef | None:
-        """`__init__` of a class that holds layers of Equinox."""
-        if not any(self.of[v].keyed for v in node.nodes):
-            return None
-        return construct.initializer(node, self.of, self.file.program.shape)
 
     def _key(self, draft: Draft) -> Hashable:
         """What nodes of one class have in common, besides numbers in the text."""
@@ -241,12 +249,19 @@ class Classes:
             # Modules that compute nothing are told apart by their names as well.
             "" if node.layers else camel(node.name),
             tuple(draft.texts),
-            "" if draft.init is None else syntax.text_of(draft.init),
+            tuple(map(self._start, node.fields.values())),
             tuple(
                 (n, tuple(self.of[m].token for m in _modules(v))) for n, v in node.fields.items()
             ),
             tuple((kind, len(shape)) for kind, shape in draft.arrays),
         )
+
+    def _start(self, value: Var | Node) -> Hashable:
+        """How a field is initialized, besides sizes."""
+        if not isinstance(value, Node):
+            return self.inits.starts.of(value)
+        natives = [n for m in _modules(value) if (n := construct.native_of(m)) is not None]
+        return tuple((n.kind, n.keywords, len(n.args), n.keyed) for n in natives)
 
     def _draft(self, node: Node, levels: list[list[Draft]], order: list[Draft]) -> int:
         """Writes a node and its inner nodes; returns its level, one above theirs."""
@@ -259,7 +274,7 @@ class Classes:
             if isinstance(value, Node):
                 places = [ast.Name("", ast.Load()) for _ in _modules(value)]
                 draft.children += zip(places, _modules(value), strict=True)
-                kind = sequence(places[0]) if value.listed else places[0]
+                kind = sequence(places, mixed=value.mixed) if value.listed else places[0]
             else:
                 kind = self._annotation(value, draft, syntax.field(_self(), name))
                 if value in self.held:
@@ -388,16 +403,32 @@ class Classes:
                 hints.append(noun)
         return hints
 
+    def outermost(self, node: Node, definition: ast.ClassDef) -> None:
+        """Tells the class that holds all others, which gets its `__init__` last."""
+        self._outermost = Class("", [Draft(node)])
+        self._outermost.definition = definition
+
+    def _add_init(self, cls: Class, sizes: Mapping[tuple[str, ...], str]) -> None:
+        init = self.inits.write(cls, sizes, self.file.names.taken)
+        if init is not None:
+            body = cls.definition.body
+            first = next(
+                (i for i, s in enumerate(body) if isinstance(s, ast.FunctionDef)), len(body)
+            )
+            body.insert(first, init)
+
     def finish(self) -> None:
         """Fills in the names of the classes, and the sizes in the annotations.
 
         A size that differs between the layers of a class is a name, any other a number.
         """
         names: dict[str, str] = {}
-        for cls in dict.fromkeys(c for c in self.of.values() if c.drafts):
+        written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
+        images = any(_CONV in "".join(c.drafts[0].texts) for c in written)
+        for cls in written:
             cls.definition.name = names[cls.token] = self.file.names.new(_name_for(cls))
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
-            named = _Dimensions("conv_general_dilated" in "".join(cls.drafts[0].texts))
+            named = _Dimensions.of(cls.drafts[0], images=images)
             annotations = cls.drafts[0].annotations
             pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
             # The sizes of matrices and kernels have names of their own; those of a bias are theirs.
@@ -408,6 +439,16 @@ class Classes:
                 assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
                 node.slice.elts[1] = ast.Constant(" ".join(texts))
             generalize(cls.drafts, named.first(), self.file.names.taken)
+            make_static(cls)
+            for i, (name, values) in enumerate(cls.statics.items()):
+                field = syntax.declare(name, static_type(values))
+                assert isinstance(field, ast.AnnAssign)
+                field.value = syntax.call("eqx.field", static=syntax.name("True"))
+                cls.definition.body.insert(len(cls.drafts[0].fields) + i, field)
+            self._add_init(cls, named.first())
+        if self._outermost is not None:
+            self._add_init(self._outermost, {})
+        self.file.definitions[:0] = self.inits.constants()
         for definition in self.file.definitions:
             if isinstance(definition, ast.ClassDef):
                 for statement in definition.body:
@@ -465,11 +506,22 @@ class _Dimensions:
     **Arguments:**
 
     - `conv`: whether the class is a convolution of images with the channels last.
+    - `images`: whether its arrays are such images.
     """
 
     conv: bool
+    images: bool
     names: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
     taken: set[str] = dataclasses.field(default_factory=set)
+
+    @staticmethod
+    def of(draft: Draft, *, images: bool) -> _Dimensions:
+        """The names for a class; `images`: whether the program has convolutions."""
+        text = "".join(draft.texts)
+        conv = _CONV in text
+        ranks = {len(shape) for _, shape in draft.arrays}
+        products = any(sign in text for sign in (" @ ", "einsum", "tensordot", "dot_general"))
+        return _Dimensions(conv, conv or (images and not products and 4 in ranks))
 
     def texts(
         self, shapes: Sequence[tuple[DimSize, ...]], *, kernel: bool, result: bool
@@ -494,12 +546,13 @@ class _Dimensions:
         return {keys: names[0] for keys, names in self.names.items()}
 
     def _wanted(self, axis: int, rank: int, kernel: bool, result: bool) -> str:
-        if self.conv and 3 <= rank <= 5:
-            names = _KERNEL if kernel else _IMAGE
+        if self.images and 3 <= rank <= 5:
             if kernel:
-                return names[5 - rank + axis]
-            name = "batch" if axis == 0 else names[5 - rank + axis]
-            return f"{name}_out" if result else f"{name}_in" if name == "c" else name
+                return _KERNEL[5 - rank + axis]
+            name = "batch" if axis == 0 else _IMAGE[5 - rank + axis]
+            return f"{name}_out" if result else "c_in" if name == "c" and self.conv else name
+        if rank == 1 and self.images:
+            return "c"
         return ("n_in", "n_out")[axis] if rank == 2 else "n"
 
     def _new(self, wanted: str) -> str:

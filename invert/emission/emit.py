@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import inspect
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -28,11 +29,12 @@ from invert._private.jax import (
 )
 from invert.emission import main_class
 from invert.emission.classes import Classes
-from invert.emission.equinox_nn import construct, replace, weights
+from invert.emission.equinox_nn import replace, weights
 from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, check_types, headed
+from invert.emission.initial import Starts, is_keras
 from invert.emission.layers import blocks, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.given_sizes import give_sizes
@@ -363,7 +365,7 @@ class _Variant:
         title = camel(named or ("" if anonymous else self.title), "Model")
         tree = layer_tree.tree_of(roots, self.paths, title)
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
-        classes = Classes(file, tree, jaxprs, self.paths, self.held, found)
+        classes = Classes(file, tree, jaxprs, self.paths, self.held, found, self._starts(jaxprs))
         classes.on_layer = self._tell
         methods = [
             main_class.Method(
@@ -399,6 +401,28 @@ class _Variant:
         forget_traces(vars(namespace))
         self.messages += file.prover.defects
         return self._emission(source, namespace, cls, tree.root, certificates)
+
+    def _starts(self, jaxprs: Mapping[str, Jaxpr]) -> Starts:
+        """The initial values of the parameters."""
+        params = [p.name for r in self.recovered.values() for p in r.entry.params]
+        known = {v for v, name in self.containers.items() if name in params}
+        # Where a program has no parameters, its constants are the weights; tables of integers
+        # are none.
+        values = {
+            v: value
+            for v, value in self.values.items()
+            if v not in known and (params or not jax.numpy.issubdtype(value.dtype, np.inexact))
+        }
+        users: dict[Var, list[Eqn]] = collections.defaultdict(list)
+        for jaxpr in jaxprs.values():
+            for eqn in jaxpr.eqns:
+                for atom in filter(is_var, eqn.invars):
+                    users[atom].append(eqn)
+        scales = {v for v in self.values if layer_tree.constant_name(v, users) == "scale"}
+        names = {v: path[-1] for v, path in self.paths.items()}
+        sources = " ".join(r.entry.source for r in self.recovered.values())
+        keras = is_keras(sources, [n for name in params for n in layer_tree.split_name(name)])
+        return Starts(names, values, scales, frozenset(self.held), keras)
 
     def _begin(self, text: str) -> None:
         first = next(iter(self.recovered.values()))
@@ -535,7 +559,8 @@ class _Variant:
         with jax.enable_x64(self.x64):
             values = {v: device_array(self.weights.array(v, self.values)) for _, v in node.leaves()}
             values |= {v: eqx.nn.StateIndex(values[v]) for v in self.held}
-            return _build(getattr(namespace, cls), node, values)
+            tree = _structure(getattr(namespace, cls))
+            return jax.tree_util.tree_unflatten(tree, [values[v] for _, v in node.leaves()])
 
     def _comparison(
         self,
@@ -590,11 +615,12 @@ class _Variant:
         )
         names, _, key = main_class.parameters(entry)
         params = own[len(recovered.constants) :]
+        tree = _structure(cls)
 
         def run(*values: Any) -> list[Any]:
             given = {**self.values, **dict(zip(leaves, values, strict=False))}
             given |= {v: eqx.nn.StateIndex(given[v]) for v in self.held}
-            traced = _build(cls, node, given)
+            traced = jax.tree_util.tree_unflatten(tree, [given[v] for _, v in node.leaves()])
             rest = list(values[len(leaves) :])
             keywords = {key: rest.pop()} if entry.draws else {}
             args, kwargs = jax.tree_util.tree_unflatten(in_tree, rest)
@@ -631,24 +657,12 @@ def _tidy(program: ClosedJaxpr) -> ClosedJaxpr:
     return map_jaxprs(merged, with_size_values)
 
 
-def _build(cls: Any, node: Node, values: Mapping[Var, Any]) -> Any:
-    """An instance of a class with the values of the variables in a node."""
-    if construct.has_native(node):
-        with jax.ensure_compile_time_eval():  # and not as a part of what is traced
-            like = eqx.filter_eval_shape(cls, key=jax.random.key(0))
-        tree = jax.tree_util.tree_structure(like)
-        return jax.tree_util.tree_unflatten(tree, [values[v] for _, v in node.leaves()])
-    fields = {}
-    for field in dataclasses.fields(cls):
-        value = node.fields[field.name]
-        if not isinstance(value, Node):
-            fields[field.name] = values[value]
-        elif value.listed:
-            (kind, _) = get_args(field.type)
-            fields[field.name] = tuple(_build(kind, n, values) for n in value.nodes)
-        else:
-            fields[field.name] = _build(field.type, value, values)
-    return cls(**fields)
+def _structure(cls: type[eqx.Module]) -> jax.tree_util.PyTreeDef:
+    """The tree of an instance of a class."""
+    keyed = "key" in inspect.signature(cls).parameters
+    with jax.ensure_compile_time_eval():  # and not as a part of what is traced
+        like = eqx.filter_eval_shape(cls, **({"key": jax.random.key(0)} if keyed else {}))
+    return jax.tree_util.tree_structure(like, is_leaf=_is_index)
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -128,20 +128,24 @@ class Main:
         for field, value in node.fields.items():
             inner = isinstance(value, Node)
             if inner:
-                (first, *_) = value.nodes if value.listed else [value]
-                kind = syntax.name(self.classes.of[first].token)
-                kind = sequence(kind) if value.listed else kind
+                nodes = value.nodes if value.listed else [value]
+                kinds = [syntax.name(self.classes.of[n].token) for n in nodes]
+                mixed = value.mixed and len({self.classes.of[n] for n in nodes}) > 1
+                kind = sequence(kinds, mixed=mixed) if value.listed else kinds[0]
             else:
                 kind = self._array(value)
             if not inner and value in self.classes.held:
                 kind = syntax.item(syntax.name("eqx.nn.StateIndex"), kind)
             body.append(syntax.declare(field, kind))
-        init = self.classes.initializer(node)
-        body += [] if init is None else [init]
         names = Names({*node.fields, *METHODS, *(m.name for m in self.methods)})
         for method in self.methods:
             body += self._methods(method, names)
-        self.file.definitions.append(syntax.class_of(name, [syntax.name("eqx.Module")], body))
+        definition = syntax.class_of(name, [syntax.name("eqx.Module")], body)
+        self.file.definitions.append(definition)
+        self.classes.outermost(node, definition)
+        leaves = {v: ".".join(path) for path, v in node.leaves()}
+        for v in self.classes.inits.starts.unknown(leaves):
+            self.messages.append(f"{name}(key=...) has zeros for the constant {leaves[v]}")
         if not loader:
             return name
         held = self.classes.held
@@ -151,10 +155,8 @@ class Main:
             name,
             x64=any(m.x64 for m in self.methods),
             stateful=bool(held),
-            stacked=self.stacked,
-            keyed=init is not None,
+            keyed=self.classes.inits.keyed(node),
             specs=self._add_specs(node),
-            lengths=dict(node.lengths()),
         )
         self.file.definitions += reader.trainable(
             name,

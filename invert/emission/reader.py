@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from invert.emission.python import syntax
 
@@ -38,17 +38,18 @@ def load(
                 arrays[name] = _array(place, name, types.get(name), mesh, shardings)
     except (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(f"cannot read the weights {path}: {error}") from error
-    kinds: dict[str, Any] = {}
-    _read(Model, kinds.setdefault)
+    like = eqx.filter_eval_shape(Model, key=jax.random.key(0))
+    leaves, tree = jax.tree_util.tree_flatten_with_path(like)
+    kinds = {jax.tree_util.keystr(p, simple=True, separator="."): kind for p, kind in leaves}
     wrong = [f"{name} is missing" for name in kinds if name not in arrays]
     for name, array in arrays.items():
         if name not in kinds:
             wrong.append(f"{name} is not in the module")
-        elif not (name in types or _fits(array, kinds[name])):
-            wrong.append(f"{name} is {array.dtype}{array.shape}, not {kinds[name]}")
+        elif not _fits(array, kind := kinds[name]):
+            wrong.append(f"{name} is {array.dtype}{array.shape}, not {kind.dtype}{kind.shape}")
     if wrong:
         raise ValueError(f"{path} does not fit the module: " + "; ".join(wrong))
-    return _read(Model, lambda name, kind: arrays[name])
+    return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in kinds])
 
 
 def _array(path: Path, name: str, kind: str | None, mesh: Any, shardings: dict[str, Any]) -> Any:
@@ -76,22 +77,8 @@ def _is_called(name: str, pattern: str) -> bool:
 
 
 def _fits(array: Any, kind: Any) -> bool:
-    """Whether an array is of a type, in which names stand for sizes."""
-    sizes, dims = array.shape, kind.dim_str.split()
-    if array.dtype.name not in kind.dtypes or len(sizes) != len(dims):
-        return False
-    pairs = list(zip(dims, sizes, strict=True))
-    named = dict(pairs)
-    return all(n == (int(d) if d.isdigit() else named[d]) for d, n in pairs)
-
-
-def _read(kind: Any, array: Callable[[str, Any], Any], name: str = "") -> Any:
-    """A module with its arrays by their names and types, or an array."""
-    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
-        return array(name, kind)
-    prefix = name + "." if name else ""
-    fields = dataclasses.fields(kind)
-    return kind(**{f.name: _read(f.type, array, prefix + f.name) for f in fields})
+    floats = jnp.issubdtype(array.dtype, jnp.floating) and jnp.issubdtype(kind.dtype, jnp.floating)
+    return array.shape == kind.shape and (floats or array.dtype == kind.dtype)
 '''
 
 _TRAINABLE = '''
@@ -106,93 +93,47 @@ def trainable(model: Model) -> Model:
 # A variable in the state has its first value in the module.
 _STATE = (
     (
-        """    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
+        """    leaves, tree = jax.tree_util.tree_flatten_with_path(like)
 """,
-        """    if get_origin(kind) is eqx.nn.StateIndex:
-        return eqx.nn.StateIndex(_read(get_args(kind)[0], array, name))
-    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
+        """    leaves, tree = jax.tree_util.tree_flatten_with_path(like, is_leaf=_is_index)
 """,
     ),
-)
+    (
+        'separator="."): kind for p, kind in leaves}',
+        'separator="."): getattr(k, "init", k) for p, k in leaves}',
+    ),
+    (
+        """    return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in kinds])
+""",
+        """    pairs = zip(leaves, kinds, strict=True)
+    new = [eqx.nn.StateIndex(arrays[n]) if _is_index(x) else arrays[n] for (_, x), n in pairs]
+    return jax.tree_util.tree_unflatten(tree, new)
 
-# Lists of layers have a length, which their type does not tell.
-_LISTS = (
-    (
-        """    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
-""",
-        """    if get_origin(kind) is tuple:
-        (inner, _), count = get_args(kind), LENGTHS[name]
-        return tuple(_read(inner, array, f"{name}.{i}") for i in range(count))
-    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
-""",
-    ),
-)
 
-# Arrays of stacked layers have further axes in front.
-_STACKED = (
-    (
-        """an array is of a type, in which""",
-        """an array, or each of a stack, is of a type, in which""",
-    ),
-    (
-        """    sizes, dims = array.shape, kind.dim_str.split()
-""",
-        """    dims = kind.dim_str.split()
-    sizes = array.shape[array.ndim - len(dims) :]
-""",
-    ),
-)
-
-# Classes made with a key: the types of the arrays come from `eqx.filter_eval_shape`.
-_KEYED = (
-    (
-        """    kinds: dict[str, Any] = {}
-    _read(Model, kinds.setdefault)
-""",
-        """    like = eqx.filter_eval_shape(Model, key=jax.random.key(0))
-    leaves = jax.tree_util.tree_leaves_with_path(like)
-    kinds = {jax.tree_util.keystr(p, simple=True, separator="."): kind for p, kind in leaves}
-""",
-    ),
-    (
-        "not (name in types or _fits(array, kinds[name]))",
-        "array.shape != kinds[name].shape",
-    ),
-    (
-        "    return _read(Model, lambda name, kind: arrays[name])\n",
-        """    return jax.tree_util.tree_unflatten(
-        jax.tree_util.tree_structure(like), [arrays[name] for name in kinds]
-    )
+def _is_index(x: Any) -> bool:
+    return isinstance(x, eqx.nn.StateIndex)
 """,
     ),
 )
 
 
 def reader(
-    cls: str,
-    *,
-    x64: bool,
-    stateful: bool = False,
-    stacked: bool = False,
-    keyed: bool = False,
-    lengths: Mapping[str, int],
-    specs: bool = False,
+    cls: str, *, x64: bool, stateful: bool = False, keyed: bool = True, specs: bool = False
 ) -> list[ast.stmt]:
     """The function `load` for the outermost class `cls`.
 
     **Arguments:**
 
     - `keyed`: whether the class is made with a key.
-    - `lengths`: the lengths of tuples of layers, by their names.
     - `specs`: whether the file says how its arrays lie on a mesh.
     """
-    text = _LOADER.partition("\n\ndef _fits")[0] if keyed else _LOADER
+    text = _LOADER
     if not specs:
         text = text.replace(" = SPECS", " | None = None")
         text = text.replace("mesh, shardings)", "mesh, shardings or {})")
-    lists = _LISTS if lengths else ()
-    changes = [*(_STATE if stateful else ()), *(_STACKED if stacked else ()), *lists]
-    for old, new in _KEYED if keyed else changes:
+    if not keyed:
+        text = text.replace("Model, key=jax.random.key(0)", "Model")
+    for old, new in _STATE if stateful else ():
         text = text.replace(old, new)
     tree = ast.parse(text)
     load = tree.body[0]
@@ -202,11 +143,6 @@ def reader(
         enabled = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
         load.body = [doc, ast.With([enabled], body, lineno=0)]
     syntax.rename(tree, {"Model": cls})
-    sizes = ast.Dict(list(map(ast.Constant, lengths)), list(map(ast.Constant, lengths.values())))
-    for node in ast.walk(tree):
-        of = node.value if isinstance(node, ast.Subscript) else None
-        if isinstance(node, ast.Subscript) and isinstance(of, ast.Name) and of.id == "LENGTHS":
-            node.value = sizes
     return tree.body
 
 

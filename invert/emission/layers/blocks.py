@@ -314,7 +314,7 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
         first: Layer | None = None
         for k, members in enumerate(run):
             call = _wrapped(layer, members, name if shared else f"{name}_{k}", parameters, shared)
-            call.layer.same = first
+            call.layer.same, call.layer.block = first, name
             first = first or (call.layer if shared else None)
             nodes.append((min(members), call))
     layer.steps = _ordered(nodes)

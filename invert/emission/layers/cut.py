@@ -48,7 +48,9 @@ class Layer:
     - `field`: the name wanted for its field, where that is not its own name.
     - `alias`: what it is called in the names of its parameters, where that is not its own name.
     - `listed`: the name of the tuple that it is in, if any.
+    - `mixed`: whether that tuple may hold layers that compute different things.
     - `count`: the number of layers that it stands for, 0 for one.
+    - `block`: what the blocks are called that it is one of, if any.
     - `same`: the layer that it is another call of, if any.
     - `native`: the layer of `equinox.nn` that replaces it, if any; `arrays` are the fields of that.
     """
@@ -62,7 +64,9 @@ class Layer:
     field: str = ""
     alias: str = ""
     listed: str = ""
+    mixed: bool = False
     count: int = 0
+    block: str = ""
     same: Layer | None = None
     native: Native | None = None
     arrays: dict[str, Var] = dataclasses.field(default_factory=dict)

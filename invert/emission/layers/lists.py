@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -67,9 +69,31 @@ class Lists:
                 first.layer, list(first.invars), list(last.outvars), carried=carried
             )
             self.covered.update(run.calls)
+        self._mixed(layer, names)
         for step in layer.steps:
             if isinstance(step, LayerCall):
                 self.find(step.layer, stacker)
+
+    def _mixed(self, layer: Layer, names: Sequence[str]) -> None:
+        """Lists of blocks that differ, each of which takes the result of the one before it."""
+        blocks: dict[str, list[LayerCall]] = collections.defaultdict(list)
+        for call in layer.steps:
+            if type(call) is LayerCall and call.layer.block and call not in self.covered:
+                blocks[call.layer.block].append(call)
+        for calls in blocks.values():
+            single = all(len(c.invars) == len(c.outvars) == 1 for c in calls)
+            if len(calls) < 2 or not single or not _consecutive(calls, names):
+                continue
+            pairs = list(itertools.pairwise(calls))
+            if any(b.invars[0] is not a.outvars[0] for a, b in pairs):
+                continue
+            if any(self._elsewhere(c.outvars[0], c, layer) for c in calls[:-1]):
+                continue
+            for call in calls:
+                call.layer.listed, call.layer.mixed = plural(call.layer.name), True
+            first, last = calls[0], calls[-1]
+            self.loops[first] = Loop(first.layer, list(first.invars), list(last.outvars))
+            self.covered.update(calls)
 
     @staticmethod
     def _elsewhere(v: Var, call: LayerCall, layer: Layer) -> bool:

@@ -5,13 +5,26 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
+from invert.emission.python.naming import Names
 from invert.ir.sizes import is_open
 
 # A small number may be a stride or an axis: it is a size only where several layers agree.
 _SMALL, _FEW = 5, 3
+# Arguments of functions that become static fields where layers differ in them alone: by position
+# or keyword, the name of the field.
+_STATIC: Mapping[str, Mapping[int | str, str]] = {
+    "conv_general_dilated": {
+        2: "strides",
+        3: "padding",
+        "lhs_dilation": "input_dilation",
+        "rhs_dilation": "dilation",
+        "feature_group_count": "groups",
+    },
+}
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
 
@@ -29,7 +42,6 @@ class Draft:
     - `annotations`: the array types in fields and methods, without sizes.
     - `arrays`: the kinds and shapes of these types.
     - `sources`: the expressions by which methods read these arrays; `None` for results.
-    - `init`: its `__init__`, if any.
     """
 
     node: Node
@@ -40,11 +52,12 @@ class Draft:
     annotations: list[ast.expr] = dataclasses.field(default_factory=list)
     arrays: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     sources: list[ast.expr | None] = dataclasses.field(default_factory=list)
-    init: ast.FunctionDef | None = None
 
     def constants(self) -> list[ast.Constant]:
         """The integers in the bodies of its methods."""
-        return [c for m in self.methods for s in m.body for c in _integers(s)]
+        left_out = {id(c) for m in self.methods for s in _sites(m) for c in _integers(s.value)}
+        found = (c for m in self.methods for s in m.body for c in _integers(s))
+        return [c for c in found if id(c) not in left_out]
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,16 +68,13 @@ class Class:
 
     - `token`: stands for its name until all classes are known.
     - `drafts`: its nodes, of which the first is written; none for a class of Equinox.
+    - `statics`: its static fields, with their values for all nodes.
     """
 
     token: str
     drafts: list[Draft]
     definition: ast.ClassDef = dataclasses.field(init=False)
-
-    @property
-    def keyed(self) -> bool:
-        """Whether an instance is made with a key."""
-        return not self.drafts or self.drafts[0].init is not None
+    statics: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
 
 def _value(constant: ast.Constant) -> int:
@@ -82,8 +92,90 @@ def bare(method: ast.FunctionDef) -> ast.FunctionDef:
     return syntax.function(method.name, args, method.body)
 
 
+@dataclasses.dataclass
+class _Site:
+    """An argument of a call that may be a static field."""
+
+    field: str
+    call: ast.Call
+    key: int | str
+
+    @property
+    def value(self) -> ast.expr:
+        if isinstance(self.key, int):
+            return self.call.args[self.key]
+        return next(k.value for k in self.call.keywords if k.arg == self.key)
+
+    @value.setter
+    def value(self, value: ast.expr) -> None:
+        if isinstance(self.key, int):
+            self.call.args[self.key] = value
+        else:
+            next(k for k in self.call.keywords if k.arg == self.key).value = value
+
+
+def _sites(method: ast.FunctionDef) -> list[_Site]:
+    """The arguments of a method's calls that may be static fields."""
+    sites: list[_Site] = []
+    names = Names()
+    for call in (n for n in ast.walk(bare(method)) if isinstance(n, ast.Call)):
+        own = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        for key, field in _STATIC.get(own, {}).items():
+            keywords = [k.arg for k in call.keywords]
+            if key in (range(len(call.args)) if isinstance(key, int) else keywords):
+                site = _Site(names.new(field), call, key)
+                if _literal(site.value):
+                    sites.append(site)
+    return sites
+
+
+def _literal(value: ast.expr) -> bool:
+    if isinstance(value, ast.Tuple):
+        return all(map(_literal, value.elts))
+    return isinstance(value, ast.Constant)
+
+
 def text_of(method: ast.FunctionDef) -> str:
-    """The text of a method without annotations, with 0 for all integers."""
+    """The text of a method without annotations, with 0 for all integers and static arguments."""
+    sites = _sites(method)
+    values = [site.value for site in sites]
+    for site in sites:
+        site.value = ast.Constant(0)
+    try:
+        return _text_without_integers(method)
+    finally:
+        for site, value in zip(sites, values, strict=True):
+            site.value = value
+
+
+def make_static(cls: Class) -> None:
+    """Makes arguments that differ between the nodes of a class its static fields."""
+    first = cls.drafts[0]
+    rows = [[s for m in d.methods for s in _sites(m)] for d in cls.drafts]
+    names = Names(first.node.fields)
+    for sites in zip(*rows, strict=True):
+        values = tuple(ast.literal_eval(site.value) for site in sites)
+        if all(v == values[0] for v in values):
+            continue
+        known = next((n for n, other in cls.statics.items() if other == values), None)
+        name = known or names.new(sites[0].field)
+        cls.statics[name] = values
+        sites[0].value = syntax.field(ast.Name("self", ast.Load()), name)
+
+
+def static_type(values: Sequence[Any]) -> ast.expr:
+    """The annotation of a static field."""
+    texts = dict.fromkeys(map(_type_of, values))
+    return ast.parse(" | ".join(texts), mode="eval").body
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"tuple[{', '.join(map(_type_of, value))}]"
+    return type(value).__name__
+
+
+def _text_without_integers(method: ast.FunctionDef) -> str:
     tree = bare(method)
     integers = list(_integers(tree))
     values = [c.value for c in integers]

@@ -143,7 +143,7 @@ class _Leaves:
         """The name of the field of a parameter."""
         name = eqn.primitive.name
         if leaf.kind == "embed":
-            return "embeddings"
+            return "embedding"
         if name in _PRODUCTS and self._recurs(v, eqn):
             return "recurrent_kernel"
         if name in _PRODUCTS:

@@ -32,7 +32,8 @@ class Node:
         parameters.
     - `program`: the number of the program that it was made for.
     - `inner`: the nodes among its fields, with the names of these, by the names that were wanted.
-    - `listed`: whether it is a tuple of modules of one class; its fields are called `0`, `1`, ...
+    - `listed`: whether it is a tuple of modules; its fields are called `0`, `1`, ...
+    - `mixed`: whether these may be of several classes.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Node:
     program: int = 0
     inner: dict[str, tuple[str, Node]] = dataclasses.field(default_factory=dict)
     listed: bool = False
+    mixed: bool = False
 
     @property
     def nodes(self) -> list[Node]:
@@ -194,19 +196,20 @@ class _Building:
             elif isinstance(step, LayerCall) and step.layer not in self.tree.names:
                 wanted = plain_name(called(step.layer, self.paths))
                 if step.layer.listed:
-                    where, child = self._item(node, wanted, step.layer.listed)
+                    where, child = self._item(node, wanted, step.layer)
                 else:
                     field, child = self._child(node, wanted, step.layer.field or wanted)
                     where = (field,)
                 self.tree.names[step.layer] = ".".join(where)
                 self.build(step.layer, child, (*path, *where))
 
-    def _item(self, node: Node, name: str, wanted: str) -> tuple[Path, Node]:
+    def _item(self, node: Node, name: str, layer: Layer) -> tuple[Path, Node]:
         """The next node of a tuple in a node, which is created where it is missing."""
+        wanted = layer.listed
         field, items = (
             self._child(node, name, wanted) if wanted not in node.inner else node.inner[wanted]
         )
-        items.listed = True
+        items.listed, items.mixed = True, layer.mixed
         child = Node(name, names=Names(METHODS), program=self.program)
         number = str(len(items.fields))
         items.fields[number] = child

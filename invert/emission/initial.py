@@ -1,0 +1,386 @@
+"""Writes the `__init__` of classes: arrays to train from scratch, and the layers inside.
+
+Sizes that differ between the layers of a class are its arguments. A kernel gets the initializer of
+its library, by its name: `glorot_uniform` in Keras, `lecun_normal` elsewhere. What is added is
+zeros, what scales is ones, and a constant of the program is itself where it is small.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert.emission.equinox_nn.construct import native_of
+from invert.emission.expressions import literals
+from invert.emission.layers.native import Native
+from invert.emission.layers.shared import Class, static_type
+from invert.emission.layers.tree import Node
+from invert.emission.python import syntax
+from invert.emission.python.naming import Names, stem
+from invert.emission.python.syntax import call, number
+from invert.ir.types import Var
+
+_ONES = frozenset("gamma scale var variance moving_variance running_var std gain".split())
+_ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split())
+_EMBEDDINGS = frozenset("embedding embeddings".split())
+# Names that Keras alone gives.
+_KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
+# Constants of more elements than this are not written out; longer ones are written as text.
+_WRITTEN, _SHORT = 64, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Starts:
+    """The initial values of the arrays of a program.
+
+    **Arguments:**
+
+    - `names`: of the parameters.
+    - `values`: the arrays of constants, which are no weights.
+    - `scales`: parameters that arrays are multiplied by, element by element.
+    - `held`: those in the state.
+    - `keras`: whether the program comes from Keras.
+    """
+
+    names: Mapping[Var, str]
+    values: Mapping[Var, Any]
+    scales: Set[Var]
+    held: Set[Var]
+    keras: bool
+
+    def of(self, v: Var) -> str:
+        """The name of an initializer of JAX, or `zeros`, `ones`, `values`, `key`."""
+        dtype = v.aval.dtype
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            return "key"
+        if v in self.values and v.aval.size <= _WRITTEN:
+            return "values"
+        name = stem(self.names.get(v, "")).lower()
+        if not jnp.issubdtype(dtype, jnp.inexact) or v in self.values:
+            return "zeros"
+        if name in _ZEROS:
+            return "zeros"
+        if name in _ONES or (len(v.aval.shape) < 2 and v in self.scales):
+            return "ones"
+        if len(v.aval.shape) < 2 or v in self.held:
+            return "zeros"
+        if name in _EMBEDDINGS:
+            return "normal"
+        if name == "recurrent_kernel":
+            return "orthogonal"
+        # PyTorch's weights are transposed, for which only the first has the right variance.
+        return "glorot_uniform" if self.keras or name == "weight" else "lecun_normal"
+
+    def unknown(self, variables: Iterable[Var]) -> list[Var]:
+        """The constants that are too large to be written."""
+        return [v for v in variables if v in self.values and self.of(v) == "zeros"]
+
+
+def is_keras(source: str, names: Iterable[str]) -> bool:
+    """Whether a program comes from Keras, by what its source is called or by its names."""
+    return "Keras" in source or not _KERAS.isdisjoint(stem(n).lower() for n in names)
+
+
+_FIXED = frozenset(("zeros", "ones", "values", "key"))
+
+
+@dataclasses.dataclass
+class _Made:
+    """The `__init__` of a class.
+
+    **Arguments:**
+
+    - `arguments`: their names, with the values that each instance is made with.
+    - `keyed`: whether it takes a key.
+    """
+
+    arguments: dict[str, tuple[Any, ...]]
+    keyed: bool
+
+
+class Initializers:
+    """Writes the `__init__` of the classes of a file, the innermost first.
+
+    **Arguments:**
+
+    - `of`: the classes of the nodes.
+    - `shape`: the shape of a parameter, without the axes of stacks.
+    - `functions`: receives the initializers that are used, as the names that they get.
+    """
+
+    def __init__(
+        self,
+        of: Mapping[Node, Class],
+        starts: Starts,
+        shape: Callable[[Var], Sequence[int]],
+        names: Names,
+    ):
+        self.of, self.starts, self.shape, self.names = of, starts, shape, names
+        self.functions: dict[str, str] = {}
+        self._made: dict[Class, _Made] = {}
+        self._keyed: dict[Node, bool] = {}
+
+    def keyed(self, node: Node) -> bool:
+        """Whether a module is made with a key."""
+        if node not in self._keyed:
+            native = native_of(node)
+            if native is not None:
+                self._keyed[node] = native.keyed
+            else:
+                first = self.of[node].drafts[0].node if node in self.of else node
+                own = [v for v in first.fields.values() if not isinstance(v, Node)]
+                self._keyed[node] = any(self.starts.of(v) not in _FIXED for v in own) or any(
+                    self.keyed(n) for n in first.nodes
+                )
+        return self._keyed[node]
+
+    def write(
+        self, cls: Class, sizes: Mapping[tuple[str, ...], str], taken: Iterable[str]
+    ) -> ast.FunctionDef | None:
+        """The `__init__` of a class; `None` for one without fields.
+
+        **Arguments:**
+
+        - `sizes`: names of sizes that differ between the layers of the class.
+        - `taken`: names that its arguments may not have.
+        """
+        nodes = [d.node for d in cls.drafts]
+        if not nodes[0].fields:
+            return None
+        writing = _Writing(self, nodes, sizes, Names({*taken, "key", "keys", "k"}))
+        function, self._made[cls] = writing.run(cls.statics)
+        return function
+
+    def made(self, node: Node) -> tuple[_Made, int]:
+        """The `__init__` of the class of a node, and which instance the node is."""
+        cls = self.of[node]
+        return self._made[cls], next(i for i, d in enumerate(cls.drafts) if d.node is node)
+
+    def function(self, name: str) -> ast.expr:
+        """An initializer, which is a constant of the file."""
+        if name not in self.functions:
+            self.functions[name] = self.names.new(name)
+        return syntax.name(self.functions[name])
+
+    def constants(self) -> list[ast.stmt]:
+        """`glorot_uniform = jax.nn.initializers.glorot_uniform()`, for each that is used."""
+        return [
+            syntax.assign(syntax.name(own), call(f"jax.nn.initializers.{name}"))
+            for name, own in self.functions.items()
+        ]
+
+
+class _Writing:
+    """One `__init__`, of the nodes that share a class."""
+
+    def __init__(
+        self,
+        all_: Initializers,
+        nodes: Sequence[Node],
+        sizes: Mapping[tuple[str, ...], str],
+        names: Names,
+    ):
+        self.all, self.nodes, self.sizes, self.names = all_, nodes, sizes, names
+        self.arguments: dict[str, tuple[Any, ...]] = {}
+        self._slots = 0
+
+    def run(self, statics: Mapping[str, tuple[Any, ...]]) -> tuple[ast.FunctionDef, _Made]:
+        body: list[ast.stmt] = []
+        keys = ast.Name("keys", ast.Load())
+        for field in self.nodes[0].fields:
+            target = ast.Attribute(ast.Name("self", ast.Load()), field, ast.Store())
+            value = self._field([n.fields[field] for n in self.nodes])
+            body.append(ast.Assign([target], value, lineno=0))
+        for name, column in statics.items():
+            self.names.taken.add(name)
+            self.arguments[name] = column
+            target = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Store())
+            body.append(ast.Assign([target], ast.Name(name, ast.Load()), lineno=0))
+        if self._slots == 1:
+            own = ast.Name("key", ast.Load())
+            body = [_Keys(lambda i: own).visit(s) for s in body]
+        elif self._slots:
+            parts = call("jax.random.split", syntax.name("key"), number(self._slots))
+            body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
+            body.insert(0, syntax.assign(keys, parts))
+        args = [syntax.argument("self")]
+        for name, values in self.arguments.items():
+            args.append(syntax.argument(name, static_type(values)))
+        key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
+        function = syntax.function("__init__", args, body, keyword_only=key)
+        return function, _Made(self.arguments, bool(self._slots))
+
+    def _key(self) -> ast.expr:
+        """A key of its own, named once all are known."""
+        self._slots += 1
+        return ast.Name(f"$key{self._slots - 1}", ast.Load())
+
+    def _field(self, values: Sequence[Var | Node]) -> ast.expr:
+        """The initial value of a field, which is given for all nodes."""
+        first = values[0]
+        if not isinstance(first, Node):
+            variables = [v for v in values if isinstance(v, Var)]
+            start = self._array(first, variables)
+            held = first in self.all.starts.held
+            return call("eqx.nn.StateIndex", start) if held else start
+        nodes = [v for v in values if isinstance(v, Node)]
+        return self._list(nodes) if first.listed else self._module(nodes, self._key)
+
+    def _array(self, v: Var, variables: Sequence[Var]) -> ast.expr:
+        start = self.all.starts.of(v)
+        dtype = [] if v.aval.dtype == np.float32 else [literals.dtype(v.aval.dtype)]
+        if start == "key":
+            return call("jax.random.key", number(0))
+        if start == "values":
+            return _constant(np.asarray(self.all.starts.values[v]))
+        columns = list(zip(*(self.all.shape(w) for w in variables), strict=True))
+        axes = [self.value(tuple(c), "n") for c in columns]
+        shape = axes[0] if len(axes) == 1 else syntax.tuple_of(axes)
+        if start in ("zeros", "ones"):
+            return call(f"jnp.{start}", shape, *dtype)
+        return call(self.all.function(start), self._key(), syntax.tuple_of(axes), *dtype)
+
+    def _module(self, nodes: Sequence[Node], key: Callable[[], ast.expr]) -> ast.expr:
+        """A module, or a stack of them."""
+        first = nodes[0]
+        count = first.layers[0].count if first.layers else 0
+        if not count:
+            return self._new(nodes, key)
+        keyed = self.all.keyed(first)
+        name = "key" if keyed else "_"
+        body = self._new(nodes, lambda: ast.Name("key", ast.Load()))
+        arguments = ast.arguments([], [ast.arg(name)], None, [], [], None, [])
+        each = call("jax.random.split", key(), number(count)) if keyed else None
+        each = each or call("jnp.arange", number(count))
+        return call(call("eqx.filter_vmap", ast.Lambda(arguments, body)), each)
+
+    def _new(self, nodes: Sequence[Node], key: Callable[[], ast.expr]) -> ast.expr:
+        """A call of a class."""
+        first = nodes[0]
+        native = native_of(first)
+        if native is not None:
+            natives = [n for node in nodes if (n := native_of(node)) is not None]
+            return self._native(first, natives, key)
+        made = [self.all.made(n) for n in nodes]
+        init = made[0][0]
+        args = [
+            self.value(tuple(init.arguments[name][i] for _, i in made), name)
+            for name in init.arguments
+        ]
+        keywords = {"key": key()} if init.keyed else {}
+        return call(syntax.name(self.all.of[first].token), *args, **keywords)
+
+    def _native(
+        self, node: Node, natives: Sequence[Native], key: Callable[[], ast.expr]
+    ) -> ast.expr:
+        first = natives[0]
+        keywords = {name: literals.value(value) for name, value in first.keywords}
+        dtype = next(v for _, v in node.leaves()).aval.dtype
+        if dtype != np.float32:
+            keywords["dtype"] = literals.dtype(dtype)
+        if first.keyed:
+            keywords["key"] = key()
+        columns = zip(*(n.args for n in natives), strict=True)
+        args = [self.value(tuple(c), "n") for c in columns]
+        return call(f"eqx.nn.{first.kind}", *args, **keywords)
+
+    def _list(self, lists: Sequence[Node]) -> ast.expr:
+        """A tuple of modules of one class."""
+        rows = [node.nodes for node in lists]
+        first = rows[0]
+        keyed = self.all.keyed(first[0])
+        columns = list(zip(*rows, strict=True))
+        k = ast.Name("k", ast.Load())
+        before, slots = dict(self.arguments), self._slots
+        each = [self._new(c, lambda: k) for c in columns]
+        if len({syntax.text_of(e) for e in each}) == 1:
+            target = ast.Name("k" if keyed else "_", ast.Store())
+            count = number(len(first))
+            items = call("jax.random.split", self._key(), count) if keyed else None
+            items = items or call("range", count)
+            generator = ast.GeneratorExp(each[0], [ast.comprehension(target, items, [], 0)])
+            return call("tuple", generator)
+        self.arguments, self._slots = before, slots
+        return syntax.tuple_of([self._new(c, self._key) for c in columns])
+
+    def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
+        """An argument that is given for all nodes, as a number or an argument of this one."""
+        if all(v == column[0] for v in column):
+            return literals.value(column[0])
+        named = self.sizes.get(tuple(map(str, column)))
+        known = {**self.arguments, **({named: column} if named is not None else {})}
+        for name, values in known.items():
+            if values == column:
+                self.arguments.setdefault(name, column)
+                self.names.taken.add(name)
+                return ast.Name(name, ast.Load())
+        if all(type(v) is int for v in column):
+            for name, values in self.arguments.items():
+                if not all(type(v) is int and v > 0 for v in values):
+                    continue
+                for k in range(2, 9):
+                    if all(v == k * w for v, w in zip(column, values, strict=True)):
+                        own = ast.Name(name, ast.Load())
+                        return syntax.infix(number(k), "*", own)
+        name = self.names.new(re.sub(r"_\d+$", "", wanted))
+        self.arguments[name] = column
+        return ast.Name(name, ast.Load())
+
+
+def _constant(value: np.ndarray) -> ast.expr:
+    """An array as a list, as what it repeats, or as a table of indices."""
+    dtype = literals.dtype(value.dtype)
+    if value.size <= _SHORT or not value.ndim:
+        return call("jnp.array", literals.value(value.tolist()), dtype)
+    flat = value.reshape(-1)
+    period = next(p for p in range(1, flat.size + 1) if _repeats(flat, p))
+    text = _indices(flat, dtype)
+    if text is None and period <= _SHORT:
+        part = call("jnp.array", literals.value(flat[:period].tolist()), dtype)
+        text = call("jnp.tile", part, number(flat.size // period))
+    if text is None:
+        return call("jnp.array", literals.value(value.tolist()), dtype)
+    return text if value.ndim == 1 else syntax.method(text, "reshape", *map(number, value.shape))
+
+
+def _repeats(flat: np.ndarray, period: int) -> bool:
+    return flat.size % period == 0 and bool((flat.reshape(-1, period) == flat[:period]).all())
+
+
+def _indices(flat: np.ndarray, dtype: ast.expr) -> ast.expr | None:
+    """`jnp.clip((jnp.arange(8) + 1) // 2, 0, 3)`, if a vector is that."""
+    if not np.issubdtype(flat.dtype, np.integer):
+        return None
+    places = np.arange(flat.size)
+    for step in range(1, _SHORT + 1):
+        for shift in range(-step, step + 1):
+            found = (places + shift) // step
+            low, high = int(flat.min()), int(flat.max())
+            if not (np.clip(found, low, high) == flat).all():
+                continue
+            text: ast.expr = call("jnp.arange", number(flat.size), dtype=dtype)
+            if shift:
+                text = syntax.infix(text, "+" if shift > 0 else "-", number(abs(shift)))
+            text = text if step == 1 else syntax.infix(text, "//", number(step))
+            if (found == flat).all():
+                return text
+            return call("jnp.clip", text, number(low), number(high))
+    return None
+
+
+class _Keys(ast.NodeTransformer):
+    """Puts the keys in their places."""
+
+    def __init__(self, key: Callable[[int], ast.expr]):
+        self._key = key
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        found = re.fullmatch(r"\$key(\d+)", node.id)
+        return node if found is None else self._key(int(found[1]))

@@ -1,0 +1,108 @@
+"""Classes of emitted text make arrays to train from scratch."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import invert
+from invert.emission.emit import Emission
+
+
+def _emission(run: Any, params: dict[str, np.ndarray], x: np.ndarray) -> Emission:
+    lowered = jax.jit(run).lower(*params.values(), x)
+    module = invert.from_stablehlo(lowered, params=params, names=[*params, "x"])
+    emission = module.emit()
+    assert not emission.messages
+    return emission
+
+
+def _new(emission: Emission, seed: int = 0) -> Any:
+    cls = type(emission.model)
+    keyed = "key" in inspect.signature(cls).parameters
+    return cls(**({"key": jax.random.key(seed)} if keyed else {}))
+
+
+def _same_tree(a: Any, b: Any) -> bool:
+    return jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(b)
+
+
+def _types(tree: Any) -> list[Any]:
+    return [(x.shape, x.dtype) for x in jax.tree_util.tree_leaves(tree)]
+
+
+def _conv(x: Any, kernel: Any, stride: int) -> Any:
+    dims = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=dims)
+
+
+def test_layers_of_other_strides_share_a_class() -> None:
+    def run(a: Any, b: Any, c: Any, x: Any) -> Any:
+        return _conv(jnp.tanh(_conv(x, a, 1)), b, 2).mean((1, 2)) @ c
+
+    random = np.random.default_rng(0)
+    params = {
+        "first/kernel": random.normal(size=(3, 3, 2, 4)).astype(np.float32),
+        "second/kernel": random.normal(size=(1, 1, 4, 6)).astype(np.float32),
+        "head/kernel": random.normal(size=(6, 3)).astype(np.float32),
+    }
+    x = random.normal(size=(2, 8, 8, 2)).astype(np.float32)
+    emission = _emission(run, params, x)
+    model: Any = emission.model
+    assert type(model.first) is type(model.second)
+    assert (model.first.strides, model.second.strides) == ((1, 1), (2, 2))
+    assert "strides: tuple[int, int] = eqx.field(static=True)" in emission.source
+    np.testing.assert_array_equal(model(x), jax.jit(run)(*params.values(), x))
+    new = _new(emission)
+    assert _same_tree(new, model)
+    assert _types(new) == _types(model)
+    bound = np.sqrt(6 / (3 * 3 * (2 + 4)))  # glorot's, which is above that of lecun
+    assert 0 < float(jnp.abs(new.first.kernel).max()) < 2 * bound
+    assert not np.array_equal(_new(emission, 1).head.kernel, new.head.kernel)
+
+
+def test_it_trains_from_scratch() -> None:
+    def run(kernel: Any, bias: Any, scale: Any, x: Any) -> Any:
+        return jnp.tanh(x @ kernel + bias) * scale
+
+    params = {
+        "layer/kernel": np.eye(3, dtype=np.float32),
+        "layer/bias": np.full(3, 0.5, np.float32),
+        "layer/scale": np.full(3, 2.0, np.float32),
+    }
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+    model = _new(_emission(run, params, x))
+    arrays = model if hasattr(model, "kernel") else model.layer
+    np.testing.assert_array_equal(arrays.bias, np.zeros(3))
+    np.testing.assert_array_equal(arrays.scale, np.ones(3))
+
+    @eqx.filter_value_and_grad
+    def loss(model: Any) -> Any:
+        return jnp.mean((model(x) - np.flip(x, 1)) ** 2)
+
+    before, slope = loss(model)
+    after, _ = loss(jax.tree.map(lambda a, b: a - 0.1 * b, model, slope))
+    assert after < before
+
+
+def test_constants_are_themselves() -> None:
+    """Tables of a program that has parameters of its own are no weights."""
+    table = np.repeat(np.arange(8), 2).astype(np.int32)
+    steps = np.tile(np.asarray([0.75, 0.25], np.float32), 8)
+
+    def run(kernel: Any, x: Any) -> Any:
+        return (x @ kernel)[:, jnp.asarray(table)] * jnp.asarray(steps)
+
+    params = {"layer/kernel": np.ones((3, 8), np.float32)}
+    emission = _emission(run, params, np.ones((2, 3), np.float32))
+    pairs = zip(*map(jax.tree_util.tree_leaves, (_new(emission), emission.model)), strict=True)
+    equal = [np.array_equal(a, b) for a, b in pairs]
+    assert equal.count(False) == 1  # the kernel
+    assert "jnp.arange(16, dtype=jnp.int32) // 2" in emission.source
+    assert "jnp.tile(jnp.array([0.75, 0.25], jnp.float32), 8)" in emission.source
