@@ -102,8 +102,42 @@ def strong(closed: J) -> J:
     None of them survives lowering. What wrappers of `jax.numpy` compute stands in their place, and
     a reshape that only adds or removes axes of size one is a broadcast or a squeeze.
     """
-    simple = map_jaxprs(closed, lambda jaxpr: _composed(_unwrapped(jaxpr)))
+    simple = map_jaxprs(closed, lambda jaxpr: _composed(_with_bounds(_unwrapped(jaxpr))))
     return map_jaxprs(canonicalize(simple), _strengthened)
+
+
+def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
+    """Give random draws their bounds as numbers of their own type.
+
+    With x64, JAX passes the default bounds as doubles, which the draw converts.
+    """
+
+    def typed(eqn: Eqn) -> Eqn:
+        drawn = eqn.primitive.name == "jit" and eqn.params["name"] == "_uniform"
+        bounds = eqn.invars[1:]
+        out = eqn.outvars[0].aval if drawn else None
+        if out is None or all(a.aval.dtype == out.dtype for a in bounds):
+            return eqn
+        if not all(isinstance(a, Literal) and not a.aval.shape for a in bounds):
+            return eqn
+        inner = open_jaxpr(eqn.params["jaxpr"])
+        names: dict[Var, Atom] = {}
+        variables = [Var(ShapedArray((), out.dtype)) for _ in bounds]
+        eqns = list(inner.eqns)
+        for old, new in zip(inner.invars[1:], variables, strict=True):
+            users = [e for e in eqns if any(a is old for a in e.invars)]
+            if any(e.primitive.name != "convert_element_type" for e in users):
+                return eqn
+            names |= {e.outvars[0]: new for e in users}
+            eqns = [e for e in eqns if e not in users]
+        body = rename(inner.replace(eqns=eqns), names)
+        body = body.replace(invars=[inner.invars[0], *variables])
+        numbers = (np.asarray(a.val, out.dtype) for a in bounds if isinstance(a, Literal))
+        values = [Literal(number, ShapedArray((), out.dtype)) for number in numbers]
+        closed = close_like(eqn.params["jaxpr"], body)
+        return eqn.replace(invars=[eqn.invars[0], *values], params={**eqn.params, "jaxpr": closed})
+
+    return jaxpr.replace(eqns=[typed(e) for e in jaxpr.eqns])
 
 
 def plain(closed: J) -> J:
@@ -367,6 +401,11 @@ def _typed_operands(eqn: Eqn) -> Eqn:
     if eqn.primitive.name == "slice" and set(eqn.params["strides"] or ()) == {1}:
         # Strides default to one.
         eqn = eqn.replace(params={**eqn.params, "strides": None})
+    if eqn.primitive.name == "conv_general_dilated":
+        # The type of the operands is the default.
+        types = {a.aval.dtype for a in (*eqn.invars, *eqn.outvars)}
+        if len(types) == 1 and eqn.params["preferred_element_type"] is not None:
+            eqn = eqn.replace(params={**eqn.params, "preferred_element_type": None})
     fill = eqn.params.get("fill_value")
     if isinstance(fill, float) and fill != fill:
         # One NaN object for all, since parameters are compared and NaN does not equal NaN.

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # An expression is inlined into its only user while the line stays about this long.
 _WIDTH = 66
+# A field in another form, or its parts, are called after it.
+_PARTED = FORMS | {"split"}
 # Wider operands get a line of their own.
 _OPERAND = 44
 
@@ -217,7 +219,7 @@ class Body:
                 hints[i] = "state"
             elif v in self.wanted:
                 hints[i] = self.wanted[v]
-            elif eqn.primitive.name in FORMS and atoms and self._is_field(atoms[0]):
+            elif eqn.primitive.name in _PARTED and atoms and self._is_field(atoms[0]):
                 hints[i] = self._fields[atoms[0]]
             elif len(eqn.outvars) == 1 and (hints[i] == PRODUCT or not says(hints[i])):
                 product = hints[i] == PRODUCT

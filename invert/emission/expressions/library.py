@@ -49,6 +49,7 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
         dtype = eqn.outvars[0].aval.dtype
         kind = literals.dtype(dtype)
         function = f"jax.random.{name.lstrip('_')}"
+        yield call(function, args[0], shape)
         yield call(function, args[0], shape, kind)
         keywords = dict(zip(("minval", "maxval"), args[1:], strict=False))
         yield call(function, args[0], shape, kind, **keywords)

@@ -188,6 +188,38 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
                     yield gate.invars[0], "o"
 
 
+def _gru(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """The gates of `h = update * h + (1 - update) * candidate`."""
+    products = [_maker(graph, a, "mul") for a in eqn.invars]
+    kept = added = None
+    for product in products:
+        if product is None:
+            return
+        makers = {m.primitive.name for a in product.invars if (m := _maker(graph, a)) is not None}
+        if makers == {"logistic"}:
+            kept = product
+        elif makers == {"sub", "tanh"}:
+            added = product
+    if kept is None or added is None:
+        return
+    gate = next(a for a in kept.invars if _maker(graph, a, "logistic") is not None)
+    difference = next(e for a in added.invars if (e := _maker(graph, a, "sub")) is not None)
+    candidate = next(a for a in added.invars if _maker(graph, a, "tanh") is not None)
+    if difference.invars[1] is not gate:
+        return
+    yield gate, "update"
+    yield candidate, "candidate"
+    yield from _masked(eqn.outvars[0], "h", graph)
+    yield from ((a, "h") for a in kept.invars if a is not gate)
+    for made in (graph.producers[gate], graph.producers[candidate]):
+        total = _maker(graph, made.invars[0], "add")
+        for a in total.invars if total is not None else ():
+            product = _maker(graph, a, "mul")
+            for b in product.invars if product is not None else ():
+                if _maker(graph, b, "logistic") is not None:
+                    yield b, "reset"
+
+
 def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
     """A new value of a state, and what is chosen between it and the old one."""
     yield v, name
@@ -232,5 +264,6 @@ _ROLES: tuple[tuple[str, _Role], ...] = (
     ("sqrt", _normalization),
     ("div", _attention),
     ("add", _lstm),
+    ("add", _gru),
     ("scan", _scan),
 )
