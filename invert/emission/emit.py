@@ -660,7 +660,8 @@ def _tidy(program: ClosedJaxpr) -> ClosedJaxpr:
 def _structure(cls: type[eqx.Module]) -> jax.tree_util.PyTreeDef:
     """The tree of an instance of a class."""
     keyed = "key" in inspect.signature(cls).parameters
-    with jax.ensure_compile_time_eval():  # and not as a part of what is traced
+    # Not as a part of what is traced; 64-bit types are not narrowed, with a warning.
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         like = eqx.filter_eval_shape(cls, **({"key": jax.random.key(0)} if keyed else {}))
     return jax.tree_util.tree_structure(like, is_leaf=_is_index)
 

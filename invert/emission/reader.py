@@ -40,7 +40,8 @@ def load(
         raise ValueError(f"cannot read the weights {path}: {error}") from error
     like = eqx.filter_eval_shape(Model, key=jax.random.key(0))
     leaves, tree = jax.tree_util.tree_flatten_with_path(like)
-    kinds = {jax.tree_util.keystr(p, simple=True, separator="."): kind for p, kind in leaves}
+    names = [jax.tree_util.keystr(p, simple=True, separator=".") for p, _ in leaves]
+    kinds = dict(zip(names, [x for _, x in leaves], strict=True))
     wrong = [f"{name} is missing" for name in kinds if name not in arrays]
     for name, array in arrays.items():
         if name not in kinds:
@@ -49,7 +50,7 @@ def load(
             wrong.append(f"{name} is {array.dtype}{array.shape}, not {kind.dtype}{kind.shape}")
     if wrong:
         raise ValueError(f"{path} does not fit the module: " + "; ".join(wrong))
-    return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in kinds])
+    return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in names])
 
 
 def _array(path: Path, name: str, kind: str | None, mesh: Any, shardings: dict[str, Any]) -> Any:
@@ -98,16 +99,16 @@ _STATE = (
         """    leaves, tree = jax.tree_util.tree_flatten_with_path(like, is_leaf=_is_index)
 """,
     ),
+    ("[x for _, x in leaves]", '[getattr(x, "init", x) for _, x in leaves]'),
     (
-        'separator="."): kind for p, kind in leaves}',
-        'separator="."): getattr(k, "init", k) for p, k in leaves}',
-    ),
-    (
-        """    return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in kinds])
+        """    return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in names])
 """,
-        """    pairs = zip(leaves, kinds, strict=True)
-    new = [eqx.nn.StateIndex(arrays[n]) if _is_index(x) else arrays[n] for (_, x), n in pairs]
+        """    new = [_new(x, arrays[n]) for (_, x), n in zip(leaves, names, strict=True)]
     return jax.tree_util.tree_unflatten(tree, new)
+
+
+def _new(like: Any, array: Any) -> Any:
+    return eqx.nn.StateIndex(array) if _is_index(like) else array
 
 
 def _is_index(x: Any) -> bool:

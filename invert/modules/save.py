@@ -137,11 +137,13 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
     """What the function `load` of an emitted file would refuse of these arrays."""
     namespace: Any = sys.modules[type(model).__module__]
     kinds: dict[str, Any] = {}
-    if keyed := not hasattr(namespace, "_read"):
-        like = eqx.filter_eval_shape(type(model), key=jax.random.key(0))
-        kinds = arrays_of(like)
-    else:
+    if older := hasattr(namespace, "_read"):  # written before classes had an `__init__`
         namespace._read(type(model), kinds.setdefault)
+    else:
+        with_key = "key" in inspect.signature(type(model)).parameters
+        with jax.enable_x64(True):
+            keys = {"key": jax.random.key(0)} if with_key else {}
+            kinds = arrays_of(eqx.filter_eval_shape(type(model), **keys))
     for name in [*kinds, *(n for n in arrays if n not in kinds)]:
         if name not in arrays:
             yield f"{name} is missing"
@@ -149,9 +151,8 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is not in the source"
         else:
             array, kind = arrays[name], kinds[name]
-            fits = array.shape == kind.shape if keyed else namespace._fits(array, kind)
-            if not fits and (keyed or str(array.dtype) in _CODES):
-                known = list(kind.shape) if keyed else f"[{', '.join(kind.dim_str.split())}]"
+            if not namespace._fits(array, kind) and str(array.dtype) in _CODES:
+                known = f"[{', '.join(kind.dim_str.split())}]" if older else list(kind.shape)
                 yield f"{name} is {array.dtype}{list(array.shape)}, expected {known}"
 
 
@@ -216,7 +217,7 @@ def _value(leaf: Any, state: eqx.nn.State | None) -> Any:
         # A session without x64 has narrowed the value.
         held = state.get(leaf)
         return np.asarray(held).astype(getattr(leaf.init, "dtype", held.dtype))
-    if not eqx.is_array_like(leaf.init):
+    if not eqx.is_array_like(leaf.init) and not isinstance(leaf.init, jax.ShapeDtypeStruct):
         raise EmissionError("the module no longer holds the values of its state; pass state=...")
     return leaf.init
 

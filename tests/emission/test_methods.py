@@ -82,7 +82,7 @@ def test_one_class_with_a_method_for_each(tmp_path: Path) -> None:
     classes = [c for c in ast.parse(source).body if isinstance(c, ast.ClassDef)]
     (model,) = (c for c in classes if c.name == type(methods.model).__name__)
     names = [f.name for f in model.body if isinstance(f, ast.FunctionDef)]
-    assert names == ["features", "predict", "step"]
+    assert names == ["__init__", "features", "predict", "step"]
     # One layer for all; what one of them computes otherwise is a method of its own.
     assert source.count("class Dense(") == 1
     assert "self.dense(x)" in source

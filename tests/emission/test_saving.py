@@ -176,10 +176,10 @@ def test_weights_of_other_dtypes_and_shapes_are_refused(tmp_path: Path) -> None:
     invert.save(recovered(entry, ramp(3)), tmp_path)
     right = load_file(tmp_path / "weights.safetensors")
     wrong = [
-        ("count", np.float32(2.0), r"count is float32\(\), not .*Int\["),
-        ("count", np.zeros(3, np.int32), r"count is int32\(3,\), not .*Int\["),
-        ("w", np.float32(2.0), r"w is float32\(\), not .*Float\["),
-        ("w", np.zeros((2, 3), np.float32), r"w is float32\(2, 3\), not .*Float\["),
+        ("count", np.float32(2.0), r"count is float32\(\), not int32\("),
+        ("count", np.zeros(3, np.int32), r"count is int32\(3,\), not int32\("),
+        ("w", np.float32(2.0), r"w is float32\(\), not float32\("),
+        ("w", np.zeros((2, 3), np.float32), r"w is float32\(2, 3\), not float32\("),
     ]
     for name, value, said in wrong:
         save_file({**right, name: np.asarray(value)}, tmp_path / "weights.safetensors")

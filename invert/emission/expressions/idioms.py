@@ -255,7 +255,7 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
         args = [_operand(a, variables, writer) for a in atoms]
         if None not in args:
-            yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, True)
+            yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, "blank")
 
 
 def _repeated(graph: Graph, atom: Atom) -> Atom | None:

@@ -100,6 +100,10 @@ def noun(
     if mixes(eqn, atoms, fields):
         return STREAM if primitive in _SUMS else PLAIN
     out = _type(eqn.outvars[0])
+    if primitive == "select_n":
+        # It is one of the values, and not what the choice is made by.
+        chosen = {a for a in eqn.invars[1:] if is_var(a)}
+        known = [(a, name) for a, name in known if a in chosen]
     alike = [name for a, name in known if _type(a) == out]
     return alike[0] if alike else _of_scope(eqn, path)
 
