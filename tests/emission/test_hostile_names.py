@@ -52,8 +52,11 @@ def check_tree(source: str) -> None:
         "numpy",
     }
     allowed |= {"jaxtyping", "safetensors"}
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    initializers: set[str] = set()
     for node in tree.body[1:]:
         if isinstance(node, ast.Assign):
+            initializers |= {t.id for t in node.targets if isinstance(t, ast.Name)}
             text = ast.unparse(node)
             assert re.fullmatch(r"\w+ = jax\.nn\.initializers\.\w+\(\)", text)
             continue
@@ -88,7 +91,7 @@ def check_tree(source: str) -> None:
                 "isinstance",
                 "issubclass",
             }
-            assert node.func.id in known
+            assert node.func.id in known | initializers | classes
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert node.value.isascii()
             assert len(node.value) < 500
