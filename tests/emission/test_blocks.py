@@ -156,7 +156,7 @@ def test_blocks_of_a_residual_network() -> None:
     arrays = _arrays(*shapes, (3, 3, 6, 6), (3, 3, 6, 6))
     classes = _classes(_emitted(run, arrays, _arrays((2, 8, 8, 4))[0]))
     assert classes["Main"] == ["blocks: tuple[Block, Block_2, Block]"]
-    assert classes["Conv"][1:] == ["strides: tuple[int, int] = eqx.field(static=True)"]
+    assert "strides: tuple[int, int] = eqx.field(static=True)" in classes["Conv"]
 
 
 def test_names_that_tell_something_stay() -> None:
