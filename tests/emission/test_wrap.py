@@ -113,12 +113,9 @@ def test_brackets_are_those_that_an_author_writes() -> None:
     assert formatted(ast.unparse(ast.parse(source)), 80) == expected
 
 
-@pytest.mark.parametrize(
-    "kind", ["plain", "x64", "stateful", "stacked", "keyed", "lengths", "specs"]
-)
+@pytest.mark.parametrize("kind", ["plain", "x64", "stateful", "keyed", "specs"])
 def test_ruff_accepts_the_reader_of_weights(kind: str, tmp_path: Path) -> None:
-    flags = {k: k == kind for k in ("x64", "stateful", "stacked", "keyed", "specs")}
-    stmts = reader("Net", **flags, lengths={"blocks": 2} if kind == "lengths" else {})
+    stmts = reader("Net", **{k: k == kind for k in ("x64", "stateful", "keyed", "specs")})
     text = formatted(ast.unparse(ast.fix_missing_locations(ast.Module(stmts, []))), 100)
     (tmp_path / "reader.py").write_text(text)
     # Names that the rest of the file defines are left out.
