@@ -213,7 +213,7 @@ def table(
     [
         ({"num_shards": 1}, 1, "block compressed by Snappy is damaged .*, at byte 0"),
         ({"num_shards": 1}, 7, "compressed in an unknown way"),
-        ({"num_shards": 1, "endianness": 1}, 0, "another order of bytes"),
+        ({"num_shards": 1, "endianness": 1}, 0, "another byte order"),
         ({"num_shards": 0}, 0, "has 0 shards"),
         ({}, 0, "has no header"),
     ],
