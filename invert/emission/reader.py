@@ -158,23 +158,35 @@ def trainable(
     """
     if not fixed or not trained:
         return []
-    tree = ast.parse(_TRAINABLE)
+    found = _endings(fixed, trained)
+    text = _TRAINABLE
+    if not all(e.startswith((".", "[")) for e in found):
+        path = "jax.tree_util.keystr(path)"
+        text = text.replace(path, f'("{_ROOT}" + {path})')
+    tree = ast.parse(text)
     syntax.rename(tree, {"Model": cls})
-    endings = syntax.tuple_of([ast.Constant(e) for e in _endings(fixed, trained)])
+    endings = syntax.tuple_of([ast.Constant(e) for e in found])
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
             node.value = endings
     return tree.body
 
 
+# What stands for the model before the paths in it.
+_ROOT = "/"
+
+
 def _endings(fixed: Sequence[Sequence[str]], trained: Iterable[Sequence[str]]) -> list[str]:
-    """The shortest endings that cover all paths of `fixed` and none of `trained`."""
+    """The shortest endings that cover all paths of `fixed` and none of `trained`.
+
+    A path that ends others too, as `.scale` does `.norm.scale`, begins with the model itself.
+    """
     others = {_ending(path, i) for path in trained for i in range(len(path))}
     endings_of_all: dict[str, None] = {}
     for path in fixed:
         endings = [_ending(path, i) for i in range(len(path))]
         endings_of_all.setdefault(
-            next((e for e in reversed(endings) if e not in others), endings[0])
+            next((e for e in reversed(endings) if e not in others), _ROOT + endings[0])
         )
     return list(endings_of_all)
 

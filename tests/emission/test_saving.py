@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import errno
 import itertools
@@ -22,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 import invert
 from invert._errors import MalformedModelError, SaveError
+from invert.emission import reader
 from invert.modules import save
 from invert.modules.save import byte_count
 from tests.emission.models import ramp, recovered, with_params
@@ -294,3 +296,25 @@ def test_what_the_source_could_not_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SaveError, match=rf"{name} is missing; {name}\['?a'?\]?|{name}.a is not"):
         invert.save(other, tmp_path / "net")
     np.testing.assert_array_equal(getattr(invert.load(tmp_path / "net"), name), kernel)
+
+
+def test_a_fixed_array_whose_path_ends_that_of_another_one() -> None:
+    class Norm(eqx.Module):
+        scale: jax.Array
+        bias: jax.Array
+
+    class Net(eqx.Module):
+        scale: jax.Array
+        norm: Norm
+        bias: jax.Array
+
+    x = jnp.ones(2)
+    paths = [["norm", "scale"], ["bias"]]
+    for fixed, wanted in (
+        ([["scale"]], [False, True, True, True]),
+        ([["scale"], ["norm", "bias"]], [False, True, False, True]),
+    ):
+        tree = ast.Module(reader.trainable("Net", fixed, paths), [])
+        names: dict[str, Any] = {"jax": jax, "Net": Net}
+        exec(ast.unparse(ast.fix_missing_locations(tree)), names)
+        assert jax.tree_util.tree_leaves(names["trainable"](Net(x, Norm(x, x), x))) == wanted
