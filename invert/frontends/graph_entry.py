@@ -24,7 +24,7 @@ from invert.tf.ops.state import KEY, Resource
 from invert.tf.values.constants import array
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
     """A graph as the function of an entry point: of variables, arguments and perhaps a key.
 
