@@ -354,7 +354,7 @@ class Classes:
             eqns=self.lists.looped(layer.steps),
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
-        hints = self._hints(inputs)
+        hints = self._hints(inputs, layer.arguments)
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
         self._arguments[layer] = hints
@@ -381,17 +381,19 @@ class Classes:
         steps = [s for s in layer.steps if isinstance(s, Assign)]
         return {s.invars[-1]: self._parameter(s.variable) for s in steps if is_var(s.invars[-1])}
 
-    def _hints(self, inputs: Sequence[Var]) -> list[str]:
+    def _hints(self, inputs: Sequence[Var], wanted: Mapping[Var, str]) -> list[str]:
         """Names of the arguments of a layer."""
         hints = []
-        for i, v in enumerate(inputs):
-            if isinstance(v, StateVar):
+        for v in inputs:
+            if v in wanted:
+                hints.append(wanted[v])
+            elif isinstance(v, StateVar):
                 hints.append("state")
             elif v in self.parameters:
                 hints.append(self._parameter(v))
             elif is_key(v):
                 hints.append("key")
-            elif i == 0:
+            elif "x" not in hints and not (wanted and v.aval.dtype == jnp.bool_):
                 hints.append("x")
             elif v.aval.dtype == jnp.bool_:
                 hints.append("mask")
