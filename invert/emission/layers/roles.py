@@ -61,6 +61,7 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         variance = next((a for a in inside.invars if is_var(a)), None)
         if variance is not None and (mean := _mean_of_squares(graph, variance)):
             yield variance, mean
+            yield from _squares(graph, variance)
     (out,) = eqn.outvars
     products = [u for u in _users(graph, out, "mul") if _of_one_axis(u, graph)]
     scale = products[0].outvars[0] if len(products) == 1 else None
@@ -89,6 +90,14 @@ def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     if not square or any(a is not square.invars[0] for a in square.invars):
         return ""
     return "var" if _maker(graph, square.invars[0], "sub") is not None else "mean_square"
+
+
+def _squares(graph: Graph, variance: Atom) -> Iterator[tuple[Atom, str]]:
+    """The squares that a variance is the mean of."""
+    division = _maker(graph, _source(graph, variance), "div")
+    total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
+    if total:
+        yield _source(graph, total.invars[0]), "squared"
 
 
 def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
