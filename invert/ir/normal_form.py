@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,13 +21,15 @@ from invert.ir.interpret import inline_calls
 from invert.ir.loops import WhileParts
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
+_T = TypeVar("_T")
+
 
 def normal_form(closed: J) -> J:
-    """The program with calls inlined, equal equations merged and equal counters of loops merged.
+    """The program with calls inlined, equal equations and counters merged, carries in one order.
 
     A TensorFlow graph does not determine which equations form a function. A `scan` reads an array
-    once that the graph may read twice per step, and counts by itself even if its body counts too.
-    Custom calls are left alone.
+    once that the graph may read twice per step, counts by itself even if its body counts too, and
+    carries its states before the arrays that it fills. Custom calls are left alone.
     """
     closed = jaxprs.map_jaxprs(closed, _opened)
     return jaxprs.canonicalize(jaxprs.map_jaxprs(closed, _merged))
@@ -52,7 +55,7 @@ def _merged(jaxpr: Jaxpr) -> Jaxpr:
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=[renamed(a) for a in eqn.invars])
         if eqn.primitive.name == "while":
-            eqn = _with_one_counter(eqn, names)
+            eqn = _in_one_order(_with_one_counter(eqn, names))
         first = known.setdefault(equal_key(eqn), eqn)
         if first is eqn:
             eqns.append(eqn)
@@ -110,3 +113,47 @@ def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
 
     cond, body = merged(parts.cond, parts.tested), merged(parts.body, parts.carried)
     return dataclasses.replace(parts, cond=cond, body=body).put_into(eqn)
+
+
+def _in_one_order(eqn: Eqn) -> Eqn:
+    """A `while` whose carries are ordered by what they are and not by where they stand.
+
+    Each is told apart by its type, its start where that is a literal, and what the body computes
+    for it; those that remain alike keep their order.
+    """
+    parts = WhileParts.of(eqn)
+    body = open_jaxpr(parts.body)
+    kinds = [
+        hash((str(v.aval), _atom_key(start) if isinstance(start, Literal) else None))
+        for v, start in zip(parts.carried, parts.init, strict=True)
+    ]
+    for _ in range(2):  # the second round tells by the kinds of the carries that are read
+        codes: dict[Atom, int] = {v: hash(str(v.aval)) for v in body.invars}
+        codes |= zip(parts.carried, kinds, strict=True)
+
+        def code(atom: Atom, codes: dict[Atom, int] = codes) -> int:
+            return hash(_atom_key(atom)) if isinstance(atom, Literal) else codes.get(atom, 0)
+
+        for step in body.eqns:
+            key = step.primitive.name, *map(code, step.invars)
+            codes |= {v: hash((*key, i, str(v.aval))) for i, v in enumerate(step.outvars)}
+        kinds = [hash((k, code(out))) for k, out in zip(kinds, body.outvars, strict=True)]
+    order = sorted(range(len(kinds)), key=lambda i: (str(parts.carried[i].aval), kinds[i]))
+
+    def ordered(values: Sequence[_T]) -> list[_T]:
+        return [values[i] for i in order]
+
+    def rearranged(program: AnyJaxpr, variables: Sequence[Var], *, carries: bool) -> AnyJaxpr:
+        jaxpr = open_jaxpr(program)
+        first = len(jaxpr.invars) - len(variables)
+        invars = [*jaxpr.invars[:first], *ordered(variables)]
+        outvars = ordered(jaxpr.outvars) if carries else jaxpr.outvars
+        return close_like(program, jaxpr.replace(invars=invars, outvars=outvars))
+
+    ordered_parts = dataclasses.replace(
+        parts,
+        cond=rearranged(parts.cond, parts.tested, carries=False),
+        body=rearranged(parts.body, parts.carried, carries=True),
+        init=ordered(parts.init),
+    )
+    return ordered_parts.put_into(eqn).replace(outvars=ordered(eqn.outvars))

@@ -280,3 +280,13 @@ def grown(x):
         lambda i, _: i < n, lambda i, a: (i + 1, a.write(i, 2.0 * x[i])), [0, array]
     )
     return array.stack()
+
+
+LSTM = tf.keras.layers.LSTM(3, return_sequences=True, return_state=True)
+LSTM.build((None, None, 3))
+
+
+@program([None, None, 3])
+def masked_lstm(x):
+    """The array of outputs is carried before the states."""
+    return LSTM(x, mask=tf.reduce_any(x > 0.5, -1))
