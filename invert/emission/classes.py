@@ -507,6 +507,10 @@ def _name_for(cls: Class, *, keras: bool) -> str:
     wanted = list(dict.fromkeys(camel(d.node.name) for d in cls.drafts))
     if len(wanted) == 1:
         return wanted[0]
+    counts = collections.Counter(camel(d.node.name) for d in cls.drafts)
+    ((most, count),) = counts.most_common(1)
+    if 2 * count > len(cls.drafts):
+        return most
     common = _common_name(wanted)
     if common:
         return common

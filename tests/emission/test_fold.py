@@ -11,7 +11,6 @@ import pytest
 
 from tests.emission.test_blocks import _arrays, _classes, _emitted
 
-
 _ACTIVATIONS = (("first", "silu"), ("second", "gelu"), ("third", "gelu"), ("last", ""))
 
 

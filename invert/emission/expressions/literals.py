@@ -85,13 +85,13 @@ def _formulas() -> dict[float, str]:
     """Numbers as quotients and roots, by their values in single precision."""
     texts = {f"1 / {n}": 1 / n for n in range(3, 1025)}
     texts |= {f"1 / {n / 100:g}": 100 / n for n in range(1, 100)}
-    texts |= {f"{n}**-0.5": n**-0.5 for n in range(2, 4097)}
+    texts |= {f"1 / {n}**0.5": 1 / n**0.5 for n in range(2, 4097)}
     texts |= {f"{n}**0.5": n**0.5 for n in range(2, 4097)}
     return {float(np.float32(value)): text for text, value in reversed(texts.items())}
 
 
 def _formula(value: Any) -> ast.expr | None:
-    """`1 / 255` or `64**-0.5`, where that is the number in single precision."""
+    """`1 / 255` or `1 / 6**0.5`, where that is the number in single precision."""
     number = float(value)
     if not math.isfinite(number) or len(repr(_shortest(value)).strip("-0.")) < _MANY:
         return None
