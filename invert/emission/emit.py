@@ -424,7 +424,8 @@ class _Variant:
         names = {v: path[-1] for v, path in self.paths.items()}
         sources = " ".join(r.entry.source for r in self.recovered.values())
         keras = is_keras(sources, [n for name in params for n in layer_tree.split_name(name)])
-        return Starts(names, values, scales, frozenset(self.held), keras)
+        lstm = _forgetful(self.paths) if keras else frozenset()
+        return Starts(names, values, scales, frozenset(self.held), keras, lstm)
 
     def _begin(self, text: str) -> None:
         first = next(iter(self.recovered.values()))
@@ -638,6 +639,20 @@ class _Variant:
             return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
         return run
+
+
+def _forgetful(paths: Mapping[Var, cut.Path]) -> frozenset[Var]:
+    """The biases of LSTMs, as the kernels beside them tell."""
+    sizes = {p[:-1]: v.aval.shape for v, p in paths.items() if p[-1] == "recurrent_kernel"}
+    return frozenset(
+        v
+        for v, p in paths.items()
+        if p[-1] == "bias"
+        and (shape := sizes.get(p[:-1])) is not None
+        and len(shape) == 2
+        and v.aval.shape == shape[-1:]
+        and shape[-1] == 4 * shape[0]
+    )
 
 
 def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:

@@ -48,6 +48,7 @@ class Starts:
     - `scales`: parameters that arrays are multiplied by, element by element.
     - `held`: those in the state.
     - `keras`: whether the program comes from Keras.
+    - `lstm`: the biases of Keras's LSTMs, whose forget gates begin open.
     """
 
     names: Mapping[Var, str]
@@ -55,9 +56,10 @@ class Starts:
     scales: Set[Var]
     held: Set[Var]
     keras: bool
+    lstm: Set[Var] = frozenset()
 
     def of(self, v: Var) -> str:
-        """The name of an initializer of JAX, or `zeros`, `ones`, `values`, `key`."""
+        """The name of an initializer, or `zeros`, `ones`, `forget`, `values`, `key`."""
         dtype = v.aval.dtype
         if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
             return "key"
@@ -66,6 +68,8 @@ class Starts:
         name = stem(plain_name(self.names.get(v, ""))).lower()
         if not jnp.issubdtype(dtype, jnp.inexact) or v in self.values:
             return "zeros"
+        if v in self.lstm:
+            return "forget"
         if name in _ZEROS:
             return "zeros"
         if name in _ONES or (len(v.aval.shape) < 2 and v in self.scales):
@@ -73,11 +77,12 @@ class Starts:
         if len(v.aval.shape) < 2 or v in self.held:
             return "zeros"
         if name in _EMBEDDINGS:
-            return "normal"
+            return "uniform" if self.keras else "normal"
         if name == "recurrent_kernel":
             return "orthogonal"
-        # PyTorch's weights are transposed, for which only the first has the right variance.
-        return "glorot_uniform" if self.keras or name == "weight" else "lecun_normal"
+        if name == "weight" and not self.keras:
+            return "kaiming_uniform"
+        return "glorot_uniform" if self.keras else "lecun_normal"
 
     def unknown(self, variables: Iterable[Var]) -> list[Var]:
         """The constants that are too large to be written."""
@@ -89,7 +94,15 @@ def is_keras(source: str, names: Iterable[str]) -> bool:
     return "Keras" in source or not _KERAS.isdisjoint(stem(n).lower() for n in names)
 
 
-_FIXED = frozenset(("zeros", "ones", "values", "key"))
+_FIXED = frozenset(("zeros", "ones", "values", "key", "forget"))
+# Initializers that are not those of JAX without arguments. PyTorch's is that of `nn.Linear` and of
+# convolutions, whose weights begin with what comes out; the bounds are those of Keras's embeddings.
+_SPELLED = {
+    "kaiming_uniform": (
+        'jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=1, out_axis=0)'
+    ),
+}
+_BOUND = 0.05
 
 
 @dataclasses.dataclass
@@ -175,7 +188,10 @@ class Initializers:
     def constants(self) -> list[ast.stmt]:
         """`glorot_uniform = jax.nn.initializers.glorot_uniform()`, for each that is used."""
         return [
-            syntax.assign(syntax.name(own), call(f"jax.nn.initializers.{name}"))
+            syntax.assign(
+                syntax.name(own),
+                ast.parse(_SPELLED.get(name, f"jax.nn.initializers.{name}()"), mode="eval").body,
+            )
             for name, own in self.functions.items()
         ]
 
@@ -268,7 +284,24 @@ class _Writing:
         shape = axes[0] if len(axes) == 1 else syntax.tuple_of(axes)
         if start in ("zeros", "ones"):
             return call(f"jnp.{start}", shape, *dtype)
+        if start == "forget":
+            return self._forget(tuple(s[0] for s in shapes), shape, dtype)
+        if start == "uniform":
+            bounds = {"minval": number(-_BOUND), "maxval": number(_BOUND)}
+            return call("jax.random.uniform", self._key(), shape, *dtype, **bounds)
         return call(self.all.function(start), self._key(), syntax.tuple_of(axes), *dtype)
+
+    def _forget(self, column: tuple[int, ...], size: ast.expr, dtype: list[ast.expr]) -> ast.expr:
+        """Zeros, and ones for the second of four gates."""
+        alike = all(n == column[0] for n in column)
+        ends = [
+            number(column[0] * k // 4) if alike else syntax.infix(size, "//", number(4 // k))
+            for k in (1, 2)
+        ]
+        gate = syntax.item(
+            syntax.field(call("jnp.zeros", size, *dtype), "at"), syntax.slice_of(*ends)
+        )
+        return syntax.method(gate, "set", number(1.0))
 
     def _module(self, nodes: Sequence[Node], key: Callable[[], ast.expr]) -> ast.expr:
         """A module, or a stack of them."""

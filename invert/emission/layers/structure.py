@@ -40,6 +40,8 @@ class _Leaf:
     - `eqns`: the equations that compute with these.
     - `group`: the layer around it.
     - `again`: whether the same parameters are used several times, as by each step of a loop.
+    - `beside`: the layer to whose result, after something else is added, it is added.
+    - `where`: the name of the layer that it is in, or is itself.
     """
 
     kind: str
@@ -47,6 +49,8 @@ class _Leaf:
     eqns: list[Eqn] = dataclasses.field(default_factory=list)
     group: str = ""
     again: bool = False
+    beside: _Leaf | None = None
+    where: str = ""
 
     def add(self, v: Var, name: str) -> None:
         taken, wanted, i = set(self.members.values()), name, 2
@@ -76,9 +80,12 @@ def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
             for v, name in leaf.members.items():
                 counts[name] = counts.get(name, 0) + 1
                 names[v] = (f"{name}{NUMBER}{counts[name]}",)
+                if leaf.beside is not None and leaf.beside.where:
+                    names[v] = (f"{leaf.beside.where}{NUMBER}{name}",)
             continue
         number = counts[leaf.kind] = counts.get(leaf.kind, 0) + 1
         where = f"{leaf.kind}{NUMBER}{number}"
+        leaf.where = leaf.group or where
         for v, name in leaf.members.items():
             names[v] = (*([leaf.group] if leaf.group else []), where, name)
     return names
@@ -111,6 +118,8 @@ class _Leaves:
             elif known:
                 self._use(eqn, known)
         leaves = list(dict.fromkeys(self.at.values()))
+        for leaf in leaves:
+            leaf.beside = self._beside(leaf)
         for leaf in leaves:
             self._name(leaf)
         self._attention(leaves)
@@ -203,6 +212,20 @@ class _Leaves:
             if eqn.primitive.name not in through or len(inputs) != 1:
                 return None
             (atom,) = inputs
+        return None
+
+    def _beside(self, leaf: _Leaf) -> _Leaf | None:
+        """The layer of the last product in the sum that a single bias is added to."""
+        if leaf.kind != "scale" or list(leaf.members.values()) != ["bias"]:
+            return None
+        for atom in leaf.eqns[0].invars:
+            total = self.graph.producer(atom) if atom not in self.sources else None
+            if total is None or total.primitive.name not in ("add", "add_any"):
+                continue
+            made = [e for a in total.invars if (e := self._made(a, through=_FORMS)) in self.at]
+            products = [self.at[e] for e in made if e is not None and e.primitive.name in _PRODUCTS]
+            if products and len(products[-1].members) == 1:
+                return products[-1]
         return None
 
     def _name(self, leaf: _Leaf) -> None:

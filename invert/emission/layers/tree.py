@@ -9,7 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import equinox as eqx
 
 from invert._errors import EmissionError
-from invert.emission.layers.cut import Layer, calls, common_prefix, plain_name
+from invert.emission.layers.cut import (
+    NUMBER,
+    Layer,
+    calls,
+    common_prefix,
+    plain_name,
+)
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, singular, stem
 from invert.ir import kinds
@@ -177,7 +183,7 @@ class _Building:
                 *inside, last = _rest(self.paths[v], layer, self.common)
                 owner, where = self._holder(holders, tuple(inside))
                 # TensorFlow numbers variables without a name through the whole program.
-                last = stem(last) if stem(last).lower() == "variable" else plain_name(last)
+                last = stem(last) if stem(last).lower() == "variable" else _field(last, layer)
                 self._placed[v] = (*path, *where, owner.add(last, v))
             elif self._placed[v][: len(path)] != path:
                 name = ".".join(self._placed[v])
@@ -234,6 +240,15 @@ class _Building:
             field, child = self._child(parent, name, name)
             holders[path] = child, (*where, field)
         return holders[path]
+
+
+def _field(name: str, layer: Layer) -> str:
+    """The field of a parameter: `down_bias` for a bias of `down` that is added outside of it."""
+    *around, last = name.split(NUMBER)
+    if len(around) < 2:
+        return plain_name(name)
+    inner = (c.layer for c in calls(layer.steps) if c.layer.name == NUMBER.join(around))
+    return f"{next((x.field for x in inner if x.field), around[0])}_{last}"
 
 
 def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
