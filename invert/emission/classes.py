@@ -14,14 +14,14 @@ from jax.typing import DTypeLike
 
 from invert._errors import EmissionError
 from invert.emission.equinox_nn import construct
-from invert.emission.expressions import control_flow, literals, scanned
+from invert.emission.expressions import control_flow, literals, scanned, spelling
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Repeat, render
 from invert.emission.file import File
 from invert.emission.initial import Initializers, Starts
 from invert.emission.layers import fold
 from invert.emission.layers.cut import Assign, Layer, LayerCall
-from invert.emission.layers.lists import Lists, Loop
+from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.shared import (
     Class,
     Draft,
@@ -147,6 +147,8 @@ class Classes:
             return scanned.run(body, eqn, self.tree.names[eqn.layer])
         if isinstance(eqn, Loop):
             return self._loop(body, eqn)
+        if isinstance(eqn, Unrolled):
+            return self._unrolled(body, eqn)
         if isinstance(eqn, LayerCall) and eqn.layer.native is not None:
             return construct.applied(body, eqn, self.tree.names[eqn.layer])
         if isinstance(eqn, LayerCall):
@@ -191,6 +193,41 @@ class Classes:
         repeat = Repeat(syntax.field(_self(), field), element, hint, value)
         start = body.operand(eqn.invars[eqn.carried])
         return Placed(start, False, hints=["x"], flows="blank", repeat=repeat)
+
+    def _unrolled(self, body: Body, eqn: Unrolled) -> Placed:
+        """`for i in range(6): h = self.cell(h, x[:, i])`, or the same of the parts of a split."""
+        token, target = syntax.new_token(), body.token(eqn.outvars[0])
+        element: ast.expr = ast.Name(token, ast.Load())
+        whole = body.settled(eqn.invars[eqn.element])
+        if eqn.split is None:
+            every: list[ast.expr] = [ast.Slice() for _ in range(eqn.axis)]
+            element = syntax.item(whole, syntax.tuple_of([*every, element]) if every else element)
+        for form in eqn.forms if eqn.split is not None else ():
+            (atom,) = form.invars
+            assert isinstance(atom, Var)
+            spelled = spelling.spell(form, self.file)
+            element = syntax.substitute(spelled, {self.file.token(atom): element})
+        args = [
+            ast.Name(target, ast.Load())
+            if i == eqn.carried
+            else element
+            if i == eqn.element
+            else body.settled(a)
+            for i, a in enumerate(eqn.invars)
+        ]
+        method = self._methods[eqn.layer]
+        attributes = [] if method == _CALL else [method]
+        function = syntax.field(_self(), *self.tree.names[eqn.layer].split("."), *attributes)
+        parts = syntax.call("range", syntax.number(eqn.count))
+        if eqn.split is not None:
+            parts = spelling.spell(eqn.split, self.file)
+            atom = eqn.split.invars[0]
+            if is_var(atom):
+                parts = syntax.substitute(parts, {self.file.token(atom): whole})
+        hint = "i" if eqn.split is None else "x_t"
+        repeat = Repeat(parts, token, hint, syntax.call(function, *args))
+        start = body.operand(eqn.invars[eqn.carried])
+        return Placed(start, False, hints=["h"], flows="blank", repeat=repeat)
 
     def _results(self, eqn: LayerCall) -> list[str]:
         """Names of the results of a layer: its own name, or those that they have inside it."""

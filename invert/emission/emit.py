@@ -357,6 +357,8 @@ class _Variant:
             blocks.name_layers(root)
             if self.layers:
                 cells.find(root, programs[name].jaxpr, self.paths, self.held)
+            if self.lists and not self.held:
+                found.unroll(root)
         return programs, file, roots, found
 
     def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:

@@ -7,8 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 from jax import lax
 
+from tests.emission.models import recovered, with_params
 from tests.emission.test_blocks import _arrays, _emitted
 
 
@@ -95,15 +98,86 @@ def test_parameters_that_others_use_are_no_part_of_a_cell() -> None:
     _emitted(run, [w, u], x)
 
 
-def test_the_calls_of_an_unrolled_cell_begin_with_its_state() -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_an_unrolled_cell_is_called_in_a_loop(split: bool) -> None:
     w, u, b, out, x = _arrays((4, 6), (6, 6), (6,), (6, 3), (2, 4, 4))
 
     def run(w: Any, u: Any, b: Any, out: Any, x: Any) -> Any:
         h = jnp.zeros((x.shape[0], 6))
-        for i in range(4):
-            h = jnp.tanh(x[:, i] @ w + h @ u + b)
+        parts = jnp.split(x, 4, axis=1) if split else [x[:, i : i + 1] for i in range(4)]
+        for part in parts:
+            h = jnp.tanh(part.squeeze(1) @ w + h @ u + b)
         return h @ out
 
     source = _emitted(run, [w, u, b, out], x).source
     assert "def __call__(self, h: " in _class(source, "Cell").replace("\n        ", "")
-    assert "h = self.cell(h, " in source
+    loops = {
+        True: "for x_t in jnp.split(x, 4, axis=1):\n            h = self.cell(h, jnp.squeeze(",
+        False: "for i in range(4):\n            h = self.cell(h, x[:, i])\n",
+    }
+    assert loops[split] in source
+
+
+def test_states_that_are_used_later_are_no_loop() -> None:
+    w, u, x = _arrays((4, 6), (6, 6), (2, 4, 4))
+
+    def run(w: Any, u: Any, x: Any) -> Any:
+        states = [jnp.zeros((x.shape[0], 6))]
+        for i in range(4):
+            states.append(jnp.tanh(x[:, i] @ w + states[-1] @ u))
+        return jnp.concatenate(states, axis=1)
+
+    assert "for i in" not in _emitted(run, [w, u], x).source
+
+
+def test_parts_in_another_order_are_no_loop() -> None:
+    w, u, x = _arrays((4, 6), (6, 6), (2, 4, 4))
+
+    def run(w: Any, u: Any, x: Any) -> Any:
+        h = jnp.zeros((x.shape[0], 6))
+        for i in (0, 2, 1, 3):
+            h = jnp.tanh(x[:, i] @ w + h @ u)
+        return h
+
+    assert "for i in" not in _emitted(run, [w, u], x).source
+
+
+def test_biases_outside_of_their_layers_are_called_after_them() -> None:
+    """`(x + y @ kernel) + bias` adds in this order."""
+    shapes = [(4, 8), (8,), (8, 4), (4,)] * 2
+    *arrays, x = _arrays(*shapes, (2, 4))
+
+    def run(*values: Any) -> Any:
+        *arrays, x = values
+        for w, b, v, c in (arrays[:4], arrays[4:]):
+            x = x + jnp.tanh(x @ w + b) @ v + c
+        return x
+
+    source = _emitted(run, arrays, x).source
+    assert "    linear_2_bias: " in source or "    down_bias: " in source
+
+
+def test_initial_values_are_those_of_keras() -> None:
+    """The forget gates of an LSTM begin open."""
+    w, u, b, table = _arrays((4, 24), (6, 24), (24,), (9, 4))
+    ids = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
+    names = ("lstm/cell/kernel", "lstm/cell/recurrent_kernel", "lstm/cell/bias")
+    params = dict(zip((*names, "embedding/embeddings"), (w, u, b, table), strict=True))
+
+    def run(p: Any, ids: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            c, h = carry
+            i, f, g, o = jnp.split(x @ p[names[0]] + h @ p[names[1]] + p[names[2]], 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            return (c, jax.nn.sigmoid(o) * jnp.tanh(c)), None
+
+        with jax.named_scope("embedding"):
+            x = p["embedding/embeddings"][ids]
+        with jax.named_scope("lstm"):
+            zeros = jnp.zeros((ids.shape[0], 6))
+            return lax.scan(step, (zeros, zeros), _steps(x))[0][1]
+
+    model: Any = recovered(with_params(run, params, ids, name="network")).emit().model
+    new = type(model)(key=jax.random.key(0))
+    np.testing.assert_array_equal(new.lstm.cell.bias, np.repeat([0, 1, 0, 0], 6))
+    assert 0.04 < np.abs(new.embedding.embeddings).max() <= 0.05

@@ -129,6 +129,7 @@ class FunctionText:
 def _read(statement: Statement) -> Iterator[str]:
     yield from syntax.tokens_in(statement.value)
     if statement.repeat is not None:
+        yield from syntax.tokens_in(statement.repeat.iterable)
         own = {statement.repeat.element, *statement.targets}
         yield from (t for t in syntax.tokens_in(statement.repeat.value) if t not in own)
     for function in statement.functions:
@@ -205,6 +206,8 @@ class _Renderer:
         read = [t for t in dict.fromkeys(_read(statement)) if t in given]
         # The name of a function is not reused: type checkers would see it declared twice.
         kept = {*self.captured, *(f.token for f in statement.functions)}
+        if statement.repeat is not None:  # it is read after the target is assigned
+            kept.update(syntax.tokens_in(statement.repeat.iterable))
         dying = [t for t in read if self.last.get(t) == i and t not in kept]
         value = syntax.renamed(statement.value, given)
         for token in dying:
@@ -233,7 +236,8 @@ class _Renderer:
         given = {**self.given, repeat.element: name}
         step = syntax.assign(target, syntax.renamed(repeat.value, given))
         element = ast.Name(name, ast.Store())
-        self.body.append(ast.For(element, repeat.iterable, [step], [], lineno=0))
+        iterable = syntax.renamed(repeat.iterable, self.given)
+        self.body.append(ast.For(element, iterable, [step], [], lineno=0))
         self.names.free(name)
 
     def _reused(

@@ -6,12 +6,14 @@ import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.stack import Stacker
 from invert.emission.python.naming import plural
-from invert.ir.types import Eqn, Var
+from invert.ir import kinds
+from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Var
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,6 +30,30 @@ class Loop(LayerCall):
     carried: int = 0
 
 
+@dataclasses.dataclass(eq=False)
+class Unrolled(LayerCall):
+    """The calls of one layer on the parts of an array, one after the other.
+
+    `layer` is that of the first call; the operands are its inputs, with the whole array in the
+    place of its part.
+
+    **Arguments:**
+
+    - `carried`, `element`: the positions, among the inputs, of the value that goes from call to
+        call and of the part.
+    - `split`: the equation that makes the parts; `forms` bring the first one to its form.
+    - `axis`: the axis of which the parts are single rows, where no split makes them; `count` is
+        their number.
+    """
+
+    split: Eqn | None = None
+    forms: Sequence[Eqn] = ()
+    axis: int = 0
+    count: int = 0
+    carried: int = 0
+    element: int = 0
+
+
 @dataclasses.dataclass
 class Lists:
     """The lists in a tree of layers.
@@ -35,19 +61,75 @@ class Lists:
     **Attributes:**
 
     - `loops`: the call of a whole list, by the call of its first layer.
-    - `covered`: the calls that loops stand for.
+    - `covered`: the calls that loops stand for, and what makes the parts that they are on.
     """
 
-    loops: dict[LayerCall, Loop] = dataclasses.field(default_factory=dict)
-    covered: set[LayerCall] = dataclasses.field(default_factory=set)
+    loops: dict[LayerCall, LayerCall] = dataclasses.field(default_factory=dict)
+    covered: set[Eqn] = dataclasses.field(default_factory=set)
 
     def looped(self, steps: Sequence[Eqn]) -> list[Eqn]:
         """Steps in which a loop stands for the calls of each list."""
         return [
             self.loops.get(s, s) if isinstance(s, LayerCall) else s
             for s in steps
-            if not isinstance(s, LayerCall) or s in self.loops or s not in self.covered
+            if s not in self.covered or s in self.loops
         ]
+
+    def unroll(self, layer: Layer) -> None:
+        """Finds the calls of a layer on all parts of an array, in a layer and those inside it."""
+        again: dict[Layer, list[LayerCall]] = {}
+        for step in layer.steps:
+            if isinstance(step, LayerCall):
+                self.unroll(step.layer)
+                again.setdefault(step.layer.same or step.layer, []).append(step)
+        makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
+        for calls in again.values():
+            if len(calls) > 2 and not any(c in self.covered for c in calls):
+                self._unrolled(layer, calls, makers)
+
+    def _unrolled(
+        self, layer: Layer, calls: Sequence[LayerCall], makers: Mapping[Atom, Eqn]
+    ) -> None:
+        first = calls[0]
+        if any(len(c.outvars) != 1 or len(c.invars) != len(first.invars) for c in calls):
+            return
+        columns = list(zip(*(c.invars for c in calls), strict=True))
+        moving = [k for k, column in enumerate(columns) if any(a is not column[0] for a in column)]
+        results = [c.outvars[0] for c in calls]
+        carried = [
+            k
+            for k in moving
+            if all(a is b for a, b in zip(columns[k][1:], results[:-1], strict=True))
+        ]
+        if len(moving) != 2 or len(carried) != 1:
+            return
+        (element,) = set(moving) - set(carried)
+        ways = [_way(a, makers) for a in columns[element]]
+        if any(way is None for way in ways):
+            return
+        found = [way for way in ways if way is not None]
+        split, forms = found[0][0], found[0][2]
+        parts = [part for _, part, _ in found]
+        axis = _axis_of_rows(found)
+        whole = axis is not None or parts == list(split.outvars)
+        if not whole or any(s is not split for s, _, _ in found) > (axis is not None):
+            return
+        if any(tuple(map(_form, f)) != tuple(map(_form, forms)) for _, _, f in found):
+            return
+        inside = {*calls, *(e for s, _, f in found for e in (s, *f))}
+        made = {v for e in inside for v in e.outvars} - {results[-1]}
+        others = [s for s in layer.steps if s not in inside]
+        if any(a in made for s in others for a in s.invars if is_var(a)):
+            return
+        if any(a in made for a in layer.outputs if is_var(a)):
+            return
+        invars = list(first.invars)
+        invars[element] = split.invars[0]
+        self.loops[first] = Unrolled(
+            first.layer, invars, [results[-1]], split=split if axis is None else None, forms=forms,
+            axis=axis or 0, count=len(calls), carried=carried[0], element=element,
+        )  # fmt: skip
+        self.covered |= inside
 
     def find(self, layer: Layer, stacker: Stacker) -> None:
         """Finds the lists in a layer and in those inside it."""
@@ -100,6 +182,43 @@ class Lists:
         """Whether more than the next layer uses the result of a layer of a list."""
         users = [s for s in layer.steps if any(a is v for a in s.invars)]
         return len(users) != 1 or any(a is v for a in layer.outputs)
+
+
+def _way(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[Eqn, Var, list[Eqn]] | None:
+    """The split that a value is a part of, that part, and what brings it to its form."""
+    forms: list[Eqn] = []
+    while is_var(atom) and (eqn := makers.get(atom)) is not None:
+        if eqn.primitive.name in ("split", "slice"):
+            return eqn, atom, forms[::-1]
+        if eqn.primitive.name not in kinds.LAYOUT or len(eqn.invars) != 1:
+            return None
+        forms.append(eqn)
+        atom = eqn.invars[0]
+    return None
+
+
+def _axis_of_rows(found: Sequence[tuple[Eqn, Var, list[Eqn]]]) -> int | None:
+    """The axis of which the parts are the first rows, one after the other, without that axis."""
+    slices = [eqn for eqn, _, _ in found]
+    if any(e.primitive.name != "slice" or e.params["strides"] for e in slices):
+        return None
+    shape, whole = slices[0].invars[0].aval.shape, slices[0].invars[0]
+    starts = list(zip(*(e.params["start_indices"] for e in slices), strict=True))
+    moving = [k for k, column in enumerate(starts) if column == tuple(range(len(slices)))]
+    if len(moving) != 1 or any(e.invars[0] is not whole for e in slices):
+        return None
+    (axis,) = moving
+    row = (*shape[:axis], *shape[axis + 1 :])
+    for eqn, _, forms in found:
+        part = (*shape[:axis], 1, *shape[axis + 1 :])
+        ended = [e.outvars[0].aval.shape for e in (eqn, *forms)]
+        if ended != [part, row]:
+            return None
+    return axis
+
+
+def _form(eqn: Eqn) -> tuple[str, str]:
+    return eqn.primitive.name, str(eqn.params)
 
 
 def _consecutive(calls: Sequence[LayerCall], names: Sequence[str]) -> bool:
