@@ -14,7 +14,8 @@ import tensorflow as tf
 
 import invert
 from tests.heavy.probability import ROWS
-from tests.tf.op_cases import QUICK, compare, is_float_type, weigh
+from tests.tf.ops.driver import QUICK, compare
+from tests.tf.ops.samples import is_float_type, weigh
 
 pytestmark = [
     pytest.mark.slow,

@@ -20,7 +20,8 @@ from invert._config import Config
 from invert._pipeline import recover
 from invert._private.jax import eval_jaxpr
 from invert.frontends.tf_function import Variables, entry_point
-from tests.tf.op_cases import compare, is_float_type, normal, weigh
+from tests.tf.ops.driver import compare
+from tests.tf.ops.samples import is_float_type, normal, weigh
 
 QUICK = Config(verify=False)
 keras = pytest.importorskip("keras")
