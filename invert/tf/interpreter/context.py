@@ -225,7 +225,7 @@ class Context:
     def _check(self, node: Node, results: Sequence[Value]) -> None:
         """Refuse results of other dtypes than the op declares, or of other shapes than the node."""
         definition = self.graph.op_def(node.op)
-        reason = shape_problem(node.attrs, results)
+        reason = shape_problem(node, results)
         if reason is None and definition is not None and not self.config.bfloat16_constants:
             reason = result_problem(node.attrs, definition, results)
         if reason is not None:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from invert.protos.tensors import REFERENCE, decode_dtype, decode_shape, is_type, type_name
+from invert.tf.ops.node import PASSED, Node
 
 # Tensors of one type in a row: how many, and their `DataType`.
 Run = tuple[int, int]
@@ -148,20 +149,16 @@ def result_problem(attrs: Mapping[str, Any], definition: Any, results: Sequence[
     return None
 
 
-# Attributes with the shapes of all results: those that TensorFlow inferred, those of control flow,
-# and those of a module.
-_DECLARED_SHAPES = ("_output_shapes", "output_shapes", "Sout")
-
-
-def shape_problem(attrs: Mapping[str, Any], results: Sequence[Any]) -> str | None:
+def shape_problem(node: Node, results: Sequence[Any]) -> str | None:
     """How the shapes of results differ from those that a node declares, if they do.
 
     Sizes that are open or unknown on either side are not compared.
     """
-    for name in _DECLARED_SHAPES:
-        if name not in attrs:
+    for name in ("_output_shapes", "Sout", "output_shapes"):
+        # The last is of control flow; elsewhere it may be the shapes of elements.
+        if name not in node.attrs or (name == "output_shapes" and node.op not in PASSED):
             continue
-        declared = attrs[name].list.shape
+        declared = node.attrs[name].list.shape
         if len(declared) != len(results):
             continue
         for i, (proto, result) in enumerate(zip(declared, results, strict=True)):
