@@ -232,10 +232,11 @@ class Main:
         if entry.checks:
             value = syntax.tuple_of([value, *results[count : len(layer.outputs)]])
         ordinary = all(n.isidentifier() for n in entry.arg_names)
+        by_name = 0 if entry.one_argument and method.states is None else len(entry.kwargs)
         function = FunctionText(
             "", method.name, list(arguments.annotations), arguments.hints, body.statements, value,
             first=["self"], doc=_doc(entry), annotations=arguments.annotations, returns=returns,
-            keyword_only=len(entry.kwargs) + entry.draws, positional_only=not ordinary,
+            keyword_only=by_name + entry.draws, positional_only=not ordinary,
             types=arguments.types,
         )  # fmt: skip
         return self.file.with_dimensions(function, method.arguments, arguments.given)
