@@ -132,7 +132,8 @@ def test_a_cell_that_each_step_calls() -> None:
     emission = _emitted(run, arrays, _arrays((2, 4, 3))[0])
     classes = _classes(emission)
     assert [f.partition(":")[0] for f in classes["Cell"]] == ["kernel", "recurrent_kernel", "bias"]
-    assert emission.source.count("self.cell(") == 4
+    assert emission.source.count("self.cell(") == 1
+    assert "for i in range(4):\n" in emission.source
 
 
 def test_blocks_of_a_residual_network() -> None:
