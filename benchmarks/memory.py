@@ -1,10 +1,12 @@
 """Peak memory of a conversion, from a SavedModel to saved source and weights, against the weights.
 
-    python benchmarks/memory.py 300e6 --dtype bfloat16
+    python benchmarks/memory.py 300e6 --dtype bfloat16 --form constants
 
 makes a model of so many random numbers, and prints the peak that converting it adds to what the
 process holds after its imports, as a multiple of the size of the weights. Making, converting and
-loading are a process each.
+loading are a process each. The weights are variables; or constants of a SavedModel by jax2tf, whose
+file holds them twice, for the gradient; or constants of a graph of TensorFlow; or of a program by
+jax.export.
 """
 
 from __future__ import annotations
@@ -31,9 +33,13 @@ def layers_of(count: int) -> tuple[int, int]:
     return width, max(1, round(count / (width * width + width)))
 
 
-def write(path: str, count: int, dtype: str, constants: bool) -> None:
-    """A SavedModel of residual layers: with variables, or with the weights in its program."""
+FORMS = ("variables", "constants", "graph", "exported")
+
+
+def write(path: str, count: int, dtype: str, form: str) -> None:
+    """A model of residual layers: with variables, or with the weights in its program."""
     import jax
+    import jax.export
     import jax.numpy as jnp
     import numpy as np
     import tensorflow as tf
@@ -56,7 +62,21 @@ def write(path: str, count: int, dtype: str, constants: bool) -> None:
         return x
 
     spec = tf.TensorSpec([2, width], tf.as_dtype(kind))
-    if constants:
+    if form == "graph":
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(spec.dtype, spec.shape, "x")
+            for layer in weights:
+                x = x + tf.tanh(x @ tf.constant(layer["kernel"]) + tf.constant(layer["bias"]))
+            tf.identity(x, "y")
+        Path(path).write_bytes(graph.as_graph_def().SerializeToString())
+        return
+    if form == "exported":
+        held = [{k: jnp.asarray(v) for k, v in layer.items()} for layer in weights]
+        exported = jax.export.export(jax.jit(lambda x: apply(held, x)))
+        blob = exported(jax.ShapeDtypeStruct((2, width), kind)).serialize()
+        Path(path).write_bytes(blob)
+        return
+    if form == "constants":
         held = [{k: jnp.asarray(v) for k, v in layer.items()} for layer in weights]
         converted = jax2tf.convert(lambda x: apply(held, x))
         module.f = tf.function(converted, autograph=False, input_signature=[spec])
@@ -98,7 +118,31 @@ def resident(*, mapped: bool = True) -> int:
     return (pages if mapped else pages - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
-def convert(source: str, target: str) -> None:
+def read(source: str) -> Any:
+    import invert
+
+    if Path(source).is_dir():
+        return invert.load(source)
+    data = Path(source).read_bytes()
+    return (
+        invert.convert_graphdef(data, ["x:0"], ["y:0"])
+        if data[:1] == b"\n"
+        else invert.from_exported(data)
+    )
+
+
+def peak_of_children() -> int:
+    """The largest resident memory of each child process that runs, in bytes, added up."""
+    found = 0
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            for line in Path(f"/proc/{child}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    found += int(line.split()[1]) * 1024
+    return found
+
+
+def convert(source: str, target: str, form: str) -> None:
     """Converts and saves; prints what that took."""
     import tensorflow  # noqa: F401  what a conversion imports is no part of its peak
 
@@ -107,15 +151,26 @@ def convert(source: str, target: str) -> None:
     # Whatever is imported or started on first use, on a model of no size.
     with tempfile.TemporaryDirectory() as small:
         subprocess.run(
-            [sys.executable, __file__, "1000", "--step", "write", "--model", f"{small}/m"],
+            [
+                sys.executable,
+                __file__,
+                "1000",
+                "--step",
+                "write",
+                "--model",
+                f"{small}/m",
+                "--form",
+                form,
+            ],
             check=True,
         )
-        invert.save(invert.load(f"{small}/m"), f"{small}/out")
+        invert.save(read(f"{small}/m"), f"{small}/out")
+    children = peak_of_children()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     start, peak = resident(), Peak()
     clock = time.process_time()
     peak.stage("load")
-    module = invert.load(source)
+    module = read(source)
     peak.stage("source")
     lines = len(module.source.splitlines())
     peak.stage("save")
@@ -123,8 +178,9 @@ def convert(source: str, target: str) -> None:
     seconds = time.process_time() - clock
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     # The kernel counts the highest of the whole process; before the work it was lower.
-    print(json.dumps({"peak": max(highest, before) - start, "stages": peak.found, "after":
-                      resident() - start, "seconds": seconds, "lines": lines}))  # fmt: skip
+    found = {"peak": max(highest, before) - start, "stages": peak.found}
+    found |= {"after": resident() - start, "children": peak_of_children() - children}
+    print(json.dumps({**found, "seconds": seconds, "lines": lines}))
 
 
 def load(target: str) -> None:
@@ -154,16 +210,18 @@ def step(name: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
 
 
-def measure(count: int, dtype: str = "float32", *, constants: bool = False) -> dict[str, Any]:
+def measure(count: int, dtype: str = "float32", *, form: str = "variables") -> dict[str, Any]:
     """Makes, converts and loads a model; sizes are in bytes.
 
     **Returns:** `weights`, the size of the weights; `peak`, the most memory the conversion added;
+        `children`, the most that it added to its child processes, such as the one that reads first;
         `load`, the most that loading the result added, without the pages of the mapped file;
         `stages`, the peak of each stage.
     """
     with tempfile.TemporaryDirectory() as where:
         common = ["--model", f"{where}/model", "--out", f"{where}/out", "--dtype", dtype]
-        step("write", str(count), *common, *(["--constants"] if constants else []))
+        common += ["--form", form]
+        step("write", str(count), *common)
         found = step("convert", str(count), *common)
         weights = sum(p.stat().st_size for p in Path(where, "out").glob("weights*"))
         loaded = step("load", str(count), *common)
@@ -174,22 +232,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("count", nargs="?", type=lambda t: int(float(t)), default=30_000_000)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--constants", action="store_true", help="weights in the program itself")
+    parser.add_argument("--form", choices=FORMS, default="variables")
     parser.add_argument("--step", choices=("write", "convert", "load"), help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if options.step == "write":
-        write(options.model, options.count, options.dtype, options.constants)
+        write(options.model, options.count, options.dtype, options.form)
     elif options.step == "convert":
-        convert(options.model, options.out)
+        convert(options.model, options.out, options.form)
     elif options.step == "load":
         load(options.out)
     else:
-        found = measure(options.count, options.dtype, constants=options.constants)
+        found = measure(options.count, options.dtype, form=options.form)
         rows = {"weights": found["weights"], "peak of the conversion": found["peak"]}
         rows |= {f"  {name}": peak for name, peak in found["stages"].items() if name}
+        rows["peak of its child processes"] = found["children"]
         rows |= {"held after it": found["after"], "peak of loading the result": found["load"]}
         for label, size in rows.items():
             print(f"{label:<28} {size / 1e6:>9.1f} MB {size / found['weights']:>6.2f} x")

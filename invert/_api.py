@@ -28,12 +28,13 @@ from invert.patterns.short import pattern as pattern
 _DEFAULT = Config()
 
 
-def _build(
+def from_entry(
     entry: EntryPoint,
     config: Config,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Module:
+    """The module of an entry point, recovered at the types of an example where there is one."""
     entry = with_sizes(entry, config.sizes)
     function = Function(entry, lambda entry, avals: recover(entry, avals, config), config)
     if function.is_static:
@@ -128,8 +129,8 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
         entry = tf_function.entry_point(tf_fn, args, kwargs, config=config)
     # A program with open sizes is recovered when it is called.
     if is_open((args, kwargs)):
-        return _build(entry, config)
-    return _build(entry, config, *arrays_of(args, kwargs, entry))
+        return from_entry(entry, config)
+    return from_entry(entry, config, *arrays_of(args, kwargs, entry))
 
 
 def _opened(
@@ -217,7 +218,7 @@ def convert_graphdef(
     from invert.frontends import graphdef
 
     entry = graphdef.entry_point(graph_def, inputs, outputs, variables=variables, config=config)
-    return _build(entry, config)
+    return from_entry(entry, config)
 
 
 def load(
@@ -285,7 +286,7 @@ def load(
         entries = saved_model.entry_points(path, signature=signature, tags=tags, config=config)
         names = [signature] if signature is not None else saved_model.chosen_names(entries)
         if len(names) == 1:
-            return _build(plan.entry(entries[names[0]]), config)
+            return from_entry(plan.entry(entries[names[0]]), config)
         return _build_methods(path.name, plan.entries(entries), names, config)
     try:
         entries = _containers.entry_points(path, kind, config, signature=signature)
@@ -306,7 +307,7 @@ def _build_all(
     if len(entries) > 1:
         return _build_methods(name, plan.entries(entries), list(entries), config)
     (entry,) = entries.values()
-    return _build(plan.entry(entry), config)
+    return from_entry(plan.entry(entry), config)
 
 
 def from_stablehlo(
@@ -384,4 +385,4 @@ def from_exported(
     """
     from invert.frontends import exported as frontend
 
-    return _build(frontend.entry_point(exported, config=config), config)
+    return from_entry(frontend.entry_point(exported, config=config), config)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import io
 import os
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from typing import IO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, TypeVar, cast
 
 from invert._errors import InvertError
 
 _LENGTH = struct.Struct("<Q")
+T = TypeVar("T")
 
 
 class ChildError(InvertError):
@@ -67,12 +70,31 @@ class Child:
 
         **Raises:** `ChildError` where there is none in that time, or the child dies.
         """
+        send = functools.partial(write_message, parts=request, size=sum(map(len, request)))
+        return self.exchange(send, read_message, seconds=seconds)
+
+    def exchange(
+        self,
+        send: Callable[[IO[bytes]], None],
+        receive: Callable[[IO[bytes]], T | None],
+        *,
+        seconds: float,
+    ) -> T:
+        """What `receive` reads after `send` has written; it gives `None` where the answer ends.
+
+        **Raises:** as `ask`.
+        """
         with self._lock:
             if self._process is None or self._owner != os.getpid():
                 self._start()
-            return self._exchange(seconds, *request)
+            return self._exchange(seconds, send, receive)
 
-    def _exchange(self, seconds: float, *request: bytes) -> bytes:
+    def _exchange(
+        self,
+        seconds: float,
+        send: Callable[[IO[bytes]], None] | None,
+        receive: Callable[[IO[bytes]], T | None],
+    ) -> T:
         process = self._process
         assert process is not None and process.stdin and process.stdout
         late = threading.Event()
@@ -85,9 +107,9 @@ class Child:
         timer = threading.Timer(seconds, give_up)
         timer.start()
         try:
-            if request:
-                write_message(process.stdin, *request)
-            reply = read_message(process.stdout)
+            if send is not None:
+                send(process.stdin)
+            reply = receive(process.stdout)
         except OSError:
             reply = None  # the pipe broke: the child died while it read
         finally:
@@ -114,7 +136,7 @@ class Child:
             raise ChildStartError(f"its process ({sys.executable}) could not start: {e}") from e
         self._owner = os.getpid()
         try:
-            self._exchange(self._start_seconds)
+            self._exchange(self._start_seconds, None, read_message)
         except ChildError as e:
             raise ChildStartError(f"while its process ({sys.executable}) started, {e}") from e
 
@@ -137,18 +159,26 @@ class Child:
         return process.returncode
 
 
-def write_message(stream: IO[bytes], *parts: bytes) -> None:
-    """Write one message."""
-    stream.write(_LENGTH.pack(sum(map(len, parts))))
+def write_message(stream: IO[bytes], parts: Iterable[bytes], size: int) -> None:
+    """Write one message of so many bytes."""
+    stream.write(_LENGTH.pack(size))
     stream.writelines(parts)
     stream.flush()
 
 
 def read_message(stream: IO[bytes]) -> bytes | None:
     """Read one message; `None` where the stream ends before it does."""
+    length = read_length(stream)
+    content = None if length is None else stream.read(length)
+    return content if content is not None and len(content) == length else None
+
+
+def read_length(stream: IO[bytes]) -> int | None:
+    """Read how long a message is; its content follows."""
     head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    content = stream.read(length)
-    return content if len(content) == length else None
+    return _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else None
+
+
+def read_into(stream: IO[bytes], room: memoryview) -> bool:
+    """Fill memory with what follows; `False` where the stream ends before."""
+    return cast(io.BufferedReader, stream).readinto(room) == len(room)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.export
@@ -26,9 +27,13 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     """
     trusted = not isinstance(exported, (bytes, bytearray))
     if isinstance(exported, (bytes, bytearray)):
-        exported = _deserialize(bytearray(exported))
+        exported = _deserialize(exported)
+    # Let go once it is parsed, and where the artifact was made here, with it.
+    module = [exported.mlir_module_serialized]
+    if not trusted:
+        exported = dataclasses.replace(exported, mlir_module_serialized=b"")
     program = Program.from_bytes(
-        exported.mlir_module_serialized,
+        module.pop,
         config=config,
         platforms=tuple(exported.platforms),
         trusted=trusted,
@@ -162,10 +167,10 @@ def _shape(aval: Any) -> tuple[int | str | None, ...]:
     return tuple(n if isinstance(n, int) else str(n) for n in aval.shape)
 
 
-def _deserialize(blob: bytearray) -> jax.export.Exported:
+def _deserialize(blob: bytes | bytearray) -> jax.export.Exported:
     # Flatbuffers are read without bounds checks in places; the reader then fails in many ways.
     try:
-        return jax.export.deserialize(blob)
+        return jax.export.deserialize(cast(bytearray, blob))  # only read
     except Exception as error:
         raise MalformedModelError(
             f"The bytes are not a serialized jax.export.Exported that this jax ({jax.__version__}) "

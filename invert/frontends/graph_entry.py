@@ -13,7 +13,7 @@ import numpy as np
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.frontends.signature import Signature
-from invert.primitives.tf.control_flow import check_resource
+from invert.primitives.tf.control_flow import checks_of
 from invert.protos.tensors import decode_dtype
 from invert.tf.fallback.host import text_problems
 from invert.tf.interpreter.analysis import Analysis
@@ -62,6 +62,23 @@ class _Run:
         return out + [array(state[handle]) for handle in (*self.checks, *self.assigned)]
 
 
+def at_shapes(entry: EntryPoint, shapes: Sequence[tuple[int, ...]]) -> EntryPoint | None:
+    """The same graph for arguments of other shapes than those that it declares, also other ranks.
+
+    `None` where the entry point is not a graph.
+    """
+    if not isinstance(entry.fn, _Run):
+        return None
+    given = iter(shapes)
+    args, kwargs = jax.tree_util.tree_map(
+        lambda spec: dataclasses.replace(spec, shape=tuple(next(given))),
+        (entry.args, dict(entry.kwargs)),
+    )
+    signature = dataclasses.replace(entry.fn.signature, args=args, kwargs=kwargs)
+    run = dataclasses.replace(entry.fn, signature=signature)
+    return dataclasses.replace(entry, fn=run, args=args, kwargs=kwargs)
+
+
 def graph_entry(
     program: Analysis,
     signature: Signature,
@@ -97,7 +114,7 @@ def graph_entry(
     changed = {f for i, f in enumerate(feeds, count) if isinstance(f, Resource) and i in written}
     changed |= {h for h in stored if h.name in written}
     assigned = [i for i, h in enumerate(handles) if h in changed]
-    checks = {check_resource(node): node for node in program.checks}
+    checks = {check: text for node in program.checks for check, text in checks_of(node).items()}
     run = _Run(
         program,
         name,
@@ -124,10 +141,7 @@ def graph_entry(
         problems=tuple(problems),
         ops=program.ops,
         outside="the rules that raised its TensorFlow ops",
-        checks=tuple(
-            f"tf.{node.op} ({node.location}) failed: {node.message}".rstrip(": ")
-            for node in checks.values()
-        ),
+        checks=tuple(checks.values()),
     )
 
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param
@@ -23,6 +23,7 @@ from invert.frontends.folder import Files, assets_of, files_of
 from invert.frontends.graph_entry import check_count, function_entry, unique
 from invert.frontends.saved_objects import Concrete, SavedFunction, SavedObjects, captured
 from invert.frontends.signature import describe, distinct, read_outputs, read_signature
+from invert.protos import file_parts
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
 from invert.tf.gradients.saved import SavedGradients
@@ -33,6 +34,7 @@ from invert.tf.ops.state import Resource
 # The name TensorFlow gives a variable that was not given one.
 _GENERIC = re.compile(r"Variable(_\d+)?")
 
+T = TypeVar("T")
 Read = Callable[[str, bool], EntryPoint]
 
 
@@ -108,8 +110,9 @@ def entry_points(
     - `UnsupportedOpError`: the model refers to files outside of its folder.
     """
     directory = Path(path)
-    meta, with_objects, files = open_graph(directory, tags)
-    library = Library.of(meta.graph_def)
+    proto, parts = _read(directory, file_parts.read_message)
+    meta, with_objects, files = _choose_graph(proto, directory, tags)
+    library = Library.of(meta.graph_def, parts)
     if with_objects:
         objects = SavedObjects(meta, library, files, directory)
         points = _Model(objects, config, directory).entry_points(strict)
@@ -125,12 +128,13 @@ def entry_points(
     return points.only(signature)
 
 
-def open_graph(directory: Path, tags: Sequence[str] | None) -> tuple[Any, bool, Files]:
+def _choose_graph(
+    proto: Any, directory: Path, tags: Sequence[str] | None
+) -> tuple[Any, bool, Files]:
     """The `MetaGraphDef` of some tags, whether its objects count, and the files of the model.
 
     **Raises:** as `entry_points`.
     """
-    proto = read_proto(directory)
     chosen = choose_tags(proto, directory, tags)
     try:
         files = files_of(directory, asset_names(proto))
@@ -192,7 +196,12 @@ def _listing(points: Mapping[str, EntryPoint]) -> str:
 
 
 def read_proto(directory: Path) -> Any:
-    """The `SavedModel` message of a directory."""
+    """The `SavedModel` message of a directory, whole."""
+    return _read(directory, lambda name, file: (parse(name, file.read_bytes(), str(file)), None))[0]
+
+
+def _read(directory: Path, read: Callable[[str, Path], tuple[Any, T]]) -> tuple[Any, T]:
+    """What `read` gives for the file of a `SavedModel` message, which holds a graph."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise MalformedModelError(f"{directory} {what}; expected a SavedModel directory")
@@ -203,14 +212,14 @@ def read_proto(directory: Path) -> Any:
     if found.problems:
         raise UnsupportedOpError(found.problems)
     try:
-        data = file.read_bytes()
+        proto, parts = read("SavedModel", file)
+        empty = file.stat().st_size == 0
     except OSError as e:
         raise MalformedModelError(f"{file} cannot be read as a SavedModel: {e}") from e
-    proto = parse("SavedModel", data, str(file))
     if not proto.meta_graphs:
-        reason = "is empty" if not data else "holds no graph"
+        reason = "is empty" if empty else "holds no graph"
         raise MalformedModelError(f"{file} {reason}; it is truncated or not a SavedModel")
-    return proto
+    return proto, parts
 
 
 def choose_tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import jax
@@ -11,6 +12,9 @@ from jax import Array
 
 # Where memory must begin for XLA's CPU devices to take it as it is (jaxlib 0.10.2 and 0.12).
 _ALIGNMENT = 64
+
+# Bytes of large constants by digest, as long as something holds them.
+KnownBytes = MutableMapping[bytes, np.ndarray]
 
 
 def aligned(value: np.ndarray) -> np.ndarray:
@@ -23,12 +27,17 @@ def aligned(value: np.ndarray) -> np.ndarray:
     fits = value.ctypes.data % _ALIGNMENT == 0 and value.flags.c_contiguous
     if fits or narrowed or value.flags.writeable or jax.default_backend() != "cpu":
         return value
-    room = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    made = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    made = aligned_room(value.nbytes).view(value.dtype).reshape(value.shape)
     made[...] = value
     made.flags.writeable = False
     return made
+
+
+def aligned_room(size: int) -> np.ndarray:
+    """Memory of so many bytes, to be filled, where `device_array` can share it."""
+    room = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    return room[start : start + size]
 
 
 def device_array(value: Any) -> Array | np.ndarray:

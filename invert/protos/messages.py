@@ -6,7 +6,7 @@ They live in a pool of their own, so that they never meet those that TensorFlow 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -130,6 +130,84 @@ def own(given: Any, name: str, where: str) -> Any:
     return parse(name, bytes(data), where)
 
 
+# -- what is large in a message
+
+# The attributes that may be left out of a message, by name: programs in a format of their own.
+_PROGRAMS = (b"module",)
+
+
+class Cut(NamedTuple):
+    """Bytes that were left out of a message, and what is in their place."""
+
+    stands_for_it: bytes
+    start: int
+    size: int
+
+
+def cut(name: str, data: Any, large: int, secret: bytes, cuts: list[Cut]) -> bytes | None:
+    """The bytes of a message in which large programs have a few others in their place.
+
+    **Arguments:**
+
+    - `data`: the bytes, which may be a file that is mapped.
+    - `large`: what is smaller than this stays.
+    - `secret`: what the bytes in their place begin with.
+    - `cuts`: what is left out is added here.
+
+    **Returns:** `None` where nothing is left out, or where the bytes are damaged.
+    """
+    tables = {n: {r.number: r for r in rows} for n, rows in _rows().items()}
+
+    def walk(kind: str, start: int, end: int, program: bool) -> list[bytes] | None:
+        parts: list[bytes] = []
+        done = start
+        for number, wire, begin, low, high in _fields(data, start, end, ""):
+            if wire != _BYTES or high - low < large or number not in tables[kind]:
+                continue
+            row = tables[kind][number]
+            inner: list[bytes] | None = None
+            if row.key:
+                inner = entry(row.type, low, high)
+            elif row.type in tables:
+                inner = walk(row.type, low, high, program)
+            elif row.type == "bytes" and program and not row.repeated:
+                made = secret + len(cuts).to_bytes(8, "little")
+                cuts.append(Cut(made, low, high - low))
+                inner = [made]
+            if inner is not None:
+                parts += [data[done:begin], _header(number, inner), *inner]
+                done = high
+        return [*parts, data[done:end]] if parts else None
+
+    def entry(kind: str, start: int, end: int) -> list[bytes] | None:
+        """The entry of a map: its key, and a value of this kind."""
+        fields = list(_fields(data, start, end, ""))
+        if kind not in tables or [f[:2] for f in fields] != [(1, _BYTES), (2, _BYTES)]:
+            return None
+        (_, _, _, *key), (_, _, begin, low, high) = fields
+        inner = walk(kind, low, high, data[key[0] : key[1]] in _PROGRAMS)
+        return inner and [data[start:begin], _header(2, inner), *inner]
+
+    try:
+        parts = walk(name, 0, len(data), False)
+    except _FaultError:
+        return None
+    return None if parts is None else b"".join(parts)
+
+
+def _header(number: int, content: Sequence[bytes]) -> bytes:
+    """What stands before the content of a field of bytes."""
+    return _varint_of(number << 3 | _BYTES) + _varint_of(sum(map(len, content)))
+
+
+def _varint_of(n: int) -> bytes:
+    made = bytearray()
+    while n > 127:
+        made.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*made, n])
+
+
 # -- where bytes are damaged
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -171,9 +249,7 @@ def _fault(name: str, data: bytes) -> str:
     return "its fields are not of the types they should be"
 
 
-def _fields(
-    data: bytes, start: int, end: int, path: str
-) -> Iterator[tuple[int, int, int, int, int]]:
+def _fields(data: Any, start: int, end: int, path: str) -> Iterator[tuple[int, int, int, int, int]]:
     """Number, encoding, place and content of each field between two places."""
     place = start
     inside = f" (in {path})" if path else ""
@@ -199,7 +275,7 @@ def _fields(
         yield number, wire, begin, low, place
 
 
-def _varint(data: bytes, place: int, end: int, inside: str) -> tuple[int, int]:
+def _varint(data: Any, place: int, end: int, inside: str) -> tuple[int, int]:
     value = 0
     for i in range(10):
         if place + i >= end:

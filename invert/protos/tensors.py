@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from invert._errors import MalformedModelError
+from invert.ir.arrays import aligned
 
 
 class _Type(NamedTuple):
@@ -75,6 +76,8 @@ _MOST_BYTES = (1 << 63) - 1
 # So many are put back where it holds others besides.
 _MOST_PADDING = 1 << 28
 
+_SHARED_BYTES = 1 << 16
+
 # Fields that hold the bits of a value as a whole number.
 _BITS = {"half_val": np.uint16, "float8_val": np.uint8}
 _PARTS = {"scomplex_val": np.float32, "dcomplex_val": np.float64}
@@ -108,7 +111,7 @@ def decode_shape(proto: Any) -> tuple[int | None, ...] | None:
 
 
 def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
-    """A `TensorProto` as an array, with one copy of its bytes at most.
+    """A `TensorProto` as an array, with two copies of its bytes at most, one of which is let go.
 
     What repeats one value is a view of that, however large.
 
@@ -128,7 +131,9 @@ def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
     if content and dtype.kind != "O":
         if len(content) != size * dtype.itemsize:
             raise MalformedModelError(f"{what} holds {len(content)} bytes")
-        return np.frombuffer(content, dtype, count=size).reshape(sizes)
+        value = np.frombuffer(content, dtype, count=size).reshape(sizes)
+        # The module then shares it. Of what is small a copy does not matter.
+        return aligned(value) if value.nbytes >= _SHARED_BYTES else value
     values = _values(proto, _TYPES[proto.dtype])
     if not len(values):
         values = np.array([b""], object) if dtype.kind == "O" else np.zeros(1, dtype)

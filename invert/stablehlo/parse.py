@@ -17,9 +17,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.mlir import ir, make_ir_context, stablehlo_dialect
-from invert.stablehlo.parse_in_child import REMEDY, rewrite_in_child
+from invert.protos.file_parts import FilePart
+from invert.stablehlo.parse_in_child import REMEDY, KnownBytes, rewrite_in_child
 from invert.stablehlo.parse_worker import read
 
 _MAGIC = b"ML\xefR"
@@ -28,10 +31,12 @@ _VERSION = re.compile(rb"StableHLO_v(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
 def parse_module(
-    blob: bytes | str | Callable[[], bytes],
+    blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
     *,
     what: str = "StableHLO module",
     trusted: bool = False,
+    large: list[np.ndarray] | None = None,
+    known: KnownBytes | None = None,
 ) -> ir.Module:
     """Parse and verifies one StableHLO module.
 
@@ -42,6 +47,9 @@ def parse_module(
     - `what`: how messages name the module.
     - `trusted`: `True` for bytes that this very process made. They are read at once; any others
         are read in a child process first, because damaged bytes can end the process that reads.
+    - `large`: where the bytes of large constants go, which the module then holds the numbers of.
+        Those of trusted bytes stay in the module.
+    - `known`: bytes of such constants by digest; what is in it is not held twice.
 
     **Returns:** the module. It holds StableHLO, CHLO, `func` and `sdy` ops, and at least one public
     function.
@@ -53,7 +61,9 @@ def parse_module(
         blob = blob()
     if isinstance(blob, (bytearray, memoryview)):
         blob = bytes(blob)
-    if not isinstance(blob, (bytes, str)):
+    if isinstance(blob, FilePart) and blob.part(0, len(_MAGIC)) != _MAGIC:
+        blob = bytes(blob)
+    if not isinstance(blob, (bytes, str, FilePart)):
         raise MalformedModelError(
             f"The {what} is a {type(blob).__name__}. Pass MLIR text as str, or bytecode as bytes."
         )
@@ -62,10 +72,16 @@ def parse_module(
     except UnicodeEncodeError as e:
         raise MalformedModelError(f"The {what} is text with lone surrogates ({e}).") from e
     del blob
-    if not data.strip():
+    if isinstance(data, bytes) and not data.strip():
         raise MalformedModelError(f"The {what} is empty. {_AGAIN}")
     kind = _kind(data, what)
-    if kind == "text" and b"!quant." in data:
+    form = kind
+    if isinstance(data, FilePart):
+        form, data = (
+            "bytecode",
+            rewrite_in_child(kind, data.chunks(), len(data), what, large, known),
+        )
+    elif kind == "text" and b"!quant." in data:
         # jaxlib 0.10.2 does not know the dialect, and says so in terms of MLIR only.
         raise UnsupportedOpError(
             [
@@ -77,11 +93,12 @@ def parse_module(
                 )
             ]
         )
-    form = kind
-    if kind.startswith("hlo"):
-        data = proto_of_hlo(data) or data
-    if not trusted or kind.startswith("hlo"):
-        form, data = "bytecode", rewrite_in_child(kind, data, what)
+    elif not trusted or kind.startswith("hlo"):
+        if kind.startswith("hlo"):
+            data = proto_of_hlo(data) or data
+        sent, size = iter([data]), len(data)
+        del data  # let go once it is sent
+        form, data = "bytecode", rewrite_in_child(kind, sent, size, what, large, known)
     module = read(ir, stablehlo_dialect, make_ir_context, form, data)
     if isinstance(module, str):
         raise MalformedModelError(f"The {what} cannot be read: {module}. {REMEDY[kind]}")
@@ -164,12 +181,12 @@ def _is_name(content: bytes) -> bool:
         return False
 
 
-def _kind(data: bytes, what: str) -> str:
+def _kind(data: bytes | FilePart, what: str) -> str:
     """`"portable"`, `"bytecode"`, `"text"`, `"hlo"` or `"hlotext"`.
 
     **Raises:** `MalformedModelError` for a container that is visibly broken.
     """
-    if not data.startswith(_MAGIC):
+    if isinstance(data, bytes) and not data.startswith(_MAGIC):
         if proto_of_hlo(data) is not None:
             return "hlo"
         try:
@@ -194,8 +211,8 @@ def _kind(data: bytes, what: str) -> str:
         return "text"
     try:
         _, at = _varint(data, 4)
-        end = data.index(0, at)
-        producer = data[at:end]
+        end = data.index(b"\0", at)
+        producer = data[at:end] if isinstance(data, bytes) else data.part(at, end)
         match = _VERSION.fullmatch(producer)
         if match:  # before the sections: a newer version may have sections of its own
             _check_version(tuple(int(n) for n in match.groups()), what)
@@ -226,7 +243,7 @@ def _check_version(version: tuple[int, ...], what: str) -> None:
         )
 
 
-def _check_sections(data: bytes, at: int) -> None:
+def _check_sections(data: bytes | FilePart, at: int) -> None:
     """Walk the sections of the bytecode: id, length, alignment, contents."""
     seen = set()
     while at < len(data):
@@ -253,7 +270,7 @@ def _check_sections(data: bytes, at: int) -> None:
         raise ValueError(f"sections {sorted(missing)} are missing")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes | FilePart, at: int) -> tuple[int, int]:
     """A PrefixVarInt of MLIR bytecode: the low zero bits count the bytes that follow."""
     if at >= len(data):
         raise ValueError(f"the bytes end at {len(data)} within a header")
@@ -262,5 +279,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     if at + size > len(data):
         raise ValueError(f"the bytes end at {len(data)} within a header")
     if size == 9:
-        return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
-    return int.from_bytes(data[at : at + size], "little") >> size, at + size
+        return _integer(data, at + 1, 8), at + 9
+    return _integer(data, at, size) >> size, at + size
+
+
+def _integer(data: bytes | FilePart, at: int, size: int) -> int:
+    return sum(data[at + i] << 8 * i for i in range(size))

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import pathlib
+from collections.abc import Iterator
+from typing import IO
 
-from invert._child import Child, ChildError, ChildStartError
+import numpy as np
+
+from invert._child import (
+    Child,
+    ChildError,
+    ChildStartError,
+    read_into,
+    read_length,
+    read_message,
+    write_message,
+)
 from invert._errors import InvertError, MalformedModelError
 from invert._private.mlir import READER_PRELUDE
+from invert.ir.arrays import KnownBytes, aligned_room
+from invert.stablehlo.ops.constants import LARGE
 
 _WORKER = pathlib.Path(__file__).with_name("parse_worker.py")
 REMEDY = {
@@ -35,14 +51,42 @@ def _child() -> Child:
     return Child(["-c", code], {"MALLOC_PERTURB_": "165"}, start_seconds=_START_SECONDS)
 
 
-def rewrite_in_child(kind: str, data: bytes, what: str) -> bytes:
-    """The module as MLIR bytecode that the child process wrote after it had read `data`.
+def rewrite_in_child(
+    kind: str,
+    parts: Iterator[bytes],
+    size: int,
+    what: str,
+    large: list[np.ndarray] | None = None,
+    known: KnownBytes | None = None,
+) -> bytes:
+    """The module as MLIR bytecode that the child process wrote after it had read `parts`.
+
+    **Arguments:**
+
+    - `size`: how many bytes the parts have together.
+    - `large`, `known`: as of `parse.parse_module`.
 
     **Raises:** `MalformedModelError` where the child cannot read it, crashes or hangs.
     """
-    seconds = _SECONDS + _SECONDS_PER_BYTE * len(data)
+    seconds = _SECONDS + _SECONDS_PER_BYTE * size
+    order = f"{kind:8}{'' if large is None else LARGE:16}".encode()
+
+    def send(stream: IO[bytes]) -> None:
+        write_message(stream, itertools.chain([order], parts), len(order) + size)
+
+    def receive(stream: IO[bytes]) -> bytes | None:
+        answer = read_message(stream)
+        if answer is None or not answer.startswith(_MAGIC):
+            return answer
+        values = _large_values(stream, {} if known is None else known)
+        if values is None:
+            return None
+        if large is not None:
+            large.extend(values)
+        return answer
+
     try:
-        answer = _child().ask(f"{kind:8}".encode(), data, seconds=seconds)
+        answer = _child().exchange(send, receive, seconds=seconds)
     except ChildStartError as e:
         raise InvertError(f"The module cannot be checked: {e}. {_TRUST}") from e
     except ChildError as e:
@@ -57,3 +101,19 @@ def rewrite_in_child(kind: str, data: bytes, what: str) -> bytes:
             return answer
         reason = answer.decode()
     raise MalformedModelError(f"The {what} cannot be read: {reason}. {REMEDY[kind]}")
+
+
+def _large_values(stream: IO[bytes], known: KnownBytes) -> list[np.ndarray] | None:
+    """The bytes of constants that follow a module; `None` where the stream ends before."""
+    values: list[np.ndarray] = []
+    for _ in range(read_length(stream) or 0):
+        size = read_length(stream)
+        if size is None:
+            return None
+        room = aligned_room(size)
+        if not read_into(stream, room.data):
+            return None
+        room.flags.writeable = False
+        digest = hashlib.sha256(room.data).digest()
+        values.append(known.setdefault(digest, room))
+    return values

@@ -17,6 +17,8 @@ from typing import Any
 # A module nested so deep that it needs more than this is refused here.
 _STACK_BYTES = 2 << 20
 _REASON_CHARS = 2000
+# The least size of constants whose bytes go apart.
+_LARGE_BYTES = 1 << 16
 _LENGTH = struct.Struct("<Q")
 
 
@@ -59,10 +61,12 @@ def serve(
     make_context: Callable[[], Any],
     hlo_to_bytecode: Callable[[bytes, bool], bytes],
 ) -> None:
-    """Answer each module, after the eight letters of its kind, with the module as MLIR itself
-    writes it, or with the reason why it cannot be read. Messages are those of `_child.py`."""
+    """Answer each module, after eight letters of its kind and sixteen of the attribute that its
+    large constants get, if any, with the module as MLIR itself writes it, the number of those
+    constants and their bytes; or with the reason why it cannot be read. Messages are those of
+    `_child.py`."""
 
-    def reply(message: bytes) -> None:
+    def reply(message: bytes | memoryview) -> None:
         sys.stdout.buffer.write(_LENGTH.pack(len(message)))
         sys.stdout.buffer.write(message)
         sys.stdout.buffer.flush()
@@ -71,18 +75,30 @@ def serve(
         reply(b"")
         while len(header := sys.stdin.buffer.read(_LENGTH.size)) == _LENGTH.size:
             kind = sys.stdin.buffer.read(8).decode().rstrip()
-            blob = sys.stdin.buffer.read(_LENGTH.unpack(header)[0] - 8)
+            apart = sys.stdin.buffer.read(16).decode().rstrip()
+            blob = sys.stdin.buffer.read(_LENGTH.unpack(header)[0] - 24)
             _limit_memory(len(blob))
             try:
                 if kind.startswith("hlo"):
                     blob, kind = hlo_to_bytecode(blob, kind == "hlotext"), "bytecode"
                 module = read(ir, stablehlo, make_context, kind, blob)
+                del blob
             except (RuntimeError, ValueError, MemoryError) as e:  # the first is XLA's
                 module = _shortened(str(e).strip())
             reason = module if isinstance(module, str) else _unreadable(module)
-            answer = reason.encode(errors="replace") if reason else _bytecode(module)
-            del module  # a damaged heap shows when it is freed
+            if reason:
+                del module  # a damaged heap shows when it is freed
+                reply(reason.encode(errors="replace"))
+                continue
+            large = _take_large(ir, module, apart)
+            answer = _bytecode(module)
+            if not large:
+                del module
             reply(answer)
+            sys.stdout.buffer.write(_LENGTH.pack(len(large)))
+            for value in large:
+                reply(_bytes_of(value))
+            large, module = [], None
 
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=loop)
@@ -126,6 +142,57 @@ def _unreadable(module: Any) -> str:
     except UnicodeDecodeError as e:
         return f"a name in it is not UTF-8 ({e.object[:40]!r})"
     return ""
+
+
+# Types whose elements MLIR stores as NumPy does; those without a buffer are taken as printed.
+_STORED = {*(f"{k}{n}" for k in ("i", "ui") for n in (8, 16, 32, 64)), "f16", "f32", "f64"}
+_PRINTED = {"bf16"}
+
+
+def _take_large(ir: Any, module: Any, attribute: str) -> list[Any]:
+    """Put the number of each large constant in its place, as an attribute beside zeros.
+
+    **Returns:** their values; none without a name for the attribute.
+    """
+    large: list[Any] = []
+
+    def visit(view: Any) -> Any:
+        op = view.operation
+        if attribute in op.attributes:  # the name is this package's own
+            del op.attributes[attribute]
+        if op.name == "stablehlo.constant":
+            element = op.results[0].type.element_type
+            name = str(element)
+            # The value of a complex constant cannot even be asked for.
+            if name in _STORED | _PRINTED:
+                value = op.attributes["value"]
+                if (
+                    isinstance(value, ir.DenseElementsAttr)
+                    and not value.is_splat
+                    and len(value) * element.width // 8 >= _LARGE_BYTES
+                ):
+                    whole = isinstance(element, ir.IntegerType)
+                    zero = ir.IntegerAttr.get(element, 0) if whole else ir.FloatAttr.get(element, 0)
+                    number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), len(large))
+                    op.attributes["value"] = ir.DenseElementsAttr.get_splat(value.type, zero)
+                    op.attributes[attribute] = number
+                    large.append(value)
+        return ir.WalkResult.ADVANCE
+
+    if attribute:
+        with module.context, ir.Location.unknown():
+            module.operation.walk(visit)
+    return large
+
+
+def _bytes_of(value: Any) -> bytes | memoryview:
+    try:
+        view = memoryview(value)
+    except (BufferError, TypeError, ValueError):
+        text = str(value)
+        start = text.index('"0x') + 3
+        return bytes.fromhex(text[start : text.index('"', start)])
+    return view.cast("B")
 
 
 def _bytecode(module: Any) -> bytes:

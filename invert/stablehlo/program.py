@@ -15,7 +15,9 @@ from invert._config import Config
 from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert._private.mlir import text_of
+from invert.ir.arrays import KnownBytes
 from invert.primitives.stablehlo import calls
+from invert.protos.file_parts import FilePart
 from invert.stablehlo.ops import interpreter
 from invert.stablehlo.ops.attributes import element_dtype, is_token, location_text, shape_of, string
 from invert.stablehlo.ops.devices import Devices, devices_of
@@ -41,6 +43,7 @@ class Program:
     - `module`: the verified MLIR module.
     - `platforms`: the platforms it was lowered for; several make it take a platform index.
     - `mesh`: the mesh of devices that its container states.
+    - `large`: the bytes of large constants, of which the module holds the numbers.
     - `start`: the function that is called; by default `main`, or the only public function.
     """
 
@@ -50,17 +53,19 @@ class Program:
     location: str = ""
     mesh: AbstractMesh | None = None
     start: str = ""
+    large: Sequence[np.ndarray] = dataclasses.field(default=(), compare=False)
 
     @classmethod
     def from_bytes(
         cls,
-        blob: bytes | str | Callable[[], bytes],
+        blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
         *,
         config: Config,
         platforms: tuple[str, ...] = (),
         location: str = "",
         trusted: bool = False,
         mesh: AbstractMesh | None = None,
+        known: KnownBytes | None = None,
     ) -> Program:
         """Parse `blob`: MLIR text, bytecode or a portable artifact, or what gives the bytes.
 
@@ -68,11 +73,15 @@ class Program:
 
         - `trusted`: whether the bytes were made by this process. Others are read by a child process
             first, because jaxlib's reader can crash on damaged bytes.
+        - `known`: large constants of other programs, by digest; those that are equal are not held
+            twice. This one's are added.
 
         **Raises:** `MalformedModelError`.
         """
-        module = parse_module(blob, trusted=trusted)
-        return cls(module, config, tuple(p.lower() for p in platforms), location, mesh)
+        large: list[np.ndarray] = []
+        module = parse_module(blob, trusted=trusted, large=large, known=known)
+        lower = tuple(p.lower() for p in platforms)
+        return cls(module, config, lower, location, mesh, large=large)
 
     @functools.cached_property
     def functions(self) -> Mapping[str, Any]:
@@ -214,7 +223,9 @@ class Program:
             raise UnsupportedOpError(self.problems)
         self._check_platform()
         self._check(values)
-        ctx = Context(self.functions, self.config, jitted={}, env={}, devices=self.devices)
+        ctx = Context(
+            self.functions, self.config, jitted={}, env={}, devices=self.devices, large=self.large
+        )
         known = [KnownSize.of(self.platform_index())] if self.takes_platform_index else []
         return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import jax2tf
+from jax.experimental import checkify, jax2tf
 
 from invert.compat import tf2jax
 from invert.compat.tf2jax.config import conversion, copy_config, override_configs
@@ -318,8 +318,62 @@ def test_a_restored_function_runs_at_other_shapes(tmp_path: Path) -> None:
         fn(wide)
     with tf2jax.override_config("strict_shape_check", False):
         np.testing.assert_allclose(jax.jit(fn)(wide), np.exp(wide) * 2, rtol=1e-6)
-        with pytest.raises(ValueError, match="does not take these shapes"):
-            fn(wide[0])
+        np.testing.assert_allclose(fn(wide[0]), np.exp(wide[0]) * 2, rtol=1e-6)  # of another rank
+
+
+def test_shapes_that_a_function_does_not_take() -> None:
+    fn = tf2jax.convert_functional(tf.function(lambda x: tf.ensure_shape(x, [3, 4])), X)
+    with tf2jax.override_config("strict_shape_check", False):
+        for x in (X[0], X[:2]):
+            with pytest.raises(ValueError, match=r"Expected shape=\(3, 4\), got "):
+                fn(x)
+
+
+def test_sizes_that_follow_from_values() -> None:
+    fn = tf2jax.convert_functional(
+        tf.function(lambda n, x: tf.zeros((n,)) + x), np.array(2), X[0, 0]
+    )
+    for n in (4, 2, np.int32(3)):
+        np.testing.assert_array_equal(fn(n, X[1, 1]), np.full(n, X[1, 1]))
+    assert fn.module is None
+    gradient = jax.grad(lambda x: fn(5, x).sum())(X[0, 0])
+    np.testing.assert_array_equal(gradient, np.float32(5))
+    with pytest.raises(jax.errors.ConcretizationTypeError, match="concrete values of integer"):
+        jax.jit(fn)(4, X[0, 0])
+    np.testing.assert_array_equal(jax.jit(fn, static_argnums=0)(3, X[0, 0]), np.full(3, X[0, 0]))
+
+
+def test_values_of_the_example_need_not_make_sense() -> None:
+    zero = np.int32(0)
+    fn = tf2jax.convert_functional(tf.function(tf.range), zero, zero, zero)
+    np.testing.assert_array_equal(fn(1, 8, 3), [1, 4, 7])
+    where = tf2jax.convert_functional(tf.function(tf.where), np.zeros(3, bool))
+    np.testing.assert_array_equal(where(np.array([True, False, True])), [[0], [2]])
+
+
+def test_errors_are_those_of_tf2jax_too() -> None:
+    decode = tf.function(lambda n: tf.io.decode_jpeg(tf.io.read_file("a")) + tf.cast(n, tf.uint8))
+    with pytest.raises(ValueError, match="ReadFile"):
+        tf2jax.convert(decode, np.array(2))
+    handle = tf.function(lambda: tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[3], name="blah"))
+    with pytest.raises(ValueError, match="VarHandleOp `blah` cannot be evaluated"):
+        tf2jax.convert(handle)
+    n = np.array(2)
+    fn = tf2jax.convert_functional(tf.function(lambda n: tf.reshape(tf.zeros([n]), [2])), n)
+    with pytest.raises(ValueError, match=r"[Rr]eshape"):
+        fn(3)
+
+
+def test_checks_say_what_they_found() -> None:
+    with tf2jax.override_config("enable_checkify_for_asserts", True):
+        fn = tf2jax.convert_functional(
+            tf.function(lambda x: tf.debugging.check_numerics(x, "Checking")), X[0]
+        )
+    for value in (np.inf, np.nan):
+        error, _ = checkify.checkify(fn)(np.array([0, value, 1, 2], np.float32))
+        name = "Inf" if value == np.inf else "NaN"
+        with pytest.raises(checkify.JaxRuntimeError, match=f"Checking : Found {name} values"):
+            error.throw()
 
 
 def test_symbolic_sizes() -> None:

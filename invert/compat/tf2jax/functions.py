@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._api import convert as _convert_module
+from invert._api import from_entry
 from invert._errors import SignatureError, UnsupportedOpError
 from invert._private.jax import is_tracer
 from invert.compat.tf2jax.config import conversion, get_config, narrows
+from invert.frontends.graph_entry import at_shapes
 from invert.modules.module import Module, on_first_devices
 from invert.tf.ops.node import import_tensorflow
 
@@ -26,6 +28,10 @@ _SKIPS = "skip_variables_evaluation_inside_tf_tracing"
 
 class MissingInputError(Exception):
     """A call lacks arrays that the function was traced with."""
+
+
+class ConversionError(UnsupportedOpError, ValueError):
+    """Some ops cannot be converted; as that of `invert`, and a `ValueError` as in tf2jax."""
 
 
 class Variable(np.ndarray):
@@ -56,7 +62,8 @@ class AnnotatedFunction:
     - `fn`: the function itself.
     - `structured_inputs`, `structured_outputs`: trees of `tf.TensorSpec`.
     - `signature`: the signature of the original.
-    - `module`: the `invert.Module` it calls; `None` where it was not made by this package.
+    - `module`: the `invert.Module` it calls; `None` where each call has its own, since shapes
+        follow from the values of its arguments.
     """
 
     def __init__(
@@ -94,8 +101,12 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     `outputs, params = fn(params, *args, rng=key, **kwargs)`; `rng` only where it draws random
     numbers.
 
+    Where shapes follow from the values of integers or truth values, as in `tf.zeros([n])`, the
+    function is converted again for those of each call, which cannot be traced then.
+
     **Raises:** `AttributeError` if `tf_func` is not a `tf.function`; `ValueError` where it has
-    variables and TensorFlow is tracing; what `invert.convert` raises.
+    variables and TensorFlow is tracing; `ConversionError` where ops cannot be converted; what else
+    `invert.convert` raises.
     """
     tf = import_tensorflow()
     args, kwargs = jax.tree_util.tree_map(_without_tracers, (args, kwargs))
@@ -111,25 +122,35 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
             f"Unable to evaluate variables inside a TF tracing context: set the flag {_SKIPS!r} to "
             "leave them out, and pass their values in each call"
         )
-    run = functools.partial(_convert_module, tf_func, *args, config=conversion(), **kwargs)
-    if tracing:
-        # Variables have values in another thread, which has no graph. So they have in `init_scope`,
-        # which also stops the recording that gradients are read with.
-        with concurrent.futures.ThreadPoolExecutor(1) as other:
-            module = other.submit(run).result()
-    else:
-        module = run()
+    config = conversion()
+    run = functools.partial(_convert_module, tf_func, *args, config=config, **kwargs)
+    module: Module | None
+    refused = None
+    try:
+        if tracing:
+            # Variables have values in another thread, which has no graph. So they have in
+            # `init_scope`, which also stops the recording that gradients are read with.
+            with concurrent.futures.ThreadPoolExecutor(1) as other:
+                module = other.submit(run).result()
+        else:
+            module = run()
+    except UnsupportedOpError as error:
+        refused = ConversionError(error.problems)
+        if tracing or not _depends_on_values(tf_func, args, kwargs, concrete, error):
+            raise refused from error
+        module = None
     signature = _signature(tf_func, concrete)
-    call = _Call(tf_func, module, signature, inputs, narrows())
+    call = _Call(tf_func, module, signature, inputs, narrows(), refused)
 
     def jax_func(params: Mapping[str, Any], *args: Any, rng: Any = None, **kwargs: Any) -> Any:
         return call(params, args, kwargs, rng)
 
-    jax_func.__name__ = module._function.entry.name
-    jax_func.__doc__ = f"Converted from {module._function.entry.source}."
+    jax_func.__name__ = _name(tf_func) if module is None else module._function.entry.name
+    source = "a function of values" if module is None else module._function.entry.source
+    jax_func.__doc__ = f"Converted from {source}."
     setattr(jax_func, "module", module)  # noqa: B010  functions have no such field by type
     return AnnotatedFunction(jax_func, inputs, outputs, signature), (
-        {} if tracing else _params(module)
+        {} if tracing or module is None else _params(module)
     )
 
 
@@ -162,6 +183,72 @@ def convert_from_restored(tf_func: Any) -> tuple[AnnotatedFunction, Mapping[str,
 def convert_functional_from_restored(tf_func: Any) -> AnnotatedFunction:
     """As `convert_from_restored`, for a function without variables."""
     return _without_params(*convert_from_restored(tf_func))
+
+
+def _with_values(tf_func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, list[Any]]:
+    """The function with its integers and truth values as constants, and its other arrays.
+
+    **Raises:** `jax.errors.ConcretizationTypeError` where one of them is traced.
+    """
+    tf = import_tensorflow()
+    leaves, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
+    rest = [v for v in leaves if hasattr(v, "dtype") and not _is_value(v)]
+
+    @tf.function(autograph=False)
+    def with_values(*tensors: Any) -> Any:
+        given = iter(tensors)
+        values = [
+            tf.constant(np.asarray(v))
+            if _is_value(v)
+            else next(given)
+            if hasattr(v, "dtype")
+            else v
+            for v in leaves
+        ]
+        all_args, all_kwargs = jax.tree_util.tree_unflatten(tree, values)
+        return tf_func(*all_args, **all_kwargs)
+
+    for value in filter(is_tracer, filter(_is_value, leaves)):
+        raise jax.errors.ConcretizationTypeError(
+            value, "Shapes must be 1D sequences of concrete values of integer type."
+        )
+    return with_values, rest
+
+
+def _is_value(leaf: Any) -> bool:
+    """Whether an argument is an array from which sizes are computed."""
+    return (
+        hasattr(leaf, "dtype")
+        and not isinstance(leaf, import_tensorflow().TensorSpec)
+        and np.dtype(leaf.dtype).kind in "iub"
+    )
+
+
+def _depends_on_values(
+    tf_func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    concrete: Any,
+    error: UnsupportedOpError,
+) -> bool:
+    """Whether what an error says is not so, or no longer all, where the values of the example are
+    known."""
+    if concrete.variables or not any(map(_is_value, jax.tree_util.tree_leaves((args, kwargs)))):
+        return False
+    function, rest = _with_values(tf_func, args, kwargs)
+    try:
+        _convert_module(function, *rest, config=conversion())
+    except ValueError:  # TensorFlow does not take those of the example, such as a step of zero
+        return True
+    except UnsupportedOpError as other:
+        return {(p.op, p.reason) for p in other.problems} != {
+            (p.op, p.reason) for p in error.problems
+        }
+    return True
+
+
+def _name(tf_func: Any) -> str:
+    return str(getattr(tf_func, "__name__", "function"))
 
 
 def _without_tracers(value: Any) -> Any:
@@ -246,13 +333,15 @@ class _Call:
     def __init__(
         self,
         tf_func: Any,
-        module: Module,
+        module: Module | None,
         signature: inspect.Signature,
         specs: tuple[Sequence[Any], Mapping[str, Any]],
         narrow: bool,
+        refused: ConversionError | None,
     ):
         self.tf_func = tf_func
-        self.module = on_first_devices(module)
+        self.module = None if module is None else on_first_devices(module)
+        self.refused = refused
         self.signature = signature
         self.specs = specs
         self.narrow = narrow
@@ -266,14 +355,21 @@ class _Call:
         bound.apply_defaults()
         wanted = self.signature.bind(*self.specs[0], **self.specs[1])
         given, dtypes, differs = self._checked(bound.arguments, wanted)
-        module = self._traced_again(given, wanted) if differs else self.module
-        try:
-            results, updated = self._run(module, params, given, wanted, rng)
-        except (SignatureError, UnsupportedOpError) as error:
-            if not differs:
-                raise
-            raise ValueError(f"the function does not take these shapes: {error}") from error
-        dtypes |= {jnp.asarray(params[n]).dtype for n in self.module.named_params()}
+        if self.module is None:
+            results, updated = self._run_with_values(params, given, wanted, rng)
+        else:
+            try:
+                module = self._traced_again(given, wanted) if differs else self.module
+                placed = _placed(module, given, wanted)
+                results, updated = self._run(module, params, rng, placed)
+            except (SignatureError, UnsupportedOpError) as error:
+                if not differs:
+                    raise
+                raise ValueError(
+                    "the function does not take these shapes. "
+                    f"Expected shape={_shapes(wanted)}, got {_shapes(given)}: {error}"
+                ) from error
+            dtypes |= {jnp.asarray(params[n]).dtype for n in self.module.named_params()}
         if self.narrow and np.dtype(jnp.bfloat16) in dtypes:
             results = jax.tree_util.tree_map(_narrowed, results)
         # A module computes in the types of the original, whatever the session allows.
@@ -283,11 +379,10 @@ class _Call:
         self,
         module: Module,
         params: Mapping[str, Any],
-        given: inspect.BoundArguments,
-        wanted: inspect.BoundArguments,
         rng: Any,
+        placed: tuple[Sequence[Any], Mapping[str, Any]],
     ) -> tuple[Any, dict[str, Any]]:
-        """The results of a module, and the variables after the call."""
+        """The results of a module at its arguments, and the variables after the call."""
         state_name, key_name = _special(module)
         if key_name is not None and rng is None:
             raise ValueError(
@@ -306,7 +401,7 @@ class _Call:
                 state = state.set(named[name], value)
         if plain:
             module = eqx.tree_at(lambda m: [m.named_params()[n] for n in plain], module, new)
-        positional, keywords = _placed(module, given, wanted)
+        positional, keywords = placed[0], dict(placed[1])
         if key_name is not None:
             keywords[key_name] = rng
         # The state is the last positional argument.
@@ -317,11 +412,41 @@ class _Call:
             updated |= {n: state.get(v) for n, v in named.items() if n not in plain and n in params}
         return results, updated
 
+    def _run_with_values(
+        self,
+        params: Mapping[str, Any],
+        given: inspect.BoundArguments,
+        wanted: inspect.BoundArguments,
+        rng: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """The results of the function converted for the values of a call."""
+        assert self.refused is not None
+
+        def declared(value: Any, spec: Any) -> Any:
+            known = _is_value(value) and not is_tracer(value)
+            return np.asarray(value, spec.dtype.as_numpy_dtype) if known else value
+
+        args, kwargs = jax.tree_util.tree_map(
+            declared, (given.args, given.kwargs), (wanted.args, wanted.kwargs)
+        )
+        try:
+            function, rest = _with_values(self.tf_func, args, kwargs)
+        except jax.errors.ConcretizationTypeError as error:
+            raise error from self.refused
+        arrays = [v for v in jax.tree_util.tree_leaves((args, kwargs)) if hasattr(v, "dtype")]
+        key = tuple((v.shape, v.tobytes() if _is_value(v) else "") for v in arrays)
+        if key not in self.others:
+            try:
+                self.others[key] = _convert_module(function, *rest, config=conversion())
+            except UnsupportedOpError as error:
+                raise ConversionError(error.problems) from error
+        return self._run(self.others[key], params, rng, (rest, {}))
+
     def _traced_again(
         self, given: inspect.BoundArguments, wanted: inspect.BoundArguments
     ) -> Module:
         """The function traced at the shapes of a call; where it has no Python code, or that refuses
-        them, the graph that it has, which is recovered at them."""
+        them, the graph that it has, which is recovered at them, also at other ranks."""
         tf = import_tensorflow()
         shapes: list[Any] = []
 
@@ -341,8 +466,16 @@ class _Call:
                     self.tf_func, *args, config=conversion(), **kwargs
                 )
             except (SignatureError, ValueError):
-                self.others[key] = self.module
+                self.others[key] = self._at_ranks(shapes)
         return self.others[key]
+
+    def _at_ranks(self, shapes: Sequence[tuple[int, ...]]) -> Module:
+        """The module for these shapes of its arguments."""
+        assert self.module is not None
+        entry = self.module._function.entry
+        ranks = [len(spec.shape) for spec in jax.tree_util.tree_leaves((entry.args, entry.kwargs))]
+        other = None if list(map(len, shapes)) == ranks else at_shapes(entry, shapes)
+        return self.module if other is None else from_entry(other, conversion())
 
     def _checked(
         self, given: Mapping[str, Any], wanted: inspect.BoundArguments
@@ -394,6 +527,12 @@ class _Call:
                 f"incompatible input {what}: {where} has {have}, expected {want}; "
                 f"tf2jax.override_config({flag!r}, False) allows it"
             )
+
+
+def _shapes(arguments: inspect.BoundArguments) -> str:
+    """The shapes of arrays or of their specs."""
+    leaves = jax.tree_util.tree_leaves((arguments.args, arguments.kwargs))
+    return ", ".join(str(v.shape) for v in leaves if hasattr(v, "shape"))
 
 
 def _is_compatible(have: Sequence[Any], want: Any) -> bool:

@@ -14,6 +14,7 @@ from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize, is_open
 from invert.primitives.stablehlo.indexing import bind_dynamic_slice
 from invert.stablehlo.ops import attributes
+from invert.stablehlo.ops.constants import LARGE
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Size, Value, moved_sizes, rule
 from invert.stablehlo.ops.values import KnownSize, are_known, data, is_constant, sizes
@@ -27,9 +28,9 @@ def _may_be_shape(value: np.ndarray) -> bool:
 
 
 # The attribute of a complex constant cannot be read as others are; see `attributes.constant`.
-@rule("stablehlo.constant", ignores=("value",))
-def _constant(*, op: Op) -> Value:
-    value = attributes.constant(op.operation)
+@rule("stablehlo.constant", ignores=("value", LARGE))
+def _constant(*, op: Op, ctx: Context) -> Value:
+    value = attributes.constant(op.operation, ctx.large)
     # One number, repeated, has no strides: it is broadcast where it is used.
     return np.array(value) if _may_be_shape(value) else value
 

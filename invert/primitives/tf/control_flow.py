@@ -33,6 +33,9 @@ from invert.tf.ops.state import Resource
 from invert.tf.values.constants import array, arrays
 from invert.tf.values.tensor_list import TensorList
 
+# What `CheckNumerics` looks for, as its errors call it.
+_NOT_NUMBERS: dict[str, Callable[[Array], Array]] = {"Inf": jnp.isinf, "NaN": jnp.isnan}
+
 Thunk = Callable[[], list[Array]]
 
 
@@ -226,14 +229,22 @@ def _optional_has_value(optional: Value) -> np.ndarray:
     return np.asarray(isinstance(optional, Optional))
 
 
-def check_resource(node: Node) -> Resource:
-    """The handle of the truth value that says whether the check of a node failed."""
-    return Resource("check", node.location)
+def checks_of(node: Node) -> dict[Resource, str]:
+    """The checks of a node: handles of the truth values that say whether they failed, with what an
+    error says."""
+    says = f"tf.{node.op} ({node.location}) failed"
+    if node.op == "Assert":
+        return {Resource("check", node.location): f"{says}: {node.message}".rstrip(": ")}
+    text = node.attr("message", "")
+    return {_check(node, v): f"{says}: {text} : Found {v} values" for v in _NOT_NUMBERS}
 
 
-def _fail(ctx: Context, node: Node, failed: Array) -> None:
+def _check(node: Node, value: str) -> Resource:
+    return Resource("check", f"{value} at {node.location}")
+
+
+def _fail(ctx: Context, resource: Resource, failed: Array) -> None:
     """Record whether a check failed. The end of the program decides what becomes of it."""
-    resource = check_resource(node)
     if resource in ctx.state:
         before = ctx.state[resource]
         first = isinstance(before, np.ndarray) and not before
@@ -243,12 +254,14 @@ def _fail(ctx: Context, node: Node, failed: Array) -> None:
 @rule("Assert", ignores=("summarize",))
 def _assert(condition: Value, *data: Value, ctx: Context, node: Node) -> None:
     holds = truth(condition)
-    _fail(ctx, node, np.asarray(not holds) if isinstance(holds, np.ndarray) else ~holds)
+    (resource,) = checks_of(node)
+    _fail(ctx, resource, np.asarray(not holds) if isinstance(holds, np.ndarray) else ~holds)
 
 
 @rule("CheckNumerics", "CheckNumericsV2", rows=rows.unchanged, ignores=("message",))
 def _check_numerics(x: Value, *, ctx: Context, node: Node) -> Value:
-    _fail(ctx, node, ~jnp.all(jnp.isfinite(array(x))))
+    for value, is_value in _NOT_NUMBERS.items():
+        _fail(ctx, _check(node, value), jnp.any(is_value(array(x))))
     return x
 
 

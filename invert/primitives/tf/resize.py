@@ -131,8 +131,15 @@ def _resize(op: str, x: Array, size: Ints, align: bool, half: bool) -> Array:
 
 @rule("ResizeBilinear", "ResizeBicubic", "ResizeNearestNeighbor")
 def _resize_op(
-    images: Array, size: Ints, *, align_corners: bool, half_pixel_centers: bool, op: str
+    images: Array, size: Ints, *, align_corners: bool, half_pixel_centers: bool, node: Node
 ) -> Array:
+    op = node.op
+    if align_corners and half_pixel_centers:
+        raise refuse(
+            node,
+            "has align_corners=True and half_pixel_centers=True, which TensorFlow does not "
+            "compute; tf.image.resize has align_corners=False and half_pixel_centers=True",
+        )
     # Interpolation computes in single precision, and so is its result, for every image.
     x = images if op == "ResizeNearestNeighbor" else images.astype(_F32)
     return _resize(op, x, size, align_corners, half_pixel_centers)

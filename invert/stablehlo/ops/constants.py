@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import binascii
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -130,11 +131,17 @@ def tuple_types(ir_type: ir.Type) -> tuple[ir.Type, ...]:
 
 # --- Constants ------------------------------------------------------------------------------------
 
+# The attribute by which a constant refers to bytes that are held apart from its module.
+LARGE = "invert.large"
 _TOKEN = re.compile(rb"[^\s,()\[\]]+")
 
 
-def constant(op: ir.Operation | ir.OpView) -> np.ndarray:
+def constant(op: ir.Operation | ir.OpView, large: Sequence[np.ndarray] = ()) -> np.ndarray:
     """Value of a `stablehlo.constant`, bit for bit.
+
+    **Arguments:**
+
+    - `large`: the bytes of constants of which the module holds the numbers.
 
     **Returns:** a read-only array, where possible a view of MLIR's own storage. A splat has zero
         strides and takes no memory, whatever its shape.
@@ -143,6 +150,13 @@ def constant(op: ir.Operation | ir.OpView) -> np.ndarray:
     """
     op = op.operation
     result_type: Any = op.results[0].type
+    if LARGE in op.attributes:
+        number: Any = op.attributes[LARGE]
+        name = str(result_type.element_type)
+        if not 0 <= number.value < len(large):
+            raise MalformedModelError(f"A constant refers to bytes that are not held: {number}.")
+        raw = large[number.value]
+        return _from_raw(raw, name, tuple(result_type.shape), element_dtype(result_type))
     if str(result_type.element_type) not in _COMPLEX_PARTS:
         return dense_elements(op.attributes["value"])
     # The attribute of a complex constant cannot be reached from Python, so the op is printed.
@@ -235,7 +249,9 @@ def _from_tokens(tokens: list[bytes], name: str, dtype: np.dtype) -> np.ndarray:
     return values
 
 
-def _from_raw(raw: bytes, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _from_raw(
+    raw: bytes | np.ndarray, name: str, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
     """Reinterpret MLIR's little-endian storage, in which sub-byte elements take one byte."""
     size = 1
     for n in shape:

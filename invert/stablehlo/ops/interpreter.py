@@ -53,6 +53,8 @@ class Context:
     devices: Devices = dataclasses.field(default_factory=lambda: Devices({}))
     # the mesh over whose shards ops run; `None` where they run on whole values
     manual: Manual | None = None
+    # large constants, of which the module holds the numbers
+    large: Sequence[np.ndarray] = ()
 
     def scalar(self, value: Value) -> tuple[Value, Value] | None:
         """`(value, scalar)` where the value is a scalar, broadcast; else `None`."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
+from invert.ir.arrays import KnownBytes
+from invert.protos.file_parts import NO_PARTS, FileParts
 from invert.protos.messages import message, own
 from invert.tf.graph.body import implementations
 from invert.tf.graph.calls import with_calls
@@ -20,22 +23,26 @@ class Library:
     - `graph`: the `GraphDef`.
     - `functions`, `signatures`: the `FunctionDef` and its `OpDef` by name.
     - `selected`: for a function of which another is run in its place, the name of that one.
+    - `parts`: what was left in the file of the graph.
+    - `known_bytes`: large constants of its programs, as far as something holds them.
     """
 
     graph: Any
     functions: Mapping[str, Any]
     signatures: Mapping[str, Any]
     selected: Mapping[str, str]
+    parts: FileParts = NO_PARTS
+    known_bytes: KnownBytes = dataclasses.field(default_factory=WeakValueDictionary)
 
     @classmethod
-    def of(cls, graph_def: Any) -> Library:
+    def of(cls, graph_def: Any, parts: FileParts = NO_PARTS) -> Library:
         """The library of a `GraphDef` of any classes of messages."""
         if isinstance(graph_def, Library):
             return graph_def
         graph = with_calls(own(graph_def, "GraphDef", "the graph"))
         functions = {f.signature.name: f for f in graph.library.function}
         signatures = {name: f.signature for name, f in functions.items()}
-        return cls(graph, functions, signatures, implementations(graph.library))
+        return cls(graph, functions, signatures, implementations(graph.library), parts)
 
     @property
     def proto(self) -> Any:

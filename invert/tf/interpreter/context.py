@@ -262,7 +262,8 @@ def result_value(result: Value, state: State) -> Value:
     if not isinstance(result, Resource):
         return result
     if result.kind != "reference":
-        reason = f"`{result.name}` cannot be evaluated: a result of the function is its handle"
+        op = "VarHandleOp " if result.kind == "variable" else ""
+        reason = f"{op}`{result.name}` cannot be evaluated: a result of the function is its handle"
         remedy = "Return what it holds."
         raise UnsupportedOpError([Problem(f"tf {result.kind}", reason, remedy=remedy)])
     return state[result]

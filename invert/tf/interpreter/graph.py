@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh
 
 from invert._config import Config
 from invert._errors import MalformedModelError
+from invert.ir.arrays import KnownBytes
 from invert.protos.tensors import decode_tensor
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
 from invert.tf.graph.calls import as_graph
@@ -76,6 +77,7 @@ class Graph:
         self._bodies: dict[str, Body] = {}
         self._constants: dict[Node, np.ndarray] = {}
         self._programs: dict[Node, Program] = {}
+        self._known_bytes: KnownBytes = self.shared.known_bytes
         self.mesh: AbstractMesh | None = None
         self._effects: dict[str, bool] = {}
         self._options: dict[str, Mapping[str, Any]] = {}
@@ -127,6 +129,7 @@ class Graph:
             op_def=self.op_def,
             read_gradient=read_gradient,
         )
+        other._known_bytes = self._known_bytes
         # The modules of both are for one mesh, of which each may name a part only.
         tiles = [p.devices.tiles for p in self._programs.values()]
         other.mesh = next(filter(None, tiles), self.mesh)
@@ -154,11 +157,12 @@ class Graph:
 
             # Not `node.attr`: it decodes strings as text, and these are bytes.
             self._programs[node] = Program.from_bytes(
-                lambda: node.attrs["module"].s,
+                lambda: self.shared.parts.get(node.attrs["module"].s),
                 config=self.config,
                 platforms=tuple(p.lower() for p in node.attr("platforms", [])),
                 location=node.location,
                 mesh=self.mesh,
+                known=self._known_bytes,
             )
         return self._programs[node]
 

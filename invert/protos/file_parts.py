@@ -1,0 +1,93 @@
+"""Large contents of a message that stay in its file until they are asked for."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from invert.protos.messages import Cut, cut, parse
+
+# What is smaller than this is read with the message.
+_LARGE = 1 << 16
+_CHUNK = 1 << 22
+
+
+class FilePart:
+    """Bytes of a file that is mapped; no more than a few MB of them are held at a time."""
+
+    def __init__(self, mapped: mmap.mmap, start: int, size: int):
+        self._mapped = mapped
+        self._start = start
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        return self._mapped[self._start + index]
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.chunks())
+
+    def __contains__(self, content: bytes) -> bool:
+        return self._mapped.find(content, self._start, self._start + self._size) >= 0
+
+    def part(self, low: int, high: int) -> bytes:
+        """The bytes between two places, as far as there are any."""
+        return self._mapped[self._start + low : self._start + min(high, self._size)]
+
+    def index(self, content: bytes, low: int) -> int:
+        """The first place of some bytes from a place on."""
+        found = self._mapped.find(content, self._start + low, self._start + self._size)
+        if found < 0:
+            raise ValueError("subsection not found")
+        return found - self._start
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes in order; pages that were read are let go."""
+        end = self._start + self._size
+        for low in range(self._start, end, _CHUNK):
+            yield self._mapped[low : min(low + _CHUNK, end)]
+            if hasattr(self._mapped, "madvise"):
+                page = low // mmap.PAGESIZE * mmap.PAGESIZE
+                self._mapped.madvise(mmap.MADV_DONTNEED, page, min(low + _CHUNK, end) - page)
+
+
+class FileParts:
+    """What was left in a file, by what stands for it in the message."""
+
+    def __init__(self, parts: Mapping[bytes, FilePart]):
+        self._parts = parts
+
+    def get(self, content: bytes) -> bytes | FilePart:
+        """The content of a field: itself, or what it stands for."""
+        return self._parts.get(content, content)
+
+
+NO_PARTS = FileParts({})
+
+
+def read_message(name: str, path: Path) -> tuple[Any, FileParts]:
+    """A message that a file holds, and the large modules in it, which were left out.
+
+    **Raises:** `MalformedModelError`; `OSError`.
+    """
+    if path.stat().st_size < _LARGE:
+        return parse(name, path.read_bytes(), str(path)), NO_PARTS
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    # No file can hold what stands for its parts: it is drawn anew each time.
+    secret = os.urandom(16)
+    cuts: list[Cut] = []
+    data = cut(name, mapped, _LARGE, secret, cuts)
+    if data is None:
+        data = mapped[:]
+    held = {c.stands_for_it: FilePart(mapped, c.start, c.size) for c in cuts}
+    if hasattr(mapped, "madvise"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+    return parse(name, data, str(path)), FileParts(held)
