@@ -284,7 +284,7 @@ def load(
         from invert.frontends import saved_model
 
         entries = saved_model.entry_points(path, signature=signature, tags=tags, config=config)
-        names = [signature] if signature is not None else saved_model.chosen_names(entries)
+        names = list(entries) if signature is not None else saved_model.chosen_names(entries)
         if len(names) == 1:
             return from_entry(plan.entry(entries[names[0]]), config)
         return _build_methods(path.name, plan.entries(entries), names, config)

@@ -88,6 +88,24 @@ class OpUse:
 
 
 @dataclasses.dataclass(frozen=True)
+class Trace:
+    """One of several traces of a function.
+
+    **Arguments:**
+
+    - `of`: the name of the function.
+    - `pick`: `pick(args, kwargs, exact)` is what a call of the function passes to this trace, as
+        positional and keyword arguments; `None` where the call is not this trace's. `exact`:
+        whether shapes and dtypes have to be those of the trace, not only fit them.
+    """
+
+    of: str
+    pick: Callable[
+        [Sequence[Any], Mapping[str, Any], bool], tuple[tuple[Any, ...], dict[str, Any]] | None
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
 class EntryPoint:
     """One callable of a container, before raising.
 
@@ -116,6 +134,8 @@ class EntryPoint:
     - `results`: types of the flat results, where the container states them.
     - `platform`: the platform it was lowered for, where the container states it.
     - `shardings`: how arguments and results lie on several devices, where the container states it.
+    - `trace`: which calls of the function of the container are its own, where that has several
+        traces.
     """
 
     name: str
@@ -136,6 +156,13 @@ class EntryPoint:
     checks: tuple[str, ...] = ()
     outside: str = ""
     shardings: Shardings | None = None
+    trace: Trace | None = None
+
+    @property
+    def one_argument(self) -> bool:
+        """Whether it takes one argument, which may be given by its place, also if signatures of
+        its container take arguments by name."""
+        return not self.args and len(self.kwargs) == 1
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:

@@ -58,7 +58,7 @@ def _distance(path: str, test: str, text: str) -> int | None:
     if not path.startswith("invert/") or not path.endswith(".py"):
         return None
     stem = name.strip("_")
-    if Path(test).stem in (f"test_{stem}", f"test_ops_{stem}"):
+    if Path(test).stem == f"test_{stem}":
         return 1
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, last = module.rpartition(".")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.changed import nearest, ops_of
 
-TESTS = ("tests/tf/test_ops_sort.py", "tests/tf/test_rows.py", "tests/ir/test_match.py")
+TESTS = ("tests/tf/ops/test_sort.py", "tests/tf/test_rows.py", "tests/ir/test_match.py")
 TEXT = {
     TESTS[0]: "import tensorflow as tf\n",
     TESTS[1]: "from invert.tf.values.bounded import BoundedArray\n",

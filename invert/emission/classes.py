@@ -19,6 +19,7 @@ from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Repeat, render
 from invert.emission.file import File
 from invert.emission.initial import Initializers, Starts
+from invert.emission.layers import fold
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.layers.lists import Lists, Loop
 from invert.emission.layers.shared import (
@@ -133,6 +134,8 @@ class Classes:
         # Called with the number of layers that are written, and of all.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
+        # The names of functions of the file, by what they compute of `x`.
+        self._functions: dict[str, str] = {}
         self._made = {v: e for j in jaxprs.values() for e in j.eqns for v in e.outvars}
         file.layer = self._step
 
@@ -221,8 +224,9 @@ class Classes:
             self._draft(v, levels, order)
         # From the innermost outwards: modules with fields of different classes differ.
         for drafts in levels:
-            for group in groups(drafts, self._key):
+            for group in groups(drafts, self._key, fold.parts):
                 cls = Class(syntax.new_token(), group)
+                fold.prepare(cls, self._function)
                 self.of.update({d.node: cls for d in group})
                 for draft in group:
                     for place, child in draft.children:
@@ -233,6 +237,20 @@ class Classes:
             body = [*first.fields, *first.methods]
             cls.definition = syntax.class_of(cls.token, [syntax.name("eqx.Module")], body)
             self.file.definitions.append(cls.definition)
+
+    def _function(self, call: ast.Call) -> str:
+        """The name of a function of the file that is an activation with options."""
+        text = ast.unparse(ast.Call(call.func, [ast.Name("x", ast.Load())], call.keywords))
+        if text not in self._functions:
+            name = self._functions[text] = self.file.names.new(
+                text.partition("(")[0].split(".")[-1]
+            )
+            array = syntax.name("Array")
+            body: list[ast.stmt] = [ast.Return(ast.parse(text, mode="eval").body)]
+            self.file.definitions.insert(
+                0, syntax.function(name, [syntax.argument("x", array)], body, returns=array)
+            )
+        return self._functions[text]
 
     def _check_lists(self, node: Node) -> None:
         """**Raises:** `EmissionError` where the modules of a tuple are not of one class."""
@@ -245,15 +263,21 @@ class Classes:
     def _key(self, draft: Draft) -> Hashable:
         """What nodes of one class have in common, besides numbers in the text."""
         node = draft.node
+        found = fold.core(draft) if node.layers else None
+        bias = "" if found is None else found.bias
+        fields = {n: v for n, v in node.fields.items() if n != bias}
+        arrays = zip(draft.arrays, draft.sources, strict=True)
         return (
             # Modules that compute nothing are told apart by their names as well.
             "" if node.layers else camel(node.name),
-            tuple(draft.texts),
-            tuple(map(self._start, node.fields.values())),
+            tuple(draft.texts) if found is None else found.text(),
+            tuple(map(self._start, fields.values())),
+            tuple((n, tuple(self.of[m].token for m in _modules(v))) for n, v in fields.items()),
             tuple(
-                (n, tuple(self.of[m].token for m in _modules(v))) for n, v in node.fields.items()
+                (kind, len(shape) if isinstance(source, ast.Attribute) else len(shape) > 0)
+                for (kind, shape), source in arrays
+                if not bias or fold.field_of(source) != bias
             ),
-            tuple((kind, len(shape)) for kind, shape in draft.arrays),
         )
 
     def _start(self, value: Var | Node) -> Hashable:
@@ -354,7 +378,7 @@ class Classes:
             eqns=self.lists.looped(layer.steps),
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
-        hints = self._hints(inputs)
+        hints = self._hints(inputs, layer.arguments)
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
         self._arguments[layer] = hints
@@ -381,17 +405,19 @@ class Classes:
         steps = [s for s in layer.steps if isinstance(s, Assign)]
         return {s.invars[-1]: self._parameter(s.variable) for s in steps if is_var(s.invars[-1])}
 
-    def _hints(self, inputs: Sequence[Var]) -> list[str]:
+    def _hints(self, inputs: Sequence[Var], wanted: Mapping[Var, str]) -> list[str]:
         """Names of the arguments of a layer."""
         hints = []
-        for i, v in enumerate(inputs):
-            if isinstance(v, StateVar):
+        for v in inputs:
+            if v in wanted:
+                hints.append(wanted[v])
+            elif isinstance(v, StateVar):
                 hints.append("state")
             elif v in self.parameters:
                 hints.append(self._parameter(v))
             elif is_key(v):
                 hints.append("key")
-            elif i == 0:
+            elif "x" not in hints and not (wanted and v.aval.dtype == jnp.bool_):
                 hints.append("x")
             elif v.aval.dtype == jnp.bool_:
                 hints.append("mask")
@@ -426,20 +452,27 @@ class Classes:
         written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
         images = any(_CONV in "".join(c.drafts[0].texts) for c in written)
         for cls in written:
-            cls.definition.name = names[cls.token] = self.file.names.new(_name_for(cls))
+            name = _name_for(cls, keras=self.inits.starts.keras)
+            cls.definition.name = names[cls.token] = self.file.names.new(name)
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
             named = _Dimensions.of(cls.drafts[0], images=images)
             annotations = cls.drafts[0].annotations
             pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
             # The sizes of matrices and kernels have names of their own; those of a bias are theirs.
             for node, column, source in sorted(pairs, key=_order):
-                shapes = list(zip(*(shape for _, shape in column), strict=True))
-                kernel = isinstance(source, ast.Attribute)
-                texts = named.texts(shapes, kernel=kernel, result=source is None)
+                ranks = [len(shape) for _, shape in column]
+                # Leading axes of which some layers have more are written as one.
+                kept = min(ranks) - (min(ranks) < max(ranks))
+                shapes = list(
+                    zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True)
+                )
+                texts = named.texts(shapes, field=fold.field_of(source), result=source is None)
+                texts = ["*batch", *texts] if kept < min(ranks) else texts
                 assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
                 node.slice.elts[1] = ast.Constant(" ".join(texts))
             generalize(cls.drafts, named.first(), self.file.names.taken)
             make_static(cls)
+            fold.write(cls)
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))
                 assert isinstance(field, ast.AnnAssign)
@@ -458,19 +491,33 @@ class Classes:
                         syntax.rename(statement, names)
 
 
-def _name_for(cls: Class) -> str:
+# The layer that a text computes, and what Keras calls it.
+_CALLED = (
+    ("conv_general_dilated", "Conv", "Conv"),
+    ("conv_transpose", "ConvTranspose", "ConvTranspose"),
+    (" @ ", "Linear", "Dense"),
+    ("tensordot", "Linear", "EinsumDense"),
+    ("einsum", "Linear", "EinsumDense"),
+    ("rsqrt", "Norm", "Norm"),
+)
+
+
+def _name_for(cls: Class, *, keras: bool) -> str:
     """The name of a class: common words of its nodes' names, else what it computes."""
     wanted = list(dict.fromkeys(camel(d.node.name) for d in cls.drafts))
     if len(wanted) == 1:
         return wanted[0]
+    counts = collections.Counter(camel(d.node.name) for d in cls.drafts)
+    ((most, count),) = counts.most_common(1)
+    if 2 * count > len(cls.drafts):
+        return most
     common = _common_name(wanted)
     if common:
         return common
     text = syntax.text_of(cls.definition)
-    for sign, name in (("conv_general_dilated", "Conv"), (" @ ", "Linear"), ("tensordot", "Linear"),
-                       ("einsum", "Linear"), ("rsqrt", "Norm")):  # fmt: skip
+    for sign, name, other in _CALLED:
         if sign in text:
-            return name
+            return other if keras else name
     return wanted[0]
 
 
@@ -495,6 +542,8 @@ def _order(
 
 _KERNEL = ("kd", "kh", "kw", "c_in", "c_out")
 _IMAGE = ("batch", "d", "h", "w", "c")
+# The letters of the dimension numbers of images and kernels.
+_AXES = {"N": "batch", "C": "c", "I": "c_in", "O": "c_out"}
 
 
 @dataclasses.dataclass
@@ -507,10 +556,12 @@ class _Dimensions:
 
     - `conv`: whether the class is a convolution of images with the channels last.
     - `images`: whether its arrays are such images.
+    - `text`: the text of its methods.
     """
 
     conv: bool
     images: bool
+    text: str = ""
     names: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
     taken: set[str] = dataclasses.field(default_factory=set)
 
@@ -521,12 +572,17 @@ class _Dimensions:
         conv = _CONV in text
         ranks = {len(shape) for _, shape in draft.arrays}
         products = any(sign in text for sign in (" @ ", "einsum", "tensordot", "dot_general"))
-        return _Dimensions(conv, conv or (images and not products and 4 in ranks))
+        return _Dimensions(conv, conv or (images and not products and 4 in ranks), text)
 
     def texts(
-        self, shapes: Sequence[tuple[DimSize, ...]], *, kernel: bool, result: bool
+        self, shapes: Sequence[tuple[DimSize, ...]], *, field: str, result: bool
     ) -> list[str]:
-        """The sizes of an array, given for all layers, in an annotation."""
+        """The sizes of an array, given for all layers, in an annotation.
+
+        **Arguments:**
+
+        - `field`: the name of the field that it is in, if any.
+        """
         texts: list[str] = []
         seen: collections.Counter[tuple[str, ...]] = collections.Counter()
         for axis, sizes in enumerate(shapes):
@@ -536,7 +592,7 @@ class _Dimensions:
                 continue
             names = self.names.setdefault(keys, [])
             if seen[keys] == len(names):
-                names.append(self._new(self._wanted(axis, len(shapes), kernel, result)))
+                names.append(self._new(self._wanted(axis, len(shapes), field, result)))
             texts.append(names[seen[keys]])
             seen[keys] += 1
         return texts
@@ -545,15 +601,29 @@ class _Dimensions:
         """A name for each size."""
         return {keys: names[0] for keys, names in self.names.items()}
 
-    def _wanted(self, axis: int, rank: int, kernel: bool, result: bool) -> str:
+    def _wanted(self, axis: int, rank: int, field: str, result: bool) -> str:
         if self.images and 3 <= rank <= 5:
-            if kernel:
-                return _KERNEL[5 - rank + axis]
-            name = "batch" if axis == 0 else _IMAGE[5 - rank + axis]
+            images, kernels = self._layout(rank)
+            if field:
+                return kernels[axis]
+            name = images[axis]
             return f"{name}_out" if result else "c_in" if name == "c" and self.conv else name
         if rank == 1 and self.images:
             return "c"
-        return ("n_in", "n_out")[axis] if rank == 2 else "n"
+        # The rows of a matrix that is used transposed, as in PyTorch, are what comes out.
+        transposed = bool(field) and f"self.{field}.T" in self.text
+        return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
+
+    def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:
+        """The names of the axes of images and kernels, in the order that a convolution states."""
+        stated = re.search(r"dimension_numbers=\('(\w+)', '(\w+)', '(\w+)'\)", self.text)
+        if stated is None or len(stated[1]) != rank:
+            return _IMAGE[5 - rank :], _KERNEL[5 - rank :]
+        images, kernels, _ = stated.groups()
+        return (
+            [_AXES.get(c, c.lower()) for c in images],
+            [_AXES.get(c, f"k{c.lower()}") for c in kernels],
+        )
 
     def _new(self, wanted: str) -> str:
         name, i = wanted, 2

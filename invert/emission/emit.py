@@ -36,7 +36,7 @@ from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, check_types, headed
 from invert.emission.initial import Starts, is_keras
-from invert.emission.layers import blocks, cut, lists, regions, stack, structure
+from invert.emission.layers import blocks, cells, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.state import thread
@@ -366,8 +366,10 @@ class _Variant:
         if self.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))
-        for root in roots.values():
+        for name, root in roots.items():
             blocks.name_layers(root)
+            if self.layers:
+                cells.find(root, programs[name].jaxpr, self.paths, self.held)
         return programs, file, roots, found
 
     def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:

@@ -214,7 +214,9 @@ class File(Writer):
         """The imports and definitions, laid out."""
         definitions = meshes.with_constants(copy.deepcopy(self.definitions))
         body = syntax.text_of(ast.Module(definitions, []))
-        return f"{_imports(definitions)}\n\n\n{formatted(body, LINE_LENGTH)}"
+        # As isort has it: one line before a constant, two before a class or a function.
+        space = "\n\n" if definitions and isinstance(definitions[0], ast.Assign) else "\n\n\n"
+        return f"{_imports(definitions)}{space}{formatted(body, LINE_LENGTH)}"
 
 
 def headed(text: str, doc: Sequence[str]) -> str:

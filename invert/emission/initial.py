@@ -19,8 +19,9 @@ import numpy as np
 
 from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals
+from invert.emission.layers.cut import plain_name
 from invert.emission.layers.native import Native
-from invert.emission.layers.shared import Class, static_type
+from invert.emission.layers.shared import Class, Code, static_type
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
@@ -62,7 +63,7 @@ class Starts:
             return "key"
         if v in self.values and v.aval.size <= _WRITTEN:
             return "values"
-        name = stem(self.names.get(v, "")).lower()
+        name = stem(plain_name(self.names.get(v, ""))).lower()
         if not jnp.issubdtype(dtype, jnp.inexact) or v in self.values:
             return "zeros"
         if name in _ZEROS:
@@ -99,10 +100,12 @@ class _Made:
 
     - `arguments`: their names, with the values that each instance is made with.
     - `keyed`: whether it takes a key.
+    - `defaults`: values of those that are given by keyword, and left out where they are these.
     """
 
     arguments: dict[str, tuple[Any, ...]]
     keyed: bool
+    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Initializers:
@@ -154,7 +157,7 @@ class Initializers:
         nodes = [d.node for d in cls.drafts]
         if not nodes[0].fields:
             return None
-        writing = _Writing(self, nodes, sizes, Names({*taken, "key", "keys", "k"}))
+        writing = _Writing(self, nodes, sizes, Names({*taken, "key", "keys", "k"}), cls)
         function, self._made[cls] = writing.run(cls.statics)
         return function
 
@@ -186,9 +189,12 @@ class _Writing:
         nodes: Sequence[Node],
         sizes: Mapping[tuple[str, ...], str],
         names: Names,
+        cls: Class,
     ):
         self.all, self.nodes, self.sizes, self.names = all_, nodes, sizes, names
+        self.cls = cls
         self.arguments: dict[str, tuple[Any, ...]] = {}
+        self.defaults: dict[str, Any] = {}
         self._slots = 0
 
     def run(self, statics: Mapping[str, tuple[Any, ...]]) -> tuple[ast.FunctionDef, _Made]:
@@ -196,11 +202,13 @@ class _Writing:
         keys = ast.Name("keys", ast.Load())
         for field in self.nodes[0].fields:
             target = ast.Attribute(ast.Name("self", ast.Load()), field, ast.Store())
-            value = self._field([n.fields[field] for n in self.nodes])
+            value = self._field([n.fields.get(field) for n in self.nodes])
             body.append(ast.Assign([target], value, lineno=0))
         for name, column in statics.items():
             self.names.taken.add(name)
             self.arguments[name] = column
+            if None in column:
+                self.defaults[name] = None
             target = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Store())
             body.append(ast.Assign([target], ast.Name(name, ast.Load()), lineno=0))
         if self._slots == 1:
@@ -211,36 +219,51 @@ class _Writing:
             body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
             body.insert(0, syntax.assign(keys, parts))
         args = [syntax.argument("self")]
-        for name, values in self.arguments.items():
-            args.append(syntax.argument(name, static_type(values)))
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
-        function = syntax.function("__init__", args, body, keyword_only=key)
-        return function, _Made(self.arguments, bool(self._slots))
+        named = []
+        for name, values in self.arguments.items():
+            chosen = named if name in self.defaults else args
+            chosen.append(syntax.argument(name, static_type(values)))
+        defaults = {n: literals.value(v) for n, v in self.defaults.items()}
+        function = syntax.function(
+            "__init__", args, body, keyword_only=[*named, *key], defaults=defaults
+        )
+        return function, _Made(self.arguments, bool(self._slots), self.defaults)
 
     def _key(self) -> ast.expr:
         """A key of its own, named once all are known."""
         self._slots += 1
         return ast.Name(f"$key{self._slots - 1}", ast.Load())
 
-    def _field(self, values: Sequence[Var | Node]) -> ast.expr:
+    def _field(self, values: Sequence[Var | Node | None]) -> ast.expr:
         """The initial value of a field, which is given for all nodes."""
         first = values[0]
+        assert first is not None  # the first node has all fields
         if not isinstance(first, Node):
-            variables = [v for v in values if isinstance(v, Var)]
-            start = self._array(first, variables)
+            shapes = [
+                self.all.shape(v) if isinstance(v, Var) else self.cls.shapes[node]
+                for v, node in zip(values, self.nodes, strict=True)
+            ]
+            start = self._array(first, shapes)
+            if None in values:
+                name = self.names.new(f"use_{self.cls.optional}")
+                self.arguments[name] = tuple(v is not None for v in values)
+                self.defaults[name] = True
+                given = ast.Name(name, ast.Load())
+                return ast.IfExp(given, start, ast.Constant(None))
             held = first in self.all.starts.held
             return call("eqx.nn.StateIndex", start) if held else start
         nodes = [v for v in values if isinstance(v, Node)]
         return self._list(nodes) if first.listed else self._module(nodes, self._key)
 
-    def _array(self, v: Var, variables: Sequence[Var]) -> ast.expr:
+    def _array(self, v: Var, shapes: Sequence[Sequence[int]]) -> ast.expr:
         start = self.all.starts.of(v)
         dtype = [] if v.aval.dtype == np.float32 else [literals.dtype(v.aval.dtype)]
         if start == "key":
             return call("jax.random.key", number(0))
         if start == "values":
             return _constant(np.asarray(self.all.starts.values[v]))
-        columns = list(zip(*(self.all.shape(w) for w in variables), strict=True))
+        columns = list(zip(*shapes, strict=True))
         axes = [self.value(tuple(c), "n") for c in columns]
         shape = axes[0] if len(axes) == 1 else syntax.tuple_of(axes)
         if start in ("zeros", "ones"):
@@ -270,11 +293,16 @@ class _Writing:
             return self._native(first, natives, key)
         made = [self.all.made(n) for n in nodes]
         init = made[0][0]
-        args = [
-            self.value(tuple(init.arguments[name][i] for _, i in made), name)
-            for name in init.arguments
-        ]
-        keywords = {"key": key()} if init.keyed else {}
+        args: list[ast.expr] = []
+        keywords: dict[str, ast.expr] = {}
+        for name in init.arguments:
+            column = tuple(m.arguments[name][i] for m, i in made)
+            if name not in init.defaults:
+                args.append(self.value(column, name))
+            elif any(v != init.defaults[name] for v in column):
+                keywords[name] = self.value(column, name)
+        if init.keyed:
+            keywords["key"] = key()
         return call(syntax.name(self.all.of[first].token), *args, **keywords)
 
     def _native(
@@ -313,7 +341,8 @@ class _Writing:
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument that is given for all nodes, as a number or an argument of this one."""
         if all(v == column[0] for v in column):
-            return literals.value(column[0])
+            first = column[0]
+            return syntax.name(first.text) if isinstance(first, Code) else literals.value(first)
         named = self.sizes.get(tuple(map(str, column)))
         known = {**self.arguments, **({named: column} if named is not None else {})}
         for name, values in known.items():

@@ -26,7 +26,7 @@ from invert.emission.layers.tree import METHODS, Node
 from invert.emission.outer_method import around
 from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
-from invert.emission.python.nouns import PLAIN, says
+from invert.emission.python.nouns import PLAIN
 from invert.emission.sizes.expressions import (
     dimension_of,
     dimension_sources,
@@ -232,10 +232,11 @@ class Main:
         if entry.checks:
             value = syntax.tuple_of([value, *results[count : len(layer.outputs)]])
         ordinary = all(n.isidentifier() for n in entry.arg_names)
+        by_name = 0 if entry.one_argument and method.states is None else len(entry.kwargs)
         function = FunctionText(
             "", method.name, list(arguments.annotations), arguments.hints, body.statements, value,
             first=["self"], doc=_doc(entry), annotations=arguments.annotations, returns=returns,
-            keyword_only=len(entry.kwargs) + entry.draws, positional_only=not ordinary,
+            keyword_only=by_name + entry.draws, positional_only=not ordinary,
             types=arguments.types,
         )  # fmt: skip
         return self.file.with_dimensions(function, method.arguments, arguments.given)
@@ -313,9 +314,17 @@ class Main:
 def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
     """Identifiers for the arguments of an entry point, by name, and for a state and a key."""
     names = Names()
-    identifiers = {n: names.new(identifier(n, f"x_{i}")) for i, n in enumerate(entry.arg_names)}
+    positions = all(map(_POSITION.fullmatch, entry.arg_names))
+    identifiers = {
+        n: names.new("x" if positions else identifier(n, f"x_{i}"))
+        for i, n in enumerate(entry.arg_names)
+    }
     identifiers |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}
     return identifiers, names.new("state"), names.new("key")
+
+
+# Names of arguments that say where they stand.
+_POSITION = re.compile(r"args?_?\d+(_\d+)?")
 
 
 def _doc(entry: EntryPoint) -> str:
@@ -427,7 +436,11 @@ def _keys(entry: EntryPoint, outputs: Sequence[Atom]) -> dict[Var, str]:
         jax.tree_util.tree_unflatten(entry.out_tree, range(len(outputs)))
     )
     keys = {outputs[i]: _last_key(path) for path, i in paths if is_var(outputs[i])}
-    return {v: name for v, name in keys.items() if says(name)}
+    return {v: name for v, name in keys.items() if name != PLAIN and not _PLACE.fullmatch(name)}
+
+
+# Names that converters give for a place.
+_PLACE = re.compile(r"(output|result|y|x)?_?\d*")
 
 
 def _is_spec(x: object) -> bool:

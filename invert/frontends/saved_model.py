@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from invert._config import Config
-from invert._entry import EntryPoint, Param
+from invert._entry import EntryPoint, Param, Trace
 from invert._errors import (
     InvertError,
     MalformedModelError,
@@ -22,7 +24,7 @@ from invert.frontends import saved_graph
 from invert.frontends.folder import Files, assets_of, files_of
 from invert.frontends.graph_entry import check_count, function_entry, unique
 from invert.frontends.saved_objects import Concrete, SavedFunction, SavedObjects, captured
-from invert.frontends.signature import describe, distinct, read_outputs, read_signature
+from invert.frontends.signature import describe, distinct, picked, read_outputs, read_signature
 from invert.protos import file_parts
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
@@ -64,12 +66,17 @@ class EntryPoints(Mapping[str, EntryPoint]):
         return self._read[name]
 
     def only(self, name: str) -> EntryPoints:
-        """The one function of a name."""
-        one = {name: self._readers[name]}
-        is_function = name in self.functions
+        """The one function of a name, with all its traces."""
+        names = [name] if name in self._readers else self.traces(name)
+        some = {n: self._readers[n] for n in names}
+        is_function = names[0] in self.functions
         return EntryPoints(
-            one if is_function else {}, {} if is_function else one, strict=self._strict
+            some if is_function else {}, {} if is_function else some, strict=self._strict
         )
+
+    def traces(self, name: str) -> list[str]:
+        """The names of the traces of a function that has several."""
+        return [n for n in self.functions if n.startswith(f"{name}(")]
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self.functions, *self.signatures))
@@ -121,7 +128,7 @@ def entry_points(
         points = EntryPoints({}, readers, strict=strict)
     if signature is None:
         return points
-    if signature not in points:
+    if signature not in points and not points.traces(signature):
         raise SignatureError(
             f"{directory} has no function {signature!r}. It has:\n{_listing(points)}"
         )
@@ -290,7 +297,8 @@ class _Model:
                 concretes = distinct(function.concretes)
                 for concrete in concretes:
                     name = path if len(concretes) == 1 else f"{path}{describe(concrete)}"
-                    named[name] = self._reader(concrete, function, "function")
+                    of = path if len(concretes) > 1 else None
+                    named[name] = self._reader(concrete, function, "function", of)
             except InvertError as error:
                 named[path] = _failing(error)
         return named
@@ -315,10 +323,19 @@ class _Model:
                 named[name] = _failing(error)
         return named
 
-    def _reader(self, concrete: Concrete, owner: SavedFunction | None, kind: str) -> Read:
+    def _reader(
+        self, concrete: Concrete, owner: SavedFunction | None, kind: str, of: str | None = None
+    ) -> Read:
+        """`of`: the name of the function, where it has other traces too."""
+
         def read(name: str, strict: bool) -> EntryPoint:
             source = f"SavedModel {self._directory.name}, {kind} {name}"
-            return self._entry(concrete, owner, name, source, strict)
+            entry = self._entry(concrete, owner, name, source, strict)
+            if of is None:
+                return entry
+            return dataclasses.replace(
+                entry, trace=Trace(of, functools.partial(picked, concrete, owner))
+            )
 
         return read
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
@@ -351,6 +352,41 @@ def matches(
     )
 
 
+def picked(
+    concrete: Any, owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any], exact: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What a call of a function passes to the entry point of one of its traces.
+
+    **Arguments:**
+
+    - `concrete`: the trace.
+    - `owner`: the function, which knows its default arguments.
+    - `exact`: whether shapes and dtypes have to be those of the trace.
+
+    **Returns:** positional and keyword arguments; `None` where the call is not that trace's.
+    """
+    want_args, want_kwargs, parameters = _structured(concrete)
+    names = _argument_names(len(want_args), parameters)
+    want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
+    if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
+        return None
+    known = owner.function_type.parameters
+    given = {k: known[k].default for k in want if k in known and known[k].optional}
+    given |= dict(zip(names, args, strict=False)) | dict(kwargs)
+    if not all(k in given and _fits(tree, given[k], exact) for k, tree in want.items()):
+        return None
+    signature = read_signature(concrete, owner=owner)
+
+    def own(name: str) -> Any:
+        return jax.tree_util.tree_map(
+            lambda leaf, value: value if isinstance(leaf, _Leaf) else None,
+            want[name],
+            expanded(plain(given[name])),
+        )
+
+    return tuple(map(own, signature.arg_names)), {k: own(k) for k in signature.kwargs}
+
+
 def _fits(want: Any, given: Any, exact: bool) -> bool:
     want_leaves, want_tree = jax.tree_util.tree_flatten(want)
     leaves, tree = jax.tree_util.tree_flatten(expanded(plain(given)))
@@ -362,9 +398,9 @@ def _fits(want: Any, given: Any, exact: bool) -> bool:
 def _leaf_fits(want: object, given: Any, exact: bool) -> bool:
     if not isinstance(want, _Leaf):
         return not _is_tensor(given) and bool(want == given)
-    if isinstance(given, str | bytes):
+    if not _is_tensor(given) and not isinstance(given, bool | int | float | complex):
         return False
-    spec = _own(tensor_spec(given, scalars=True))
+    spec = _type_of(given)
     want_dtype, dtype = want.spec.dtype, spec.dtype
     if want_dtype != dtype and (
         exact
@@ -378,6 +414,16 @@ def _leaf_fits(want: object, given: Any, exact: bool) -> bool:
     return len(shape) == len(spec.shape) and all(
         w is None or w == g for w, g in zip(shape, spec.shape, strict=True)
     )
+
+
+def _type_of(given: Any) -> TensorSpec:
+    """The type of an array of any library, or of a number."""
+    if _is_type_of_tensorflow(given) or hasattr(getattr(given, "shape", None), "as_list"):
+        return _own(tensor_spec(given, scalars=True))
+    dtype = getattr(given, "dtype", None)
+    dtype = np.dtype(dtype or jax.dtypes.canonicalize_dtype(type(given)))
+    shape = tuple(n if isinstance(n, int) else None for n in getattr(given, "shape", ()))
+    return TensorSpec(shape, dtype, dtype.name, "")
 
 
 def describe(concrete: Any) -> str:

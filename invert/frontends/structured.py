@@ -61,11 +61,13 @@ class _Type:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A parameter of a function: its name, its kind (as in `inspect`), whether it has a default."""
+    """A parameter of a function: its name, its kind (as in `inspect`), whether it has a default,
+    and which."""
 
     name: str
     kind: Any
     optional: bool
+    default: Any = None
 
 
 def decode(value: Any, depth: int = 0) -> Any:
@@ -179,7 +181,8 @@ def parameters_of(spec: Any) -> list[Parameter]:
         raise MalformedModelError("a function of the model has no list of its parameters")
     args = list(full.args or ())
     defaults = len(full.defaults or ())
-    optional = {*args[len(args) - defaults :], *(full.kwonlydefaults or ())}
+    optional = dict(zip(args[len(args) - defaults :], full.defaults or (), strict=False))
+    optional |= full.kwonlydefaults or {}
     if spec.is_method or args[:1] == ["self"]:
         args = args[1:]
     kinds = inspect.Parameter
@@ -187,7 +190,7 @@ def parameters_of(spec: Any) -> list[Parameter]:
     kind = kinds.POSITIONAL_OR_KEYWORD
     if constraints and full.varargs:
         kind = kinds.POSITIONAL_ONLY
-    found = [Parameter(_argument_name(a), kind, a in optional) for a in args]
+    found = [Parameter(_argument_name(a), kind, a in optional, optional.get(a)) for a in args]
     if full.varargs and constraints:
         # Each entry of the input signature is a separate parameter.
         more = range(max(0, len(constraints) - len(args)))
@@ -195,7 +198,7 @@ def parameters_of(spec: Any) -> list[Parameter]:
     elif full.varargs:
         found.append(Parameter(full.varargs, kinds.VAR_POSITIONAL, False))
     found += [
-        Parameter(_argument_name(a), kinds.KEYWORD_ONLY, a in optional)
+        Parameter(_argument_name(a), kinds.KEYWORD_ONLY, a in optional, optional.get(a))
         for a in full.kwonlyargs or ()
     ]
     if full.varkw and not constraints:

@@ -12,7 +12,7 @@ import equinox as eqx
 import numpy as np
 from jax import Array
 
-from invert._errors import InvertError
+from invert._errors import InvertError, SignatureError
 from invert._report import Report
 from invert.emission import Emission, constant_name, emission_of
 from invert.modules.function import Function
@@ -78,12 +78,44 @@ class Methods(Recovered):
 
 def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
     def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
-        function = dict(self._functions)[name]
-        named = self.named_params()
-        leaves = [named[p.name] for p in function.entry.params]
-        return call_function(function, self.constants[name], leaves, args, kwargs)
+        return _call(self, name, args, kwargs)
 
     return method(function, attribute, run)
+
+
+def _call(module: Methods, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    function = dict(module._functions)[name]
+    named = module.named_params()
+    leaves = [named[p.name] for p in function.entry.params]
+    return call_function(function, module.constants[name], leaves, args, kwargs)
+
+
+def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
+    """A method for a function with several traces: each call goes to the one that is its own.
+
+    Python values among the arguments are static, as they are in a `tf.function`.
+    """
+
+    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+        functions = {n: f for n, f in self._functions if n in traces}
+        states = [a for a in args if isinstance(a, eqx.nn.State)]
+        plain = [a for a in args if not isinstance(a, eqx.nn.State)]
+        for exact in (True, False):
+            for trace, function in functions.items():
+                own = {k: v for k, v in kwargs.items() if k == function.key_name}
+                rest = {k: v for k, v in kwargs.items() if k not in own}
+                assert function.entry.trace is not None
+                found = function.entry.trace.pick(plain, rest, exact)
+                if found is not None:
+                    return _call(self, trace, [*found[0], *states], {**found[1], **own})
+        raise SignatureError(
+            f"the arguments fit none of the traces of {name}:\n"
+            + "\n".join(f"  - {trace}" for trace in traces)
+        )
+
+    run.__name__ = run.__qualname__ = name
+    run.__doc__ = f"One of {', '.join(traces)}, by the arguments."
+    return run
 
 
 def _failing(name: str) -> Callable[..., Any]:
@@ -103,6 +135,10 @@ def method_names(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         plain = re.sub(r"\W", "_", name, flags=re.ASCII)
         plain = plain if plain.isidentifier() else f"_{plain}"
+        if plain.startswith("__") and not plain.endswith("__"):
+            # Python renames these in the text of a class.
+            plain = plain.lstrip("_")
+            plain = plain if plain.isidentifier() else f"_{plain}"
         while plain in taken or keyword.iskeyword(plain):
             plain += "_"
         taken.add(plain)
@@ -125,6 +161,12 @@ def build_methods(
         body[names[key]] = _method(key, function, names[key])
     for key in failed:
         body[names[key]] = _failing(key)
+    of = {key: f.entry.trace.of for key, f in functions.items() if f.entry.trace is not None}
+    for function in dict.fromkeys(of.values()):
+        (identifier,) = method_names([function]).values()
+        if identifier not in body:
+            traces = [key for key in functions if of.get(key) == function]
+            body[identifier] = _picking(function, traces)
     params = {p.name: p for f in functions.values() for p in f.entry.params}
     assigned = {f.entry.params[i].name for f in functions.values() for i in f.entry.assigned}
     leaves = [leaf_of(p, assigned) for p in params.values()]

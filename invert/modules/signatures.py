@@ -100,8 +100,10 @@ def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature
     state, key = state_and_key(entry, stateful)
     if state is not None:
         parameters.append(inspect.Parameter(state, kind, annotation=eqx.nn.State))
+    by_place = entry.one_argument and state is None
+    named = kind if by_place else inspect.Parameter.KEYWORD_ONLY
     parameters += [
-        inspect.Parameter(safe[name], inspect.Parameter.KEYWORD_ONLY, annotation=tree_type(tree))
+        inspect.Parameter(safe[name], named, annotation=tree_type(tree))
         for name, tree in entry.kwargs.items()
     ]
     if key is not None:

@@ -123,7 +123,7 @@ def with_params(
 
 
 def recovered(entry: EntryPoint, *examples: Any) -> invert.Module:
-    return _api._build(entry, Config(), list(examples) or None)
+    return _api.from_entry(entry, Config(), list(examples) or None)
 
 
 def flax_model(name: str, *, batch: str | None = None) -> tuple[invert.Module, np.ndarray]:

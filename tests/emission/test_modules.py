@@ -277,7 +277,7 @@ def test_example() -> None:
     assert "in another process: equal" in out
     # The page shows what the example prints.
     page = (Path(__file__).parents[2] / "docs" / "emission.md").read_text()
-    shown = out[out.index("class Attention(") : out.index("class Head(")].rstrip()
+    shown = out[out.index("class Attention(") : out.index("class Transformer(")].rstrip()
     assert "scores = jnp.einsum(" in shown
     assert shown in page
 

@@ -18,6 +18,7 @@ import pytest
 import tensorflow as tf
 from jax.experimental import jax2tf
 
+import invert
 from invert._config import Config
 from invert._entry import ArgSpec
 from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
@@ -190,6 +191,58 @@ def test_several_concrete_functions(tmp_path):
     by_flag = {"True" in name: points[name] for name in points.functions}
     x = np.ones(2, np.float32)
     assert call(by_flag[True], x)[0] == 2 and call(by_flag[False], x)[0] == 1
+
+
+class Traced(tf.Module):
+    """A function of several traces, as layers of Keras 2 save theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = tf.Variable(2.0)
+
+    @tf.function
+    def __call__(self, x, training=False, mask=None):
+        y = x * self.scale if training else x + self.scale
+        return y if mask is None else y * mask
+
+
+def test_a_call_goes_to_the_trace_that_is_its_own(tmp_path):
+    root = Traced()
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    calls = [((x,), {}), ((x, True), {}), ((x[0],), {"training": True}), ((x,), {"mask": x})]
+    for args, kwargs in calls:
+        root(*args, **kwargs)
+    tf.saved_model.save(root, tmp_path / "model")
+    module = invert.load(tmp_path / "model")
+    for args, kwargs in calls:
+        np.testing.assert_array_equal(module(*args, **kwargs), root(*args, **kwargs))
+    np.testing.assert_array_equal(jax.jit(lambda v: module(v, training=True))(x), x * 2)
+    np.testing.assert_array_equal(jax.grad(lambda v: module(v, True).sum())(x), np.full((2, 3), 2))
+    with pytest.raises(SignatureError, match="fit none of the traces of __call__"):
+        module(x, training=True, mask=x)
+    with pytest.raises(SignatureError, match="fit none of the traces of __call__"):
+        module(x, train=True)
+    one = invert.load(tmp_path / "model", signature="__call__")
+    np.testing.assert_array_equal(one(x, True), x * 2)
+    # Python renames attributes that begin with two underscores in the text of a class.
+    invert.save(module, tmp_path / "saved")
+    saved = invert.load(tmp_path / "saved")
+    (name,) = (n for n in dir(saved) if n.startswith("call___float32_3_"))
+    np.testing.assert_array_equal(getattr(saved, name)(x[0]), x[0] * 2)
+
+
+def test_the_one_argument_of_a_signature_may_be_given_by_its_place(tmp_path):
+    root = tf.Module()
+    root.double = tf.function(lambda x: x * 2, input_signature=[tf.TensorSpec([3], name="x")])
+    signatures = {"serving_default": root.double}
+    del root.double
+    tf.saved_model.save(root, tmp_path / "model", signatures=signatures)
+    module = invert.load(tmp_path / "model")
+    x = np.ones(3, np.float32)
+    invert.save(module, tmp_path / "saved")
+    for model in (module, module.model, invert.load(tmp_path / "saved")):
+        for result in (model(x), model(x=x)):
+            np.testing.assert_array_equal(jax.tree.leaves(result)[0], 2 * x)
 
 
 def test_optional_arguments_need_not_be_given(tmp_path):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import invert
 from tests.heavy.distributions import CASES
-from tests.tf.op_cases import QUICK
+from tests.tf.ops.driver import QUICK
 
 pytestmark = [
     pytest.mark.slow,

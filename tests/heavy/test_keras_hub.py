@@ -21,7 +21,8 @@ import tensorflow as tf
 
 import invert
 from tests.heavy.keras_hub_models import BACKBONES, Case, hub, inputs_of, perturb, specs_of
-from tests.tf.op_cases import QUICK, weigh
+from tests.tf.ops.driver import QUICK
+from tests.tf.ops.samples import weigh
 
 pytestmark = [
     pytest.mark.slow,

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 import invert
 from tests.heavy.probability import ROWS
-from tests.tf.op_cases import QUICK, compare, is_float_type, weigh
+from tests.tf.ops.driver import QUICK, compare, inexact
+from tests.tf.ops.samples import weigh
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,7 +68,7 @@ def test_values_and_gradients_equal_those_of_tensorflow(name: str) -> None:
         full: list[Any] = list(arrays)
         for i, x in zip(floats, given, strict=True):
             full[i] = x
-        results = [y for y in module(*full) if is_float_type(y)]
+        results = [y for y in module(*full) if inexact(y)]
         return weigh(results, jax.lax.convert_element_type)
 
     slopes = jax.jit(jax.grad(loss), compiler_options=QUICK)([arrays[i] for i in floats])

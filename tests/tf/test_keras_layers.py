@@ -20,7 +20,8 @@ from invert._config import Config
 from invert._pipeline import recover
 from invert._private.jax import eval_jaxpr
 from invert.frontends.tf_function import Variables, entry_point
-from tests.tf.op_cases import compare, is_float_type, normal, weigh
+from tests.tf.ops.driver import compare, inexact
+from tests.tf.ops.samples import normal, weigh
 
 QUICK = Config(verify=False)
 keras = pytest.importorskip("keras")
@@ -315,7 +316,7 @@ def check_layer(case, *, training=False):
         for i, x in zip(floats, xs, strict=True):
             given[i] = x
         results = program(full, given)[:count]
-        return weigh([y for y in results if is_float_type(y)], jax.lax.convert_element_type)
+        return weigh([y for y in results if inexact(y)], jax.lax.convert_element_type)
 
     weights, xs = [values[i] for i in trained], [inputs[i] for i in floats]
     mine = jax.jit(jax.grad(loss, (0, 1)))(weights, xs)

@@ -11,7 +11,8 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert.frontends.tf_function import Variables, entry_point
-from tests.tf.op_cases import compare, normal
+from tests.tf.ops.driver import compare
+from tests.tf.ops.samples import normal
 
 keras = pytest.importorskip("keras")
 L = keras.layers

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.tf.op_cases import check
-from tests.tf.test_ops_image import boxes_and_scores, colours
+from tests.tf.ops.driver import check
+from tests.tf.ops.test_image import boxes_and_scores, colours
 
 pytestmark = pytest.mark.slow
 I = tf.image  # noqa: E741

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import invert
 from invert import Config
-from tests.tf.op_cases import QUICK
+from tests.tf.ops.driver import QUICK
 
 PLAIN = Config(verify=False)
 STEPS = 10

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _WIDTH = 66
 # A field in another form, or its parts, are called after it.
 _PARTED = FORMS | {"split"}
+# Values that have a line of their own, so that a small number added to them is not in it.
+_NAMED = frozenset(("var", "mean_square"))
 # Wider operands get a line of their own.
 _OPERAND = 44
 
@@ -261,7 +263,14 @@ class Body:
         single = len(outs) == 1 and self._uses.get(first) == 1
         # A returned value is inlined into the `return`.
         last = first in self.graph.results and self._one_result()
-        if single and placed.inline and not placed.functions and (last or width <= _OPERAND):
+        named = self.wanted.get(first) in _NAMED
+        if (
+            single
+            and placed.inline
+            and not named
+            and not placed.functions
+            and (last or width <= _OPERAND)
+        ):
             self._waiting[self.token(first)] = (value, width, statement)
         elif any(v is not None for v in outs):
             self.statements.append(statement)

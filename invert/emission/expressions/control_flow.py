@@ -196,8 +196,11 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
     def result(values: list[ast.expr]) -> ast.expr:
         return syntax.tuple_of([packed(values[:carried]), packed(values[carried:])])
 
-    parameters = [("carry", _arity(carried)), ("x", _arity(scanned))]
+    parameters = [("carry", _arity(carried)), ("x" if scanned < 2 else "xs", _arity(scanned))]
     names = {} if file.plain else roles.carried(parts)
+    plain = [i for i, a in enumerate(parts.xs) if is_var(a) and not says(body.names.get(a))]
+    if len(plain) == 1:
+        names = {**names, carried + plain[0]: "x"}
     starts = [*parts.init, *parts.xs]
     function = local(
         file, body, parts.body, "step", parts.consts, parameters, result, starts, names
@@ -216,7 +219,7 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
     outs = len(eqn.outvars)
     pattern = (unpacking(range(carried)), unpacking(range(carried, outs)))
     hints = _named(body, parts.init, "carry") + ["ys"] * (outs - carried)
-    hints = [names.get(i, hint) for i, hint in enumerate(hints)]
+    hints = [names.get(i, h) if i < carried else h for i, h in enumerate(hints)]
     return Placed(expression, False, [function], hints, pattern=pattern)
 
 

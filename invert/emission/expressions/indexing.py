@@ -106,8 +106,16 @@ def convolution(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Express
     strides = literals.shape(params["window_strides"])
     wanted = params["preferred_element_type"]
     kinds = [{}] if wanted is None else [{}, {"preferred_element_type": literals.dtype(wanted)}]
+    explicit = literals.value(tuple(params["padding"]))
+    if set(params["window_strides"]) == {1} and "lhs_dilation" in keywords:
+        # A transposed convolution has its strides inside of the image.
+        rest = {k: v for k, v in keywords.items() if k != "lhs_dilation"}
+        for kind in kinds:
+            for padding in (number("SAME"), number("VALID")):
+                upscaled = [*args, literals.shape(params["lhs_dilation"]), padding]
+                yield call("lax.conv_transpose", *upscaled, **rest, **kind)
     for kind in kinds:
-        for padding in (_same_padding(eqn, program), literals.value(tuple(params["padding"]))):
+        for padding in (_same_padding(eqn, program), explicit):
             if padding is not None:
                 yield call("lax.conv_general_dilated", *args, strides, padding, **keywords, **kind)
 
@@ -120,9 +128,19 @@ def _same_padding(eqn: Eqn, program: Program) -> ast.expr | None:
     """`"SAME"` or `"VALID"` where the padding may be that; tracing decides."""
     padding = eqn.params["padding"]
     if all(tuple(p) == (0, 0) for p in padding):
-        return number("VALID")
+        # A kernel of one pixel is the same to both, and the other one is written more often.
+        return number("SAME" if _is_pointwise(eqn) else "VALID")
     near = all(0 <= low <= high <= low + 1 for low, high in padding)
     return number("SAME") if near else None
+
+
+def _is_pointwise(eqn: Eqn) -> bool:
+    """Whether an equation is a convolution of single pixels."""
+    numbers = eqn.params.get("dimension_numbers")
+    if numbers is None:
+        return False
+    shape = eqn.invars[1].aval.shape
+    return all(shape[axis] == 1 for axis in numbers.rhs_spec[2:])
 
 
 def pooling(name: str, init: str) -> Callable[[Eqn, Sequence[ast.expr], Program], Expressions]:

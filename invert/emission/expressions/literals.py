@@ -73,7 +73,33 @@ def bare(value: ArrayLike) -> ast.expr:
         return syntax.number(int(value))
     if jnp.issubdtype(kind, jnp.complexfloating):
         return _complex(value)
-    return _float(_shortest(value))
+    return (_formula(value) if kind == np.float32 else None) or _float(_shortest(value))
+
+
+# Digits from which on a number is more likely to be a quotient or a root than itself.
+_MANY = 6
+
+
+@functools.cache
+def _formulas() -> dict[float, str]:
+    """Numbers as quotients and roots, by their values in single precision."""
+    texts = {f"1 / {n}": 1 / n for n in range(3, 1025)}
+    texts |= {f"1 / {n / 100:g}": 100 / n for n in range(1, 100)}
+    texts |= {f"1 / {n}**0.5": 1 / n**0.5 for n in range(2, 4097)}
+    texts |= {f"{n}**0.5": n**0.5 for n in range(2, 4097)}
+    return {float(np.float32(value)): text for text, value in reversed(texts.items())}
+
+
+def _formula(value: Any) -> ast.expr | None:
+    """`1 / 255` or `1 / 6**0.5`, where that is the number in single precision."""
+    number = float(value)
+    if not math.isfinite(number) or len(repr(_shortest(value)).strip("-0.")) < _MANY:
+        return None
+    text = _formulas().get(abs(number))
+    if text is None:
+        return None
+    found = ast.parse(text, mode="eval").body
+    return found if number > 0 else syntax.prefix("-", found)
 
 
 def _complex(value: Any) -> ast.expr:
@@ -109,7 +135,8 @@ def array(value: ArrayLike) -> ast.expr:
 
     def nested(part: np.ndarray) -> ast.expr:
         if part.ndim == 0:
-            return bare(part)
+            inexact = jnp.issubdtype(part.dtype, jnp.floating)
+            return _float(_shortest(part[()])) if inexact else bare(part)
         return syntax.list_of(nested(p) for p in part)
 
     if value.size == 0:

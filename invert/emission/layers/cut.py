@@ -12,12 +12,12 @@ import collections
 import dataclasses
 import heapq
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.core import Primitive
 
-from invert._private.jax import names_of
+from invert._private.jax import names_of, open_jaxpr
 from invert.emission.layers.native import Native
 from invert.emission.python.naming import stem
 from invert.ir.graph import is_var
@@ -52,6 +52,7 @@ class Layer:
     - `count`: the number of layers that it stands for, 0 for one.
     - `block`: what the blocks are called that it is one of, if any.
     - `same`: the layer that it is another call of, if any.
+    - `arguments`: names wanted for its inputs.
     - `native`: the layer of `equinox.nn` that replaces it, if any; `arrays` are the fields of that.
     """
 
@@ -68,6 +69,7 @@ class Layer:
     count: int = 0
     block: str = ""
     same: Layer | None = None
+    arguments: Mapping[Var, str] = dataclasses.field(default_factory=dict)
     native: Native | None = None
     arrays: dict[str, Var] = dataclasses.field(default_factory=dict)
 
@@ -94,6 +96,15 @@ class LayerCall(Eqn):
     outvars: list[Var]
     primitive: Primitive = _LAYER
     params: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def calls(steps: Iterable[Eqn]) -> Iterator[LayerCall]:
+    """The calls of layers among some steps, and among those that loops repeat."""
+    for step in steps:
+        if isinstance(step, LayerCall):
+            yield step
+        elif step.primitive.name == "scan":
+            yield from calls(open_jaxpr(step.params["jaxpr"]).eqns)
 
 
 @dataclasses.dataclass(eq=False)

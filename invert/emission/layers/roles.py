@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from invert._private.jax import open_jaxpr
+from invert.emission.layers.cut import LayerCall
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import ScanParts
@@ -60,6 +61,7 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         variance = next((a for a in inside.invars if is_var(a)), None)
         if variance is not None and (mean := _mean_of_squares(graph, variance)):
             yield variance, mean
+            yield from _squares(graph, variance)
     (out,) = eqn.outvars
     products = [u for u in _users(graph, out, "mul") if _of_one_axis(u, graph)]
     scale = products[0].outvars[0] if len(products) == 1 else None
@@ -88,6 +90,14 @@ def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     if not square or any(a is not square.invars[0] for a in square.invars):
         return ""
     return "var" if _maker(graph, square.invars[0], "sub") is not None else "mean_square"
+
+
+def _squares(graph: Graph, variance: Atom) -> Iterator[tuple[Atom, str]]:
+    """The squares that a variance is the mean of."""
+    division = _maker(graph, _source(graph, variance), "div")
+    total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
+    if total:
+        yield _source(graph, total.invars[0]), "squared"
 
 
 def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
@@ -178,7 +188,7 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         if gate is not None:
             whole = _maker(graph, gate.invars[0], "split")
             if whole is not None:
-                yield whole.invars[0], "gates"
+                yield from _sums(whole.invars[0], "gates", graph)
             yield gate.invars[0], "i" if gate.primitive.name == "logistic" else "g"
     for last in _users(graph, eqn.outvars[0], "tanh"):
         for product in _users(graph, last.outvars[0], "mul"):
@@ -211,13 +221,53 @@ def _gru(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     yield candidate, "candidate"
     yield from _masked(eqn.outvars[0], "h", graph)
     yield from ((a, "h") for a in kept.invars if a is not gate)
-    for made in (graph.producers[gate], graph.producers[candidate]):
+    for name, made in (("update", graph.producers[gate]), ("", graph.producers[candidate])):
         total = _maker(graph, made.invars[0], "add")
-        for a in total.invars if total is not None else ():
+        for a in () if total is None else total.invars:
+            yield from _part(a, name or "candidate", graph)
             product = _maker(graph, a, "mul")
             for b in product.invars if product is not None else ():
-                if _maker(graph, b, "logistic") is not None:
-                    yield b, "reset"
+                reset = _maker(graph, b, "logistic")
+                if reset is None:
+                    yield from _part(b, "candidate", graph)
+                    continue
+                yield b, "reset"
+                both = _maker(graph, reset.invars[0], "add")
+                for part in both.invars if both is not None else ():
+                    yield from _part(part, "reset", graph)
+
+
+def _sums(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """A sum, and the sums that it adds to."""
+    while (eqn := _maker(graph, atom, "add")) is not None:
+        yield atom, name
+        atom = next((a for a in eqn.invars if _maker(graph, a, "add") is not None), eqn.invars[0])
+
+
+def _part(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """The part of a gate that a product with the state adds to it, or one with the input."""
+    parts = _maker(graph, atom, "split")
+    if parts is None:
+        return
+    total = parts.invars[0]
+    product = _maker(graph, total, "dot_general") or _product_in(total, graph)
+    factor = product.invars[0] if product is not None else None
+    carried = factor is not None and factor not in graph.producers
+    side = "h" if factor is not None and carried and _kept(factor, graph) else "x"
+    yield atom, f"{side}_{name}"
+    yield total, f"{side}_gates"
+
+
+def _product_in(total: Atom, graph: Graph) -> Eqn | None:
+    """The product that a bias is added to."""
+    eqn = _maker(graph, total, "add")
+    made = (_maker(graph, a, "dot_general") for a in eqn.invars) if eqn is not None else ()
+    return next(filter(None, made), None)
+
+
+def _kept(v: Atom, graph: Graph) -> bool:
+    """Whether a new value is made of a part of `v` itself, as a state is."""
+    return any(e.primitive.name in ("mul", "select_n") for e in graph.users.get(v, ()))
 
 
 def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
@@ -230,12 +280,21 @@ def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
                 yield eqn.outvars[0], name
 
 
+def states(body: Jaxpr, start: int, count: int) -> dict[Atom, str]:
+    """Names of the carried values of a body, which are its arguments from `start` on."""
+    variables = body.invars[start : start + count]
+    names = _carried(body, start, count)
+    return {variables[i]: name for i, name in names.items()}
+
+
 def carried(parts: ScanParts) -> dict[int, str]:
     """Names of the carried values of a `scan`, by their roles in its body."""
-    body = open_jaxpr(parts.body)
-    count = len(parts.init)
+    return _carried(open_jaxpr(parts.body), len(parts.consts), len(parts.init))
+
+
+def _carried(body: Jaxpr, start: int, count: int) -> dict[int, str]:
     known = roles(Graph(body))
-    variables = body.invars[len(parts.consts) : len(parts.consts) + count]
+    variables = body.invars[start : start + count]
     pairs = zip(variables, body.outvars[:count], strict=True)
     named = ((i, known.get(out) or known.get(v)) for i, (v, out) in enumerate(pairs))
     found = {i: name for i, name in named if name}
@@ -247,6 +306,23 @@ def carried(parts: ScanParts) -> dict[int, str]:
 
 def _multiplied(v: Var, body: Jaxpr) -> bool:
     return any(e.primitive.name == "dot_general" and v in e.invars for e in body.eqns)
+
+
+def _layer(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """The states of a cell, as they are called in it."""
+    if not isinstance(eqn, LayerCall) or not eqn.layer.arguments:
+        return
+    layer = eqn.layer
+    for atom, v in zip(eqn.invars, layer.inputs, strict=False):
+        if v in layer.arguments:
+            yield atom, layer.arguments[v]
+    inner = roles(Graph(graph.jaxpr.replace(eqns=layer.steps, outvars=layer.outputs)))
+    names = set(layer.arguments.values())
+    for v, result in zip(eqn.outvars, layer.results, strict=False):
+        if (name := inner.get(result)) is not None:
+            yield from _masked(v, name, graph)
+        elif len(names) == 1:
+            yield from _masked(v, next(iter(names)), graph)
 
 
 def _scan(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
@@ -266,4 +342,5 @@ _ROLES: tuple[tuple[str, _Role], ...] = (
     ("add", _lstm),
     ("add", _gru),
     ("scan", _scan),
+    ("layer", _layer),
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from invert.emission.layers.tree import Node
@@ -42,6 +43,7 @@ class Draft:
     - `annotations`: the array types in fields and methods, without sizes.
     - `arrays`: the kinds and shapes of these types.
     - `sources`: the expressions by which methods read these arrays; `None` for results.
+    - `without`: where `arrays` has the type of a bias that other layers of its class have.
     """
 
     node: Node
@@ -52,6 +54,7 @@ class Draft:
     annotations: list[ast.expr] = dataclasses.field(default_factory=list)
     arrays: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     sources: list[ast.expr | None] = dataclasses.field(default_factory=list)
+    without: int | None = None
 
     def constants(self) -> list[ast.Constant]:
         """The integers in the bodies of its methods."""
@@ -69,12 +72,22 @@ class Class:
     - `token`: stands for its name until all classes are known.
     - `drafts`: its nodes, of which the first is written; none for a class of Equinox.
     - `statics`: its static fields, with their values for all nodes.
+    - `optional`: a field that is `None` in some nodes; `shapes` has the shapes that it would have.
     """
 
     token: str
     drafts: list[Draft]
     definition: ast.ClassDef = dataclasses.field(init=False)
     statics: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    optional: str = ""
+    shapes: dict[Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """A function as the value of a static field."""
+
+    text: str
 
 
 def _value(constant: ast.Constant) -> int:
@@ -137,13 +150,26 @@ def _literal(value: ast.expr) -> bool:
 
 def text_of(method: ast.FunctionDef) -> str:
     """The text of a method without annotations, with 0 for all integers and static arguments."""
+    with blank(method):
+        return syntax.text_of(bare(method))
+
+
+@contextlib.contextmanager
+def blank(method: ast.FunctionDef) -> Iterator[None]:
+    """Has 0 in a method in the place of all integers and static arguments."""
     sites = _sites(method)
     values = [site.value for site in sites]
     for site in sites:
         site.value = ast.Constant(0)
+    integers = list(_integers(bare(method)))
+    numbers = [c.value for c in integers]
+    for constant in integers:
+        constant.value = 0
     try:
-        return _text_without_integers(method)
+        yield
     finally:
+        for constant, value in zip(integers, numbers, strict=True):
+            constant.value = value
         for site, value in zip(sites, values, strict=True):
             site.value = value
 
@@ -165,40 +191,34 @@ def make_static(cls: Class) -> None:
 
 def static_type(values: Sequence[Any]) -> ast.expr:
     """The annotation of a static field."""
-    texts = dict.fromkeys(map(_type_of, values))
+    texts = dict.fromkeys(map(_type_of, sorted(values, key=lambda v: v is None)))
     return ast.parse(" | ".join(texts), mode="eval").body
 
 
 def _type_of(value: Any) -> str:
     if isinstance(value, tuple):
         return f"tuple[{', '.join(map(_type_of, value))}]"
-    return type(value).__name__
+    if isinstance(value, Code):
+        return "Callable[[Array], Array]"
+    return "None" if value is None else type(value).__name__
 
 
-def _text_without_integers(method: ast.FunctionDef) -> str:
-    tree = bare(method)
-    integers = list(_integers(tree))
-    values = [c.value for c in integers]
-    for constant in integers:
-        constant.value = 0
-    try:
-        return syntax.text_of(tree)
-    finally:
-        for constant, value in zip(integers, values, strict=True):
-            constant.value = value
-
-
-def groups(drafts: Sequence[Draft], key: Callable[[Draft], Hashable]) -> list[list[Draft]]:
+def groups(
+    drafts: Sequence[Draft],
+    key: Callable[[Draft], Hashable],
+    split: Callable[[list[Draft]], list[list[Draft]]],
+) -> list[list[Draft]]:
     """Groups of nodes that can share one text.
 
     **Arguments:**
 
     - `key`: what they have to have in common besides numbers.
+    - `split`: parts of such a group by what else it takes to share a text.
     """
     alike: dict[Hashable, list[Draft]] = {}
     for draft in drafts:
         alike.setdefault(key(draft), []).append(draft)
-    return [part for group in alike.values() for part in _parts(group)]
+    return [p for group in alike.values() for part in split(group) for p in _parts(part)]
 
 
 def _parts(group: list[Draft]) -> list[list[Draft]]:

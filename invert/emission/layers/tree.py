@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import equinox as eqx
 
 from invert._errors import EmissionError
-from invert.emission.layers.cut import Layer, LayerCall, common_prefix, plain_name
+from invert.emission.layers.cut import Layer, calls, common_prefix, plain_name
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, singular, stem
 from invert.ir import kinds
@@ -184,16 +184,16 @@ class _Building:
                 raise EmissionError(f"the methods need the parameter {name} in different layers")
             places[v] = self._placed[v][len(path) :]
         if layer.same is not None:
-            earlier = [s.layer for s in layer.same.steps if isinstance(s, LayerCall)]
-            inner = [s.layer for s in layer.steps if isinstance(s, LayerCall)]
+            earlier = [c.layer for c in calls(layer.same.steps)]
+            inner = [c.layer for c in calls(layer.steps)]
             for one, other in zip(earlier, inner, strict=True):
                 other.same = one
-        for step in layer.steps:
-            if isinstance(step, LayerCall) and step.layer.same is not None:
+        for step in calls(layer.steps):
+            if step.layer.same is not None:
                 first = self.at[step.layer.same]
                 self.tree.names[step.layer] = self.tree.names[step.layer.same]
                 self.build(step.layer, self.nodes[step.layer.same], first)
-            elif isinstance(step, LayerCall) and step.layer not in self.tree.names:
+            elif step.layer not in self.tree.names:
                 wanted = plain_name(called(step.layer, self.paths))
                 if step.layer.listed:
                     where, child = self._item(node, wanted, step.layer)
@@ -249,7 +249,7 @@ def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
 
 def _parameters(layer: Layer) -> list[Var]:
     """The parameters of a layer and of its inner layers."""
-    inner = [v for s in layer.steps if isinstance(s, LayerCall) for v in _parameters(s.layer)]
+    inner = [v for c in calls(layer.steps) for v in _parameters(c.layer)]
     return [*layer.parameters, *inner]
 
 

@@ -13,7 +13,7 @@ from invert._private.jax import names_of
 from invert.emission.python.naming import snake
 from invert.ir import kinds
 from invert.ir.graph import is_var
-from invert.ir.types import Atom, Eqn
+from invert.ir.types import Atom, Eqn, Literal
 
 # Names without a meaning; a better one is looked for.
 _BLANK = frozenset("a b c d e f g h x y z carry chosen state".split())
@@ -42,6 +42,8 @@ NOUNS = {
     **{n: n for n in "tanh sin cos tan sinh cosh erf erf_inv erfc atan2 cumsum cumprod".split()},
 }  # fmt: skip
 
+# Arrays of one number.
+_FILLED = ((0, "zeros"), (1, "ones"))
 # The same array in another form.
 FORMS = (kinds.MOVES - {"dynamic_slice"}) | kinds.IDENTITIES | kinds.CONVERSIONS
 # Longer names hide the expression.
@@ -95,6 +97,8 @@ def noun(
         return STREAM
     if primitive in NOUNS:
         return NOUNS[primitive]
+    if primitive == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal):
+        return next((name for n, name in _FILLED if eqn.invars[0].val == n), PLAIN)
     if primitive in FORMS:
         return known[0][1] if known else _of_scope(eqn, path)
     if mixes(eqn, atoms, fields):

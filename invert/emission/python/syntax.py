@@ -154,15 +154,17 @@ def function(
     positional_only: bool = False,
     decorators: Sequence[ast.expr] = (),
     returns: ast.expr | None = None,
+    defaults: Mapping[str, ast.expr] | None = None,
 ) -> ast.FunctionDef:
-    """A function definition."""
+    """A function definition; `defaults` are those of arguments by keyword."""
+    values = dict(defaults or {})
     node = ast.FunctionDef(
         name=name,
         args=ast.arguments(
             posonlyargs=list(arguments) if positional_only else [],
             args=[] if positional_only else list(arguments),
             kwonlyargs=list(keyword_only),
-            kw_defaults=[None] * len(keyword_only),
+            kw_defaults=[values.get(a.arg) for a in keyword_only],
             defaults=[],
         ),
         body=list(body) or [ast.Pass()],

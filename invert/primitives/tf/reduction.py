@@ -103,7 +103,8 @@ def _reduction(fn: Callable[..., Array], fold: Callable[..., Value] | None) -> C
 
 
 for _op, (_fn, _fold) in REDUCTIONS.items():
-    rule(_op, folds_sizes=_op == "Prod")(_reduction(_fn, _fold))
+    _idempotent = _op in ("All", "Any", "Max", "Min")
+    rule(_op, folds_sizes=_op == "Prod", idempotent=_idempotent)(_reduction(_fn, _fold))
 
 
 # op: (function, its neutral element)

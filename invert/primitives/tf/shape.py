@@ -48,27 +48,27 @@ def _const(*, ctx: Context, node: Node) -> np.ndarray:
     return ctx.graph.constant(node)
 
 
-@rule("Shape")
+@rule("Shape", reads_shape=True)
 def _shape(x: Value, *, out_type: np.dtype) -> np.ndarray:
     return pack_dims(np.shape(x), out_type)
 
 
-@rule("ShapeN")
+@rule("ShapeN", reads_shape=True)
 def _shape_n(*operands: Value, out_type: np.dtype) -> list[np.ndarray]:
     return [pack_dims(np.shape(x), out_type) for x in operands]
 
 
-@rule("Size")
+@rule("Size", reads_shape=True)
 def _size(x: Value, *, out_type: np.dtype) -> np.ndarray:
     return pack_dims([math.prod(np.shape(x))], out_type).reshape(())
 
 
-@rule("Rank")
+@rule("Rank", reads_shape=True)
 def _rank(x: Value) -> np.ndarray:
     return np.asarray(np.ndim(x), np.int32)
 
 
-@rule("Reshape", folds_sizes=True)
+@rule("Reshape", folds_sizes=True, size_operands=(1,))
 def _reshape(x: Value, shape: Ints, *, ctx: Context) -> Value:
     if is_static(x) and all(isinstance(d, int) for d in shape):
         return x.reshape(shape)
@@ -201,7 +201,7 @@ def _is_rest(size: Int) -> bool:
     return isinstance(size, int) and size == -1
 
 
-@rule("Fill")
+@rule("Fill", repeats_to=0)
 def _fill(dims: Ints, value: Value) -> Value:
     fixed = all(isinstance(d, int) for d in dims)
     # Integers may be shapes and indices of other ops; numbers stay a broadcast of one.
@@ -211,12 +211,12 @@ def _fill(dims: Ints, value: Value) -> Value:
     return lax.broadcast(array(value), dims)
 
 
-@rule("BroadcastTo")
+@rule("BroadcastTo", repeats_to=1)
 def _broadcast_to(x: Array, shape: Ints) -> Array:
     return broadcast_to(x, shape)
 
 
-@rule("Tile")
+@rule("Tile", size_operands=(1,))
 def _tile(x: Value, multiples: Ints) -> Value:
     if is_static(x) and all(isinstance(n, int) for n in multiples):
         return np.tile(x, multiples)
@@ -229,7 +229,7 @@ def _tile(x: Value, multiples: Ints) -> Value:
 _MAX_RANGE = 64
 
 
-@rule("Range")
+@rule("Range", size_operands=(0, 1, 2))
 def _range(start: Static, limit: Static, delta: Static, *, Tidx: np.dtype) -> Value:
     first, last, step = (v.item() for v in (start, limit, delta))
     if Tidx.kind in "iu":

@@ -12,12 +12,11 @@ from typing import Any
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert.tf.graph.check import parse_tensor
-from invert.tf.ops.node import FRAMES_REMEDY, Body, Node
+from invert.tf.ops.node import CALLS, FRAMES_REMEDY, Body, Node
 
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]
 
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _PREFERS = "api_preferred_device"
 
 
@@ -42,7 +41,7 @@ def output_offset(
     `definition`: the `OpDef` proto; an unknown op is reported elsewhere, and never evaluated.
     `functions`: those of the library; the results of one that is called as an op have its names.
     """
-    if node.op in _CALLS and output != "output":
+    if node.op in CALLS and output != "output":
         called = functions.get(node.attrs["f"].func.name)
         names = [a.name for a in called.signature.output_arg] if called is not None else []
         if output in names:

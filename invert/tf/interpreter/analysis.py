@@ -17,15 +17,19 @@ from invert.tf.interpreter import effects
 from invert.tf.interpreter.context import Context, missing
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Value
-from invert.tf.ops.node import PASSED, Body, Node, attr_functions, has_tensorflow, variable_name
+from invert.tf.ops.node import (
+    CALLS,
+    PASSED,
+    Body,
+    Node,
+    attr_functions,
+    has_tensorflow,
+    variable_name,
+)
 from invert.tf.ops.state import State
 
 # A call puts the nodes of the function in its place. So many take minutes.
 _MOST_NODES = 1_000_000
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-# Their results follow from types. They are known where the sizes of the input are, and a trace
-# has fixed sizes; of text, sizes may depend on what the text is.
-_OF_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
 # Ops that give a handle that they get.
 _PASSES_HANDLES = frozenset(
     "Identity IdentityN Enter RefEnter Switch RefSwitch Merge RefMerge RefIdentity".split()
@@ -167,7 +171,7 @@ class Analysis:
         # XlaCallModule reports its functions itself; the rest are calls and control flow.
         functions = attr_functions(node) if node.op != "XlaCallModule" else ()
         bodies = [self.graph.body(name) for name in functions]
-        if node.op in _CALLS:
+        if node.op in CALLS:
             return [self._visit(body, inputs) for body in bodies]
         # Branches and loops: what they take is traced.
         return [self._visit(body, (False,) * len(body.args)) for body in bodies]
@@ -196,7 +200,7 @@ class Analysis:
         self, node: Node, inputs: Sequence[bool], called: Sequence[_Facts]
     ) -> tuple[bool, ...] | bool:
         """Which results of a node are known at conversion."""
-        if node.op in _CALLS:
+        if node.op in CALLS:
             return called[0].known
         # The handle of a table is known, whatever it holds.
         operands = inputs[1:] if node.op.startswith("LookupTable") else inputs
@@ -205,7 +209,9 @@ class Analysis:
             if not all(operands):
                 self._unknown.setdefault(node)
             return all(operands)
-        if node.op in _OF_SHAPES:
+        # What follows from types is known where the sizes of the input are, and a trace has fixed
+        # sizes; of text, sizes may depend on what the text is.
+        if entry is not None and entry.reads_shape:
             return True
         return all(operands) and not self.graph.has_state(node) and not attr_functions(node)
 

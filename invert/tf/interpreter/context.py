@@ -18,7 +18,7 @@ from invert.ir.gradient_marker import mark
 from invert.tf.interpreter.folding import Folding
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Entry, Value
-from invert.tf.ops.definition import result_problem
+from invert.tf.ops.definition import result_problem, shape_problem
 from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, attr_functions, naming
 from invert.tf.ops.state import KEY, Resource, State
 from invert.tf.values.bounded import (
@@ -178,7 +178,7 @@ class Context:
         return [_output(body, results, i, k) for i, k in body.outputs]
 
     def _apply(self, node: Node, operands: list[Value], scope: tuple[str, ...]) -> Sequence[Value]:
-        """The results of one node, compared in type with what the definition of its op says."""
+        """The results of one node, compared in dtype and shape with what is declared."""
         entry = self.graph.entry(node)
         if entry is None:
             raise UnsupportedOpError([missing(self.graph, node)])
@@ -223,11 +223,12 @@ class Context:
         return results
 
     def _check(self, node: Node, results: Sequence[Value]) -> None:
-        """Refuse results of other types than the definition of the op says."""
+        """Refuse results of other dtypes than the op declares, or of other shapes than the node."""
         definition = self.graph.op_def(node.op)
-        if definition is None or self.config.bfloat16_constants:
-            return
-        if (reason := result_problem(node.attrs, definition, results)) is not None:
+        reason = shape_problem(node, results)
+        if reason is None and definition is not None and not self.config.bfloat16_constants:
+            reason = result_problem(node.attrs, definition, results)
+        if reason is not None:
             raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
 
     def _check_attributes(self, entry: Entry, node: Node) -> None:

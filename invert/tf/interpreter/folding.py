@@ -102,33 +102,21 @@ def _computed(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
         return _spread_on(made, operands)
     if not any(isinstance(v, np.ndarray) and v.dtype == object for v in operands):
         return np.asarray(made.rule(operands)[made.k])
-    if made.op in ("BroadcastTo", "Fill"):
-        return _spread(made, operands)
-    if any(operands[i].dtype == object for i in _SHAPED.get(made.op, ())):
+    entry = REGISTRY.get(made.op)
+    if entry is not None and entry.repeats_to is not None:
+        return _spread(made, operands, entry.repeats_to)
+    # No number stands for the size of a result.
+    if entry is not None and any(operands[i].dtype == object for i in entry.size_operands):
         return None
     return np.asarray(_moved(made.rule, operands)[made.k])
 
 
-# Ops of which an operand says how large the result is: no number stands for that size.
-_SHAPED = {"Range": (0, 1, 2), "Reshape": (1,), "Tile": (1,)}
-
-
-def _is_elementwise(op: str) -> bool:
-    entry = REGISTRY.get(op)
-    return entry is not None and entry.rows is elementwise
-
-
-def _spread(made: _Made, operands: list[Any]) -> Spread:
-    """A constant that is repeated along open sizes."""
-    place = 0 if made.op == "Fill" else 1
+def _spread(made: _Made, operands: list[Any], place: int) -> Spread:
+    """A constant that is repeated along open sizes, to the shape that is operand `place`."""
     shape = tuple(operands[place].ravel().tolist())
     given = list(operands)
     given[place] = np.asarray([d if isinstance(d, int) else 1 for d in shape], np.int32)
     return Spread(np.asarray(made.rule(given)[made.k]), shape)
-
-
-# These do not count how often a number is there.
-_IDEMPOTENT = frozenset(("All", "Any", "Max", "Min"))
 
 
 def _spread_on(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
@@ -137,14 +125,17 @@ def _spread_on(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
     if any(v.dtype == object for v in data):
         return None
     shapes = [v.shape for v in operands]
-    if made.op in _IDEMPOTENT:
+    entry = REGISTRY.get(made.op)
+    if entry is None:
+        return None
+    if entry.idempotent:
         (whole, rank) = shapes[0], len(shapes[0])
         axes = {int(a) % rank for a in data[1].ravel()}
         result = np.asarray(made.rule(data)[made.k])
         if result.ndim == rank:  # with axes of one
             return None
         shape = tuple(d for i, d in enumerate(whole) if i not in axes)
-    elif _is_elementwise(made.op):
+    elif entry.rows is elementwise:
         result = np.asarray(made.rule(data)[made.k])
         shape = jax.lax.broadcast_shapes(*shapes)
     else:

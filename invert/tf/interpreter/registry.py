@@ -55,6 +55,10 @@ class Entry:
     - `folds_sizes`: whether it is arithmetic of sizes, which its rule folds.
     - `folds_operands`: whether operands that follow from constants are computed for it, since the
         size of a result depends on them.
+    - `size_operands`: operands that say how large the result is.
+    - `repeats_to`: the operand with the shape to which the other one is repeated; `None`: none.
+    - `idempotent`: whether it gives the same however often a number is there.
+    - `reads_shape`: whether the result follows from the shapes of the operands alone.
     - `chooses`: whether its first operand chooses which of its functions runs.
     - `pads_rows`: whether a result marks rows that are not there by an index of -1.
     - `on_host`: whether TensorFlow itself computes a node, so that it must know the operands.
@@ -72,6 +76,10 @@ class Entry:
     takes_sizes: bool = False
     folds_sizes: bool = False
     folds_operands: bool = False
+    size_operands: tuple[int, ...] = ()
+    repeats_to: int | None = None
+    idempotent: bool = False
+    reads_shape: bool = False
     chooses: bool = False
     pads_rows: Callable[[Config, Node], bool] | None = None
     on_host: Callable[[Node], bool] | None = None
@@ -209,6 +217,10 @@ def rule(
     takes_sizes: bool = False,
     folds_sizes: bool = False,
     folds_operands: bool = False,
+    size_operands: tuple[int, ...] = (),
+    repeats_to: int | None = None,
+    idempotent: bool = False,
+    reads_shape: bool = False,
     chooses: bool = False,
     pads_rows: Callable[[Config, Node], bool] | None = None,
     ignores: Iterable[str] = (),
@@ -232,6 +244,10 @@ def rule(
             takes_sizes=takes_sizes,
             folds_sizes=folds_sizes,
             folds_operands=folds_operands,
+            size_operands=size_operands,
+            repeats_to=repeats_to,
+            idempotent=idempotent,
+            reads_shape=reads_shape,
             chooses=chooses,
             pads_rows=pads_rows,
             names_attributes=True,

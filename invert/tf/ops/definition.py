@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert.protos.tensors import REFERENCE, decode_dtype, is_type, type_name
+from invert.protos.tensors import REFERENCE, decode_dtype, decode_shape, is_type, type_name
+from invert.tf.ops.node import PASSED, Node
 
 # Tensors of one type in a row: how many, and their `DataType`.
 Run = tuple[int, int]
@@ -146,3 +147,32 @@ def result_problem(attrs: Mapping[str, Any], definition: Any, results: Sequence[
         if jax.dtypes.canonicalize_dtype(wanted) != jax.dtypes.canonicalize_dtype(result.dtype):
             return f"has a result {i} of {result.dtype} where its definition says {wanted}"
     return None
+
+
+def shape_problem(node: Node, results: Sequence[Any]) -> str | None:
+    """How the shapes of results differ from those that a node declares, if they do.
+
+    Sizes that are open or unknown on either side are not compared.
+    """
+    for name in ("_output_shapes", "Sout", "output_shapes"):
+        # The last is of control flow; elsewhere it may be the shapes of elements.
+        if name not in node.attrs or (name == "output_shapes" and node.op not in PASSED):
+            continue
+        declared = node.attrs[name].list.shape
+        if len(declared) != len(results):
+            continue
+        for i, (proto, result) in enumerate(zip(declared, results, strict=True)):
+            if not isinstance(result, np.ndarray | jax.Array):
+                continue
+            wanted = decode_shape(proto)
+            if wanted is None or _agree(wanted, result.shape):
+                continue
+            return f"has a result {i} of shape {result.shape} where the graph declares {wanted}"
+    return None
+
+
+def _agree(wanted: Sequence[int | None], shape: Sequence[Any]) -> bool:
+    """Whether two shapes may be the same."""
+    return len(wanted) == len(shape) and all(
+        a is None or a == b or not isinstance(b, int) for a, b in zip(wanted, shape, strict=True)
+    )

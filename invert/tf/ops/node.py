@@ -137,6 +137,9 @@ def attr_functions(node: Node) -> list[str]:
     return names
 
 
+# Calls of a function of the library.
+CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+
 # Where control flow passes its inputs on to its functions: the first input that is passed.
 PASSED = {
     "If": 1,

@@ -188,8 +188,12 @@ def array(value: Any, dtype: np.dtype = _INT32) -> Any:
         sizes = [jax.numpy.asarray(d, dtype) for d in np.ravel(value)]
         return jax.numpy.stack(sizes).reshape(value.shape)
     value = canonical(value)
-    filled = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
-    return _compact(value) if filled else value
+    if isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0:
+        value = _compact(value)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "V":
+        # NumPy widens bfloat16 where it meets a Python number; JAX does not.
+        return jax.numpy.asarray(value)
+    return value
 
 
 def _compact(value: np.ndarray) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import zlib
 from collections.abc import Callable, Sequence
@@ -11,22 +12,15 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.export
-import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
 import invert
 from invert.frontends.tf_function import entry_point
 from tests.tf.api.calls import FIRST, SECOND, B, Call
+from tests.tf.ops import driver
+from tests.tf.ops.driver import QUICK, Case, by_dtype, flat, pullback
 
-tf.get_logger().setLevel("ERROR")
-
-# Relative to the largest number of a result. Sums are ordered differently, and the functions of XLA
-# and Eigen differ by some units in the last place.
-TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 3e-5, "complex64": 3e-5,
-             "float16": 8e-3, "bfloat16": 5e-2}  # fmt: skip
-# Most of the time goes into compiling programs that run once.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # Calls of a function with state.
 _UPDATES = 3
 _SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e30, -1e30])
@@ -34,17 +28,6 @@ _SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3
 
 class Wrong(AssertionError):
     """A result that is not TensorFlow's."""
-
-
-def flat(result: Any) -> list[Any]:
-    """The tensors of a result, those that ragged and sparse tensors are made of among them."""
-    leaves = tf.nest.flatten(result, expand_composites=True)
-    numbers = (tf.Tensor, tf.Variable, np.ndarray, np.generic, int, float, complex, bool)
-    return [tf.convert_to_tensor(t) for t in leaves if isinstance(t, numbers)]
-
-
-def differentiable(dtype: Any) -> bool:
-    return jnp.issubdtype(np.dtype(dtype), jnp.inexact)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +90,10 @@ class Comparison:
         return [a.draw(g, size, self.dtype) for a in self.call.arguments]
 
     def wanted(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [t.numpy() for t in self.function(*map(tf.constant, inputs))]
+        return driver.run_tensorflow(self.case(inputs), self.function, "eager")
+
+    def case(self, inputs: Sequence[np.ndarray]) -> Case:
+        return Case(self.name, self.function, tuple(inputs))
 
     def concrete(self, open_size: bool) -> Any:
         """The TensorFlow function, with or without an open size."""
@@ -131,10 +117,11 @@ class Comparison:
         """Values at fixed sizes; with them the gradients that TensorFlow has."""
         inputs = self.draw(FIRST)
         want = self.wanted(inputs)
-        slopes = self._slopes(inputs, want) if gradients else {}
+        weights = [driver.cotangent(y) for y in want]
+        case = self.case(inputs)
+        slopes = driver.gradients(case, case.function, "eager", weights) if gradients else {}
         opened = self.call.is_open and "open" not in self.call.without
         module = self.module(self.concrete(opened))
-        weights = self._weights(want)
 
         def run(*xs: Any) -> Any:
             return module(*xs), pullback(module, xs, list(slopes), weights)
@@ -235,55 +222,10 @@ class Comparison:
         else:
             self.equal(what, got, want)
 
-    # -- parts
-
-    def _weights(self, results: Sequence[np.ndarray]) -> list[np.ndarray]:
-        g = np.random.default_rng(1)
-        return [
-            np.asarray(np.round(g.uniform(0.5, 1.5, y.shape) * 8) / 8).astype(y.dtype)
-            for y in results
-        ]
-
-    def _slopes(
-        self, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]
-    ) -> dict[int, np.ndarray]:
-        """TensorFlow's gradients, by the number of the argument."""
-        where = [i for i, x in enumerate(inputs) if differentiable(x.dtype)]
-        if not where:
-            return {}
-        tensors = [tf.constant(x) for x in inputs]
-        try:
-            with tf.GradientTape() as tape:
-                tape.watch([tensors[i] for i in where])
-                ys = self.function(*tensors)
-            weights = zip(ys, self._weights(results), strict=True)
-            pairs = [(y, tf.constant(w)) for y, w in weights if differentiable(w.dtype)]
-            if not pairs:
-                return {}
-            found = tape.gradient(
-                [y for y, _ in pairs],
-                [tensors[i] for i in where],
-                output_gradients=[w for _, w in pairs],
-            )
-        except (
-            AttributeError,
-            LookupError,
-            NotImplementedError,
-            tf.errors.OpError,
-            TypeError,
-            ValueError,
-        ):
-            return {}  # TensorFlow has no gradient here
-        grads = zip(where, found, strict=True)
-        return {i: tf.convert_to_tensor(g).numpy() for i, g in grads if g is not None}
-
     def alike(self, got: Sequence[Any], want: Sequence[np.ndarray]) -> None:
         """Raises unless shapes and dtypes are equal."""
-        if len(got) != len(want):
-            raise Wrong(f"{self.name}: {len(got)} results, not {len(want)}")
-        for g, w in zip(got, want, strict=True):
-            if np.dtype(g.dtype) != w.dtype or tuple(g.shape) != w.shape:
-                raise Wrong(f"{self.name}: {g.dtype}{g.shape}, not {w.dtype}{w.shape}")
+        anything = functools.partial(np.full_like, fill_value=0)
+        self.equal("result", [anything(np.asarray(g)) for g in got], [anything(w) for w in want])
 
     def equal(
         self,
@@ -295,50 +237,8 @@ class Comparison:
         each: Sequence[np.ndarray] | None = None,
     ) -> None:
         """Raises unless the numbers are equal; `each`: number by number, for these inputs."""
-        self.alike(got, want)
-        for i, (g, w) in enumerate(zip(got, want, strict=True)):
-            g = np.asarray(g)
-            where = f"{self.name}, {what} {i}"
-            if not differentiable(w.dtype):
-                np.testing.assert_array_equal(g, w, err_msg=where)
-                continue
-            wide = np.complex128 if np.dtype(w.dtype).kind == "c" else np.float64
-            names = [self.dtype, str(w.dtype)]
-            rtol = max(TOLERANCE.get(n, 0.0) for n in names) * factor * self.call.tolerance
-            g, w = g.astype(wide), w.astype(wide)
-            finite = np.abs(w[np.isfinite(w)])
-            scale = max(1.0, float(finite.max())) if finite.size and each is None else 1.0
-            try:
-                np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * scale, err_msg=where)
-            except AssertionError as error:
-                raise Wrong(f"{error}{_where(g, w, rtol, each)}") from None
-
-
-def _where(
-    got: np.ndarray, want: np.ndarray, rtol: float, inputs: Sequence[np.ndarray] | None
-) -> str:
-    """The places of special values that differ."""
-    if inputs is None or any(x.shape != got.shape for x in inputs):
-        return ""
-    bad = ~np.isclose(got, want, rtol=rtol, atol=rtol, equal_nan=True)
-    given = [tuple(float(x[i]) for x in inputs) for i in np.flatnonzero(bad)[:12]]
-    return f"\n for {given}: {got[bad][:12]}, not {want[bad][:12]}"
-
-
-def pullback(
-    fn: Callable[..., Any], xs: Sequence[Any], where: Sequence[int], weights: Sequence[Any]
-) -> list[Any]:
-    """Gradients with regard to some arguments, as TensorFlow defines them for complex numbers."""
-    if not where:
-        return []
-
-    def some(*varied: Any) -> list[Any]:
-        full = list(xs)
-        for i, v in zip(where, varied, strict=True):
-            full[i] = v
-        return [y for y, w in zip(fn(*full), weights, strict=True) if differentiable(w.dtype)]
-
-    _, pull = jax.vjp(some, *(xs[i] for i in where))
-    # TensorFlow's gradient of a complex number is the conjugate of JAX's.
-    given = [jnp.conj(jnp.asarray(w)) for w in weights if differentiable(w.dtype)]
-    return [jnp.conj(g) for g in pull(given)]
+        close = by_dtype(factor * self.call.tolerance, scaled=each is None)
+        # The dtype of the call counts, whatever its other arguments are.
+        like = [np.zeros((), jax.numpy.dtype(self.dtype))] if each is None else each
+        if texts := driver.differences(what, got, want, close, like):
+            raise Wrong(f"{self.name}, " + "\n".join(texts))

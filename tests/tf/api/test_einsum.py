@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import invert
 from tests.tf.api.calls import PLAIN
-from tests.tf.api.compare import QUICK, TOLERANCE, pullback
+from tests.tf.ops.driver import QUICK, TOLERANCE, pullback
 
 _SIZES = dict(zip("abcdefg", (2, 3, 4, 2, 3, 2, 3), strict=True))
 _DTYPES = ("float32", "float64", "complex64", "complex128", "int32")

@@ -15,10 +15,23 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.framework import op_def_library
+
+from tests.tf.ops.driver import (
+    Case,
+    NoKernel,
+    Outcome,
+    by_dtype,
+    entry,
+    flat_function,
+    nothing,
+    reference,
+    run,
+)
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTS = ("int32", "int64", "int8", "int16", "uint8", "uint16", "uint32", "uint64")
@@ -116,20 +129,64 @@ def p(
     return Recipe(dict(enumerate(inputs)), program=program, dtypes=dtypes, **rest)  # pyright: ignore
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One call: a function of TensorFlow tensors and the values it takes."""
+class Variables:
+    """A program on variables, which are made anew for each dtype and set before each run."""
 
-    op: str
-    number: int
-    dtype: str
-    function: Callable[..., Any]
-    inputs: tuple[np.ndarray, ...]
-    recipe: Recipe
+    def __init__(self, program: Callable[..., Any], *values: np.ndarray):
+        self.program = program
+        self.values = values
+
+    def bound(self, dtype: str) -> tuple[Callable[..., Any], Callable[[], None]]:
+        """The program on variables of `dtype`, and what sets them to their first values."""
+        np_dtype = tf.dtypes.as_dtype(dtype).as_numpy_dtype
+        first = [v.astype(np_dtype) for v in self.values]
+        variables = [tf.Variable(v) for v in first]
+
+        def reset() -> None:
+            for variable, value in zip(variables, first, strict=True):
+                variable.assign(value)
+
+        def run(*args: Any) -> Any:
+            for variable in variables:
+                variable.read_value()  # which makes it a variable of the graph
+            return self.program(variables, *args)
+
+        return run, reset
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn(Case):
+    """The case of a recipe, by its number, in a dtype."""
+
+    op: str = ""
+    number: int = 0
+    dtype: str = ""
+    recipe: Recipe = dataclasses.field(default_factory=lambda: Recipe({}))
 
     @property
-    def name(self) -> str:
-        return f"{self.op}-{self.number}-{self.dtype}"
+    def alone(self) -> bool:
+        """Whether it cannot share its program with others, or be run eagerly."""
+        return (
+            isinstance(self.recipe.program, Variables)
+            or self.recipe.moments is not None
+            or self.op == "RandomShuffle"  # whose order is that of the key
+            or self.op.startswith(("Stack", "TensorArray", "Xla", "Stateful"))
+        )
+
+    @classmethod
+    def of(
+        cls, op: str, number: int, dtype: str, recipe: Recipe, function: Any, inputs: Any
+    ) -> Drawn:
+        """The case of a function, or of a program on variables."""
+        bound = function.bound(dtype) if isinstance(function, Variables) else (function, nothing)
+        one = cls(
+            f"{op}-{number}-{dtype}", bound[0], tuple(inputs), by_dtype(recipe.tolerance),
+            by_dtype(5 * recipe.tolerance), grad=recipe.grad, reset=bound[1],
+            op=op, number=number, dtype=dtype, recipe=recipe,
+        )  # fmt: skip
+        # Those with oneDNN give empty results where they run eagerly.
+        in_graphs = one.alone or op.startswith("Quantized")
+        return dataclasses.replace(one, modes=("graph", "xla")) if in_graphs else one
 
 
 # Names of inputs that the Python function calls otherwise than the definition.
@@ -243,12 +300,12 @@ def _attr_dtype(definition: Any, name: str, main: Any, dtype: str) -> str:
     return chosen
 
 
-def case(op: str, number: int, recipe: Recipe, dtype: str) -> Case:
+def case(op: str, number: int, recipe: Recipe, dtype: str) -> Drawn:
     """The case of a recipe in a dtype."""
     g = np.random.default_rng(zlib.crc32(f"{op} {number}".encode()))
     if recipe.program is not None:
         inputs = tuple(values(spec, dtype, g) for spec in recipe.given.values())
-        return Case(op, number, dtype, recipe.program, inputs, recipe)
+        return Drawn.of(op, number, dtype, recipe, recipe.program, inputs)
     definition = op_def(op)
     main = _main_attr(op, recipe)
     made: dict[str, Any] = {}
@@ -291,17 +348,64 @@ def case(op: str, number: int, recipe: Recipe, dtype: str) -> Case:
             return recipe.post(*(result if isinstance(result, (list, tuple)) else [result]))
         return result
 
-    return Case(op, number, dtype, function, tuple(inputs_list), recipe)
+    return Drawn.of(op, number, dtype, recipe, function, inputs_list)
 
 
-def cases_of(op: str, table: Mapping[str, list[Recipe]]) -> list[Case]:
+def cases_of(op: str, table: Mapping[str, list[Recipe]]) -> list[Drawn]:
     """Every case of an op, in every dtype."""
     recipes = recipes_of(op, table)
     found = [[(i, rc, d) for d in dtypes_of(op, rc)] for i, rc in enumerate(recipes)]
     return [case(op, i, rc, d) for i, rc, d in itertools.chain(*found)]
 
 
-def first_case(op: str, table: Mapping[str, list[Recipe]]) -> Case | None:
+def first_case(op: str, table: Mapping[str, list[Recipe]]) -> Drawn | None:
     """The first recipe in the first of its dtypes."""
     recipes: Sequence[Recipe] = recipes_of(op, table)
     return case(op, 0, recipes[0], dtypes_of(op, recipes[0])[0]) if recipes else None
+
+
+def compare(cases: Sequence[Drawn], *, slopes: bool = False) -> list[Outcome]:
+    """Compares cases, as one program but for those that have to be alone.
+
+    **Arguments:**
+
+    - `slopes`: whether gradients are compared too.
+    """
+    cases = [c if slopes else dataclasses.replace(c, grad=False) for c in cases]
+    outcomes = run([c for c in cases if not c.alone])
+    for one in cases:
+        if one.recipe.moments is not None:
+            outcomes.append(Outcome(one))
+            try:
+                outcomes[-1].wrong += _wrong_moments(one, one.recipe.moments)
+            except NoKernel as error:
+                outcomes[-1].absent = error
+        elif one.alone:
+            outcomes += run([one])
+    return outcomes
+
+
+def _wrong_moments(one: Drawn, known: Moments) -> list[str]:
+    """Compares types with those of TensorFlow, and moments of both with what is known."""
+    want = reference(one).results
+    one.reset()
+    with jax.enable_x64(True):
+        function, draws = entry(flat_function(one.function).get_concrete_function(*one.specs))
+        keys = [[jax.random.key(seed)] if draws else [] for seed in (0, 1)]
+        jitted = jax.jit(function)
+        drawn, others = ([np.asarray(y) for y in jitted(*one.inputs, *key)] for key in keys)
+    wrong = [] if len(drawn) == len(want) else [f"{one.name}: {len(drawn)} results"]
+    for x, y, other in zip(drawn, want, others, strict=False):
+        if x.dtype != y.dtype or x.shape != y.shape:
+            wrong.append(f"{one.name}: {x.dtype}{x.shape} instead of {y.dtype}{y.shape}")
+        if np.array_equal(x, other) == draws:
+            wrong.append(f"{one.name}: whether the key matters is not {draws}")
+        for numbers in (x.astype(np.float64), y.astype(np.float64)):
+            near = 0.05 * known.deviation
+            if not (
+                known.low <= numbers.min() <= numbers.max() <= known.high
+                and abs(numbers.mean() - known.mean) <= near
+                and abs(numbers.std() - known.deviation) <= near
+            ):
+                wrong.append(f"{one.name}: mean {numbers.mean()}, deviation {numbers.std()}")
+    return wrong

@@ -11,12 +11,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from invert.primitives.tf import elementwise, nn, special
-from tests.tf.ops.cases import Case, case, dtypes_of, recipes_of
-from tests.tf.ops.compare import TOLERANCE, Comparison, NoKernel, run_by_xla, run_together
+from tests.tf.ops.cases import Drawn, case, dtypes_of, recipes_of
+from tests.tf.ops.driver import FAILURES, TOLERANCE, by_xla, converted_together, run_tensorflow
 from tests.tf.ops.exceptions import DIFFERENCES
 from tests.tf.ops.table import TABLE
 
@@ -54,7 +55,7 @@ def _edges(dtype: np.dtype, few: bool) -> np.ndarray:
     return np.array(list(itertools.product(parts, parts))).view(dtype).reshape(-1)
 
 
-def edge_case(op: str, dtype: str) -> Case:
+def edge_case(op: str, dtype: str) -> Drawn:
     """The first recipe of an op, with all combinations of edges for inputs."""
     one = case(op, 0, recipes_of(op, TABLE)[0], dtype)
     edges = [_edges(v.dtype, few=len(one.inputs) > 1) for v in one.inputs]
@@ -66,7 +67,7 @@ def edge_case(op: str, dtype: str) -> Case:
     return dataclasses.replace(one, inputs=tuple(inputs))
 
 
-def edge_cases(op: str) -> list[Case]:
+def edge_cases(op: str) -> list[Drawn]:
     """The edges of an op in all dtypes."""
     known = DIFFERENCES.get(op, {})
     dtypes = dtypes_of(op, recipes_of(op, TABLE)[0])
@@ -216,35 +217,37 @@ def _flushed(x: np.ndarray) -> np.ndarray:
     return np.where(small, np.copysign(np.zeros((), x.dtype), x), x)
 
 
-def _by_kernel(comparison: Comparison) -> list[list[np.ndarray]]:
+def _by_kernel(one: Drawn) -> list[list[np.ndarray]]:
     """What TensorFlow's kernel gives, with subnormals and with zeros for them, if there is one.
 
     Whether it sees them as zeros depends on the thread that runs it.
     """
-    one = comparison.case
     flushed = dataclasses.replace(one, inputs=tuple(map(_flushed, one.inputs)))
     try:
-        return [comparison.eager(), Comparison(flushed).eager()]
-    except NoKernel:
+        return [run_tensorflow(c, c.function, "eager") for c in (one, flushed)]
+    except FAILURES:
         return []
 
 
-def check_edges(cases: Sequence[Case]) -> tuple[list[str], set[tuple[str, int]]]:
+def check_edges(cases: Sequence[Drawn]) -> tuple[list[str], set[tuple[str, int]]]:
     """What differs from both of TensorFlow's results, and which excuses were needed, by number."""
-    comparisons = [Comparison(one) for one in cases]
-    short = [c for c in comparisons if (c.case.op, c.case.dtype) not in _ENDLESS]
-    by_xla = dict(zip(map(id, short), run_by_xla(short), strict=True))
-    ran: list[tuple[Comparison, list[list[np.ndarray]]]] = []
-    for comparison in comparisons:
-        wants = [by_xla.get(id(comparison)), *_by_kernel(comparison)]
+    short = [c for c in cases if (c.op, c.dtype) not in _ENDLESS]
+    compiled = dict(zip(map(id, short), by_xla(short), strict=True))
+    ran: list[tuple[Drawn, list[list[np.ndarray]]]] = []
+    for one in cases:
+        wants = [compiled.get(id(one)), *_by_kernel(one)]
         known = [w for w in wants if w is not None]
         if known:
-            ran.append((comparison, known))
+            ran.append((one, known))
     wrong: list[str] = []
     needed: set[tuple[str, int]] = set()
-    results = run_together([comparison for comparison, _ in ran])
-    for (comparison, wants), (result,) in zip(ran, results, strict=True):
-        one, got, known = comparison.case, np.asarray(result), [want for (want,) in wants]
+    if not ran:
+        return wrong, needed
+    with jax.enable_x64(True):
+        program = converted_together([(one, one.function) for one, _ in ran])
+        results = program(*(x for one, _ in ran for x in one.inputs))
+    for (one, wants), result in zip(ran, results, strict=True):
+        got, known = np.asarray(result), [want for (want,) in wants]
         names = [str(v.dtype) for v in (*one.inputs, got)]
         assert all(got.dtype == w.dtype and got.shape == w.shape for w in known), one.name
         differs, but_for_signs = (

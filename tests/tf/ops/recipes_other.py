@@ -11,34 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.tf.ops.cases import FLOATS, Recipe, ids, op_def, p, r, x
+from tests.tf.ops.cases import FLOATS, Recipe, Variables, ids, op_def, p, r, x
 
 R = tf.raw_ops
-
-
-class Variables:
-    """A program on variables, which are made anew for each dtype and set before each run."""
-
-    def __init__(self, program: Callable[..., Any], *values: np.ndarray):
-        self.program = program
-        self.values = values
-
-    def bound(self, dtype: str) -> tuple[Callable[..., Any], Callable[[], None]]:
-        """The program on variables of `dtype`, and what sets them to their first values."""
-        np_dtype = tf.dtypes.as_dtype(dtype).as_numpy_dtype
-        first = [v.astype(np_dtype) for v in self.values]
-        variables = [tf.Variable(v) for v in first]
-
-        def reset() -> None:
-            for variable, value in zip(variables, first, strict=True):
-                variable.assign(value)
-
-        def run(*args: Any) -> Any:
-            for variable in variables:
-                variable.read_value()  # which makes it a variable of the graph
-            return self.program(variables, *args)
-
-        return run, reset
 
 
 def _apply(op: str, **attrs: Any) -> list[Recipe]:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.tf.ops.cases import FLOATS, Moments, Recipe, p, raw_op, x
-from tests.tf.ops.recipes_other import Variables
+from tests.tf.ops.cases import FLOATS, Moments, Recipe, Variables, p, raw_op, x
 
 R = tf.raw_ops
 

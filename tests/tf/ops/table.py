@@ -18,6 +18,8 @@ from tests.tf.ops.recipes_random import RANDOM
 from tests.tf.ops.recipes_xla import XLA
 
 TABLE: Mapping[str, list[Recipe]] = {**ARRAY, **NN, **OTHER, **QUANTIZED, **RANDOM, **XLA}
+# With those of ops that XLA does not compile.
+EVERY: Mapping[str, list[Recipe]] = {**TABLE, **MORE}
 
 # Ops with a kernel for XLA on the CPU in TensorFlow 2.21, but for those that begin with "_".
 PUBLIC_OPS = tuple(

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import invert
-from tests.tf.op_cases import check, flat_function, normal
-from tests.tf.raw_ops import PLAIN
+from tests.tf.ops.driver import PLAIN, check, flat_function
+from tests.tf.ops.samples import normal
 
 R = tf.raw_ops
 POOLS = {"FractionalMaxPool": R.FractionalMaxPool, "FractionalAvgPool": R.FractionalAvgPool}

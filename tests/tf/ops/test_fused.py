@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from invert._errors import UnsupportedOpError
-from tests.tf.op_cases import check, converted, normal
-from tests.tf.test_ops_nn import statistics
+from tests.tf.ops.driver import check, converted
+from tests.tf.ops.samples import normal
+from tests.tf.ops.test_nn import statistics
 
 
 def attr(value):

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import invert
-from tests.tf.op_cases import check, normal, slow_but
+from tests.tf.ops.driver import check
+from tests.tf.ops.samples import normal, slow_but
 
 RAW = tf.raw_ops
 FLOATS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
@@ -51,6 +52,14 @@ def test_activations_of_integers():
         lambda *xs: [f(gradients=x, features=x) for x in xs for f in (RAW.ReluGrad, RAW.Relu6Grad)],
         *inputs,
     )
+
+
+@pytest.mark.parametrize("op", ["LeakyReluGrad", "SeluGrad"])
+def test_constants_of_half_precision_keep_their_dtype(op):
+    grad = tf.constant(normal(5), tf.bfloat16)
+    name = "features" if op.startswith("Leaky") else "outputs"
+    x = normal(5, seed="x", dtype=ml_dtypes.bfloat16)
+    check(lambda x: getattr(RAW, op)(gradients=grad, **{name: x}), x, grad=False)
 
 
 GRADIENTS = {

@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.tf.raw_ops import (
-    COMPLEX,
-    INTS,
-    REAL,
-    Case,
-    Suite,
-    coarse,
-    dtypes,
-    i32,
-    sample,
-    special,
-)
+from tests.tf.ops.raw import Suite, raw
+from tests.tf.ops.samples import COMPLEX, INTS, REAL, coarse, dtypes, i32, sample, special
 
 
 def reduction_cases():
@@ -33,10 +23,10 @@ def reduction_cases():
                 if op == "EuclideanNorm" and dtype in INTS:
                     x = np.abs(x)
                 grad = dtype not in COMPLEX or op == "Sum"
-                yield Case(op, {"input": x}, attrs, rtol=rtol, atol=64, grad=grad, grad_rtol=64)
+                yield raw(op, {"input": x}, attrs, rtol=rtol, atol=64, grad=grad, grad_rtol=64)
             if not (op == "Mean" and dtype in INTS + COMPLEX):
-                yield Case(op, {"input": sample((0, 3), dtype)}, {"axis": i32(0)}, grad=False)
-            yield Case(
+                yield raw(op, {"input": sample((0, 3), dtype)}, {"axis": i32(0)}, grad=False)
+            yield raw(
                 op,
                 {"input": sample((), dtype)},
                 {"axis": i32()},
@@ -45,7 +35,7 @@ def reduction_cases():
             )
             if dtype in REAL and op not in ("EuclideanNorm",):
                 x = coarse((4, 6), dtype)
-                yield Case(
+                yield raw(
                     op,
                     {"input": x},
                     {"axis": i32(1)},
@@ -54,13 +44,13 @@ def reduction_cases():
                     label="ties and zeros",
                 )
             if dtype in REAL and op != "EuclideanNorm":
-                yield Case(op, {"input": special(dtype)}, {"axis": i32(0)}, grad=False)
+                yield raw(op, {"input": special(dtype)}, {"axis": i32(0)}, grad=False)
     for dtype in ("int8", "uint8", "int32", "uint64"):
         x = np.array([[100, 100, 100], [7, 90, 120]]).astype(dtype)
         for op in ("Sum", "Prod", "Mean"):
-            yield Case(op, {"input": x}, {"axis": i32(1)}, label="wraps around")
+            yield raw(op, {"input": x}, {"axis": i32(1)}, label="wraps around")
     x = np.array([[-7, 2, 2], [-1, -1, -3]], np.int32)
-    yield Case("Mean", {"input": x}, {"axis": i32(1)}, label="rounds towards zero")
+    yield raw("Mean", {"input": x}, {"axis": i32(1)}, label="rounds towards zero")
 
 
 def cumulative_cases():
@@ -74,10 +64,8 @@ def cumulative_cases():
                         # TensorFlow's gradient of cumprod divides by zero where x is.
                         x = sample((2, 3, 4), dtype)
                         grad = dtype not in COMPLEX and dtype not in ("float16", "bfloat16")
-                        yield Case(
-                            op, {"x": x}, attrs, rtol=rtol, atol=64, grad=grad, grad_rtol=512
-                        )
-            yield Case(op, {"x": sample((0, 3), dtype)}, {"axis": np.int32(0)}, grad=False)
+                        yield raw(op, {"x": x}, attrs, rtol=rtol, atol=64, grad=grad, grad_rtol=512)
+            yield raw(op, {"x": sample((0, 3), dtype)}, {"axis": np.int32(0)}, grad=False)
 
 
 def arg_cases():
@@ -85,8 +73,8 @@ def arg_cases():
         for dtype in [d for d in dtypes(op) if d not in COMPLEX]:
             for axis in (0, -1):
                 x = coarse((4, 5), dtype) if dtype != "bool" else sample((4, 5), dtype)
-                yield Case(op, {"input": x}, {"dimension": np.int32(axis)})
-            yield Case(
+                yield raw(op, {"input": x}, {"dimension": np.int32(axis)})
+            yield raw(
                 op,
                 {"input": coarse((4,), dtype)},
                 {"dimension": np.int32(0), "output_type": tf.int32},
@@ -102,7 +90,7 @@ def arg_cases():
             [inf] * 3,
         ]
         x = np.array(rows, np.float32)
-        yield Case(op, {"input": x}, {"dimension": np.int32(1)}, label="NaN")
+        yield raw(op, {"input": x}, {"dimension": np.int32(1)}, label="NaN")
 
 
 REDUCE = Suite([*reduction_cases(), *cumulative_cases(), *arg_cases()])

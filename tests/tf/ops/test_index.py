@@ -10,16 +10,15 @@ import pytest
 import tensorflow as tf
 
 import invert
-from tests.tf.raw_ops import (
+from tests.tf.ops.driver import PLAIN
+from tests.tf.ops.raw import Suite, raw
+from tests.tf.ops.samples import (
     COMPLEX,
     INTS,
     MOVED,
-    PLAIN,
     REAL,
     SIGNED,
     UNSIGNED,
-    Case,
-    Suite,
     coarse,
     dtype_of,
     dtypes,
@@ -53,12 +52,12 @@ SLICES = [
 def slice_cases():
     x = sample((2, 3, 4), "float32")
     for attrs in SLICES:
-        yield Case("StridedSlice", {"input": x}, attrs)
+        yield raw("StridedSlice", {"input": x}, attrs)
         picked = np.asarray(tf.raw_ops.StridedSlice(input=x, **attrs))
-        yield Case("StridedSliceGrad", {"dy": picked}, {"shape": i32(2, 3, 4), **attrs})
+        yield raw("StridedSliceGrad", {"dy": picked}, {"shape": i32(2, 3, 4), **attrs})
         value = sample(picked.shape, "float32", 5)
-        yield Case("TensorStridedSliceUpdate", {"input": x, "value": value}, attrs)
-        yield Case(
+        yield raw("TensorStridedSliceUpdate", {"input": x, "value": value}, attrs)
+        yield raw(
             "TensorStridedSliceUpdate",
             {"input": x, "value": value[..., :1] if value.ndim else value},
             attrs,
@@ -66,14 +65,14 @@ def slice_cases():
         )
     for dtype in MOVED:
         y = sample((2, 3, 4), dtype)
-        yield Case("StridedSlice", {"input": y}, SLICES[1])
-        yield Case(
+        yield raw("StridedSlice", {"input": y}, SLICES[1])
+        yield raw(
             "StridedSliceGrad",
             {"dy": sample((1, 3, 3), dtype)},
             {"shape": i32(2, 3, 4), **SLICES[0]},
         )
-        yield Case("Slice", {"input": y}, {"begin": i32(0, 1, 2), "size": i32(-1, 2, 1)})
-        yield Case(
+        yield raw("Slice", {"input": y}, {"begin": i32(0, 1, 2), "size": i32(-1, 2, 1)})
+        yield raw(
             "Slice",
             {"input": y, "begin": i32(0, 1, 2)},
             {"size": i32(2, 2, 1)},
@@ -87,14 +86,14 @@ def slice_cases():
             "end_mask": 2,
             "shrink_axis_mask": 1,
         }
-        yield Case("StridedSlice", {"input": x, "begin": place}, attrs, label="traced begin")
-        yield Case(
+        yield raw("StridedSlice", {"input": x, "begin": place}, attrs, label="traced begin")
+        yield raw(
             "StridedSliceGrad",
             {"dy": x[0], "begin": place},
             {"shape": i32(2, 3, 4), **attrs},
             label="traced begin",
         )
-        yield Case(
+        yield raw(
             "TensorStridedSliceUpdate",
             {"input": x, "begin": place, "value": x[0] * 2},
             attrs,
@@ -107,70 +106,70 @@ def gather_cases():
         x = sample((3, 4, 5), dtype)
         which = i32(2, 0, 1, 1)
         for axis in (0, 1, -1):
-            yield Case(
+            yield raw(
                 "GatherV2", {"params": x, "indices": which}, {"axis": np.int32(axis)}, grad_rtol=64
             )
-            yield Case(
+            yield raw(
                 "GatherV2",
                 {"params": x, "indices": which.reshape(2, 2)},
                 {"axis": np.int32(axis)},
                 grad_rtol=64,
             )
-            yield Case("GatherV2", {"params": x, "indices": np.int64(1)}, {"axis": np.int32(axis)})
-            yield Case(
+            yield raw("GatherV2", {"params": x, "indices": np.int64(1)}, {"axis": np.int32(axis)})
+            yield raw(
                 "GatherV2",
                 {"params": x},
                 {"indices": which, "axis": np.int32(axis)},
                 label="constant",
                 grad_rtol=64,
             )
-        yield Case("Gather", {"params": x, "indices": which[:2]}, {"validate_indices": False})
+        yield raw("Gather", {"params": x, "indices": which[:2]}, {"validate_indices": False})
         rows = np.array([[0, 3], [2, 2], [1, 0]], np.int64)
-        yield Case(
+        yield raw(
             "GatherV2",
             {"params": x, "indices": rows},
             {"axis": np.int32(1), "batch_dims": 1},
             grad_rtol=64,
         )
-        yield Case(
+        yield raw(
             "GatherV2",
             {"params": x, "indices": rows},
             {"axis": np.int32(2), "batch_dims": 1},
             grad_rtol=64,
         )
-        yield Case(
+        yield raw(
             "GatherV2",
             {"params": x, "indices": rows},
             {"axis": np.int32(2), "batch_dims": -1},
             grad_rtol=64,
         )
-        yield Case(
+        yield raw(
             "GatherV2",
             {"params": x[:, :2], "indices": rows % 2},
             {"axis": np.int32(2), "batch_dims": 2},
             grad_rtol=64,
         )
-        yield Case(
+        yield raw(
             "GatherV2", {"params": x, "indices": which[:0]}, {"axis": np.int32(1)}, grad=False
         )
-        yield Case("GatherNd", {"params": x, "indices": i32(2, 1)}, grad_rtol=64)
-        yield Case(
+        yield raw("GatherNd", {"params": x, "indices": i32(2, 1)}, grad_rtol=64)
+        yield raw(
             "GatherNd", {"params": x, "indices": np.array([[[2, 1, 4]], [[0, 0, 0]]], np.int32)}
         )
-        yield Case(
+        yield raw(
             "GatherNd", {"params": x, "indices": np.array([[2], [2], [0]], np.int64)}, grad_rtol=64
         )
-        yield Case("GatherNd", {"params": x, "indices": np.zeros((2, 0), np.int32)}, grad_rtol=64)
+        yield raw("GatherNd", {"params": x, "indices": np.zeros((2, 0), np.int32)}, grad_rtol=64)
         parts = {"data": x[0]}
-        yield Case("DynamicPartition", parts, {"partitions": i32(1, 0, 1, 1), "num_partitions": 3})
-        yield Case(
+        yield raw("DynamicPartition", parts, {"partitions": i32(1, 0, 1, 1), "num_partitions": 3})
+        yield raw(
             "DynamicStitch",
             {"data": [x[0], x[1, :2]]},
             {"indices": [i32(0, 5, 2, 1), i32(3, 2)]},
             grad=False,
             label="twice",
         )
-        yield Case(
+        yield raw(
             "ParallelDynamicStitch",
             {"data": [x[0], x[1, :2]]},
             {"indices": [i32(0, 5, 2, 1), i32(3, 4)]},
@@ -180,8 +179,8 @@ def gather_cases():
     def nearest(params, indices, **attrs):
         return [params[np.clip(indices, 0, 2)]]
 
-    yield Case("GatherV2", outside, {"axis": np.int32(0)}, reference=nearest, label="out of range")
-    yield Case(
+    yield raw("GatherV2", outside, {"axis": np.int32(0)}, reference=nearest, label="out of range")
+    yield raw(
         "GatherNd",
         {**outside, "indices": i32(0, 3, -1)[:, None]},
         reference=lambda params, indices: nearest(params, indices[:, 0]),
@@ -190,14 +189,14 @@ def gather_cases():
     for op in ("LowerBound", "UpperBound"):
         for dtype in ("int32", "float32", "int64", "float64"):
             rows = np.sort(coarse((2, 6), dtype), -1)
-            yield Case(
+            yield raw(
                 op,
                 {"sorted_inputs": rows, "values": coarse((2, 4), dtype, 1)},
                 {"out_type": tf.int64},
             )
     for dtype in dtypes("Bucketize"):
         x = special(dtype) if dtype in REAL else coarse((6,), dtype)
-        yield Case("Bucketize", {"input": x}, {"boundaries": [-1.5, 0.0, 0.5, 3.0]}, grad=False)
+        yield raw("Bucketize", {"input": x}, {"boundaries": [-1.5, 0.0, 0.5, 3.0]}, grad=False)
 
 
 def scatter_cases():
@@ -206,7 +205,7 @@ def scatter_cases():
         unique = np.array([[0, 1], [2, 0], [1, 1]], np.int64)
         x, updates = sample((3, 4, 2), dtype), sample((3, 2), dtype, 1)
         add = dtype != "bool"
-        yield Case(
+        yield raw(
             "ScatterNd",
             {"indices": which if add else unique, "updates": updates},
             {"shape": np.array([3, 4, 2], which.dtype if add else np.int64)},
@@ -216,18 +215,18 @@ def scatter_cases():
         for op in ("Update", "Add", "Sub", "Max", "Min"):
             if dtype in dtypes(f"TensorScatter{op}") and (add or op == "Update"):
                 inputs = {"tensor": x, "indices": unique, "updates": updates}
-                yield Case(f"TensorScatter{op}", inputs, rtol=2, atol=8)
+                yield raw(f"TensorScatter{op}", inputs, rtol=2, atol=8)
                 if op in ("Add", "Sub"):
-                    yield Case(f"TensorScatter{op}", {**inputs, "indices": which}, rtol=2, atol=8)
+                    yield raw(f"TensorScatter{op}", {**inputs, "indices": which}, rtol=2, atol=8)
                 if op in ("Max", "Min") and dtype in REAL:
                     inputs = {
                         "tensor": coarse((9,), dtype),
                         "indices": unique[:, :1],
                         "updates": coarse((3,), dtype, 1),
                     }
-                    yield Case(f"TensorScatter{op}", inputs, label="ties")
+                    yield raw(f"TensorScatter{op}", inputs, label="ties")
         if add:
-            yield Case(
+            yield raw(
                 "ScatterNdNonAliasingAdd",
                 {"input": x, "indices": which, "updates": updates},
                 rtol=2,
@@ -235,13 +234,13 @@ def scatter_cases():
             )
     for dtype in ("float32", "int32", "float64", "int8"):
         values = sample((3,), dtype)
-        yield Case(
+        yield raw(
             "SparseToDense",
             {"sparse_indices": i32(0, 2, 5), "sparse_values": values, "default_value": values[0]},
             {"output_shape": i32(7)},
             grad=False,
         )
-        yield Case(
+        yield raw(
             "SparseToDense",
             {
                 "sparse_indices": np.array([[0, 2], [1, 0], [1, 1]]),
@@ -253,22 +252,22 @@ def scatter_cases():
         )
     for dtype in ("int32", "int64", "float32", "float64"):
         arr, weights = i32(1, 1, 0, 3, 9), sample((5,), dtype)
-        yield Case("Bincount", {"arr": arr, "weights": weights}, {"size": np.int32(4)}, grad=False)
-        yield Case(
+        yield raw("Bincount", {"arr": arr, "weights": weights}, {"size": np.int32(4)}, grad=False)
+        yield raw(
             "Bincount", {"arr": arr, "weights": weights[:0]}, {"size": np.int32(12)}, grad=False
         )
         for index in (np.int32, np.int64):
             for binary in (False, True):
                 attrs = {"size": index(4), "binary_output": binary}
                 a = arr.astype(index)
-                yield Case("DenseBincount", {"input": a, "weights": weights[:0]}, attrs, grad=False)
+                yield raw("DenseBincount", {"input": a, "weights": weights[:0]}, attrs, grad=False)
                 rows = np.stack([a[:4], a[1:]])
-                yield Case(
+                yield raw(
                     "DenseBincount", {"input": rows, "weights": weights[:0]}, attrs, grad=False
                 )
                 if not binary:
-                    yield Case("DenseBincount", {"input": a, "weights": weights}, attrs, grad=False)
-                    yield Case(
+                    yield raw("DenseBincount", {"input": a, "weights": weights}, attrs, grad=False)
+                    yield raw(
                         "DenseBincount",
                         {"input": rows, "weights": sample((2, 4), dtype)},
                         attrs,
@@ -279,7 +278,7 @@ def scatter_cases():
         if dtype in INTS:
             values = coarse((20,), dtype)
         span = np.array([0 if dtype in UNSIGNED else -2, 5]).astype(dtype_of(dtype))
-        yield Case(
+        yield raw(
             "HistogramFixedWidth",
             {"values": values, "value_range": span},
             {"nbins": np.int32(5)},
@@ -305,7 +304,7 @@ def segment_cases():
                 ("", sample((4, 3), dtype)),
                 ("ties and zeros", coarse((4, 3), dtype)),
             ):
-                yield Case(
+                yield raw(
                     f"UnsortedSegment{kind}",
                     {"data": x, "segment_ids": i32(3, 0, -1, 3)},
                     attrs,
@@ -313,20 +312,20 @@ def segment_cases():
                     **how,
                 )
             ids = np.array([[0, 2, 2], [4, 0, -1]], np.int64)
-            yield Case(
+            yield raw(
                 f"UnsortedSegment{kind}",
                 {"data": sample((2, 3, 2), dtype), "segment_ids": ids},
                 attrs,
                 **how,
             )
-            yield Case(
+            yield raw(
                 f"UnsortedSegment{kind}",
                 {"data": sample((0, 3), dtype), "segment_ids": i32()},
                 attrs,
                 grad=False,
             )
             x = coarse((5, 3), dtype)
-            yield Case(f"Segment{kind}", {"data": x}, {"segment_ids": i32(0, 0, 2, 2, 3)}, **how)
+            yield raw(f"Segment{kind}", {"data": x}, {"segment_ids": i32(0, 0, 2, 2, 3)}, **how)
 
             def unsorted(data, segment_ids, num_segments, op=f"UnsortedSegment{kind}"):
                 return [
@@ -335,7 +334,7 @@ def segment_cases():
                     ).numpy()
                 ]
 
-            yield Case(
+            yield raw(
                 f"Segment{kind}V2",
                 {"data": x, "segment_ids": i32(0, 0, 2, 2, 3)},
                 attrs,
@@ -346,7 +345,7 @@ def segment_cases():
     for dtype in dtypes("SegmentMean"):
         x = sample((5, 3), dtype)
         rtol = None if dtype in INTS else 8
-        yield Case(
+        yield raw(
             "SegmentMean",
             {"data": x},
             {"segment_ids": i32(0, 0, 2, 2, 3)},
@@ -357,7 +356,7 @@ def segment_cases():
     for kind in ("Sum", "Mean", "SqrtN"):
         for dtype in dtypes(f"SparseSegment{kind}"):
             inputs = {"data": sample((6, 3), dtype), "indices": i32(4, 0, 0, 5)}
-            yield Case(
+            yield raw(
                 f"SparseSegment{kind}",
                 inputs,
                 {"segment_ids": i32(0, 0, 2, 2)},
@@ -366,7 +365,7 @@ def segment_cases():
                 grad_rtol=64,
             )
             inputs = {**inputs, "segment_ids": i32(0, 0, 2, 2)}
-            yield Case(
+            yield raw(
                 f"SparseSegment{kind}WithNumSegments",
                 inputs,
                 {"num_segments": np.int32(4)},
@@ -380,7 +379,7 @@ def segment_cases():
                     "indices": i32(4, 0, 0, 5),
                     "segment_ids": i32(0, 0, 2, 2),
                 }
-                yield Case(
+                yield raw(
                     f"SparseSegment{kind}Grad",
                     inputs,
                     {"output_dim0": np.int32(6)},
@@ -394,22 +393,22 @@ def sort_cases():
     for dtype in dtypes("TopKV2"):
         x = coarse((3, 7), dtype)
         y = rng_rows(dtype)
-        yield Case("TopKV2", {"input": x}, {"k": np.int32(4)}, grad=False, label="ties")
-        yield Case("TopKV2", {"input": y}, {"k": np.int32(3), "index_type": tf.int64})
-        yield Case("TopKV2", {"input": y[0]}, {"k": np.int32(0)}, grad=False)
+        yield raw("TopKV2", {"input": x}, {"k": np.int32(4)}, grad=False, label="ties")
+        yield raw("TopKV2", {"input": y}, {"k": np.int32(3), "index_type": tf.int64})
+        yield raw("TopKV2", {"input": y[0]}, {"k": np.int32(0)}, grad=False)
     for dtype in dtypes("NthElement"):
-        yield Case("NthElement", {"input": coarse((3, 7), dtype), "n": np.int32(2)}, grad=False)
-        yield Case("NthElement", {"input": rng_rows(dtype), "n": np.int32(2)}, {"reverse": True})
+        yield raw("NthElement", {"input": coarse((3, 7), dtype), "n": np.int32(2)}, grad=False)
+        yield raw("NthElement", {"input": rng_rows(dtype), "n": np.int32(2)}, {"reverse": True})
         for n, reverse in itertools.product((0, 1, 5, 6), (False, True)):
             attrs = {"n": np.int32(n), "reverse": reverse}
-            yield Case("NthElement", {"input": rng_rows(dtype)}, attrs)
+            yield raw("NthElement", {"input": rng_rows(dtype)}, attrs)
     scores = np.array(
         [[1, 2, 2, 0], [np.inf, 1, 0, 2], [0, 0, 0, 0], [3, 1, 2, np.nan], [4, 3, 2, 1]], np.float32
     )
     for targets in (i32(1, 1, 2, 0, 9), np.array([2, 0, 3, 2, -1])):
         for k in (1, 2, 3):
-            yield Case("InTopK", {"predictions": scores, "targets": targets}, {"k": k}, grad=False)
-            yield Case(
+            yield raw("InTopK", {"predictions": scores, "targets": targets}, {"k": k}, grad=False)
+            yield raw(
                 "InTopKV2",
                 {"predictions": scores, "targets": targets, "k": targets.dtype.type(k)},
                 grad=False,

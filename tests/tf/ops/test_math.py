@@ -7,15 +7,14 @@ import functools
 import numpy as np
 import pytest
 
-from tests.tf.raw_ops import (
+from tests.tf.ops.raw import Suite, raw
+from tests.tf.ops.samples import (
     ALL,
     COMPLEX,
     INTS,
     REAL,
     SIGNED,
     UNSIGNED,
-    Case,
-    Suite,
     coarse,
     dtype_of,
     dtypes,
@@ -66,7 +65,7 @@ def unary_cases(op, ulps):
         slope = {"grad_rtol": 4, "grad_atol": 8 if op in CANCELS else 1}
         if op == "Tan" and dtype in COMPLEX:
             slope["grad_rtol"] = 24  # near its poles: the square of the result
-        case = functools.partial(Case, op, attrs=attrs, rtol=rtol, atol=atol, **slope)
+        case = functools.partial(raw, op, attrs=attrs, rtol=rtol, atol=atol, **slope)
         found.append(case({key: special(dtype)}, grad=False))
         found.append(case({key: sample((2, 0), dtype)}, grad=False, label="empty"))
         low, high = DOMAIN.get(op, (-9, 9))
@@ -138,7 +137,7 @@ def binary_cases(op, rtol):
         attrs = {"Tout": "complex128"} if op == "Complex" and dtype == "float64" else {}
         tolerance = 3 * (rtol or 1) if dtype in COMPLEX and "qual" not in op else rtol
         atol = smallest(dtype) if tolerance else 0
-        case = functools.partial(Case, op, attrs=attrs, rtol=tolerance, atol=atol)
+        case = functools.partial(raw, op, attrs=attrs, rtol=tolerance, atol=atol)
         x, y = pairs(dtype)
         if op in DIVISIONS and dtype in INTS:
             # TensorFlow raises on a zero divisor; a quotient that overflows is undefined.
@@ -194,48 +193,48 @@ def misc_cases():
         for n in (-3, -1, -0.5, 0, 0.5, 1, 2, 3):
             y = np.asarray(n).astype(dtype_of(dtype))
             x = np.array([0.5, 2, 3.25]).astype(dtype_of(dtype))
-            yield Case("Pow", {"x": x}, {"y": y}, rtol=8, label="constant exponent")
+            yield raw("Pow", {"x": x}, {"y": y}, rtol=8, label="constant exponent")
             if n in (2, 3):
                 x = np.array([0, -2, np.inf, -np.inf, np.nan]).astype(dtype_of(dtype))
-                yield Case("Pow", {"x": x}, {"y": y}, rtol=8, label="constant exponent")
+                yield raw("Pow", {"x": x}, {"y": y}, rtol=8, label="constant exponent")
     for source in ALL:
         for target in ALL:
             x = sample((3, 4), source) if source in INTS else sample((3, 4), source, scale=40)
             if source in REAL + COMPLEX and target in UNSIGNED:
                 x = np.abs(x).astype(x.dtype)  # undefined for numbers that do not fit
-            yield Case("Cast", {"x": x}, {"DstT": target}, grad=source in REAL)
+            yield raw("Cast", {"x": x}, {"DstT": target}, grad=source in REAL)
     for source, target in (("float32", "bfloat16"), ("float64", "float32"), ("float32", "float16")):
         x = sample((50,), source)
-        yield Case("Cast", {"x": x}, {"DstT": target, "Truncate": True}, grad=False)
+        yield raw("Cast", {"x": x}, {"DstT": target, "Truncate": True}, grad=False)
     for source in [d for d in ALL if d != "bool"]:
         for target in [d for d in ALL if d != "bool"]:
             a, b = dtype_of(source).itemsize, dtype_of(target).itemsize
             shape = (2, 3, b // a) if b > a else (2, 3)
             x = sample(shape, source)
-            yield Case("Bitcast", {"input": x}, {"type": target}, grad=False)
+            yield raw("Bitcast", {"input": x}, {"type": target}, grad=False)
     for dtype in ALL:
         x, y, z = (sample((3, 4), dtype, k) for k in range(3))
         which = sample((3, 4), "bool")
-        yield Case("Select", {"condition": which, "x": x, "y": y})
-        yield Case("Select", {"condition": which[:, 0], "x": x, "y": y}, label="rows")
-        yield Case("Select", {"condition": which[0, 0], "x": x, "y": y}, label="scalar")
-        yield Case("SelectV2", {"condition": which[:, :1], "t": x[:1], "e": y}, label="broadcast")
-        yield Case("SelectV2", {"condition": which, "t": x[0, 0], "e": y}, label="broadcast")
-        yield Case("SelectV2", {"condition": which[0, :0], "t": x[:, :0], "e": y[0, 0]})
+        yield raw("Select", {"condition": which, "x": x, "y": y})
+        yield raw("Select", {"condition": which[:, 0], "x": x, "y": y}, label="rows")
+        yield raw("Select", {"condition": which[0, 0], "x": x, "y": y}, label="scalar")
+        yield raw("SelectV2", {"condition": which[:, :1], "t": x[:1], "e": y}, label="broadcast")
+        yield raw("SelectV2", {"condition": which, "t": x[0, 0], "e": y}, label="broadcast")
+        yield raw("SelectV2", {"condition": which[0, :0], "t": x[:, :0], "e": y[0, 0]})
         if dtype != "bool":
-            yield Case("AddN", {"inputs": [x, y, z]}, rtol=2)
+            yield raw("AddN", {"inputs": [x, y, z]}, rtol=2)
         if dtype in [d for d in dtypes("ClipByValue") if d not in COMPLEX]:
             x = coarse((40,), dtype)
             low, high = (np.asarray(v).astype(dtype_of(dtype)) for v in (0, 1))
             bounds = {"clip_value_min": low, "clip_value_max": high}
-            yield Case("ClipByValue", {"t": x, **bounds})
-            yield Case("ClipByValue", {"t": special(dtype)}, bounds, grad=False)
+            yield raw("ClipByValue", {"t": x, **bounds})
+            yield raw("ClipByValue", {"t": special(dtype)}, bounds, grad=False)
         if dtype in dtypes("Cross"):
             a, b = (sample((4, 3), dtype, k) for k in range(2))
-            yield Case("Cross", {"a": a, "b": b}, rtol=8, atol=64)
+            yield raw("Cross", {"a": a, "b": b}, rtol=8, atol=64)
         for op in ("Equal", "NotEqual"):
-            yield Case(op, {"x": x[:3], "y": y}, {"incompatible_shape_error": False})
-            yield Case(op, {"x": special(dtype), "y": special(dtype)[:1]})
+            yield raw(op, {"x": x[:3], "y": y}, {"incompatible_shape_error": False})
+            yield raw(op, {"x": special(dtype), "y": special(dtype)[:1]})
 
 
 # On both sides of the branch cut.
@@ -245,9 +244,9 @@ QUADRANTS = np.array([1 + 2j, -1 + 2j, -1.5 - 1j, 2 - 0.5j], np.complex64)
 MISC = Suite(
     [
         *misc_cases(),
-        Case("Acosh", {"x": QUADRANTS}, rtol=16, atol=8),
-        Case("AddN", {"inputs": [np.full(3, 100, np.int8)] * 3}),
-        Case("AddN", {"inputs": [np.full(3, 200, np.uint8)] * 2}),
+        raw("Acosh", {"x": QUADRANTS}, rtol=16, atol=8),
+        raw("AddN", {"inputs": [np.full(3, 100, np.int8)] * 3}),
+        raw("AddN", {"inputs": [np.full(3, 200, np.uint8)] * 2}),
     ]
 )
 

@@ -14,7 +14,8 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert._errors import UnsupportedOpError
-from tests.tf.op_cases import check, converted, flat_function, normal, slow_but
+from tests.tf.ops.driver import check, converted, flat_function
+from tests.tf.ops.samples import normal, slow_but
 
 RAW = tf.raw_ops
 ALIGNED = {

@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 import invert
-from tests.tf.raw_ops import REAL, Case, Suite, convert, dtype_of, dtypes, sample, special
+from tests.tf.ops.driver import conversion
+from tests.tf.ops.raw import Suite, raw
+from tests.tf.ops.samples import REAL, dtype_of, dtypes, sample, special
 
 # TensorFlow takes 1 for the derivative of I1 at 0, which is 1/2: no grid point there.
 # op: (domain, tolerance, absolute tolerance, tolerance of the gradient), in machine epsilons.
@@ -32,26 +34,26 @@ def special_cases():
     for op, ((low, high), rtol, atol, grad_rtol) in UNARY.items():
         for dtype in dtypes(op):
             x = np.linspace(low, high, 31).astype(dtype_of(dtype))
-            yield Case(op, {"x": x}, rtol=rtol, atol=atol, grad_rtol=grad_rtol)
-            yield Case(op, {"x": sample((0, 2), dtype)}, grad=False)
+            yield raw(op, {"x": x}, rtol=rtol, atol=atol, grad_rtol=grad_rtol)
+            yield raw(op, {"x": sample((0, 2), dtype)}, grad=False)
     bessel = [op for op in UNARY if op.startswith("Bessel") and op[6:] not in ("I0", "I1", "Y1")]
     for op in ("Erf", "Erfc", "Erfinv", "Lgamma", "Ndtri", *bessel):
         for dtype in dtypes(op):
             # TensorFlow's Y1 of 0 is NaN in single precision, and the pole in double precision.
             # TensorFlow's erf of an infinity is NaN in double precision.
             x = special(dtype, finite=op == "Erf" and dtype == "float64")
-            yield Case(op, {"x": x}, rtol=64, atol=16, grad=False, label="special")
+            yield raw(op, {"x": x}, rtol=64, atol=16, grad=False, label="special")
     for dtype in dtypes("Igamma"):
         a = np.array([0.1, 0.5, 1, 2.5, 8])[:, None].astype(dtype_of(dtype))
         x = np.array([0.01, 0.4, 1, 3, 9, 20]).astype(dtype_of(dtype))
         for op in ("Igamma", "Igammac"):
-            yield Case(op, {"a": a, "x": x}, rtol=256, atol=64, grad_rtol=2000, grad=True)
+            yield raw(op, {"a": a, "x": x}, rtol=256, atol=64, grad_rtol=2000, grad=True)
         if dtype in dtypes("IgammaGradA"):
-            yield Case("IgammaGradA", {"a": a, "x": x}, rtol=2000, atol=64, grad=False)
+            yield raw("IgammaGradA", {"a": a, "x": x}, rtol=2000, atol=64, grad=False)
     for dtype in dtypes("Betainc"):
         a, b = (np.array(v)[:, None].astype(dtype) for v in ([0.5, 1, 3, 7], [2, 0.7, 4, 1]))
         x = np.array([0, 0.1, 0.5, 0.9, 1]).astype(dtype)
-        yield Case(
+        yield raw(
             "Betainc",
             {"a": a + 0 * x, "b": b + 0 * x, "x": x + 0 * a},
             rtol=2000,
@@ -59,7 +61,7 @@ def special_cases():
             grad=False,
         )
         inner = x[1:-1] + 0 * a
-        yield Case(
+        yield raw(
             "Betainc",
             {"x": inner},
             {"a": a + 0 * inner, "b": b + 0 * inner},
@@ -70,11 +72,11 @@ def special_cases():
     for dtype in dtypes("Zeta"):
         x = np.array([1.5, 2, 4, 9])[:, None].astype(dtype)
         q = np.array([0.5, 1, 3, 8.5]).astype(dtype)
-        yield Case("Zeta", {"x": x, "q": q}, rtol=256, atol=64, grad=False)
-        yield Case("Zeta", {"q": q}, {"x": x}, rtol=256, atol=64, grad_rtol=512)
+        yield raw("Zeta", {"x": x, "q": q}, rtol=256, atol=64, grad=False)
+        yield raw("Zeta", {"q": q}, {"x": x}, rtol=256, atol=64, grad_rtol=512)
         n = np.array([0, 1, 2, 4])[:, None].astype(dtype)
-        yield Case("Polygamma", {"a": n, "x": q}, rtol=512, atol=64, grad=False)
-        yield Case("Polygamma", {"x": q}, {"a": n}, rtol=512, atol=64, grad_rtol=1024)
+        yield raw("Polygamma", {"a": n, "x": q}, rtol=512, atol=64, grad=False)
+        yield raw("Polygamma", {"x": q}, {"a": n}, rtol=512, atol=64, grad_rtol=1024)
 
 
 SPECIAL = Suite(special_cases())
@@ -90,13 +92,13 @@ def fake_quant_cases():
                 attrs = {"num_bits": bits, "narrow_range": narrow}
                 how = {"rtol": None, "grad_rtol": 64}
                 fixed = {"min": float(low), "max": float(high), **attrs}
-                yield Case("FakeQuantWithMinMaxArgs", {"inputs": x}, fixed, **how)
-                yield Case(
+                yield raw("FakeQuantWithMinMaxArgs", {"inputs": x}, fixed, **how)
+                yield raw(
                     "FakeQuantWithMinMaxArgsGradient", {"gradients": g, "inputs": x}, fixed, **how
                 )
                 bounds = {"min": np.float32(low), "max": np.float32(high)}
-                yield Case("FakeQuantWithMinMaxVars", {"inputs": x, **bounds}, attrs, **how)
-                yield Case(
+                yield raw("FakeQuantWithMinMaxVars", {"inputs": x, **bounds}, attrs, **how)
+                yield raw(
                     "FakeQuantWithMinMaxVarsGradient",
                     {"gradients": g, "inputs": x, **bounds},
                     attrs,
@@ -105,13 +107,13 @@ def fake_quant_cases():
                     grad=False,
                 )
     zero = {"min": np.float32(0), "max": np.float32(0)}
-    yield Case("FakeQuantWithMinMaxVars", {"inputs": x, **zero})
+    yield raw("FakeQuantWithMinMaxVars", {"inputs": x, **zero})
     lows, highs = (np.array(v, np.float32) for v in zip(*ranges, strict=True))
     wide = np.stack([x] * 6, -1).reshape(2, -1, 6)
     bounds = {"min": lows, "max": highs}
-    yield Case("FakeQuantWithMinMaxVarsPerChannel", {"inputs": wide, **bounds}, grad_rtol=64)
+    yield raw("FakeQuantWithMinMaxVarsPerChannel", {"inputs": wide, **bounds}, grad_rtol=64)
     grads = {"gradients": sample(wide.shape, "float32"), "inputs": wide}
-    yield Case(
+    yield raw(
         "FakeQuantWithMinMaxVarsPerChannelGradient",
         {**grads, **bounds},
         rtol=64,
@@ -147,7 +149,9 @@ def test_fake_quant_halfway_between_levels(low, high, bits, narrow):
         ]
 
     with jax.enable_x64(True):
-        got = jax.jit(convert(fn, inputs))(*inputs)
+        got = jax.jit(
+            conversion(fn, [tf.TensorSpec(v.shape, v.dtype) for v in inputs], module=True)
+        )(*inputs)
     for g, w in zip(got, fn(*(tf.convert_to_tensor(v) for v in inputs)), strict=True):
         np.testing.assert_array_equal(g, w)
 
@@ -170,14 +174,14 @@ def quantize_cases():
                         }
                         inputs = {"input": x, "input_min": kind(low), "input_max": kind(high)}
                         for mode in ("HALF_TO_EVEN", "HALF_UP"):
-                            yield Case(
+                            yield raw(
                                 "QuantizeAndDequantizeV2",
                                 inputs,
                                 {**attrs, "round_mode": mode},
                                 rtol=4,
                                 atol=8,
                             )
-                        yield Case(
+                        yield raw(
                             "QuantizeAndDequantizeV4",
                             inputs,
                             attrs,
@@ -187,7 +191,7 @@ def quantize_cases():
                             grad_rtol=64,
                         )
                         fixed = {k: v for k, v in attrs.items() if k != "num_bits"}
-                        yield Case(
+                        yield raw(
                             "QuantizeAndDequantizeV3",
                             inputs,
                             {**fixed, "num_bits": np.int32(5)},
@@ -198,9 +202,9 @@ def quantize_cases():
             "input_min": np.array([-1, -2, -4]).astype(dtype_of(dtype)),
             "input_max": np.array([2, 1, 8]).astype(dtype_of(dtype)),
         }
-        yield Case("QuantizeAndDequantizeV2", {"input": x, **rows}, {"axis": 1}, rtol=4, atol=8)
+        yield raw("QuantizeAndDequantizeV2", {"input": x, **rows}, {"axis": 1}, rtol=4, atol=8)
         grads = {"gradients": sample(x.shape, dtype), "input": x}
-        yield Case(
+        yield raw(
             "QuantizeAndDequantizeV4Grad",
             {**grads, **rows},
             {"axis": 1},
@@ -208,7 +212,7 @@ def quantize_cases():
             atol=64,
             grad=False,
         )
-        yield Case(
+        yield raw(
             "QuantizeAndDequantizeV4Grad",
             {**grads, "input_min": kind(-2), "input_max": kind(1)},
             rtol=64,

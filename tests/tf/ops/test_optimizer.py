@@ -15,7 +15,8 @@ from invert.primitives.tf.optimizer import OPTIMIZERS
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.state import Resource
-from tests.tf.op_cases import compare, normal
+from tests.tf.ops.driver import compare
+from tests.tf.ops.samples import normal
 
 QUICK = Config(patterns=False, verify=False)
 HYPER = {

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from invert._errors import UnsupportedOpError
-from tests.tf.op_cases import check, converted, normal, slow_but
+from tests.tf.ops.driver import check, converted
+from tests.tf.ops.samples import normal, slow_but
 
 RAW = tf.raw_ops
 BATCH, INPUTS, UNITS, STEPS = 2, 3, 4, 5

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import invert
 from invert.primitives.tf import REGISTRY
-from tests.tf.op_cases import check, normal
-from tests.tf.raw_ops import PLAIN
+from tests.tf.ops.driver import PLAIN, check
+from tests.tf.ops.samples import normal
 
 R, v1 = tf.raw_ops, tf.compat.v1
 X = normal(4, 3)

@@ -16,7 +16,8 @@ from invert._config import Config
 from invert._errors import UnsupportedOpError
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
-from tests.tf.op_cases import check, flat_function, normal, slow_but
+from tests.tf.ops.driver import check, flat_function
+from tests.tf.ops.samples import normal, slow_but
 
 RAW = tf.raw_ops
 HALVES = [np.float16, ml_dtypes.bfloat16]

@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 import invert
-from tests.tf.op_cases import flat_function
-from tests.tf.raw_ops import PLAIN
+from tests.tf.ops.driver import PLAIN, flat_function
 
 R = tf.raw_ops
 G = np.random.default_rng(0)

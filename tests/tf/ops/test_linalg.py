@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.tf.raw_ops import COMPLEX, INTS, Case, Suite, convert, dtypes, sample
+from tests.tf.ops.driver import conversion
+from tests.tf.ops.raw import Suite, raw
+from tests.tf.ops.samples import COMPLEX, INTS, dtypes, sample
 
 FLOATS = ("float32", "float64", "complex64", "complex128")
 
@@ -19,28 +21,26 @@ def matmul_cases():
             for tb in (False, True):
                 a = sample((4, 3) if ta else (3, 4), dtype)
                 b = sample((5, 4) if tb else (4, 5), dtype, 1)
-                yield Case(
-                    "MatMul", {"a": a, "b": b}, {"transpose_a": ta, "transpose_b": tb}, **how
-                )
-        yield Case("MatMul", {"a": sample((3, 0), dtype), "b": sample((0, 2), dtype)}, grad=False)
+                yield raw("MatMul", {"a": a, "b": b}, {"transpose_a": ta, "transpose_b": tb}, **how)
+        yield raw("MatMul", {"a": sample((3, 0), dtype), "b": sample((0, 2), dtype)}, grad=False)
     for dtype in dtypes("BatchMatMulV2"):
         how = {"rtol": None if dtype in INTS else 32, "atol": 256, "grad_rtol": 256}
         for ax in (False, True):
             for ay in (False, True):
                 x = sample((2, 1, 4, 3) if ax else (2, 1, 3, 4), dtype)
                 y = sample((3, 5, 4) if ay else (3, 4, 5), dtype, 1)
-                yield Case("BatchMatMulV2", {"x": x, "y": y}, {"adj_x": ax, "adj_y": ay}, **how)
+                yield raw("BatchMatMulV2", {"x": x, "y": y}, {"adj_x": ax, "adj_y": ay}, **how)
                 if dtype not in dtypes("BatchMatMul"):
                     continue
                 same = sample((2, 3, *y.shape[1:]), dtype, 1)
                 x = sample((2, 3, *x.shape[2:]), dtype)
-                yield Case("BatchMatMul", {"x": x, "y": same}, {"adj_x": ax, "adj_y": ay}, **how)
+                yield raw("BatchMatMul", {"x": x, "y": same}, {"adj_x": ax, "adj_y": ay}, **how)
     for a, b, out in (
         ("float32", "float32", "float32"),
         ("int8", "int8", "int32"),
         ("uint8", "int8", "int32"),
     ):
-        yield Case(
+        yield raw(
             "BatchMatMulV3",
             {"x": sample((2, 3, 4), a), "y": sample((4, 5), b, 1)},
             {"Tout": out},
@@ -52,10 +52,10 @@ def matmul_cases():
         for b in ("float32", "bfloat16"):
             inputs = {"a": sample((4, 3), a), "b": sample((5, 4), b)}
             flags = {"transpose_a": True, "transpose_b": True, "a_is_sparse": True}
-            yield Case("SparseMatMul", inputs, flags, rtol=64, atol=256, grad=False)
+            yield raw("SparseMatMul", inputs, flags, rtol=64, atol=256, grad=False)
     for dtype in dtypes("TridiagonalMatMul"):
         rows = {k: sample((2, 1, 5), dtype, k) for k in ("superdiag", "maindiag", "subdiag")}
-        yield Case(
+        yield raw(
             "TridiagonalMatMul",
             {**rows, "rhs": sample((2, 5, 3), dtype)},
             rtol=32,
@@ -89,7 +89,7 @@ def einsum_cases():
         for equation, *shapes in EQUATIONS:
             inputs = [sample(shape, dtype, i) for i, shape in enumerate(shapes)]
             rtol = None if dtype in INTS else 32
-            yield Case(
+            yield raw(
                 "Einsum",
                 {"inputs": inputs},
                 {"equation": equation},
@@ -120,13 +120,13 @@ def transform_cases():
         for name in ("FFT", "IFFT"):
             for end, shape in (("", (3, 8)), ("2D", (2, 5, 6)), ("3D", (2, 3, 4, 5))):
                 x = sample(shape, dtype)
-                yield Case(f"{name}{end}", {"input": x}, rtol=64, atol=64, grad_rtol=64)
+                yield raw(f"{name}{end}", {"input": x}, rtol=64, atol=64, grad_rtol=64)
             for axes, lengths in (([0, 2], [3, 6]), ([1], [5]), ([-1, 0], [8, 2])):
                 attrs = {
                     "fft_length": np.array(lengths, np.int32),
                     "axes": np.array(axes, np.int32),
                 }
-                yield Case(
+                yield raw(
                     f"{name}ND",
                     {"input": sample((3, 5, 6), dtype)},
                     attrs,
@@ -143,7 +143,7 @@ def transform_cases():
         ):
             for length in lengths:
                 attrs = {"fft_length": np.array(length, np.int32)}
-                yield Case(
+                yield raw(
                     f"RFFT{end}",
                     {"input": sample(shape, dtype)},
                     {**attrs, **types},
@@ -151,7 +151,7 @@ def transform_cases():
                     atol=64,
                     grad_rtol=64,
                 )
-                yield Case(
+                yield raw(
                     f"IRFFT{end}",
                     {"input": sample(shape, pair)},
                     {**attrs, "Treal": dtype},
@@ -161,7 +161,7 @@ def transform_cases():
                 )
         for axes, lengths in (([0, 2], [3, 6]), ([1], [4]), ([2, 0], [8, 2])):
             attrs = {"fft_length": np.array(lengths, np.int32), "axes": np.array(axes, np.int32)}
-            yield Case(
+            yield raw(
                 "RFFTND",
                 {"input": sample((3, 5, 6), dtype)},
                 {**attrs, **types},
@@ -170,7 +170,7 @@ def transform_cases():
                 reference=by_numpy("RFFT"),
             )
             inputs = {"input": sample((3, 5, 6), pair)}
-            yield Case(
+            yield raw(
                 "IRFFTND",
                 inputs,
                 {**attrs, "Treal": dtype},
@@ -199,42 +199,42 @@ def decomposition_cases():
         spd = positive((2, 4, 4), dtype)
         a, b = solvable((2, 4, 4), dtype), sample((2, 4, 3), dtype, 1)
         garbage = spd + np.triu(np.full((4, 4), 50), 1).astype(dtype)
-        yield Case("Cholesky", {"input": spd}, **how)
-        yield Case("Cholesky", {"input": garbage}, label="upper triangle unread", **how)
+        yield raw("Cholesky", {"input": spd}, **how)
+        yield raw("Cholesky", {"input": garbage}, label="upper triangle unread", **how)
         if dtype in ("float32", "float64"):
             low = np.linalg.cholesky(spd).astype(dtype)
-            yield Case(
+            yield raw(
                 "CholeskyGrad",
                 {"l": low, "grad": sample((2, 4, 4), dtype)},
                 **{**how, "grad": False},
             )
-        yield Case(
+        yield raw(
             "SelfAdjointEigV2",
             {"input": garbage},
             {"compute_v": False},
             **{**how, "reference": eigenvalues},
         )
-        yield Case("Svd", {"input": a}, {"compute_uv": False}, **{**how, "reference": singular})
-        yield Case("Lu", {"input": a}, **how)
+        yield raw("Svd", {"input": a}, {"compute_uv": False}, **{**how, "reference": singular})
+        yield raw("Lu", {"input": a}, **how)
         # Eigen and LAPACK choose pivots by other norms of complex numbers.
-        yield Case(
+        yield raw(
             "Lu",
             {"input": sample((3, 5, 5), dtype) if dtype not in COMPLEX else a},
             {"output_idx_type": tf.int64},
             **{**how, "grad": False},
         )
-        yield Case("MatrixDeterminant", {"input": a}, **how)
-        yield Case("LogMatrixDeterminant", {"input": a}, **how)
+        yield raw("MatrixDeterminant", {"input": a}, **how)
+        yield raw("LogMatrixDeterminant", {"input": a}, **how)
         for adjoint in (False, True):
             attrs = {"adjoint": adjoint}
-            yield Case("MatrixInverse", {"input": a}, attrs, **how)
-            yield Case("MatrixSolve", {"matrix": a, "rhs": b}, attrs, **how)
+            yield raw("MatrixInverse", {"input": a}, attrs, **how)
+            yield raw("MatrixSolve", {"matrix": a, "rhs": b}, attrs, **how)
             for lower in (False, True):
                 attrs = {"adjoint": adjoint, "lower": lower}
-                yield Case("MatrixTriangularSolve", {"matrix": a, "rhs": b}, attrs, **how)
-                yield Case("MatrixTriangularSolve", {"matrix": a[:1], "rhs": b}, attrs, **how)
+                yield raw("MatrixTriangularSolve", {"matrix": a, "rhs": b}, attrs, **how)
+                yield raw("MatrixTriangularSolve", {"matrix": a[:1], "rhs": b}, attrs, **how)
                 bands = sample((2, 3, 5), dtype) + np.array(5, dtype)
-                yield Case(
+                yield raw(
                     "BandedTriangularSolve",
                     {"matrix": bands, "rhs": sample((2, 5, 2), dtype)},
                     attrs,
@@ -247,17 +247,17 @@ def decomposition_cases():
                     "rhs": sample((2, shape[0], 2), dtype),
                 }
                 attrs = {"fast": fast, "l2_regularizer": np.float64(0.3 if fast else 0)}
-                yield Case(
+                yield raw(
                     "MatrixSolveLs", inputs, attrs, **{**how, "grad": fast and dtype not in COMPLEX}
                 )
         for pivoting in (False, True):
             d = sample((2, 3, 5), dtype)
             d[:, 1] += np.array(9, dtype)
             inputs = {"diagonals": d, "rhs": sample((2, 5, 3), dtype)}
-            yield Case("TridiagonalSolve", inputs, {"partial_pivoting": pivoting}, **how)
-        yield Case("MatrixSquareRoot", {"input": spd}, **{**how, "grad": False})
+            yield raw("TridiagonalSolve", inputs, {"partial_pivoting": pivoting}, **how)
+        yield raw("MatrixSquareRoot", {"input": spd}, **{**how, "grad": False})
         if dtype in COMPLEX:
-            yield Case("MatrixLogarithm", {"input": spd}, **{**how, "grad": False})
+            yield raw("MatrixLogarithm", {"input": spd}, **{**how, "grad": False})
 
 
 def eigenvalues(input, compute_v):
@@ -331,7 +331,7 @@ def test_factors_multiply_to_the_matrix(dtype, shape):
         return [t for fn in REBUILT.values() for t in tf.nest.flatten(fn(x))]
 
     with jax.enable_x64(True):
-        got = convert(program, [x])(x)
+        got = conversion(program, [tf.TensorSpec(x.shape, x.dtype)], module=True)(x)
     for g, w in zip(got, program(tf.constant(x)), strict=True):
         assert g.dtype == w.dtype.as_numpy_dtype
         np.testing.assert_allclose(g, w.numpy(), rtol=2e-3, atol=2e-4)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import invert
-from tests.tf.op_cases import normal
+from tests.tf.ops.samples import normal
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1

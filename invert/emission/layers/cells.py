@@ -1,0 +1,174 @@
+"""Recurrent cells: what each step of a loop computes with parameters, as a layer of its own.
+
+The body of a `scan` closes over the parameters of its cell. All that depends on them, up to a
+choice between the new state and the old one by a mask, is the cell: a layer that takes the carried
+values and the inputs of the step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+
+from invert._private.jax import close_like, open_jaxpr, rename
+from invert.emission.layers import roles
+from invert.emission.layers.cut import Assign, Layer, LayerCall, Path, common_prefix, plain_name
+from invert.emission.python.naming import Names, stem
+from invert.ir.graph import Graph, is_var
+from invert.ir.loops import ScanParts
+from invert.ir.types import Atom, Eqn, Jaxpr, Var
+
+_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
+
+
+def find(layer: Layer, jaxpr: Jaxpr, parameters: Mapping[Var, Path], held: Collection[Var]) -> None:
+    """Makes layers of the cells in a layer, and in those inside it.
+
+    **Arguments:**
+
+    - `jaxpr`: the whole program.
+    - `held`: parameters in the state, which no cell reads.
+    """
+    again: dict[Layer, list[LayerCall]] = {}
+    for i, step in enumerate(layer.steps):
+        if isinstance(step, LayerCall):
+            find(step.layer, jaxpr, parameters, held)
+            again.setdefault(step.layer.same or step.layer, []).append(step)
+        elif step.primitive.name == "scan":
+            own = _owned(layer, step, held)
+            layer.steps[i] = _with_cell(layer, step, own, parameters) or step
+    for calls in again.values():
+        if len(calls) > 1 and not calls[0].layer.listed:
+            _name_states(calls, jaxpr)
+
+
+def _name_states(calls: Sequence[LayerCall], jaxpr: Jaxpr) -> None:
+    """Names what a layer that is called several times passes to itself, and puts it first."""
+    places: list[tuple[int, int]] = []
+    for one, other in itertools.pairwise(calls):
+        makers: dict[Atom, int] = {v: i for i, v in enumerate(one.outvars)}
+        found = [(k, makers[a]) for k, a in enumerate(other.invars) if is_var(a) and a in makers]
+        places = found if other is calls[1] else [p for p in places if p in found]
+    if not places or len(calls[0].invars) == 1:
+        return
+    first = [k for k, _ in places]
+    order = [*first, *(k for k in range(len(calls[0].invars)) if k not in first)]
+    for call in calls:
+        inner = call.layer
+        known = roles.roles(Graph(jaxpr.replace(eqns=inner.steps, outvars=inner.outputs)))
+        names = [(inner.inputs[k], known.get(inner.outputs[i])) for k, i in places]
+        other = "h" if len(places) == 1 else None
+        inner.arguments = {v: n for v, name in names if (n := name or other) is not None}
+        inner.inputs = [inner.inputs[k] for k in order]
+        call.invars = [call.invars[k] for k in order]
+
+
+def _owned(layer: Layer, scan: Eqn, held: Collection[Var]) -> list[Var]:
+    """The parameters of a layer that a loop alone uses, and uses whole in all steps."""
+    others = {a for s in layer.steps if s is not scan for a in s.invars if is_var(a)}
+    others |= {a for a in layer.outputs if is_var(a)}
+    others |= {s.variable for s in layer.steps if isinstance(s, Assign)}
+    parts = ScanParts.of(scan)
+    others |= {a for a in (*parts.init, *parts.xs) if is_var(a)}
+    consts = set(parts.consts)
+    return [v for v in layer.parameters if v in consts and v not in others and v not in held]
+
+
+def _with_cell(
+    layer: Layer, scan: Eqn, own: Sequence[Var], parameters: Mapping[Var, Path]
+) -> Eqn | None:
+    """A loop whose body calls a cell with these parameters, or `None`.
+
+    The loop still names the parameters among its operands, which its body does not read.
+    """
+    parts = ScanParts.of(scan)
+    body = open_jaxpr(parts.body)
+    inside = {body.invars[i]: a for i, a in enumerate(parts.consts) if is_var(a) and a in set(own)}
+    if not inside or not parts.init:
+        return None
+    graph = Graph(body)
+    core = _core(graph, inside)
+    if not any(e.primitive.name in _PRODUCTS for e in core):
+        return None
+    cell = _cell(layer, own, parameters)
+    _fill(cell, graph, core, inside, len(parts.consts), len(parts.init))
+    call = LayerCall(cell, list(cell.inputs), cell.results)
+    # What the cell needs comes before it, and all that needs it after.
+    ready = graph.needed(cell.inputs)[0]
+    rest = [e for e in graph.eqns if e not in core and e not in set(ready)]
+    jaxpr = body.replace(eqns=[*ready, call, *rest])
+    layer.parameters = [v for v in layer.parameters if v not in own]
+    layer.children[cell.name] = cell
+    return scan.replace(params={**scan.params, "jaxpr": close_like(parts.body, jaxpr)})
+
+
+def _core(graph: Graph, inside: Collection[Var]) -> list[Eqn]:
+    """The equations that depend on parameters, besides choices by a mask at the end."""
+    reached: set[Eqn] = set()
+    known: set[Atom] = set(inside)
+    for eqn in graph.eqns:
+        if any(is_var(a) and a in known for a in eqn.invars):
+            reached.add(eqn)
+            known.update(eqn.outvars)
+    for eqn in reversed(graph.eqns):
+        users = {u for v in eqn.outvars for u in graph.users.get(v, ())}
+        last = eqn in reached and not users & reached
+        if last and eqn.primitive.name == "select_n" and eqn.invars[0] not in known:
+            reached.discard(eqn)
+    # A value that leaves and comes back stays inside, and so does what only the cell uses.
+    for eqn in reversed(graph.eqns):
+        users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+        results = any(v in graph.results for v in eqn.outvars)
+        back = any(is_var(a) and a in known for a in eqn.invars) and any(
+            u in reached for u in users
+        )
+        if back or (users and not results and all(u in reached for u in users)):
+            reached.add(eqn)
+    return [e for e in graph.eqns if e in reached]
+
+
+def _cell(layer: Layer, own: Sequence[Var], parameters: Mapping[Var, Path]) -> Layer:
+    """The layer of a cell, which is called as in the names of its parameters."""
+    shared = common_prefix(parameters[v][:-1] for v in own)
+    around = {stem(plain_name(n)) for n in (*layer.path, layer.alias)}
+    named = bool(shared) and stem(plain_name(shared[-1])) not in around
+    wanted = shared[-1] if named else "cell"
+    name = Names(layer.children).new(wanted)
+    return Layer((*layer.path, name), parameters=list(own), alias=wanted)
+
+
+def _fill(
+    cell: Layer,
+    graph: Graph,
+    core: Sequence[Eqn],
+    inside: Mapping[Var, Atom],
+    count: int,
+    carried: int,
+) -> None:
+    """Gives a cell its steps, its inputs and its results."""
+    jaxpr = graph.jaxpr
+    chosen = set(core)
+    cell.steps = list(rename(jaxpr.replace(eqns=list(core), outvars=[]), inside).eqns)
+    made = {v for e in core for v in e.outvars}
+    used = {a for e in core for a in e.invars if isinstance(a, Var)} - made - set(inside)
+    outside = {a for e in graph.eqns if e not in chosen for a in e.invars if is_var(a)}
+    # First the state, then what the step is given, then what is the same in all steps.
+    consts, rest = jaxpr.invars[:count], jaxpr.invars[count:]
+    others = [v for e in graph.eqns for v in e.outvars]
+    cell.inputs = [v for v in (*rest, *others, *consts, *jaxpr.constvars) if v in used]
+    results = [v for v in made if v in outside or v in graph.results]
+    order = {v: i for i, v in reversed(list(enumerate(_states(graph, carried))))}
+    cell.outputs = sorted(results, key=lambda v: order.get(v, len(order)))
+    known = roles.roles(graph) | roles.states(jaxpr, count, carried)
+    cell.arguments = {v: known[v] for v in cell.inputs if v in known}
+
+
+def _states(graph: Graph, carried: int) -> list[Atom]:
+    """The new states before a choice by a mask, and then the other results."""
+    states: list[Atom] = []
+    for i, v in enumerate(graph.jaxpr.outvars):
+        eqn = graph.producer(v)
+        if i < carried and eqn is not None and eqn.primitive.name == "select_n":
+            states += [a for a in eqn.invars[1:] if is_var(a)]
+        states.append(v)
+    return states
