@@ -78,6 +78,8 @@ class Config:
     - `optimize`: the platform that the program is to be fast on, `"cpu"` or `"gpu"`: some equations
         are rewritten then, so that results are equal up to rounding only; see `invert.optimize`.
         `"none"`: the program is the one that was read.
+    - `custom_objects`: classes and functions by their names, as Keras has them, for `.keras` files
+        with layers of your own. Those registered with Keras in this process need not be here.
     - `progress`: called with a line of text at the beginning of each stage.
     """
 
@@ -100,6 +102,7 @@ class Config:
     random: Literal["tensorflow", "jax"] = "tensorflow"
     host_ops: Literal["error", "callback"] = "error"
     optimize: Literal["none", "cpu", "gpu"] = "none"
+    custom_objects: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
     progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:

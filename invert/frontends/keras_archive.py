@@ -13,7 +13,7 @@ import os
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,6 +31,9 @@ from invert.frontends.keras_model import input_specs
 from invert.tf.ops.node import import_tensorflow
 
 _REMEDY = "Write a SavedModel with `model.export(directory)` where the code is, and convert that."
+_OWN = (
+    f"Name your own classes in Config(custom_objects=...), or register them with Keras. {_REMEDY}"
+)
 # The configuration of a model is some kilobytes of text; a larger one is not read.
 _LARGEST_CONFIG = 1 << 28
 # Limits on the unpacked size: a multiple of the archive's, plus a constant.
@@ -58,7 +61,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
         `SignatureError` where its inputs are not fixed; `MissingDependencyError`.
     """
     file = Path(path)
-    model = load(file)
+    model = load(file, config.custom_objects)
     specs = input_specs(model)
     if specs is None:
         raise SignatureError(f"{file}: the model does not know its inputs. {_REMEDY}")
@@ -70,8 +73,12 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     return dataclasses.replace(entry, source=f"Keras archive {file.name}")
 
 
-def load(file: Path) -> Any:
+def load(file: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
     """The Keras model of an archive.
+
+    **Arguments:**
+
+    - `custom_objects`: classes and functions of the caller's, by their names.
 
     **Raises:** as `entry_point`.
     """
@@ -85,10 +92,17 @@ def load(file: Path) -> Any:
         raise MissingDependencyError(
             f"Keras runs on {backend} here; set KERAS_BACKEND=tensorflow to have {file} read"
         )
-    if problems := [*_problems(config, ""), *_content_problems(file)]:
+    own = dict(custom_objects or {})
+
+    def is_known(name: object) -> bool:
+        return isinstance(name, str) and isinstance(
+            keras.saving.get_registered_object(name, own), type
+        )
+
+    if problems := [*_problems(config, "", is_known), *_content_problems(file)]:
         raise UnsupportedOpError(problems)
     try:
-        return keras.saving.load_model(file, compile=False, safe_mode=True)
+        return keras.saving.load_model(file, custom_objects=own, compile=False, safe_mode=True)
     # What Keras raises for a damaged configuration or weights that do not fit.
     except (
         ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
@@ -96,7 +110,8 @@ def load(file: Path) -> Any:
         tf.errors.OpError,
     ) as error:  # fmt: skip
         raise MalformedModelError(
-            f"{file}: Keras cannot load the model: {type(error).__name__}: {error}"
+            f"{file}: Keras cannot load the model; name classes of your own in "
+            f"Config(custom_objects=...): {type(error).__name__}: {error}"
         ) from error
 
 
@@ -116,8 +131,11 @@ def _config_of(file: Path) -> object:
         raise MalformedModelError(f"{file} is not a Keras archive: {error}") from error
 
 
-def _problems(config: object, name: str) -> Iterator[Problem]:
-    """Parts of the configuration that would have Keras import or run something."""
+def _problems(config: object, name: str, is_known: Callable[[object], bool]) -> Iterator[Problem]:
+    """Parts of the configuration that would have Keras import or run something.
+
+    `is_known`: whether a class of that name is the caller's.
+    """
     pending = [(config, name)]
     first = True
     while pending:
@@ -137,8 +155,11 @@ def _problems(config: object, name: str) -> Iterator[Problem]:
             continue
         if kind in _CODE:
             yield Problem(f"keras.{kind}", "contains or names Python code", name, _REMEDY)
-        elif module is not None and not _is_of_keras(module, kind):
-            yield Problem(f"{module}.{kind}", "is not a class of Keras itself", name, _REMEDY)
+        # Keras takes what is known by its registered name, and then imports nothing.
+        elif not (
+            module is None or _is_of_keras(module, kind) or is_known(value.get("registered_name"))
+        ):
+            yield Problem(f"{module}.{kind}", "is not a class of Keras itself", name, _OWN)
         if isinstance(inner, dict):
             for key in _VALUES_OR_FILES:
                 if isinstance(inner.get(key), str):

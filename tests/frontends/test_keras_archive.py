@@ -148,3 +148,36 @@ def test_a_layer_that_cannot_be_built_is_a_malformed_model_error(
     os.truncate(tmp_path / "cut.keras", 700)
     with pytest.raises(InvertError, match=r"cut\.keras"):
         invert.load(tmp_path / "cut.keras")
+
+
+class Cubed(keras.layers.Layer):
+    """A layer that is not registered with Keras."""
+
+    def call(self, x: Any) -> Any:
+        return x * x * x
+
+
+def test_classes_of_the_caller(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((4,)), Cubed(), keras.layers.Dense(2)])
+    model.save(tmp_path / "own.keras")
+    with pytest.raises(InvertError, match="custom_objects"):
+        invert.load(tmp_path / "own.keras")
+    config = invert.Config(custom_objects={"Cubed": Cubed})
+    x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+    module = invert.load(tmp_path / "own.keras", config=config)
+    np.testing.assert_allclose(module(x), model(x), rtol=1e-6)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Squared(keras.layers.Layer):
+    """A layer that is."""
+
+    def call(self, x: Any) -> Any:
+        return x * x
+
+
+def test_classes_that_are_registered(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((4,)), Squared()])
+    model.save(tmp_path / "own.keras")
+    x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+    np.testing.assert_array_equal(invert.load(tmp_path / "own.keras")(x), x * x)
