@@ -1,34 +1,49 @@
 """Keras models on a CPU: the converted program, as it is and optimized, over TensorFlow.
 
-    python benchmarks/models.py [model ...] [--batch 1 32] [--rounds 9] [--xla]
+    python benchmarks/models.py [model ...] [--batch 1 32] [--rounds 9] [--peers PEER ...] [--train]
 
 All run in one process, in turn, on all its threads; the ratios are those of the smallest CPU time
-and of the median over the rounds, so that other processes on the machine do not count. `--xla`
-compares with TensorFlow compiled by XLA too. Weights are random.
+and of the median over the rounds, so that other processes on the machine do not count. Peers are
+TensorFlow, TensorFlow compiled by XLA (`xla`), `tf2jax` and `call_tf`; one that refuses a model
+has no ratio. `--train` measures a step of gradient descent by all trained weights, at inference's
+behaviour of dropout and batch norms. Weights are random.
+
+Results go into `benchmarks/models.json`, from which `python -m tools.measurements` draws plots;
+those of other models, batches and peers stay.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import tensorflow as tf
 
 import invert
 
+try:
+    import tf2jax
+except ImportError:
+    tf2jax = None
+
 L = keras.layers
 Run = Callable[[], Any]
+DATA = Path(__file__).with_name("models.json")
+RATE = 1e-3
 
 
 def block(x: Any, width: int, heads: int, causal: bool) -> Any:
@@ -92,24 +107,99 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 }
 
 
-def compiled(module: Any, x: Any) -> Run:
-    arrays, rest = eqx.partition(module, eqx.is_array)
-    run = jax.jit(lambda arrays, x: eqx.combine(arrays, rest)(x))
+def case(model: keras.Model, batch: int) -> Any:
+    """Inputs of a model: images, or token ids."""
+    shape, kind = (batch, *model.input_shape[1:]), model.inputs[0].dtype
+    rng = np.random.default_rng(0)
+    if kind == "int32":
+        return rng.integers(0, 5000, shape).astype(np.int32)
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def stepped(weights: Any, gradient: Any) -> Any:
+    return jax.tree.map(lambda w, g: w - RATE * g, weights, gradient)
+
+
+def compiled(module: Any, x: Any, train: bool) -> Run:
+    """A converted module, or one step of gradient descent of it."""
+    wanted = invert.trainable(module) if train else eqx.is_array
+    arrays, rest = eqx.partition(module, wanted)
+    fixed, rest = eqx.partition(rest, eqx.is_array)
+
+    def forward(arrays: Any, fixed: Any, x: Any) -> Any:
+        return eqx.combine(arrays, fixed, rest)(x)
+
+    def step(arrays: Any, fixed: Any, x: Any) -> Any:
+        gradient = jax.grad(lambda a: jnp.mean(forward(a, fixed, x) ** 2))(arrays)
+        return stepped(arrays, gradient)
+
+    run = jax.jit(step if train else forward)
     x = jax.device_put(x)
-    return lambda: jax.block_until_ready(run(arrays, x))
+    return lambda: jax.block_until_ready(run(arrays, fixed, x))
 
 
-def tensorflow(model: keras.Model, x: Any, jit_compile: bool) -> Run:
-    function = tf.function(lambda x: model(x, training=False), jit_compile=jit_compile)
+def tensorflow(model: keras.Model, x: Any, train: bool, jit_compile: bool) -> Run:
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=False) ** 2)
+        weights = model.trainable_variables
+        gradient: Any = tape.gradient(loss, weights)
+        return [w - RATE * g for w, g in zip(weights, gradient, strict=True)]
+
+    forward = lambda x: model(x, training=False)  # noqa: E731
+    function = tf.function(step if train else forward, jit_compile=jit_compile)
     given = tf.constant(x)
-    return lambda: function(given).numpy()
+    return lambda: [t.numpy() for t in tf.nest.flatten(function(given))]
 
 
-def times(runs: list[Run], rounds: int) -> list[list[float]]:
+def by_tf2jax(model: keras.Model, x: Any, train: bool) -> Run:
+    if tf2jax is None:
+        raise NotImplementedError("tf2jax is not installed")
+    function = tf.function(lambda x: model(x, training=False), autograph=False)
+    converted, params = tf2jax.convert(function, x)
+    paths = {v.path for v in model.trainable_variables}
+    held = {k: jnp.asarray(v) for k, v in params.items()}
+    trained = {k: v for k, v in held.items() if not train or k.partition(":")[0] in paths}
+    fixed = {k: v for k, v in held.items() if k not in trained}
+
+    def forward(trained: Any, fixed: Any, x: Any) -> Any:
+        return converted({**trained, **fixed}, x)[0]
+
+    def step(trained: Any, fixed: Any, x: Any) -> Any:
+        gradient = jax.grad(lambda t: jnp.mean(forward(t, fixed, x) ** 2))(trained)
+        return stepped(trained, gradient)
+
+    run = jax.jit(step if train else forward)
+    return lambda: jax.block_until_ready(run(trained, fixed, x))
+
+
+def by_call_tf(model: keras.Model, x: Any, train: bool) -> Run:
+    from jax.experimental import jax2tf
+
+    if train:
+        raise NotImplementedError("its gradient is that of its arguments alone")
+    function = tf.function(lambda x: model(x, training=False), autograph=False)
+    run = jax.jit(jax2tf.call_tf(function))
+    x = jax.device_put(x)
+    return lambda: jax.block_until_ready(run(x))
+
+
+PEERS: dict[str, Callable[[keras.Model, Any, bool], Run]] = {
+    "TensorFlow": functools.partial(tensorflow, jit_compile=False),
+    "xla": functools.partial(tensorflow, jit_compile=True),
+    "tf2jax": by_tf2jax,
+    "call_tf": by_call_tf,
+}
+# What a peer raises for a model that it does not take.
+REFUSALS = (
+    AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError,
+    AttributeError, tf.errors.OpError,
+)  # fmt: skip
+
+
+def times(runs: Sequence[Run], rounds: int) -> list[list[float]]:
     """CPU seconds of each run, which take turns."""
     found: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run()
     for i in range(rounds):
         for k in range(len(runs)) if i % 2 else reversed(range(len(runs))):
             start = time.process_time()
@@ -118,27 +208,47 @@ def times(runs: list[Run], rounds: int) -> list[list[float]]:
     return found
 
 
-def measure(name: str, model: keras.Model, batch: int, rounds: int, xla: bool) -> None:
-    shape, kind = (batch, *model.input_shape[1:]), model.inputs[0].dtype
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=shape).astype(np.float32)
-    if kind == "int32":
-        x = rng.integers(0, 5000, shape).astype(np.int32)
-    module = invert.convert(model, tf.TensorSpec(shape, kind))
+def measure(
+    model: keras.Model, batch: int, rounds: int, peers: Sequence[str], train: bool
+) -> dict[str, Any]:
+    """Milliseconds of each, and the ratios of each converted program over each peer."""
+    x = case(model, batch)
+    module = invert.convert(model, tf.TensorSpec(x.shape, x.dtype))
+    runs = {"converted": compiled(module, x, train)}
     fast = invert.optimize(module, "cpu", verify=False)
-    runs = [compiled(m, x) for m in (module, fast)]
-    runs += [
-        tensorflow(model, x, jit_compile) for jit_compile in ([False, True] if xla else [False])
-    ]
-    found = times(runs, rounds)
-    smallest, middle = ([f(row) for row in found] for f in (min, statistics.median))
-    cells = [
-        f"{m[i] / m[k]:8.2f}"
-        for k in range(2, len(runs))
-        for i in (0, 1)
-        for m in (smallest, middle)
-    ]
-    print(f"{name:<18} {batch:>5} {1e3 * smallest[2]:9.1f} {' '.join(cells)}", flush=True)
+    if fast.report.rewrites != module.report.rewrites:
+        runs["optimized"] = compiled(fast, x, train)
+    for name in peers:
+        try:
+            run = PEERS[name](model, x, train)
+            run()
+        except REFUSALS as error:
+            print(f"{name} refuses it: {type(error).__name__}: {str(error)[:100]}")
+        else:
+            runs[name] = run
+    for run in runs.values():
+        run()
+    found = dict(zip(runs, times(list(runs.values()), rounds), strict=True))
+    smallest, middle = ({k: f(v) for k, v in found.items()} for f in (min, statistics.median))
+    ours = [k for k in ("converted", "optimized") if k in runs]
+    return {
+        "rounds": rounds,
+        "milliseconds": {k: round(1e3 * v, 2) for k, v in smallest.items()},
+        "ratios": {
+            f"{k} / {peer}": [round(m[k] / m[peer], 3) for m in (smallest, middle)]
+            for k in ours for peer in peers if peer in runs
+        },
+    }  # fmt: skip
+
+
+def store(key: str, row: dict[str, Any]) -> None:
+    """Put a row into the results; ratios over other peers stay."""
+    data = json.loads(DATA.read_text()) if DATA.exists() else {}
+    old = data.get(key, {})
+    for part in ("milliseconds", "ratios"):
+        row[part] = {**old.get(part, {}), **row[part]}
+    data[key] = row
+    DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> None:
@@ -146,15 +256,19 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="model")
     parser.add_argument("--batch", nargs="*", type=int, default=[1])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--xla", action="store_true")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=["TensorFlow"])
+    parser.add_argument("--train", action="store_true")
     options = parser.parse_args()
-    print("CPU time over that of TensorFlow; below 1 is faster")
-    heads = ["as it is", "optimized", *(["over TF XLA", "optimized"] if options.xla else [])]
-    print(f"{'model':<18} {'batch':>5} {'TF, ms':>9} {' '.join(f'{h:>17}' for h in heads)}")
+    print("CPU time over that of the peer, by the smallest and the median; below 1 is faster")
     for name in options.models or MODELS:
         model = MODELS[name]()
         for batch in options.batch:
-            measure(name, model, batch, options.rounds, options.xla)
+            row = measure(model, batch, options.rounds, options.peers, options.train)
+            what = "step" if options.train else "forward"
+            store(f"{name}, batch {batch}, {what}", row)
+            for pair, (smallest, middle) in row["ratios"].items():
+                print(f"{name:<18} {batch:>5} {what:<8} {pair:<24} {smallest:6.2f} {middle:6.2f}",
+                      flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -44,15 +44,19 @@ def sample(shape: tuple[int, ...], dtype: str) -> Any:
 
 def convolution(
     batch: int, size: int, rank: int, window: int, channels: int, results: int,
-    groups: int = 1, stride: int = 1, dtype: str = "float32",
+    groups: int = 1, stride: int = 1, dtype: str = "float32", steps: int = 1,
 ) -> Case:  # fmt: skip
     letters = "DHW"[3 - rank :]
     numbers = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
     x = sample((batch, *[size] * rank, channels), dtype)
     kernel = sample((*[window] * rank, channels // groups, results), dtype)
+    padding: Any = "SAME"
+    if steps > 1:  # a convolution with these strides, transposed
+        cut = max(window - steps, 0)
+        padding = [(window - 1 - cut // 2, max(window, steps) - 1 - (cut - cut // 2))] * rank
     return functools.partial(
-        lax.conv_general_dilated, window_strides=(stride,) * rank, padding="SAME",
-        dimension_numbers=numbers, feature_group_count=groups,
+        lax.conv_general_dilated, window_strides=(stride,) * rank, padding=padding,
+        lhs_dilation=(steps,) * rank, dimension_numbers=numbers, feature_group_count=groups,
     ), (x, kernel)  # fmt: skip
 
 
@@ -108,6 +112,20 @@ def pointwise() -> Iterator[Case]:
             yield convolution(batch, 1, 2, 1, channels, results, 1, 1, dtype)
 
 
+def transposed() -> Iterator[Case]:
+    for dtype, window, (channels, results) in itertools.product(
+        DTYPES, (2, 3, 4, 5), ((12, 8), (48, 32), (128, 64))
+    ):
+        if dtype != "float32" and (channels == 12 or window == 5):
+            continue
+        for batch, size in ((1, 24), (4, 12)) if dtype == "float32" else ((4, 12),):
+            yield convolution(batch, size, 2, window, channels, results, 1, 1, dtype, 2)
+    for window, channels in itertools.product((4, 8), (12, 64, 128)):
+        yield convolution(1, 10, 2, window, channels, 32, 1, 1, "float32", 4)
+    for window, channels in itertools.product((2, 3, 4), (12, 64, 128)):
+        yield convolution(4, 100, 1, window, channels, 32, 1, 1, "float32", 2)
+
+
 def pool(
     function: Any, start: float, batch: int, size: int, channels: int, window: int, stride: int,
     padding: str, dtype: str, rank: int = 2,
@@ -142,6 +160,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "depthwise_conv": depthwise,
     "grouped_conv": grouped,
     "pointwise_conv": pointwise,
+    "transposed_conv": transposed,
     "max_pool": functools.partial(pools, lax.max, -math.inf),
     "sum_pool": functools.partial(pools, lax.add, 0.0),
 }

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 import numpy as np
+from jax import lax
 
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError, optional_step
@@ -201,6 +202,10 @@ def emit_methods(
 
     **Raises:** `EmissionError` where no text traces to the programs.
     """
+    recovered = {
+        name: dataclasses.replace(r, program=map_jaxprs(r.program, _with_plain_sums))
+        for name, r in recovered.items()
+    }
     on_shards = any(meshes.has_shards(r.program) for r in recovered.values())
     if not on_shards:
         return _emit(recovered, title, styles, notes)
@@ -209,6 +214,14 @@ def emit_methods(
     except EmissionError:
         # JAX does not mark the operands of all functions as varying along the same axes.
         return _emit(_with_checks(recovered, False), title, styles, notes)
+
+
+def _with_plain_sums(jaxpr: Jaxpr) -> Jaxpr:
+    """Sums of cotangents as sums: source says `+` for both."""
+    eqns = [
+        e.replace(primitive=lax.add_p) if e.primitive.name == "add_any" else e for e in jaxpr.eqns
+    ]
+    return jaxpr.replace(eqns=eqns)
 
 
 def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:
@@ -593,7 +606,8 @@ class _Variant:
             for x64 in (True,) if recovered.x64 else (False, True):
                 with jax.enable_x64(x64):
                     try:
-                        again = trace_closed(run, *avals)
+                        with meshes.set_for(program):
+                            again = trace_closed(run, *avals)
                     except (TypeError, ValueError, *SIZE_ERRORS) as error:
                         raise EmissionError(f"the text does not run: {error}") from error
                     # Derivatives of the text are traced now, under the setting it runs in.

@@ -69,6 +69,58 @@ def grouped_conv(
     return jnp.concatenate(results, axis=-1)
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def transposed_conv(
+    x: jax.Array,
+    kernel: jax.Array,
+    steps: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+) -> jax.Array:
+    """Convolve `x` with `steps - 1` zeros between its numbers, without writing the zeros.
+
+    The places of the result that lie `steps` apart see the same part of the kernel: each such part
+    is a convolution of its own, and the results are interleaved. `x` is (batch, *sizes, channels),
+    `kernel` is (*window, channels, results).
+    """
+    rank = len(steps)
+    letters = "DHW"[3 - rank :]
+    numbers = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
+    window, sizes = kernel.shape[:rank], x.shape[1:-1]
+    out = [
+        (n - 1) * s + 1 + low + high - k + 1
+        for n, s, k, (low, high) in zip(sizes, steps, window, padding, strict=True)
+    ]
+    rows = [-(-n // s) for n, s in zip(out, steps, strict=True)]
+    if window == steps and all(p == (s - 1, s - 1) for p, s in zip(padding, steps, strict=True)):
+        # Each number of the result comes from one place of x.
+        y = jnp.tensordot(x, lax.rev(kernel, range(rank)), (rank + 1, rank))
+    else:
+        parts = []
+        for place in np.ndindex(*steps):
+            # Of the window, every `step`-th number from `first` on; it begins at `start` of x.
+            first = [(p[0] - r) % s for p, r, s in zip(padding, place, steps, strict=True)]
+            start = [
+                (r + f - p[0]) // s for p, r, f, s in zip(padding, place, first, steps, strict=True)
+            ]
+            part = kernel[tuple(slice(f, None, s) for f, s in zip(first, steps, strict=True))]
+            if 0 in part.shape:
+                parts.append(jnp.zeros((x.shape[0], *rows, kernel.shape[-1]), x.dtype))
+                continue
+            ends = [
+                (-b, q - 1 + b + k - n, 0)
+                for b, q, k, n in zip(start, rows, part.shape, sizes, strict=False)
+            ]
+            # Padded apart: XLA's CPU convolution reads beyond x where padding is negative.
+            whole = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *ends, (0, 0, 0)])
+            conv = functools.partial(lax.conv_general_dilated, whole, part, (1,) * rank, "VALID")
+            parts.append(conv(dimension_numbers=numbers))
+        y = jnp.stack(parts, -2).reshape(x.shape[0], *rows, *steps, kernel.shape[-1])
+    pairs = [i for d in range(1, rank + 1) for i in (d, d + rank)]
+    y = lax.transpose(y, (0, *pairs, 2 * rank + 1))
+    y = y.reshape(x.shape[0], *(q * s for q, s in zip(rows, steps, strict=True)), -1)
+    return y[(slice(None), *(slice(n) for n in out))]
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def max_pool(
     x: jax.Array,
@@ -115,6 +167,7 @@ FUNCTIONS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
     {
         "depthwise_conv": depthwise_conv,
         "grouped_conv": grouped_conv,
+        "transposed_conv": transposed_conv,
         "max_pool": max_pool,
         "sum_pool": sum_pool,
     }

@@ -6,6 +6,7 @@ too. A program therefore moves to another mesh by tracing all of it again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -148,6 +149,14 @@ def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
     move = Moved(lambda mesh: mesh, lambda eqn: not _says_unchecked(eqn))
     types = [v.aval for v in open_jaxpr(closed).invars]
     return trace_closed(lambda *xs: move(closed, xs), *types)
+
+
+def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[Any]:
+    """Set the mesh of a program of shards, as its caller may; it is no mesh of devices."""
+    found = meshes_of(program) if has_shards(program) else {}
+    if len(found) != 1:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(next(iter(found)))
 
 
 def unchecked(closed: ClosedJaxpr, says: bool | None = None) -> ClosedJaxpr:

@@ -89,8 +89,9 @@ def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool
     """Rewrite the program of a module so that it runs faster on a platform.
 
     Convolutions of single channels become shifted products, those of groups one convolution each,
-    those with a window of one products of matrices, and pools shifted slices; each where it was
-    measured to pay, by kind of operands. Results are equal up to rounding, and so are all
+    those with a window of one products of matrices, transposed ones a convolution for each part of
+    their window, and pools shifted slices; each where it was measured to pay, by kind of operands.
+    Results are equal up to rounding, and so are all
     derivatives. The report lists what was done, and the certificate is no longer `exact`.
 
     **Arguments:**

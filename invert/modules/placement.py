@@ -99,8 +99,8 @@ def _one(
             f"this process has {here}; XLA_FLAGS=--xla_force_host_platform_device_count="
             f"{mesh.size} simulates them on a CPU"
         )
-    if any(map(is_tracer, values)) and not first:
-        return mesh
+    if not first and any(not jax.typeof(v).sharding.mesh.empty for v in values if is_tracer(v)):
+        return mesh  # compiled for the devices of the arguments
     devices = jax.devices()[: mesh.size]
     return jax.make_mesh(
         mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types, devices=devices

@@ -223,6 +223,33 @@ def _pointwise(site: Site) -> Plan | None:
     return Plan(kind, conv.over(run))
 
 
+def _transposed(site: Site) -> Plan | None:
+    """A convolution over zeros put between the numbers -> one for each part of the window."""
+    conv = _Convolution.of(site)
+    if (
+        conv is None
+        or conv.groups != 1
+        or set(conv.spread) == {1}
+        or set(conv.strides) != {1}
+        or set(conv.dilation) != {1}
+        or 0 in conv.sizes
+        or not conv.plain
+    ):
+        return None
+    steps, channels = _bound(max(conv.spread), (2, 4)), _bound(conv.channels, (16, 64, 4096))
+    if steps is None or channels is None:
+        return None
+    longer = any(n % s for n, s in zip(conv.kernel, conv.spread, strict=False))
+    apart = all(n <= s for n, s in zip(conv.kernel, conv.spread, strict=False))
+    window = "apart" if apart else "uneven" if longer else "even"
+    kind = f"{conv.dtype} {conv.rank}d, steps <= {steps}, {window}, channels <= {channels}"
+
+    def run(x: Value, kernel: Value) -> Value:
+        return fast.transposed_conv(x, kernel, conv.spread, conv.padding)
+
+    return Plan(kind, conv.over(run))
+
+
 def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
     """A reduction of windows -> one of shifted slices, one axis after the other."""
     params, x = site.eqn.params, site.aval(site.eqn.invars[0])
@@ -253,6 +280,7 @@ _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
     "depthwise_conv": (("conv_general_dilated",), _depthwise),
     "grouped_conv": (("conv_general_dilated",), _grouped),
     "pointwise_conv": (("conv_general_dilated",), _pointwise),
+    "transposed_conv": (("conv_general_dilated",), _transposed),
     "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),
     "sum_pool": (("reduce_window_sum",), functools.partial(_pool, fast.sum_pool)),
 }

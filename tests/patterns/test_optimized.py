@@ -265,3 +265,45 @@ def test_names_switch_them_off() -> None:
     assert invert.Config(disabled_patterns=("max_pool",))
     with pytest.raises(ValueError, match="patterns: there is no pattern 'max_pool'"):
         invert.Config(patterns=("max_pool",))
+
+
+TRANSPOSED = {
+    "even": (conv(spread=(2, 2), padding=((1, 1), (1, 1))), (2, 2, 6, 5)),
+    "one place each": (conv(spread=(2, 3), padding=((1, 1), (2, 2))), (2, 3, 6, 5)),
+    "uneven": (conv(spread=(2, 3), padding=((2, 1), (1, 2))), (3, 3, 6, 5)),
+    "apart": (conv(spread=(4, 3), padding=((1, 2), (1, 1))), (2, 3, 6, 5)),
+    "one axis": (conv(spread=(1, 2), padding=((1, 1), (3, 3))), (3, 4, 6, 5)),
+    "cropped": (conv(spread=(2, 2), padding=((-1, 2), (0, -2))), (3, 2, 6, 5)),
+    "other order": (
+        conv(spread=(2, 2), padding=((2, 2), (1, 0)), numbers=("NWHC", "WHOI", "CNHW")),
+        (3, 3, 5, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_convolutions_over_zeros(name: str) -> None:
+    function, shape = TRANSPOSED[name]
+    check(function, "transposed_conv", X, sample(*shape, seed=1), twice=True)
+
+
+def test_of_infinite_numbers_the_same_places_are_infinite() -> None:
+    """No zeros are multiplied that the program did not multiply, and none are left out."""
+    function, shape = TRANSPOSED["uneven"]
+    x, kernel = X.at[0, 4, 3, 2].set(jnp.inf), sample(*shape, seed=1)
+    before, after = (f(x, kernel) for f in (function, invert.rewrite(function, ALL)))
+    np.testing.assert_array_equal(np.isfinite(before), np.isfinite(after))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        conv(spread=(2, 2), strides=(2, 1), padding=((2, 2), (2, 2))),
+        conv(spread=(2, 2), dilation=(2, 2), padding=((2, 2), (2, 2))),
+        conv(spread=(5, 1), padding=((2, 2), (2, 2))),
+    ],
+    ids=["strided", "dilated", "far apart"],
+)
+def test_other_convolutions_over_zeros_stay(function: Any) -> None:
+    fast = invert.rewrite(function, ALL)
+    assert "transposed_conv" not in calls(fast, X, sample(3, 3, 6, 5))

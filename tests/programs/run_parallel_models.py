@@ -87,13 +87,20 @@ def main(route: str, names: Sequence[str], counts: Sequence[int]) -> None:
             def loss(run: Callable[..., Any]) -> Callable[..., Any]:
                 return jax.grad(lambda *args: (run(*args) ** 2).sum(), (0, 1))
 
+            wanted = loss(jitted)(*placed)
+            zeros = jax.tree_util.tree_map(np.zeros_like, wanted)
             found = {
                 "case": name,
                 "devices": count,
                 "certificate": str(module.report.certificate),
                 "values": gap(jitted(*placed), module(*placed)),
                 "text": gap(jitted(*placed), module.model(*placed)),
-                "gradients": gap(loss(jitted)(*placed), loss(module)(*placed)),
+                "nowhere": max(
+                    gap(jitted(*placed), run(params, x))
+                    for fn in (module, module.model)
+                    for run in (fn, jax.jit(lambda *args, fn=fn: fn(*args)))
+                ),
+                "gradients": gap(wanted, loss(module)(*placed)) / max(gap(wanted, zeros), 1.0),
                 "primitives": [primitives(f, placed) for f in (jitted, module)],
                 "collectives": [collectives(f, placed) for f in (jitted, module)],
                 "of gradients": [collectives(loss(f), placed) for f in (jitted, module)],
