@@ -92,7 +92,7 @@ _UNDECIDED = re.compile(r"comparison '(.+)' (<=|>=|<|>) '(.+)' is inconclusive")
 
 
 def undecided(error: Exception) -> tuple[str, str, str] | None:
-    """The comparison of two sizes that an error says is not decided: both as text, and its sign."""
+    """The undecided comparison that an error reports: both sizes as text, and the sign."""
     if not isinstance(error, InconclusiveDimensionOperation):
         return None
     found = _UNDECIDED.search(str(error))
@@ -445,7 +445,7 @@ def dce(jaxpr: Jaxpr) -> Jaxpr:
 def live_part(
     jaxpr: Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
 ) -> tuple[Jaxpr, list[bool]]:
-    """The part of a jaxpr that the used results need, and a mask of the arguments it needs."""
+    """The live part of a jaxpr, and a mask of the arguments it reads."""
     return cast(Any, partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept))
 
 

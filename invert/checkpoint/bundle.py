@@ -70,7 +70,7 @@ class Checkpoint:
         return (k.decode("utf-8", "replace") for k in self._entries if k and k[0])
 
     def value(self, key: str, part: Slice | None = None) -> np.ndarray:
-        """The value of a key, which is a view of its file where it is stored in one piece.
+        """The value of a key; a view of the file where stored contiguously.
 
         **Arguments:**
 

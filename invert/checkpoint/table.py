@@ -83,7 +83,7 @@ def _block(data: bytes, offset: int, size: int, end: int, where: str) -> bytes:
 
 
 def _entries(block: bytes, offset: int, where: str) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block. A key leaves out what it shares with the one before it."""
+    """Keys and values of a block; keys are prefix-compressed."""
     if len(block) < 4:
         raise _damaged(where, offset, "a block is too short")
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")

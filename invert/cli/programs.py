@@ -1,4 +1,4 @@
-"""Programs of models in a canonical order, so that two of them can be compared line by line."""
+"""Programs as text in canonical order, for line-by-line comparison."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ _END = b"\0end of the command\0"
 
 
 def _forward(source: int, target: int) -> None:
-    """Write all lines but logs from a pipe to a file, until `_END` or the end of the pipe."""
+    """Copy lines from a pipe to a file without logs, up to `_END`."""
     rest = b""
     with open(source, "rb", buffering=0) as pipe, contextlib.suppress(OSError):
         while not rest.endswith(_END) and (data := pipe.read(65536)):

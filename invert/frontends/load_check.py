@@ -1,4 +1,4 @@
-"""Whether TensorFlow may load a SavedModel: whatever its loader runs must be known to do no harm.
+"""Whether TensorFlow may load a SavedModel: what its loader runs must be harmless.
 
 `tf.saved_model.load` runs parts of a model (TensorFlow 2.21):
 
@@ -91,7 +91,7 @@ _REMEDY = "Export the model without it."
 
 
 def load_problems(proto: Any) -> list[Problem]:
-    """What TensorFlow's loader would do for a `SavedModel` that is not known to be harmless."""
+    """Find what TensorFlow's loader would run that is not known to be harmless."""
     found: dict[Problem, None] = {}
     # Where there are several graphs, the loader takes none of their objects.
     alone = len(proto.meta_graphs) == 1
@@ -103,7 +103,7 @@ def load_problems(proto: Any) -> list[Problem]:
 
 
 def checkpoint_problems(prefix: str) -> list[Problem]:
-    """What TensorFlow would call to restore the variables of a model from the files at `prefix`."""
+    """Find what TensorFlow would call to restore variables from the files at `prefix`."""
     tf = import_tensorflow()
     try:
         text = tf.train.load_checkpoint(prefix).get_tensor(_OBJECT_GRAPH)
@@ -123,7 +123,7 @@ def checkpoint_problems(prefix: str) -> list[Problem]:
 
 
 def sever(proto: Any) -> bool:
-    """Keep TensorFlow from running unknown ops of a `SavedModel` while it infers shapes.
+    """Keep TensorFlow from running unknown ops during shape inference.
 
     A placeholder goes before each of those whose inputs are constants; it passes them on when the
     graph is run, and is not looked through before.
@@ -153,7 +153,7 @@ def sever(proto: Any) -> bool:
 
 
 def _import_problems(graph: Any) -> Iterator[Problem]:
-    """What TensorFlow would run while it puts a `GraphDef` together, and `sever` cannot prevent."""
+    """Find what importing a `GraphDef` would run and `sever` cannot prevent."""
     for _, _, where, found in _computed(graph):
         for node in found:
             if not [text for text in node.input if not text.startswith("^")]:
@@ -161,7 +161,7 @@ def _import_problems(graph: Any) -> Iterator[Problem]:
 
 
 def _computed(graph: Any) -> Iterator[tuple[Any, str, str, list[Any]]]:
-    """The bodies of a graph with the unknown ops in them that TensorFlow would run for shapes.
+    """The bodies of a graph, with their unknown ops that shape inference would run.
 
     **Returns:** the nodes, how an output is written after the name of its node, the name of the
         body, and those ops.
@@ -186,7 +186,7 @@ def _computed(graph: Any) -> Iterator[tuple[Any, str, str, list[Any]]]:
 
 
 class _Check:
-    """What is run of one `MetaGraphDef`.
+    """What loading runs of one `MetaGraphDef`.
 
     **Arguments:**
 
@@ -236,7 +236,7 @@ class _Check:
         yield from self._too_much({name for name, _ in seen})
 
     def _called(self) -> tuple[list[Problem], list[_Call]]:
-        """What is not as TensorFlow saves objects, and the functions that it calls on them."""
+        """Malformed objects, and the functions that loading calls on objects."""
         graph = self.meta.object_graph_def
         nodes = {n.name: n for n in self.meta.graph_def.node}
         found: list[Problem] = []
@@ -283,7 +283,7 @@ class _Check:
         return found, calls
 
     def _asset_arguments(self, name: str) -> frozenset[int]:
-        """The arguments of a function that are bound to assets; bound ones come last."""
+        """The arguments of a function bound to assets; bound arguments come last."""
         graph = self.meta.object_graph_def
         if name not in self.functions or name not in graph.concrete_functions:
             return frozenset()
@@ -310,7 +310,7 @@ class _Check:
         return names
 
     def _calls(self, node: Any, nodes: Mapping[str, Any], files: frozenset[str]) -> list[_Call]:
-        """The functions that a node refers to, with what a plain call hands on to them."""
+        """The functions that a node refers to, with the arguments of a plain call."""
         given: frozenset[int] = frozenset()
         if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
             data = [text for text in node.input if not text.startswith("^")]
@@ -337,7 +337,7 @@ class _Check:
             yield _problem(node, where, _reason(node.op))
 
     def _too_much(self, reached: Iterable[str]) -> Iterator[Problem]:
-        """Functions that call themselves, or that would run for ever."""
+        """Functions that are recursive or do not end."""
         costs: dict[str, int] = {}
         entered: set[str] = set()
         for root in reached:
@@ -375,7 +375,7 @@ _Call = tuple[str, frozenset[int]]
 
 
 def _is_container(user_object: Any) -> bool:
-    """Whether an object keeps its children apart from its own attributes."""
+    """Whether the children of an object are separate from its attributes."""
     version = user_object.version
     # Of another version, TensorFlow makes a plain object.
     usual = (version.producer, version.min_consumer, *version.bad_consumers) == (1, 1)
@@ -402,7 +402,7 @@ def _reason(op: str) -> str:
 
 @functools.cache
 def _is_pure(op: str) -> bool:
-    """Whether a conversion may compute the op, and nothing but its result comes of that."""
+    """Whether a conversion may compute the op without side effects."""
     if op in PURE or op in ON_TEXT:
         return True
     if op in _DEBUGGING or REGISTRY.get(op) is None:
@@ -421,7 +421,7 @@ def _may_run(op: str) -> bool:
 
 @functools.cache
 def _settles(op: str) -> bool:
-    """Whether TensorFlow may compute the op while it infers shapes, or never does."""
+    """Whether shape inference may compute the op, or never does."""
     if op in _FLOW or op in _CALLS or _is_pure(op):
         return True
     definition = op_def(op)
@@ -431,7 +431,7 @@ def _settles(op: str) -> bool:
 
 
 def _is_constant(node: Any, nodes: Mapping[str, Any]) -> bool:
-    """Whether a node depends on constants alone, as far as TensorFlow computes them."""
+    """Whether a node depends only on constants that TensorFlow folds."""
     pending, seen = [node], {node.name}
     while pending:
         current = pending.pop()
@@ -455,14 +455,14 @@ def _source(text: str) -> str:
 
 
 def _tensor(text: str) -> str:
-    """The name of a tensor of a graph, as its nodes have it for an input."""
+    """The name of a tensor, as nodes write their inputs."""
     return text.removesuffix(":0")
 
 
 def _ancestors(
     nodes: Mapping[str, Any], roots: Sequence[str], fed: frozenset[str]
 ) -> Iterator[Any]:
-    """The nodes that `roots` wait for, over data and control, and themselves."""
+    """`roots` and all nodes that they depend on by data or control edges."""
     pending = list(roots)
     seen: set[str] = set()
     while pending:
@@ -487,7 +487,7 @@ def _implements(function: Any) -> bytes:
 
 
 def _is_given(text: str, nodes: Mapping[str, Any], files: frozenset[str]) -> bool:
-    """Whether a value is the name of a file of the model, passed on by identities only."""
+    """Whether a value is the name of an asset, passed through identities only."""
     seen: set[str] = set()
     while _tensor(text) not in files:
         name = _source(text)
@@ -499,7 +499,7 @@ def _is_given(text: str, nodes: Mapping[str, Any], files: frozenset[str]) -> boo
 
 
 def _parsed(name: str, data: bytes) -> Any:
-    """Parse a message; damaged bytes give an empty one, which TensorFlow reports if it needs it."""
+    """Parse a message; damaged bytes give an empty one, which TensorFlow reports."""
     from google.protobuf.message import DecodeError
 
     made = message(name)()
@@ -512,6 +512,6 @@ def _parsed(name: str, data: bytes) -> Any:
 
 @functools.cache
 def _reserved(kind: str) -> frozenset[str]:
-    """Names of attributes by which TensorFlow loads an object, and that a child would hide."""
+    """Names of attributes that TensorFlow loads an object by and a child would hide."""
     names = {name for base in tf_restored_class(kind).__mro__ for name in vars(base)}
     return frozenset(names - {"__call__"} | _OF_OPTIMIZERS)

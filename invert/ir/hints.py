@@ -1,4 +1,4 @@
-"""Hints: what a location says about an op, kept as the last name scope of the raised equation.
+"""Hints from source locations, kept as the last name scope of an equation.
 
 Patterns use hints to choose among programs that lower to the same ops. Hints prove nothing, and are
 removed before the program is returned.

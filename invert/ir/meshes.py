@@ -1,4 +1,4 @@
-"""Programs with meshes of devices, traced again: on another mesh, or with checks of their types.
+"""Retraces programs with meshes: on another mesh, or with type checks.
 
 Bodies of a `shard_map` have types that name the mesh, and those of its inner loops and calls do so
 too. A program therefore moves to another mesh by tracing all of it again.
@@ -160,7 +160,7 @@ def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[Any]:
 
 
 def unchecked(closed: ClosedJaxpr, says: bool | None = None) -> ClosedJaxpr:
-    """The program with no marks of the axes along which shards differ, which say nothing new.
+    """The program without redundant marks of varying mesh axes.
 
     Each `shard_map` keeps in its parameters whether it checks them, or what `says` says of all.
     """
@@ -243,7 +243,7 @@ def jvp_of(eqn: Eqn) -> ClosedJaxpr:
 
 
 def _says_unchecked(eqn: Eqn) -> bool:
-    """Whether a location in the body calls a sum by the name that it has without checks."""
+    """Whether a location names a sum as it is called without checks."""
     bodies = [e for inner in sub_jaxprs(eqn) for e in equations(inner)]
     return any(e.primitive.name == "psum" and _hint(e) == "psum" for e in bodies)
 

@@ -109,7 +109,7 @@ def _last(eqn: Eqn, shape: Sequence[int], graph: Graph) -> Eqn | None:
 
 
 def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
-    """Carry a value once that a loop carries twice, also if one has further axes of size one."""
+    """Merge duplicate loop carries, also where they differ in axes of size one."""
     if not any(e.primitive is lax.while_p for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)
@@ -126,7 +126,7 @@ def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _with_single_tests(jaxpr: Jaxpr) -> Jaxpr:
-    """Test a condition of a loop once that is stated twice, as by a bound that is the same."""
+    """Merge duplicate conditions of a loop."""
     eqns = list(jaxpr.eqns)
     for i, eqn in enumerate(eqns):
         if eqn.primitive.name == "while":
@@ -145,7 +145,7 @@ def _with_single_tests(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:
-    """A `while` with fewer carried values, equations after it, and other names for its results."""
+    """A `while` with fewer carries, the equations after it, and renamed results."""
     after: list[Eqn] = []
     names: dict[Var, Atom] = {}
     merged: set[int] = set()
@@ -179,8 +179,7 @@ def _reshaped(eqn: Eqn, x: Atom, out: Var) -> Eqn:
 
 
 def _alike(parts: WhileParts, i: int, k: int, graph: Graph) -> WhileParts | None:
-    """The loop with the value `k` in the place of `i`, if they are equal before the first step and
-    equal after each step before which they are."""
+    """The loop with carry `k` for `i`, if they are equal by induction."""
     one, two = parts.carried[i], parts.carried[k]
     longer = len(one.aval.shape) - len(two.aval.shape)
     if one.aval.dtype != two.aval.dtype or longer < 0 or _bare(one) != _bare(two):

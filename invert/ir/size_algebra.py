@@ -128,7 +128,7 @@ def _is_truth(n: Number) -> bool:
 
 
 def lifted(value: object) -> Sizes | None:
-    """A value as sizes: those that it is, or a small array of whole numbers that is known."""
+    """A value as sizes: its expressions, or a small known array of integers."""
     if isinstance(value, Sizes):
         return value
     if not isinstance(value, (np.ndarray, np.generic)):

@@ -68,7 +68,7 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _taken(eqn: Eqn, producers: dict[Var, Eqn]) -> DimSize | None:
-    """The open size that an equation takes out of an array of sizes, if it does."""
+    """The open size that an equation extracts from an array of sizes, if any."""
     if eqn.primitive.name not in ("squeeze", "reshape"):
         return None
     (out,) = eqn.outvars
@@ -105,7 +105,7 @@ def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
 
 
 def _without_sizes(eqn: Eqn, makers: dict[Var, Eqn]) -> Eqn:
-    """A loop that reads no size that it carries and no step changes, as `lax.fori_loop` its limit.
+    """A loop without carried sizes that no step changes, as the limit of `lax.fori_loop`.
 
     Its condition and its steps have equations for them; so have the results, in `makers`. What is
     carried for nothing is dead code.

@@ -69,8 +69,8 @@ def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
 
 
 def normal(closed: J, depth: int = 0) -> J:
-    """The normal form of a jaxpr: no dead code, equal equations once, operands of loops and
-    branches in order of use."""
+    """The normal form of a jaxpr: without dead code, common subexpressions merged, operands in
+    order of use."""
     if depth >= _DEPTH:
         return cast(J, _innermost_normal(closed))
     return cast(J, (_inner_normal if depth else _normal)(closed))
@@ -539,7 +539,7 @@ def _custom_call(eqn: Eqn, depth: int) -> Eqn:
 
 @dataclasses.dataclass(frozen=True)
 class _Ruled:
-    """An equation by what its derivative rule depends on, which its own program does not change."""
+    """An equation, keyed by what its derivative rule depends on."""
 
     key: Hashable
     eqn: Eqn = dataclasses.field(compare=False)
@@ -625,8 +625,7 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
 
 
 def _without_empty(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Replace uninitialized arrays by zeros: differentiated loops start with them, and no public
-    function of JAX creates them."""
+    """Replace uninitialized arrays, with which differentiated loops start, by zeros."""
 
     def filled(jaxpr: Jaxpr) -> Jaxpr:
         empty = [e for e in jaxpr.eqns if e.primitive.name == "empty2"]

@@ -1,4 +1,4 @@
-"""The open dimensions of a function's arguments: their names, and shapes of expressions of them."""
+"""Names of the open dimensions of a function's arguments, and its symbolic shapes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def named_shapes(
 
 
 def _called(spec: ArgSpec, axis: int) -> str:
-    """What an open size is called: of rows of steps the length, of images height and width."""
+    """The name of an open size: length of sequences, height and width of images."""
     if axis == 0:
         return "batch"
     rest = [i for i, size in enumerate(spec.shape) if size is None and i]

@@ -246,7 +246,7 @@ class Function:
         return self.called or next(iter(self._stages.values()), None)
 
     def whole_for_text(self) -> Stage | None:
-        """The program for all sizes; `None` where there is none, or the example is not of it."""
+        """The program for all sizes; `None` without one that covers the example."""
         if (whole := self.whole()) is None or self._example is None:
             return whole
         if whole.at([v.shape for v in self._example]) is None:
@@ -308,8 +308,7 @@ class Function:
         return self._stages[types]
 
     def whole(self, key: Any = None) -> Stage | None:
-        """The program for all sizes; `None` where sizes are static, or it has to be recovered at
-        each, for the reason that `divided` gives."""
+        """The program for all sizes; `None` for static sizes, or for the reason in `divided`."""
         if self.is_static:
             return None
         kind = self._key_dtype(key)

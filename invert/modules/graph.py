@@ -30,7 +30,7 @@ _QUIET = MOVES | CONVERSIONS | IDENTITIES | {"iota"}
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A picture of the layers of a program, shown in notebooks; a click folds and unfolds a layer.
+    """An interactive picture of the layers of a program, for notebooks.
 
     **Attributes:**
 

@@ -334,7 +334,7 @@ def build(function: Function) -> Module:
 
 @dataclasses.dataclass(frozen=True)
 class _Look:
-    """A class as it is seen from outside; two that look the same are one."""
+    """The public look of a class; classes that look the same are shared."""
 
     name: str
     base: type

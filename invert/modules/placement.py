@@ -297,7 +297,7 @@ def param_array(param: Param) -> Any:
 
 
 def _forget(value: Any) -> None:
-    """Let go of the parts of a mapped file that were read; they are read again if need be."""
+    """Release pages of a mapped file; they are read again on demand."""
     while isinstance(value, (np.ndarray, memoryview)):
         value = value.base if isinstance(value, np.ndarray) else value.obj
     if isinstance(value, mmap.mmap) and hasattr(value, "madvise"):
@@ -325,7 +325,7 @@ def placed(
 
 
 def shardings_of(entry: EntryPoint, stage: Stage | None) -> Shardings | None:
-    """What the container says of the shardings, and where it does not, the constraints say."""
+    """The shardings that the container states, else those of the constraints."""
     stated = entry.shardings
     if stage is None or not stage.meshes:
         return stated

@@ -112,7 +112,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _array(x: Any) -> Any:
-    """The array of a leaf: of an index into the state, the value that the state begins with."""
+    """The array of a leaf; of an index into the state, its initial value."""
     return x.init if isinstance(x, eqx.nn.StateIndex) else x
 
 

@@ -1,4 +1,4 @@
-"""Boxes inside boxes with arrows, drawn as SVG. A click folds and unfolds a box with an inside."""
+"""Draw nested boxes with arrows as SVG; a click folds a box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arrays of a module by their names in the container: get, set, and assign to the original."""
+"""The arrays of a module by their names in the container."""
 
 from __future__ import annotations
 

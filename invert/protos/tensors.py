@@ -111,7 +111,7 @@ def decode_shape(proto: Any) -> tuple[int | None, ...] | None:
 
 
 def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
-    """A `TensorProto` as an array, with two copies of its bytes at most, one of which is let go.
+    """A `TensorProto` as an array, with at most one lasting copy.
 
     What repeats one value is a view of that, however large.
 

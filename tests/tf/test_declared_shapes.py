@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 
 import invert
+from invert.tf.ops.definition import shape_problem
+from invert.tf.ops.node import Node
 
 v1 = tf.compat.v1
 
@@ -45,3 +47,14 @@ def test_an_open_size_is_not_compared():
 def test_the_other_sizes_of_a_shape_with_an_open_one_are():
     with pytest.raises(invert.UnsupportedOpError, match="declares"):
         _transposed([None, 3], [4, None])(np.zeros((2, 3), np.float32))
+
+
+def test_the_scalar_that_stands_for_a_shape_of_unknown_rank():
+    with tf.Graph().as_default() as g:
+        x = v1.placeholder(tf.float32, [2], name="x")
+        tf.shape(x, name="out")
+        definition = g.as_graph_def(add_shapes=True)
+    (node,) = (n for n in definition.node if n.name == "out")
+    shape = Node("Shape", "out", node.attr)
+    assert shape_problem(shape, [np.asarray(-1, np.int32)]) is None
+    assert shape_problem(shape, [np.asarray([2, 3], np.int32)]) is not None

@@ -38,7 +38,7 @@ _MONOIDS: dict[str, Callable] = {
 
 
 def single_op(region: Any) -> str | None:
-    """Name of the op of a region `(x, y) -> op(x, y)`, else `None`. The monoids all commute."""
+    """The commutative op of a region `(x, y) -> op(x, y)`, else `None`."""
     block = region.blocks[0]
     ops = list(block.operations)
     if len(ops) != 2 or len(block.arguments) != 2:

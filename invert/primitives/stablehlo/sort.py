@@ -43,8 +43,8 @@ _DESCENDING = {"LT": False, "GT": True}
 def _sort_by_key(
     ctx: Context, region: Any, operands: Sequence[Value], dimension: int
 ) -> list[Value] | None:
-    """A stable sort by one number of each row: `None` where the comparator is not one comparison of
-    the same expression of both rows."""
+    """A stable sort by one key; `None` where the comparator does not compare one expression of both
+    rows."""
     block = region.blocks[0]
     terminator = block.operations[len(block.operations) - 1].operation
     owner = getattr(terminator.operands[0].owner, "operation", None)

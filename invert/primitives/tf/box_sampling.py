@@ -66,7 +66,7 @@ def _rounded(x: Array) -> Array:
 def _crop(
     words: _Words, size: tuple[Array, Array], areas: tuple[Array, Array], ratio: Array
 ) -> tuple[Array, Array, _Words]:
-    """A crop of an aspect ratio as first and last row and column, and whether there is one."""
+    """A crop of an aspect ratio: its bounds, and whether it exists."""
     height, width = size
     least, most = (a * width.astype(_F32) * height.astype(_F32) for a in areas)
 

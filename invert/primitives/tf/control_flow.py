@@ -230,8 +230,7 @@ def _optional_has_value(optional: Value) -> np.ndarray:
 
 
 def checks_of(node: Node) -> dict[Resource, str]:
-    """The checks of a node: handles of the truth values that say whether they failed, with what an
-    error says."""
+    """The checks of a node: handles of the failure flags, with their messages."""
     says = f"tf.{node.op} ({node.location}) failed"
     if node.op == "Assert":
         return {Resource("check", node.location): f"{says}: {node.message}".rstrip(": ")}

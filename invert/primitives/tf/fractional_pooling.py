@@ -89,7 +89,7 @@ def _pseudo_random(u: Array, length: int, count: int) -> Array:
 
 
 def _cells(x: Array, rows: Array, columns: Array, overlapping: bool) -> tuple[Array, Array]:
-    """The elements of each region along an axis of their own, and which of them are in it."""
+    """The elements of each region on a new axis, and a mask of the valid ones."""
     place, inside = zip(
         *(_span(s, n, overlapping) for s, n in ((rows, x.shape[1]), (columns, x.shape[2]))),
         strict=True,

@@ -217,7 +217,7 @@ def _extract_glimpse(
 def _glimpse_places(
     offset: Array, size: Int, out: Int, centered: bool, normalized: bool, first: bool
 ) -> Array:
-    """Rows or columns of a glimpse, by the conventions of the `first` version of the op or not."""
+    """Rows or columns of a glimpse; `first`: by the conventions of version 1 of the op."""
     start = offset * size if normalized else offset
     if centered:
         # The second version halves, and takes the middle of the window, in fewer cases.

@@ -1,4 +1,4 @@
-"""Ops that call a function on every row, a number of times, in batches or on another device."""
+"""Ops that call a function per row, repeatedly, in batches or on a device."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def batch_norm(
 
 
 def _unbiased(sizes: list[Array]) -> Array:
-    """The factor that makes the variance of a sample one of the population: n / (n - 1)."""
+    """Bessel's correction of a variance: n / (n - 1)."""
     count = math.prod(sizes)
     if isinstance(count, int):
         return count / max(count - 1, 1)

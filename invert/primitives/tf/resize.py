@@ -299,7 +299,7 @@ def _sample(
     translation: Array,
     antialias: bool,
 ) -> Array:
-    """The weight of each input pixel in each output pixel; the sum of an output pixel is one."""
+    """The weights of input pixels in each output pixel, which sum to one."""
     inverse = 1 / scale
     spread = jnp.maximum(inverse, 1) if antialias else jnp.ones_like(inverse)
     place = (jnp.arange(out, dtype=_F32) + 0.5) * inverse - translation * inverse

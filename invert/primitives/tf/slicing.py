@@ -132,8 +132,8 @@ def _dynamic_update_slice(x: Array, update: Array, indices: Value) -> Array:
 
 
 def _places(vector: Value) -> list[Array]:
-    """The numbers of a vector. XLA moves places into the array, negative ones too, and so does the
-    primitive; `lax.dynamic_slice` would count these from the end."""
+    """The start indices of a slice, clamped as XLA does; `lax.dynamic_slice` would wrap negative
+    ones."""
     if isinstance(vector, np.ndarray):
         dtype = np.int32 if vector.dtype == object else vector.dtype
         return [jnp.asarray(n, dtype) for n in vector]
@@ -142,7 +142,7 @@ def _places(vector: Value) -> list[Array]:
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """A part of an axis whose place depends on data: its first element, and how many there are.
+    """A part of an axis that starts at a traced index: its start and length.
 
     `index`: what of these is taken, as NumPy takes it.
     """

@@ -82,7 +82,7 @@ def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
 
 
 def _betainc(a: Array, b: Array, x: Array) -> Array:
-    """As Eigen has it: NaN unless a and b are positive, else 0 and 1 at these x."""
+    """`betainc` as in Eigen: NaN unless a and b are positive."""
     value = lax.betainc(a, b, x)
     value = jnp.where(jnp.isnan(value) & ((x == 0) | (x == 1)), x, value)
     return jnp.where((a <= 0) | (b <= 0), jnp.nan, value)

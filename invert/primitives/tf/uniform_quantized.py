@@ -61,7 +61,7 @@ def _levels(node: Node, prefix: str, rank: int, scale: Array, zero: Array) -> _L
 
 
 def _fixed_point(ratio: Array) -> tuple[Array, Array]:
-    """A positive number as `multiplier * 2 ** (shift - 31)`: 31 bits of it, and the shift."""
+    """A positive number as `multiplier * 2 ** (shift - 31)`."""
     bits = lax.bitcast_convert_type(ratio, _INT64)
     shift = ((bits >> 52) - 1022).astype(_INT32)
     fraction = (bits & ((1 << 52) - 1)) | (1 << 52)  # of 53 bits
@@ -216,7 +216,7 @@ def _quantized_product(x: Array, y: Array, *scales: Array, node: Node) -> Array:
 
 
 def _levels_of(x: Array, least: int, most: int) -> tuple[Array, Array, Array]:
-    """The nearest levels of the rows of `x`, each with a range of its own, their scale and zero."""
+    """The rows of `x` quantized each by its own range, their scales and zero points."""
     low, high = jnp.minimum(jnp.min(x, 1), 0).astype(_F64), jnp.maximum(jnp.max(x, 1), 0)
     span, steps = high.astype(_F64) - low, float(most - least)
     scale = (span / steps).astype(_F32)

@@ -145,7 +145,7 @@ def _barrier(*values: Array) -> list[Array]:
 def _broadcast_helper(
     lhs: Array, rhs: Array, broadcast_dims: Ints, *, node: Node
 ) -> tuple[Array, Array]:
-    """Give the array of lower rank the rank of the other; its axes become those of a list."""
+    """Broadcast the array of lower rank to the other along given axes."""
     if not broadcast_dims or lhs.ndim == rhs.ndim:
         return lhs, rhs
     small, rank = (lhs, rhs.ndim) if lhs.ndim < rhs.ndim else (rhs, lhs.ndim)

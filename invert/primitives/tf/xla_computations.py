@@ -279,7 +279,7 @@ def _variadic_sort(
 
 @functools.lru_cache(maxsize=256)
 def _comparator(types: tuple[np.dtype, ...], num_keys: int) -> ClosedJaxpr:
-    """The comparator that jax2tf wrote for a sort by keys, in which -0 is 0, and NaN is last."""
+    """The comparator of jax2tf for a sort by keys: -0 equals 0, NaN last."""
     scalars = [jax.ShapeDtypeStruct((), t) for t in types for _ in range(2)]
 
     def compare(*pairs: Array) -> Array:

@@ -31,7 +31,7 @@ from invert.tf.values.tensor_list import (
 
 
 class ShapeVariesError(Exception):
-    """A value has different types in two branches, or before and after a step of a loop."""
+    """A value has different types in two branches or across a loop step."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -48,7 +48,7 @@ class Undefined:
 
 @jax.tree_util.register_pytree_node_class
 class Optional:
-    """What an op such as `OptionalFromValue` wraps. Branches keep in it what their gradients need.
+    """The value of `OptionalFromValue`, in which branches store residuals of their gradients.
 
     `choices` holds the values it has in several branches, by kind, type and number of the branch.
     """
@@ -158,7 +158,7 @@ class TracedBranch:
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """A value that is the same in every branch: static, a handle, or a pytree of a given type."""
+    """A value equal in every branch: static, a handle, or a pytree."""
 
     value: Any
 
@@ -180,7 +180,7 @@ class BoundedForm:
 
 @dataclasses.dataclass(frozen=True)
 class ListForm:
-    """A list with a buffer for `capacity` elements; `None`: of a size not known yet.
+    """A list with a buffer for `capacity` elements; `None`: unknown so far.
 
     **Arguments:**
 

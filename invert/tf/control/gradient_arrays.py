@@ -7,7 +7,7 @@ from invert.tf.values import tensor_list as lists
 
 
 def gradient_arrays(ctx: Context, inner: Context) -> bool:
-    """Makes the gradient arrays that a body made exist before it; whether there were any.
+    """Create gradient arrays before the body that creates them; return whether there were any.
 
     Each step of a loop, and each branch, asks for the gradient array anew and means the same one.
     """

@@ -116,8 +116,7 @@ class _Program:
         return inner, inner.jaxpr.outvars[eqn.outvars.index(result)]
 
     def source(self, atom: Any) -> tuple[_Program, Any]:
-        """The atom that another one is, with its program; through calls, and branches known to be
-        taken."""
+        """The atom that defines another, with its program, through calls and known branches."""
         if isinstance(atom, Literal):
             return self, atom
         if atom in self._outer:
@@ -143,8 +142,7 @@ class _Program:
     # -- truth values
 
     def _base(self, atom: Any) -> tuple[_Program, Any, bool]:
-        """The truth value that an atom is made of, or the number of a branch; whether it is that
-        itself, and not its opposite."""
+        """The predicate or branch index behind an atom, and whether it is not negated."""
         program, atom = self.source(atom)
         eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
         if eqn is not None and (eqn.primitive.name == "not" or _is_index(eqn)):
@@ -153,7 +151,7 @@ class _Program:
         return program, atom, True
 
     def truth(self, atom: Any) -> bool | None:
-        """The truth value of an atom, or of the predicate behind an index, where it is known."""
+        """The known truth value of an atom or of the predicate behind an index."""
         program, atom, same = self._base(atom)
         known = atom.val if isinstance(atom, Literal) else program._truths.get(atom)
         return None if known is None else bool(known) == same
@@ -198,7 +196,7 @@ class _Program:
         return self.fact(atom).line
 
     def beyond(self, atom: Any, variable: Any) -> int | None:
-        """By how much a whole number is larger than a variable of which nothing is known."""
+        """The constant difference of an integer and an unknown variable."""
         one, two = self.fact(atom).equals, self.fact(variable).equals
         return None if one is None or two is None else one.plus(two, -1).number
 
@@ -382,7 +380,7 @@ def written(body: Any) -> frozenset[int]:
 def _follower(
     body: Any, known: Sequence[Sum | None], position: int, start: int | None
 ) -> Sum | None:
-    """The line of a size that is `max(size, index + 1)`, where the index goes up with it."""
+    """The induction variable of a size `max(size, index + 1)`."""
     if start is None:
         return None
     program = _Program(body, known)
@@ -444,7 +442,7 @@ def _all_of(parts: Sequence[TripCount]) -> TripCount:
 
 
 def _one_of(parts: Sequence[TripCount]) -> TripCount:
-    """The trip count of a disjunction, of which another part may hold in each step."""
+    """The trip count of a disjunction, whose true part may vary by step."""
     ends = [p.lasting for p in parts if p.lasting is not None]
     last = max(ends, default=0) if len(ends) == len(parts) else None
     return TripCount(last, all(p.exact and p.bound == p.lasting for p in parts), last)
@@ -489,7 +487,7 @@ def count(
 def open_count(
     condition: Any, known: Sequence[Sum | None], outside: Outside = _nothing
 ) -> DimSize | None:
-    """The number of steps where that is an open size; arguments as those of `count`."""
+    """The trip count where it is an open size; arguments as for `count`."""
     return _Condition(_Program(condition, known, outside)).open_count()
 
 
@@ -508,7 +506,7 @@ class _Condition:
         return self._steps(self._program, result, True)
 
     def open_count(self) -> DimSize | None:
-        """The number of steps of a counter that is compared with an open size, or begins there."""
+        """The trip count of a counter whose start or bound is an open size."""
         program, atom = self._program.source(self._program.jaxpr.outvars[0])
         eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
         if eqn is None or eqn.primitive.name not in _LESS:

@@ -84,8 +84,7 @@ def while_loop(
 
 
 def _folded(ctx: Context, condition: str, body: str, values: Sequence[Any]) -> list[Any] | None:
-    """The results of a loop on whole numbers that are known, such as one over axes; `None` where
-    some of it is not known."""
+    """The results of a loop over known integers; `None` where one is unknown."""
     if not all(is_known(v) for v in values):
         return None
     child = ctx.on(dict(ctx.state))
@@ -100,7 +99,7 @@ def _folded(ctx: Context, condition: str, body: str, values: Sequence[Any]) -> l
 
 
 def _unrolled(ctx: Context, condition: str, body: str, values: Sequence[Any]) -> list[Any] | None:
-    """The steps one after another; `None` where their number is not known or too large."""
+    """The loop unrolled; `None` where its trip count is unknown or too large."""
     child = ctx.on(dict(ctx.state))
     current = list(values)
     for _ in range(_MAX_UNROLLED):
@@ -116,7 +115,7 @@ def _unrolled(ctx: Context, condition: str, body: str, values: Sequence[Any]) ->
 
 
 def _sources(body: Body) -> list[tuple[str, int | None]]:
-    """For each result of a body the op it comes from, and the argument where it is just that."""
+    """The op that produces each result of a body, or the argument that it is."""
     arguments = {i: k for k, i in enumerate(body.args)}
     found: list[tuple[str, int | None]] = []
     for i, k in body.outputs:
@@ -394,7 +393,7 @@ class _Loop:
         )
 
     def _open_count(self, test: TracedBranch) -> tuple[DimSize | None, Sequence[Sum | None]]:
-        """The number of steps where it is an open size, and the inductions of the leaves then."""
+        """The trip count where it is an open size, with the induction variables of the leaves."""
         lines = trip_count.lines(self.staged.closed, self._starts)
         return trip_count.open_count(test.closed, lines, lambda v, finite: fact_of(v)), lines
 
@@ -453,7 +452,7 @@ class _Loop:
         return out
 
     def _bounded(self, count: int, test: TracedBranch) -> list[Any]:
-        """A loop of `count` steps, of which those after the condition failed have no effect."""
+        """A loop of `count` steps; steps after the condition failed have no effect."""
 
         def step(carry: Sequence[Any]) -> list[Any]:
             k, *leaves = carry

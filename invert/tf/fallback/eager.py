@@ -1,4 +1,4 @@
-"""One op run or traced by TensorFlow itself, on values that are known while raising."""
+"""Runs or traces one op in TensorFlow itself, on values known at conversion."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ _MOST_KNOWN = 1024
 
 
 def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem | None:
-    """The problem that TensorFlow has with a node at the shapes of its inputs; `None`: none."""
+    """TensorFlow's error for a node at these input shapes; `None` without one."""
     if not has_tensorflow():
         reason = "does not fit the shapes of its inputs, or its rule is at fault"
         remedy = "With TensorFlow installed (`pip install 'invert[tensorflow]'`) it is known which."

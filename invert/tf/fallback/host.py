@@ -131,7 +131,7 @@ class StoredTable:
 
 
 def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
-    """One problem for each result of a function, a name and a `DataType`, that is text."""
+    """The problems of results that are text, given as names and `DataType`s."""
     reason = "is a result that holds text, which JAX arrays do not"
     remedy = "Export a function that returns numbers."
     return [
@@ -230,7 +230,7 @@ def _later(
     values: Sequence[Any],
     specs: Sequence[_Spec],
 ) -> list[Any]:
-    """The results of a step at run time: text stays pending, numbers come from a callback."""
+    """The results of a step at run time: text is deferred, numbers come from a callback."""
     made = [Pending(run, tuple(values), i, shape, t) for i, (shape, t) in enumerate(specs)]
     return [p if p.dtype == _STRING else _called_back(node, p) for p in made]
 

@@ -1,4 +1,4 @@
-"""Ops that compute on the host: those TensorFlow may run at conversion, and those that never run.
+"""Host ops: those that TensorFlow may run at conversion, and those that never run.
 
 What is in `PURE` depends on its inputs and attributes alone (their `OpDef`s, and the kernels in
 tensorflow/core/kernels, TensorFlow 2.21, which open no file and keep no state). Nothing else is

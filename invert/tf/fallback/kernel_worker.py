@@ -1,4 +1,4 @@
-"""The child in which TensorFlow runs what a model may have made up; see `kernels_in_child.py`.
+"""The child process that runs TensorFlow kernels on untrusted inputs; see `kernels_in_child.py`.
 
 Run by path in a bare interpreter: it must not import `invert`, and so not JAX, which takes seconds.
 A request is a `GraphDef`. Its last node is the op, the others are its inputs: constants, and
@@ -63,7 +63,7 @@ def serve(most: int, memory: int) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """Limits the memory of the process to its present size and a number of bytes, on Linux."""
+    """Limit the memory of the process to its present size plus some bytes (Linux)."""
     try:
         import resource
 

@@ -85,7 +85,7 @@ def refusal(
     types: Sequence[int],
     inputs: Sequence[tuple[Sequence[int | None] | None, np.ndarray | None]],
 ) -> str | None:
-    """Why TensorFlow does not accept an op at these shapes and known values; `None`: it does."""
+    """TensorFlow's reason to refuse an op at these shapes and values; `None` if it accepts."""
     try:
         ask(_graph(text, library, types, inputs))
     except KernelError as error:

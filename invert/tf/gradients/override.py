@@ -26,7 +26,7 @@ def gradient_function(ctx: Context, function: str) -> str | None:
 def with_function_gradient(
     ctx: Context, node: Node, function: str, inputs: Sequence[Any], results: Sequence[Any]
 ) -> list[Any]:
-    """The results of a call, marked as those of a function whose gradient is `function`."""
+    """The results of a call, marked with the gradient function `function`."""
     if any(isinstance(v, Resource) for v in (*inputs, *results)):
         return list(results)
     given, found = arrays(list(inputs)), arrays(list(results))

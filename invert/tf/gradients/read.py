@@ -163,7 +163,7 @@ def gradient_graph(
 
 
 def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
-    """Call a gradient function in a graph of its own, on cotangents of the first outputs of `op`.
+    """Trace a gradient function in its own graph, on cotangents of the first outputs.
 
     **Returns:** the graph, the cotangents and the gradients; `None` for those that do not exist.
     """
@@ -208,7 +208,7 @@ def _is_output(outer: Any, op: Any) -> bool:
 
 
 def _placeholder(handle: Any, graph: Any) -> Any | None:
-    """What stands in `graph` for the handle of a variable that it or a graph around it uses."""
+    """The placeholder in `graph` for the handle of a captured variable."""
     around = getattr(graph, "outer_graph", None)
     outer = _placeholder(handle, around) if hasattr(around, "captures") else None
     for captured, inner in graph.captures:

@@ -1,4 +1,4 @@
-"""Gradient functions that a SavedModel holds: functions of its library, by the names of their ops.
+"""Gradient functions of a SavedModel, by the names of their ops.
 
 TensorFlow traces the Python function of `tf.custom_gradient` when it saves a model. The traced
 function takes the gradients of all outputs of the op, then what it captures, and returns the
@@ -44,7 +44,7 @@ class SavedGradients:
         self._constants = {n.name: n for n in library.graph.node if n.op == "Const"}
 
     def read(self, around: Graph, function: str, node: Node) -> TfGradient:
-        """The gradient of a node; with a `problem` where there is none that can be read."""
+        """The gradient of a node, with a `problem` where none can be read."""
         count = self._outputs_of(node)
         failed = functools.partial(TfGradient, node.location, count)
         gradient = self._by_op.get(node.attr("_gradient_op_type"), "")
@@ -114,7 +114,7 @@ class SavedGradients:
         return sum(n for n, _ in types_of(definition.output_arg, node.attrs)) if definition else 0
 
     def _capture(self, index: int, function: str) -> Capture | None:
-        """Where a captured value comes from, seen from a function; `None` where it does not."""
+        """The source of a captured value, seen from a function; `None` without one."""
         nodes, saved = self._objects.nodes, self._objects.concrete_functions
         if not 0 <= index < len(nodes):
             raise MalformedModelError(f"a function captures object {index}, which is not there")

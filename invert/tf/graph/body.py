@@ -1,4 +1,4 @@
-"""Turns the nodes of a graph or function into a `Body`, in the order in which they run.
+"""Orders the nodes of a graph or function as a `Body`.
 
 The order follows data and control edges, found without recursion, so that graphs of 10^5 nodes
 work and cost grows linearly. What only control edges lead to runs where it has an effect.
@@ -165,7 +165,7 @@ def _loop(node: Node, name: str) -> Problem:
 
 
 def implementations(library: Any) -> dict[str, str]:
-    """For each function of a library that has another one for the CPU, the name of that one.
+    """The CPU implementations of library functions that have one.
 
     Functions that share the attribute `api_implements` stand for each other; TensorFlow calls the
     one whose `api_preferred_device` is where the call is placed

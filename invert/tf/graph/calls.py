@@ -1,4 +1,4 @@
-"""Functions as TensorFlow 1 wrote them: called by ops of their name, with frames inside."""
+"""TensorFlow 1 functions: called by ops of their name, with frames inside."""
 
 from __future__ import annotations
 

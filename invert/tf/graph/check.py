@@ -1,4 +1,4 @@
-"""Checks the nodes of a graph against the definitions of their ops, before any rule sees them.
+"""Checks the nodes of a graph against the definitions of their ops.
 
 What a rule gets is then well-typed: attributes are there and of their kind, inputs are as many as
 the op takes and of its types, and the outputs that are used exist. The kinds, types and limits are
@@ -125,7 +125,7 @@ class _Checked:
         return node
 
     def _call_problems(self, node: Any) -> list[str]:
-        """Where the functions that a node calls take or give other types than it says."""
+        """Type mismatches between a node and the functions that it calls."""
         found = []
         op = node.op.removeprefix("Stateless").removeprefix("Stateful")
         for key, (inputs, outputs) in _CALLED.get(op, {}).items():
@@ -144,7 +144,7 @@ class _Checked:
         return found
 
     def check_inputs(self, node: Any) -> None:
-        """Report inputs that are not there, or that are not of the types the op takes."""
+        """Report missing inputs and inputs of the wrong type."""
         if node.name in self._args:
             return
         given = []
@@ -178,7 +178,7 @@ class _Checked:
                 self.problems.append(Problem("result", reason, self._where.strip()))
 
     def _type(self, node: Any, text: str) -> int | None:
-        """The type of a tensor that a node, or a result, refers to; `None` if that is not known."""
+        """The type of a referenced tensor; `None` if unknown."""
         reason = "which the graph does not have"
         try:
             name, output, index = parse_tensor(text)

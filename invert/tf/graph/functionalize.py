@@ -182,7 +182,7 @@ class _Rewriter:
         return name, 0
 
     def _is_saved(self, merge: str) -> bool:
-        """Whether a `Merge` is not of the graph itself, but of what a branch saves."""
+        """Whether a `Merge` belongs to what a branch saves, not to the graph itself."""
         return any(self.nodes[source].op == "FakeParam" for source, _ in self.inputs(merge))
 
     def _condition(self, switch: str) -> Tensor:
@@ -445,7 +445,7 @@ class _Rewriter:
         return key
 
     def _is_pivot(self, name: str) -> bool:
-        """Whether a node only stands for being on a branch: an `Identity` of a switch or merge."""
+        """Whether a node is a pivot: an `Identity` of a switch or merge."""
         node = self.nodes[name]
         if node.op != "Identity":
             return False

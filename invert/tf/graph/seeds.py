@@ -1,4 +1,4 @@
-"""Random numbers by the key of the call: where graphs keep the state of a generator, none is left.
+"""Replaces the generator state of a graph by the key of the call.
 
 TensorFlow's generators and Keras's `SeedGenerator` keep a seed in a variable, which each draw reads
 and moves on. With `Config(random="jax")` such draws take a key in the place of that seed. The
@@ -57,7 +57,7 @@ _MOVES = frozenset(
 
 
 def by_key(body: Body, body_of: Callable[[str], Body]) -> tuple[Body, int]:
-    """The body with its draws from generators by keys of the call, and the number of these.
+    """The body with generator draws replaced by keyed draws, and their number.
 
     `body_of` gives the bodies of the functions that it calls, which are done already.
     """
@@ -87,7 +87,7 @@ def by_key(body: Body, body_of: Callable[[str], Body]) -> tuple[Body, int]:
 
 
 def _states(nodes: Sequence[Node], node: Node) -> Iterator[tuple[int, int]]:
-    """The handles of the variables that a draw has its seed from; none where it has another."""
+    """The handles of the variables that a draw takes its seed from."""
     if node.op in _BY_GENERATOR:
         yield node.inputs[0]
         return
@@ -131,7 +131,7 @@ def _draw_by(node: Node, key: tuple[int, int]) -> None:
 
 
 def _without_neutral(nodes: Sequence[Node], drawn: Sequence[int]) -> None:
-    """Drop that numbers are multiplied by one and moved by zero, as TensorFlow does after a draw.
+    """Drop multiplications by one and additions of zero after a draw.
 
     They need not be the numbers of TensorFlow, of which a sum with zero has another sign of zero.
     """
@@ -206,7 +206,7 @@ def _users(nodes: Sequence[Node]) -> dict[tuple[int, int], list[tuple[int, int]]
 
 
 def _is_idle(node: Node, position: int, body_of: Callable[[str], Body]) -> bool:
-    """Whether the functions that a node calls make nothing of what it passes to them there."""
+    """Whether the called functions ignore the argument at this position."""
     place = position - PASSED[node.op]
     if place < 0:
         return False

@@ -1,4 +1,4 @@
-"""What a graph holds, found without running it: problems, effects, host ops, ops by their routes.
+"""Static analysis of a graph: problems, effects, host ops, ops by route.
 
 Which variables a function assigns and whether it draws random numbers has to be known before any
 shapes are, since both are part of its signature. An op that only a host can run is evaluated at

@@ -1,4 +1,4 @@
-"""Evaluates a graph on JAX values, one rule for each op; the context that rules receive."""
+"""Evaluates a graph on JAX values by one rule for each op."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class Context:
                 raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
 
     def _dereferenced(self, node: Node, values: Sequence[Value]) -> list[Value]:
-        """The inputs of a node, read where it takes a value and gets a reference to a variable."""
+        """The inputs of a node; references to variables are read where it takes values."""
         definition = self.graph.op_def(node.op)
         takes = [a.is_ref for a in definition.input_arg] if definition is not None else []
         takes += [False] * (len(values) - len(takes))
@@ -347,8 +347,7 @@ def _output(body: Body, results: Mapping[int, Sequence[Value]], index: int, numb
 
 
 def _scope(outer: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """The scopes of a node, which the nodes of some functions say in full, and others from the
-    call of the function on."""
+    """The scopes of a node; some functions name them in full, others from the call on."""
     inner = tuple(name.split("/")[:-1])
     full = not outer or inner[:1] == outer[:1]
     return inner if full and inner else (*outer, *inner)

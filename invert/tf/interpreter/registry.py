@@ -1,4 +1,4 @@
-"""The registry of rules: how each TensorFlow op is raised, and what it means to the interpreter."""
+"""The registry of TensorFlow ops: their rules, and what the interpreter knows of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What most ops do with arrays whose number of rows depends on data; see `tf.values.bounded`.
+"""Common rules for bounded arrays; see `tf.values.bounded`.
 
 They take their usual rule on the whole arrays: what they compute in a row depends on that row
 alone. A rule declares which of these it is by `rows=`.

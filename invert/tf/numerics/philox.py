@@ -1,4 +1,4 @@
-"""The numbers of TensorFlow's Philox generator, bit for bit, as those of its CPU kernels.
+"""TensorFlow's Philox generator, bit for bit as its CPU kernels.
 
 Philox4x32-10 (Salmon et al., SC 2011) turns a 128-bit counter and a 64-bit key into four words.
 The layout of counter and key, and how words become numbers, are those of

@@ -230,8 +230,8 @@ def _tail(k: Any) -> Any:
 def binomial(
     stream: Stream, shape: tuple[Any, ...], counts: Any, probs: Any, dtype: np.dtype
 ) -> Any:
-    """Binomial numbers: sums of geometric ones where the mean is below ten, Hörmann's method from
-    there on (random_binomial_op.cc)."""
+    """Binomial samples: geometric sums below a mean of ten, else Hörmann's method
+    (random_binomial_op.cc)."""
     batch = lax.broadcast_shapes(counts.shape, probs.shape)
     index, flat = _indices(shape, batch)
     short_count, short_prob = (

@@ -42,7 +42,7 @@ def _split(shape: tuple[Any, ...]) -> int:
 
 
 def _paired(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`shape` with the split axis halved, rounded up, and one for the two of a pair after it."""
+    """`shape` with the split axis halved, rounded up, then an axis for the pair."""
     axis = _split(shape)
     return (*shape[:axis], (shape[axis] + 1) // 2, 2, *shape[axis + 1 :])
 

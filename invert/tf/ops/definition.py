@@ -1,4 +1,4 @@
-"""What the definition of an op says of a node: its attributes, and the types of its tensors."""
+"""Attributes and tensor types of nodes, by the definitions of their ops."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def type_at(runs: Iterable[Run], index: int) -> int | None:
 
 
 def fits(given: int, wanted: int) -> bool:
-    """Whether a tensor of one type may be an input of another; 0 is a type not known.
+    """Whether a tensor of one type may be an input of another; 0: unknown.
 
     A reference serves as a value, but no value as a reference.
     """
@@ -125,7 +125,7 @@ def options(definition: Any) -> dict[str, Any]:
 
 
 def result_problem(attrs: Mapping[str, Any], definition: Any, results: Sequence[Any]) -> str | None:
-    """How the results of a node differ from what the definition of its op says, if they do.
+    """How results differ from the definition of the op; `None` if they do not.
 
     Handles, lists and the like have no type here; nodes that were made of others may leave out
     attributes with types.
@@ -150,7 +150,7 @@ def result_problem(attrs: Mapping[str, Any], definition: Any, results: Sequence[
 
 
 def shape_problem(node: Node, results: Sequence[Any]) -> str | None:
-    """How the shapes of results differ from those that a node declares, if they do.
+    """How shapes of results differ from those that a node declares; `None` if they do not.
 
     Sizes that are open or unknown on either side are not compared.
     """
@@ -166,6 +166,9 @@ def shape_problem(node: Node, results: Sequence[Any]) -> str | None:
                 continue
             wanted = decode_shape(proto)
             if wanted is None or _agree(wanted, result.shape):
+                continue
+            # A shape of unknown rank is the scalar -1, where inference declares a vector.
+            if len(wanted) == 1 and not result.shape and result.dtype.kind == "i":
                 continue
             return f"has a result {i} of shape {result.shape} where the graph declares {wanted}"
     return None

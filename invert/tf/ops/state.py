@@ -1,4 +1,4 @@
-"""Handles of what a graph changes while it runs, and the mapping that holds the current values.
+"""Handles of mutable values, and the mapping to their current values.
 
 Variables, tensor arrays and the key of the call all live in one mapping from handle to value.
 Control flow runs its bodies on copies of it: what a body wrote becomes a further result of a
@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Resource:
-    """A handle: the value of a tensor of type `resource`, or of a reference to a variable.
+    """A handle: a tensor of type `resource`, or a reference to a variable.
 
     **Arguments:**
 

@@ -73,7 +73,7 @@ def _rows(x: Value) -> tuple[Array, Value]:
 
 
 def rows_of(x: Value, stretch: Stretch, origin: Problem) -> BoundedArray:
-    """The rows of x, an array that may be bounded, that a slice of the first axis takes."""
+    """A slice of the first axis of x, which may be bounded."""
     data, size = _rows(x)
     places, count = stretch.places(size, data.shape[0])
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
@@ -84,7 +84,7 @@ def rows_of(x: Value, stretch: Stretch, origin: Problem) -> BoundedArray:
 
 
 def put_rows(x: Value, stretch: Stretch, values: Value) -> Value:
-    """x with `values` in the rows that a slice of the first axis takes; x may be bounded.
+    """x with `values` in a slice of the first axis; x may be bounded.
 
     **Arguments:**
 

@@ -202,7 +202,7 @@ def distance(low: Any, high: Any) -> DimSize | None:
 
 
 def known(array: Any) -> np.ndarray | None:
-    """The value of a short array of integers that does not depend on data, though it may be traced.
+    """The value of a short traced integer array that does not depend on data.
 
     Such is the size of a count with as many bins at least as at most.
     """

@@ -267,7 +267,7 @@ def _common_shape(operands: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def promote(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]:
-    """Operands as `x + y` of `jax.numpy` passes them to `lax`: at one rank, scalars as they are.
+    """Operands promoted as by `jax.numpy`: to one rank, scalars unchanged.
 
     For elementwise primitives, which stretch sizes of one themselves; the broadcast operand of
     `broadcast` would name its size in full. Symbolic sizes as there.

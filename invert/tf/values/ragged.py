@@ -1,4 +1,4 @@
-"""Ragged tensors as single values, of type variant in a graph, which loops take row by row."""
+"""Ragged tensors as single values, which loops take row by row."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Composite:
 
 
 class Apart(Encoded):
-    """A vector of variants: the rows of a ragged tensor whose one partition depends on data."""
+    """The rows of a ragged tensor, with a partition that depends on data."""
 
     def at(self, node: Node, index: Value) -> Encoded:
         (split,) = self.splits

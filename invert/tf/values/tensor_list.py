@@ -75,7 +75,7 @@ class TensorList:
 
     @property
     def is_reserved(self) -> bool:
-        """Whether there is room for a symbolic number of elements, none of which was written."""
+        """Whether the list has a symbolic capacity and no element written."""
         return self.is_unallocated and is_size(self.size) and not isinstance(self.size, int)
 
     @property
