@@ -314,17 +314,9 @@ class Main:
 def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
     """Identifiers for the arguments of an entry point, by name, and for a state and a key."""
     names = Names()
-    positions = all(map(_POSITION.fullmatch, entry.arg_names))
-    identifiers = {
-        n: names.new("x" if positions else identifier(n, f"x_{i}"))
-        for i, n in enumerate(entry.arg_names)
-    }
+    identifiers = {n: names.new(identifier(n, f"x_{i}")) for i, n in enumerate(entry.arg_names)}
     identifiers |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}
     return identifiers, names.new("state"), names.new("key")
-
-
-# Names of arguments that say where they stand.
-_POSITION = re.compile(r"args?_?\d+(_\d+)?")
 
 
 def _doc(entry: EntryPoint) -> str:
