@@ -70,7 +70,7 @@ def _owned(layer: Layer, scan: Eqn, held: Collection[Var]) -> list[Var]:
     others |= {s.variable for s in layer.steps if isinstance(s, Assign)}
     parts = ScanParts.of(scan)
     others |= {a for a in (*parts.init, *parts.xs) if is_var(a)}
-    consts = set(parts.consts)
+    consts = {a for a in parts.consts if is_var(a)}
     return [v for v in layer.parameters if v in consts and v not in others and v not in held]
 
 
