@@ -500,7 +500,9 @@ def _reorder(
         names.update((jaxpr.invars[i], number) for i, number in numbers.items())
         jaxpr = rename(jaxpr, names) if names else jaxpr
         invars = [jaxpr.invars[i] for i in kept] + list(jaxpr.invars[count:])
-        changed.append(close_like(closed, jaxpr.replace(invars=invars)))
+        made = close_like(closed, jaxpr.replace(invars=invars))
+        # Equations that read one operand under two names are equal now.
+        changed.append(merged(made) if len(first) < len(same) else made)
     return changed, [operands[i] for i in kept] + list(operands[count:])
 
 

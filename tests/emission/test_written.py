@@ -138,6 +138,20 @@ def test_the_normal_form_knows_wrappers_and_axes_of_size_one() -> None:
     assert traced_form.difference(trace_closed(pairs[0][0], aval), other) is not None
 
 
+def test_one_operand_of_a_loop_under_two_names() -> None:
+    def body(p: Any, q: Any, xs: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            return c + jnp.tanh(p) * jnp.tanh(q) + x, c * jnp.tanh(q)
+
+        return jax.lax.scan(step, jnp.zeros(3), xs)
+
+    a, xs = ramp(3), ramp(4, 3)
+    twice = trace_closed(body, a, a, xs)
+    named = trace_closed(lambda a, xs: eval_jaxpr(open_jaxpr(twice), [a, a, xs]), a, xs)
+    once = trace_closed(lambda a, xs: body(a, a, xs), a, xs)
+    assert traced_form.difference(named, once) is None
+
+
 def _simplified(fn: Any, *avals: Any) -> Any:
     return open_jaxpr(simplify(trace_closed(fn, *avals)))
 
