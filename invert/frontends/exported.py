@@ -68,6 +68,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         platform=program.platforms[branch],
         problems=tuple(program.problems),
         ops=program.ops,
+        notes=program.notes,
         shardings=_shardings(program, kept, len(exported.in_avals)),
     )
 

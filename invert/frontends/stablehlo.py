@@ -131,6 +131,7 @@ def _entry_point(
         ),
         problems=tuple(program.problems),
         ops=program.ops,
+        notes=program.notes,
         shardings=program.shardings,
     )
 

@@ -187,6 +187,13 @@ class Program:
         )
         return Shardings(mesh, ins, outs)
 
+    def notes(self) -> list[str]:
+        """Lines for the report, once the program has been raised."""
+        return [
+            f"left out, since no PartitionSpec says it: the sharding {text}"
+            for text in self.devices.left_out
+        ]
+
     @functools.cached_property
     def is_static(self) -> bool:
         return all(None not in shape for shape, _ in self.in_types)

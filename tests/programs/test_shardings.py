@@ -377,3 +377,19 @@ def test_two_processes_load_their_own_parts(tmp_path: Path) -> None:
         assert found["gradients"] == [[6, 24], [24, 8]]
         assert found["gap"] < 1e-5
         assert "other processes" in found["refused"]
+
+
+def test_shardings_over_parts_of_axes_are_told() -> None:
+    text = """
+    module attributes {mhlo.num_partitions = 8 : i32} {
+      sdy.mesh @mesh = <["x"=8]>
+      func.func public @main(%a: tensor<8x4xf32>) -> tensor<8x4xf32> {
+        %0 = sdy.sharding_constraint %a <@mesh, [{"x":(1)2}, {}]> : tensor<8x4xf32>
+        %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]> : tensor<8x4xf32>
+        return %1 : tensor<8x4xf32>
+      }
+    }
+    """
+    report = invert.from_stablehlo(text).report
+    assert report.primitives["sharding_constraint"] == 1
+    assert len(report.notes) == 1 and '"x":(1)2' in report.notes[0]

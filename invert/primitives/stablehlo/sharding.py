@@ -73,7 +73,7 @@ def _mesh() -> None:
 
 @rule("sdy.sharding_constraint", "sdy.reshard")
 def _constraint(x: Array, *, ctx: Context, sharding: Attribute) -> Value:
-    found = shardings.shardy_shardings(str(sharding), ctx.devices.named)
+    found = ctx.devices.shardy(str(sharding))
     return _constrained(ctx, x, next(iter(found), None))
 
 
@@ -86,7 +86,7 @@ def _barrier(x: Array, *, op: Op) -> Sequence[Value]:
 @rule("sdy.all_gather", "sdy.all_reduce", "sdy.all_slice", "sdy.all_to_all", takes_any=True)
 def _resharding(x: Array, *, ctx: Context, out_sharding: Attribute | None = None) -> Value:
     """They change where values are; `out_sharding` says where to."""
-    found = shardings.shardy_shardings(str(out_sharding), ctx.devices.named)
+    found = ctx.devices.shardy(str(out_sharding))
     return _constrained(ctx, x, next(iter(found), None))
 
 

@@ -122,4 +122,8 @@ def _check_module(ctx: Context, node: Node) -> Iterable[Problem]:
     ignores=("module", "platforms", "version", "Sout", "disabled_checks", "use_shardy_partitioner"),
 )
 def _xla_call_module(*args: Array, ctx: Context, node: Node) -> Sequence[Array]:
-    return list(ctx.graph.program(node)(*args))
+    program = ctx.graph.program(node)
+    results = list(program(*args))
+    for text in program.notes():
+        ctx.graph.note(text)
+    return results

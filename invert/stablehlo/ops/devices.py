@@ -46,17 +46,26 @@ class Devices:
     - `tiles`: the mesh that has all layouts of GSPMD, if there are any.
     - `count`: the number of devices, 1 where it is not stated.
     - `has_shards`: whether custom calls cut values into shards.
+    - `left_out`: shardings that were asked for and that no spec says; filled as ops are raised.
     """
 
     named: Mapping[str, AbstractMesh]
     tiles: AbstractMesh | None = None
     count: int = 1
     has_shards: bool = False
+    left_out: dict[str, None] = dataclasses.field(default_factory=dict, compare=False)
+
+    def shardy(self, text: str) -> list[Sharding | None]:
+        """The shardings in a text of Shardy; `None` stands for those that no spec says."""
+        found = shardings.shardy_shardings(text, self.named)
+        if None in found and '"' in text:
+            self.left_out.setdefault(text)
+        return found
 
     def annotation(self, op: ir.Operation) -> Sharding | None:
         """The sharding that a custom call asks for; `None` where it has no spec."""
         if (text := frontend(op, "xla.sdy.sharding")) is not None:
-            return next(iter(shardings.shardy_shardings(text, self.named)), None)
+            return next(iter(self.shardy(text)), None)
         layout = layout_of(op)
         if layout is None or layout.manual is None:
             return None
@@ -67,13 +76,15 @@ class Devices:
         if self.tiles is None:
             return None
         spec = shardings.tiled_spec(self.tiles, layout, open_dims)
+        if spec is None:
+            self.left_out.setdefault(str(layout))
         return None if spec is None else Sharding(self.tiles, spec)
 
     def of_attributes(self, named: Any) -> Sharding | None:
         """The sharding of an argument or a result, from its dictionary of attributes."""
         for key in ("sdy.sharding", "mhlo.frontend_attributes"):
             if key in named and "sdy" in (text := str(named[key])):
-                found = shardings.shardy_shardings(text.replace("\\22", '"'), self.named)
+                found = self.shardy(text.replace("\\22", '"'))
                 return next(iter(found), None)
         if "mhlo.sharding" not in named:
             return None
@@ -310,7 +321,7 @@ def _asked(op: ir.Operation, devices: Devices, entry: bool) -> list[Sharding]:
     text = frontend(op, f"xla.sdy.{'in' if entry else 'out'}_shardings")
     found: Sequence[Sharding | None]
     if text is not None:
-        found = shardings.shardy_shardings(text, devices.named)
+        found = devices.shardy(text)
     else:
         source = _owner(op.operands[0]) if entry else op
         found = [None if source is None else devices.annotation(source)]
