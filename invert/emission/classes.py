@@ -467,7 +467,7 @@ class Classes:
         return hints
 
     def outermost(self, node: Node, definition: ast.ClassDef) -> None:
-        """Tells the class that holds all others, which gets its `__init__` last."""
+        """Take the class that holds all others; its `__init__` is written last."""
         self._outermost = Class("", [Draft(node)])
         self._outermost.definition = definition
 

@@ -22,7 +22,7 @@ _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 
 
 def find(layer: Layer, jaxpr: Jaxpr, parameters: Mapping[Var, Path], held: Collection[Var]) -> None:
-    """Makes layers of the cells in a layer, and in those inside it.
+    """Make layers of the cells in a layer, and in those inside it.
 
     **Arguments:**
 
@@ -43,7 +43,7 @@ def find(layer: Layer, jaxpr: Jaxpr, parameters: Mapping[Var, Path], held: Colle
 
 
 def _name_states(calls: Sequence[LayerCall], jaxpr: Jaxpr) -> None:
-    """Names what a layer that is called several times passes to itself, and puts it first."""
+    """Name what a layer that is called several times passes to itself, and puts it first."""
     places: list[tuple[int, int]] = []
     for one, other in itertools.pairwise(calls):
         makers: dict[Atom, int] = {v: i for i, v in enumerate(one.outvars)}
@@ -83,7 +83,7 @@ def _with_cell(
     """
     parts = ScanParts.of(scan)
     body = open_jaxpr(parts.body)
-    inside = {body.invars[i]: a for i, a in enumerate(parts.consts) if is_var(a) and a in set(own)}
+    inside = {body.invars[i]: a for i, a in enumerate(parts.consts) if is_var(a) and a in own}
     if not inside or not parts.init:
         return None
     graph = Graph(body)
@@ -95,7 +95,8 @@ def _with_cell(
     call = LayerCall(cell, list(cell.inputs), cell.results)
     # What the cell needs comes before it, and all that needs it after.
     ready = graph.needed(cell.inputs)[0]
-    rest = [e for e in graph.eqns if e not in core and e not in set(ready)]
+    placed = {*core, *ready}
+    rest = [e for e in graph.eqns if e not in placed]
     jaxpr = body.replace(eqns=[*ready, call, *rest])
     layer.parameters = [v for v in layer.parameters if v not in own]
     layer.children[cell.name] = cell
@@ -145,12 +146,13 @@ def _fill(
     count: int,
     carried: int,
 ) -> None:
-    """Gives a cell its steps, its inputs and its results."""
+    """Give a cell its steps, its inputs and its results."""
     jaxpr = graph.jaxpr
     chosen = set(core)
     cell.steps = list(rename(jaxpr.replace(eqns=list(core), outvars=[]), inside).eqns)
-    made = {v for e in core for v in e.outvars}
-    used = {a for e in core for a in e.invars if isinstance(a, Var)} - made - set(inside)
+    # In order, since the text follows it.
+    made = dict.fromkeys(v for e in core for v in e.outvars)
+    used = {a for e in core for a in e.invars if isinstance(a, Var)} - made.keys() - set(inside)
     outside = {a for e in graph.eqns if e not in chosen for a in e.invars if is_var(a)}
     # First the state, then what the step is given, then what is the same in all steps.
     consts, rest = jaxpr.invars[:count], jaxpr.invars[count:]
