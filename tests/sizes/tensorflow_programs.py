@@ -290,3 +290,48 @@ LSTM.build((None, None, 3))
 def masked_lstm(x):
     """The array of outputs is carried before the states."""
     return LSTM(x, mask=tf.reduce_any(x > 0.5, -1))
+
+
+def _positive(x):
+    """The positive ones of the first column: how many there are depends on data."""
+    return tf.boolean_mask(x[:, 0], x[:, 0] > 0)
+
+
+@program([None, 4])
+def counted_rows(x):
+    n, m = tf.shape(_positive(x))[0], tf.shape(x)[0]
+    sizes = [
+        n + 2,
+        n // 2 + 1,
+        -(-n // 3),
+        m - n,
+        2 * n * m,
+        tf.maximum(n, 2),
+        tf.minimum(n, m - n),
+    ]
+    return [tf.reduce_sum(tf.fill([size, 2], 3.0)) for size in sizes]
+
+
+@program([None, 4])
+def products_of_negative_sizes(x):
+    n = tf.shape(_positive(x))[0]
+    return tf.reduce_sum(tf.range(tf.maximum((n - 3) * (n - 5), 0)))
+
+
+@program([None, 4])
+def picked_and_padded(x):
+    y = _positive(x)
+    return tf.pad(y, [[0, tf.shape(x)[0] - tf.shape(y)[0]]])
+
+
+@program([None, 4])
+def distinct(x):
+    y, numbers = tf.unique(tf.cast(2.0 * x[:, 0], tf.int32))
+    parts = tf.math.unsorted_segment_sum(x, numbers, tf.shape(y)[0] + 1)
+    return tf.reduce_sum(y), tf.reduce_sum(parts**2), numbers
+
+
+@program([None, 4])
+def masked_parts(x):
+    y = tf.boolean_mask(x, x[:, 1] > 0)
+    return tf.reduce_sum(y[1:] ** 2, 0), tf.reduce_sum(y[::-2], 0), tf.reduce_max(y, 0)

@@ -14,22 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._errors import MalformedModelError
+from invert.ir.sizes import decided
+
 # For their row rules.
 from invert.primitives.tf import bounded_reductions as bounded_reductions
 from invert.primitives.tf import bounded_slices as bounded_slices
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import REGISTRY, Array, Rule, Value, row_rule
-from invert.tf.interpreter.rows import elementwise, rank_of
+from invert.tf.interpreter.rows import rank_of
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import (
     BoundedArray,
-    DynamicSize,
     common_length,
-    holds_dynamic_size,
     refused,
     resized,
 )
-from invert.tf.values.constants import array, broadcast_to, ints, static
+from invert.tf.values.constants import array, broadcast_to, ints, pack_dims, static
+from invert.tf.values.dynamic_size import DynamicSize, holds_dynamic_size, int_max
 
 Results = list[Value]
 
@@ -94,7 +96,7 @@ def _reshape(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Resul
     first, *rest = shape
     if not isinstance(x, BoundedArray):
         data = lax.reshape(array(x), (np.size(x) // max(math.prod(rest), 1), *rest))
-        return [BoundedArray(resized(data, first.most), first.value, first.origin)]
+        return [BoundedArray(resized(data, first.capacity), first.value, first.origin)]
     old, new = math.prod(x.data.shape[1:]), math.prod(rest)
     if not isinstance(first, DynamicSize) and first != -1:
         # The length is that of the shape, which TensorFlow checks.
@@ -119,20 +121,6 @@ def _broadcast_axes(rule: Rule, ctx: Context, node: Node, values: list[Value]) -
     return list(rule(ctx, node, values))
 
 
-@row_rule("Maximum", "Minimum", takes_sizes=True)
-def _extremum(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """The larger or the smaller of a size and a number is a size again."""
-    if any(isinstance(v, BoundedArray) for v in values):
-        return elementwise(rule, ctx, node, values)
-    sizes = [v for v in values if holds_dynamic_size(v)]
-    (number,) = [v for v in values if not holds_dynamic_size(v)] or [None]
-    if len(sizes) != 1 or not isinstance(number, np.ndarray) or number.ndim or sizes[0].ndim:
-        return list(rule(ctx, node, [array(v) for v in values]))
-    size, limit = sizes[0].item(), int(number)
-    bounded = size.at_least(limit) if node.op == "Maximum" else size.at_most(limit)
-    return [_vector([bounded]).reshape(())]
-
-
 # -- new arrays whose shape has a dynamic size
 
 
@@ -143,7 +131,7 @@ def _capacity(
     if not dims or any(isinstance(d, DynamicSize) for d in dims[1:]):
         raise refused(node, values)
     first = dims[0]
-    return first, (first.most, *dims[1:])
+    return first, (first.capacity, *dims[1:])
 
 
 @row_rule("Fill", takes_sizes=True)
@@ -158,9 +146,17 @@ def _range(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results
     if isinstance(start, DynamicSize) or delta != 1:
         raise refused(node, values)
     size = limit - start
-    steps = lax.iota(array(np.zeros((), node.attr("Tidx"))).dtype, size.most)
+    if decided("lt", size.most, 0):
+        raise MalformedModelError(
+            f"tf.Range ({node.location}) starts at {start}, behind its limit for every input, "
+            "which TensorFlow refuses"
+        )
+    size = int_max(size, 0)
+    if not isinstance(size, DynamicSize):  # empty for every input
+        return list(rule(ctx, node, [np.asarray(n, np.int32) for n in (0, 0, 1)]))
+    steps = lax.iota(array(np.zeros((), node.attr("Tidx"))).dtype, size.capacity)
     steps = lax.add(steps, lax.full_like(steps, start)) if start else steps
-    return [BoundedArray(steps, lax.max(size.value, np.int32(0)), size.origin)]
+    return [BoundedArray(steps, size.value, size.origin)]
 
 
 @row_rule("BroadcastTo", takes_sizes=True)
@@ -277,7 +273,8 @@ def _segments(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Resu
     if not holds_dynamic_size(values[2]):
         return list(rule(ctx, node, values))
     (size,) = ints(static(node, values, 2))
-    (y,) = rule(ctx, node, [*values[:2], np.asarray(size.most, np.int32)])
+    capacity = pack_dims([size.capacity], np.dtype(np.int32)).reshape(())
+    (y,) = rule(ctx, node, [*values[:2], capacity])
     return [BoundedArray(y, size.value, size.origin)]
 
 

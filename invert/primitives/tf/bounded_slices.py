@@ -10,10 +10,11 @@ from invert.primitives.tf.slicing import index_of, put_stretch, take, take_rows
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Rule, Value, row_rule
 from invert.tf.ops.node import Node
-from invert.tf.values.bounded import BoundedArray, DynamicSize, refused
+from invert.tf.values.bounded import BoundedArray, refused
 from invert.tf.values.bounded_slice import Stretch
-from invert.tf.values.bounds import known
+from invert.tf.values.bounds import distance
 from invert.tf.values.constants import array, ints, static
+from invert.tf.values.dynamic_size import DynamicSize
 
 _ALL_ROWS = [slice(start, None, step) for start in (None, 0) for step in (None, 1)]
 
@@ -60,7 +61,7 @@ def _slice_grad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
         index[0] = slice(index[0], index[0] + 1 or None)
         dy = lax.expand_dims(array(dy), (0,))
     dtype = dy.data.dtype if isinstance(dy, BoundedArray) else array(dy).dtype
-    zeros = lax.full((shape[0].most, *shape[1:]), 0, dtype)
+    zeros = lax.full((shape[0].capacity, *shape[1:]), 0, dtype)
     x = BoundedArray(zeros, shape[0].value, shape[0].origin)
     return [put_stretch(node, x, _stretch(node, values, index), index, dy)]
 
@@ -78,7 +79,7 @@ def _pad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Valu
     fill = lax.convert_element_type(fill, x.data.dtype)
     data = jnp.where(x.valid_mask(x.data.ndim), x.data, fill)
     size = x.size + low + high
-    total = known(size.value)
-    after = (size.most if total is None else int(total)) - low - x.data.shape[0]
+    total = distance(np.int32(0), size.value)
+    after = (size.capacity if total is None else total) - low - x.data.shape[0]
     y = lax.pad(data, fill, [(low, after, 0), *((a, b, 0) for a, b in others)])
     return [BoundedArray(y, size.value, size.origin) if total is None else y]

@@ -14,6 +14,7 @@ from jax import lax
 
 from invert._config import Config
 from invert._errors import Problem, UnsupportedOpError
+from invert.ir.sizes import as_value
 from invert.primitives.tf.window import refuse
 from invert.tf.fallback.eager import run_eagerly
 from invert.tf.interpreter.context import Context
@@ -145,7 +146,7 @@ def _unique(
     origin, first = _first_occurrences(x)
     # Numbered in the order of first occurrence.
     number = jnp.cumsum(first, dtype=out_idx) - np.asarray(1, out_idx)
-    target = jnp.where(first, number, np.asarray(x.size, out_idx))
+    target = jnp.where(first, number, as_value(x.size, out_idx))
     distinct = jnp.full_like(x, -1 if signed else 0).at[target].set(x, mode="drop")
     numbers = number[origin]
     length = jnp.sum(first, dtype=np.int32)

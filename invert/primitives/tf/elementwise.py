@@ -322,15 +322,15 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
 }
 
 # Arithmetic of sizes, which is folded.
-_SIZES = frozenset(("Add", "AddV2", "FloorDiv", "FloorMod", "Mul", "Neg", "Sub"))
-# The larger of a size and a number is a size; see `primitives.tf.bounded`.
-_OWN_ROWS = frozenset(("Maximum", "Minimum", "ToBool"))
+_SIZES = frozenset(
+    ("Add", "AddV2", "FloorDiv", "FloorMod", "Maximum", "Minimum", "Mul", "Neg", "Sub")
+)
 
 for _op, (_fn, _fold) in UNARY.items():
-    _rows = None if _op in _OWN_ROWS else rows.elementwise
+    _rows = None if _op == "ToBool" else rows.elementwise
     rule(_op, rows=_rows, folds_sizes=_op in _SIZES)(_unary(_fn, _fold))
 for _op, (_fn, _fold) in BINARY.items():
-    _rows = None if _op in _OWN_ROWS else rows.elementwise
+    _rows = None if _op == "ToBool" else rows.elementwise
     rule(_op, rows=_rows, folds_sizes=_op in _SIZES)(_binary(_fn, _fold))
 
 

@@ -22,12 +22,12 @@ from invert.tf.values.constants import (
     as_sizes,
     axis_of,
     broadcast_to,
-    int_max,
     ints,
     is_static,
     pack_dims,
     static,
 )
+from invert.tf.values.dynamic_size import int_max
 
 _INT32 = np.dtype(np.int32)
 

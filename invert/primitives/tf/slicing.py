@@ -19,19 +19,18 @@ from invert.ir.sizes import is_open, suggest_decided
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.bounded import BoundedArray, DynamicSize, refused_rows, resized
+from invert.tf.values.bounded import BoundedArray, refused_rows, resized
 from invert.tf.values.bounded_slice import Stretch, put_rows, rows_of, slice_origin
 from invert.tf.values.bounds import distance, known
 from invert.tf.values.constants import (
     array,
     as_sizes,
     broadcast_to,
-    int_max,
-    int_min,
     ints,
     is_static,
     static,
 )
+from invert.tf.values.dynamic_size import DynamicSize, int_max, int_min
 
 # A part of an index: a slice, a number, `None`, a `_Window` or a `Stretch`.
 Part = Any

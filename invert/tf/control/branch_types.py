@@ -18,8 +18,9 @@ from jax import lax
 
 from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.tf.ops.state import Resource
-from invert.tf.values.bounded import BoundedArray, DynamicSize, holds_dynamic_size, resized
+from invert.tf.values.bounded import BoundedArray, resized
 from invert.tf.values.constants import array, is_size
+from invert.tf.values.dynamic_size import DynamicSize, holds_dynamic_size
 from invert.tf.values.tensor_list import (
     Element,
     TensorList,

@@ -23,12 +23,11 @@ from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, attr_functions, naming
 from invert.tf.ops.state import KEY, Resource, State
 from invert.tf.values.bounded import (
     BoundedArray,
-    DynamicSize,
-    holds_dynamic_size,
     refused_rows,
 )
 from invert.tf.values.bounds import known
 from invert.tf.values.constants import array, arrays
+from invert.tf.values.dynamic_size import DynamicSize, holds_dynamic_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,88 +18,7 @@ from jax import lax
 from invert._errors import Problem, UnsupportedOpError
 from invert.ir.types import Value
 from invert.tf.ops.node import Node
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class DynamicSize:
-    """A size that is known only when the program runs, among the static sizes of a shape.
-
-    Sums and products with other sizes are sizes again. Everything else is computed from `value`.
-
-    **Arguments:**
-
-    - `value`: a traced scalar of type int32.
-    - `most`, `least`: its static bounds.
-    - `origin`: the problem to report where an op needs the number; it names the op that made it.
-    """
-
-    value: Value
-    most: Value
-    origin: Problem
-    least: Value = 0
-
-    def _with(self, other: Value, fn: Value) -> Value:
-        if isinstance(other, DynamicSize):
-            value = fn(self.value, other.value)
-            return DynamicSize(
-                value, fn(self.most, other.most), self.origin, fn(self.least, other.least)
-            )
-        if not isinstance(other, int | np.integer):
-            return NotImplemented
-        if fn(2, int(other)) == 2:  # times one, plus zero
-            return self
-        value = fn(self.value, np.int32(other))
-        ends = fn(self.most, int(other)), fn(self.least, int(other))
-        return DynamicSize(value, max(ends), self.origin, min(ends))
-
-    def __add__(self, other: Value) -> Value:
-        return self._with(other, lambda a, b: a + b)
-
-    def __mul__(self, other: Value) -> Value:
-        return self._with(other, lambda a, b: a * b)
-
-    def __sub__(self, other: Value) -> Value:
-        if isinstance(other, DynamicSize):
-            ends = self.most - other.least, self.least - other.most
-            return DynamicSize(self.value - other.value, ends[0], self.origin, ends[1])
-        return self._with(other, lambda a, b: a - b)
-
-    def __rsub__(self, other: Value) -> Value:
-        return self._with(other, lambda a, b: b - a)
-
-    def __floordiv__(self, other: Value) -> Value:
-        if isinstance(other, DynamicSize):
-            return NotImplemented
-        return self._with(other, lambda a, b: a // b)
-
-    def at_least(self, number: int) -> Value:
-        """The larger of it and a number."""
-        if self.least >= number:
-            return self
-        if self.most <= number:
-            return number
-        value = lax.max(self.value, np.int32(number))
-        return DynamicSize(value, self.most, self.origin, number)
-
-    def at_most(self, number: int) -> Value:
-        """The smaller of it and a number."""
-        if self.most <= number:
-            return self
-        if self.least >= number:
-            return number
-        value = lax.min(self.value, np.int32(number))
-        return DynamicSize(value, number, self.origin, self.least)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __jax_array__(self) -> Value:
-        return self.value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DynamicSize) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+from invert.tf.values.dynamic_size import DynamicSize
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,13 +98,6 @@ def refused(node: Node, values: Sequence[Value]) -> UnsupportedOpError:
             return refused_rows(value.origin, node.op, node.location)
     reason = "has a size that depends on data in a place that needs a number"
     return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
-
-
-def holds_dynamic_size(value: Value) -> bool:
-    """Whether a static value holds a `DynamicSize`."""
-    if not isinstance(value, np.ndarray) or value.dtype != object:
-        return False
-    return any(isinstance(d, DynamicSize) for d in value.ravel())
 
 
 def resized(x: Value, size: int, fill: int = 0) -> Value:

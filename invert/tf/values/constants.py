@@ -15,9 +15,10 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.jax import InconclusiveDimensionOperation, is_symbolic_dim, max_dim, min_dim
+from invert._private.jax import InconclusiveDimensionOperation, is_symbolic_dim
 from invert.ir.sizes import is_open, suggest_equal
 from invert.tf.ops.node import Node, canonical, unrepeated
+from invert.tf.values.dynamic_size import DynamicSize, int_max, int_min
 
 # Shape arithmetic is short. A larger integer constant is data, and data is not folded, so that
 # what runs is what the graph says.
@@ -82,16 +83,6 @@ def _holds(size: Any, least: int) -> bool:
         return False
 
 
-def int_max(a: Any, b: Any) -> Any:
-    """The larger of two sizes, each a number or symbolic."""
-    return max(a, b) if isinstance(a, int) and isinstance(b, int) else max_dim(a, b)
-
-
-def int_min(a: Any, b: Any) -> Any:
-    """The smaller of two sizes, each a number or symbolic."""
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else min_dim(a, b)
-
-
 def same_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """`x == y`; for symbolic sizes only where it is decided."""
     if x.dtype != object and y.dtype != object:
@@ -100,17 +91,17 @@ def same_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def max_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The larger of each pair of sizes, which may be symbolic."""
+    """The larger of each pair of sizes, which may be symbolic or dynamic."""
     if x.dtype != object and y.dtype != object:
         return np.maximum(x, y)
-    return np.asarray(np.frompyfunc(max_dim, 2, 1)(x, y))
+    return np.asarray(np.frompyfunc(int_max, 2, 1)(x, y))
 
 
 def min_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The smaller of each pair of sizes, which may be symbolic."""
+    """The smaller of each pair of sizes, which may be symbolic or dynamic."""
     if x.dtype != object and y.dtype != object:
         return np.minimum(x, y)
-    return np.asarray(np.frompyfunc(min_dim, 2, 1)(x, y))
+    return np.asarray(np.frompyfunc(int_min, 2, 1)(x, y))
 
 
 def static(node: Node, values: Sequence[Any], index: int) -> np.ndarray:
@@ -185,7 +176,8 @@ def array(value: Any, dtype: np.dtype = _INT32) -> Any:
         dtype = jax.dtypes.canonicalize_dtype(dtype)
         if not value.size:
             return np.zeros(value.shape, dtype)
-        sizes = [jax.numpy.asarray(d, dtype) for d in np.ravel(value)]
+        numbers = (d.value if isinstance(d, DynamicSize) else d for d in np.ravel(value))
+        sizes = [jax.numpy.asarray(d, dtype) for d in numbers]
         return jax.numpy.stack(sizes).reshape(value.shape)
     value = canonical(value)
     if isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0:

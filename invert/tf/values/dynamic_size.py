@@ -1,0 +1,136 @@
+"""Sizes that are known only when the program runs, among the static sizes of a shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from invert._errors import Problem
+from invert._private.jax import max_dim, min_dim
+from invert.ir.sizes import DimSize, as_value, decided, is_open
+from invert.ir.types import Value
+
+_INT32 = np.dtype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DynamicSize:
+    """A size that depends on data, and what it is at most and at least.
+
+    Sums, products, quotients and the larger or smaller of it and other sizes are sizes again.
+    Everything else is computed from `value`.
+
+    **Arguments:**
+
+    - `value`: a traced scalar of type int32.
+    - `most`, `least`: its static bounds, which may be open.
+    - `origin`: the problem to report where an op needs the number; it names the op that made it.
+    """
+
+    value: Value
+    most: DimSize
+    origin: Problem
+    least: DimSize = 0
+
+    @property
+    def capacity(self) -> DimSize:
+        """How many rows there can be; an array of fewer than none is empty."""
+        return int_max(self.most, 0)
+
+    def _with(
+        self, other: Value, of_values: Callable[..., Value], of_sizes: Callable[..., DimSize]
+    ) -> Value:
+        """A function of both that is monotone in each, so that its ends are at the corners."""
+        if isinstance(other, DynamicSize):
+            value, ends = other.value, (other.most, other.least)
+        elif isinstance(other, int | np.integer) or is_open(other):
+            number = other if is_open(other) else int(other)
+            value, ends = as_value(number, _INT32), (number,)
+        else:
+            return NotImplemented
+        corners = [of_sizes(a, b) for a in (self.most, self.least) for b in ends]
+        most = least = corners[0]
+        for corner in corners[1:]:
+            most, least = int_max(most, corner), int_min(least, corner)
+        return DynamicSize(of_values(self.value, value), most, self.origin, least)
+
+    def __add__(self, other: Value) -> Value:
+        return self if _is(other, 0) else self._with(other, operator.add, operator.add)
+
+    def __mul__(self, other: Value) -> Value:
+        return self if _is(other, 1) else self._with(other, operator.mul, operator.mul)
+
+    def __sub__(self, other: Value) -> Value:
+        return self if _is(other, 0) else self._with(other, operator.sub, operator.sub)
+
+    def __rsub__(self, other: Value) -> Value:
+        return (-self) + other
+
+    def __neg__(self) -> DynamicSize:
+        return DynamicSize(-self.value, -self.least, self.origin, -self.most)
+
+    def __floordiv__(self, other: Value) -> Value:
+        if not isinstance(other, int | np.integer) or other == 0:
+            return NotImplemented
+        return self if other == 1 else self._with(other, operator.floordiv, operator.floordiv)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def larger(self, other: Value) -> Value:
+        """The larger of it and another size."""
+        if not isinstance(other, DynamicSize):
+            if decided("ge", self.least, other):
+                return self
+            if decided("le", self.most, other):
+                return other
+        return self._with(other, jnp.maximum, int_max)
+
+    def smaller(self, other: Value) -> Value:
+        """The smaller of it and another size."""
+        if not isinstance(other, DynamicSize):
+            if decided("le", self.most, other):
+                return self
+            if decided("ge", self.least, other):
+                return other
+        return self._with(other, jnp.minimum, int_min)
+
+    # Not `__jax_array__`: an open size would take it for an array, and the sum for data.
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DynamicSize) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _is(size: Value, number: int) -> bool:
+    return isinstance(size, int | np.integer) and int(size) == number
+
+
+def int_max(a: Value, b: Value) -> Value:
+    """The larger of two sizes, each a number, open or dynamic."""
+    if isinstance(a, DynamicSize):
+        return a.larger(b)
+    if isinstance(b, DynamicSize):
+        return b.larger(a)
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else max_dim(a, b)
+
+
+def int_min(a: Value, b: Value) -> Value:
+    """The smaller of two sizes, each a number, open or dynamic."""
+    if isinstance(a, DynamicSize):
+        return a.smaller(b)
+    if isinstance(b, DynamicSize):
+        return b.smaller(a)
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else min_dim(a, b)
+
+
+def holds_dynamic_size(value: Value) -> bool:
+    """Whether a static value holds a `DynamicSize`."""
+    if not isinstance(value, np.ndarray) or value.dtype != object:
+        return False
+    return any(isinstance(d, DynamicSize) for d in value.ravel())
