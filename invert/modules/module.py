@@ -246,9 +246,10 @@ class Module(Recovered):
 
     def _first(self) -> Stage:
         if (stage := self._function.called) is None:
+            name, reason = self._function.entry.name, self._function.divided.rstrip(".")
             raise SignatureError(
-                f"{self._function.entry.name}: the argument sizes are open; call the module, or "
-                "pass example arguments when converting"
+                f"{name}: the argument sizes are open, and no program holds for all of them "
+                f"({reason}); call the module, or pass example arguments when converting"
             )
         return stage
 

@@ -14,8 +14,9 @@ from invert._errors import Problem
 from invert.ir.sizes import is_open, quotient, require, suggest_equal
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
+from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
+from invert.tf.values.bounds import size_of
 from invert.tf.values.constants import (
     array,
     arrays,
@@ -225,14 +226,30 @@ def _tile(x: Value, multiples: Ints) -> Value:
     return jnp.tile(array(x), multiples)
 
 
+def _as_static(node: Node, values: Sequence[Value], i: int) -> np.ndarray:
+    """A known operand, or an open size that was cast to floating point, as in `tf.range(n, 1.0)`.
+
+    Floating-point numbers count exactly up to 2**24 at least, which is longer than axes are.
+    """
+    size = None if isinstance(values[i], np.ndarray) else size_of(values[i])
+    return static(node, values, i) if size is None else pack_dims([size], _INT32).reshape(())
+
+
+def _is_whole(number: Value) -> bool:
+    return isinstance(number, float) and number.is_integer()
+
+
 # A longer range is data, and is counted where it is used.
 _MAX_RANGE = 64
 
 
 @rule("Range", size_operands=(0, 1, 2))
-def _range(start: Static, limit: Static, delta: Static, *, Tidx: np.dtype) -> Value:
+def _range(start: Value, limit: Value, delta: Value, *, Tidx: np.dtype, node: Node) -> Value:
+    start, limit, delta = (_as_static(node, [start, limit, delta], i) for i in range(3))
     first, last, step = (v.item() for v in (start, limit, delta))
-    if Tidx.kind in "iu":
+    if any(map(is_open, (first, last))):
+        first, last, step = (int(n) if _is_whole(n) else n for n in (first, last, step))
+    if all(isinstance(n, int) or is_open(n) for n in (first, last, step)):
         # Rounded up, and not negative; sizes may be symbolic.
         count = int_max(-((first - last) // step), 0)
     else:

@@ -8,15 +8,19 @@ constants is remembered here, and computed where a rule asks for numbers.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.jax import is_tracer
+from invert._private.jax import consts_of, is_tracer, open_jaxpr, trace_closed
+from invert.ir import kinds
+from invert.ir.interpret import evaluate
+from invert.ir.types import AnyJaxpr, Eqn
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.interpreter.rows import elementwise
 from invert.tf.values.constants import is_static
@@ -108,7 +112,7 @@ def _computed(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
     # No number stands for the size of a result.
     if entry is not None and any(operands[i].dtype == object for i in entry.size_operands):
         return None
-    return np.asarray(_moved(made.rule, operands)[made.k])
+    return _moved(made, operands)
 
 
 def _spread(made: _Made, operands: list[Any], place: int) -> Spread:
@@ -143,31 +147,74 @@ def _spread_on(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
     return result if result.shape == shape else Spread(result, shape)
 
 
-# Numbers that stand for sizes that are not known: none of a shape, and the same in every integer
-# type of shapes. In the second set the order of the sizes is another one, and they are negative.
+# Numbers that stand for sizes that are not known: none of a shape.
 _MARK = 1 << 29
+# The operands whose elements a primitive moves; all others say where to, or are computed with.
+_MOVED: dict[str, slice] = {
+    **dict.fromkeys(kinds.MOVES | kinds.IDENTITIES | {"gather", "split"}, slice(1)),
+    "concatenate": slice(None),
+    "dynamic_update_slice": slice(2),
+    "pad": slice(2),
+    "scatter": slice(0, 3, 2),
+    "select_n": slice(1, None),
+}
 
 
-def _moved(rule: Rule, operands: Sequence[Any]) -> list[np.ndarray]:
-    """The results of an op that moves elements, symbolic sizes among them, and computes nothing.
+def _moved(made: _Made, operands: Sequence[Any]) -> np.ndarray:
+    """The result of an op that moves elements, open sizes among them, and computes none.
 
-    It runs on two sets of numbers in the place of the sizes. Whatever depends on the numbers
-    themselves differs by more than them.
-
-    **Raises:** `UnsupportedOpError` where that is so.
+    **Raises:** `UnsupportedOpError` where it computes with a size, or compares one.
     """
     sizes = list({d: None for v in operands for d in _symbols(v)})
-    marks = [_MARK + i for i in range(len(sizes))]
-    runs = []
-    for numbers in (marks, [-m for m in marks]):
-        given = dict(zip(sizes, numbers, strict=True))
-        results = rule([_replaced(v, given) for v in operands])
-        found = dict(zip(numbers, sizes, strict=True))
-        runs.append([_restored(np.asarray(r), found) for r in results])
-    for one, two in zip(*runs, strict=True):
-        if one.shape != two.shape or any(a is not b and a != b for a, b in _pairs(one, two)):
-            raise UnsupportedOpError([Problem("shape", "is computed from an open size")])
-    return runs[0]
+    whole = {n for v in operands if v.dtype.kind in "iuO" for n in v.ravel().tolist()}
+    marks = itertools.islice((n for n in itertools.count(_MARK) if n not in whole), len(sizes))
+    numbers = dict(zip(sizes, marks, strict=True))
+    given = [_replaced(v, numbers) for v in operands]
+    places = [i for i, v in enumerate(operands) if v.dtype == object]
+
+    def run(*values: Any) -> Any:
+        full = list(given)
+        for i, value in zip(places, values, strict=True):
+            full[i] = value
+        return made.rule(full)[made.k]
+
+    try:
+        program = trace_closed(run, *(given[i] for i in places))
+    except jax.errors.JAXTypeError:  # it asks for the number
+        program = None
+    if program is None or not _only_moves(program, [True] * len(places))[0]:
+        raise UnsupportedOpError([Problem("shape", "is computed from an open size")])
+    found = {n: d for d, n in numbers.items()}
+    return _restored(np.asarray(made.rule(given)[made.k]), found)
+
+
+def _only_moves(program: AnyJaxpr, of_sizes: Sequence[bool]) -> tuple[bool, list[bool]]:
+    """Whether a program moves the elements of some arguments, and which results hold them."""
+    moves = True
+
+    def on_eqn(eqn: Eqn, held: list[Any]) -> list[bool]:
+        nonlocal moves
+        if not any(held):
+            return [False] * len(eqn.outvars)
+        if eqn.primitive.name == "jit":
+            inner, results = _only_moves(eqn.params["jaxpr"], held)
+            moves = moves and inner
+            return results
+        moved = _MOVED.get(eqn.primitive.name, slice(0))
+        if eqn.primitive.name == "convert_element_type" and _is_wide(eqn.params["new_dtype"]):
+            moved = slice(1)
+        moves = moves and sum(held[moved]) == sum(held)
+        return [True] * len(eqn.outvars)
+
+    arguments = [*[False] * len(consts_of(program)), *of_sizes]
+    jaxpr = open_jaxpr(program)
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
+    read = evaluate(jaxpr.eqns, env, on_eqn, lambda _: False)
+    return moves, [read(v) for v in jaxpr.outvars]
+
+
+def _is_wide(dtype: np.dtype) -> bool:
+    return dtype.kind in "iu" and dtype.itemsize >= 4
 
 
 def _symbols(value: Any) -> list[Any]:
@@ -190,7 +237,3 @@ def _restored(value: np.ndarray, sizes: dict[int, Any]) -> np.ndarray:
     out = np.empty(len(items), object)
     out[:] = [sizes.get(x, x) for x in items]
     return out.reshape(value.shape)
-
-
-def _pairs(one: np.ndarray, two: np.ndarray) -> Iterator[tuple[Any, Any]]:
-    return zip(one.ravel().tolist(), two.ravel().tolist(), strict=True)

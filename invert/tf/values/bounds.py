@@ -201,6 +201,18 @@ def distance(low: Any, high: Any) -> DimSize | None:
     return None if difference is None or difference.terms else difference.constant
 
 
+def size_of(value: Any) -> DimSize | None:
+    """The size or number that a traced scalar is, in whatever type; `None` for data."""
+    made = made_by(value)
+    while made is not None and made[0] == "convert_element_type":
+        (value,) = made[1]
+        made = made_by(value)
+    # Another type may have rounded it, or begun again from zero.
+    if not jnp.issubdtype(value.dtype, jnp.integer) or value.dtype.itemsize < 4:
+        return None
+    return distance(np.int32(0), value)
+
+
 def known(array: Any) -> np.ndarray | None:
     """The value of a short traced integer array that does not depend on data.
 
