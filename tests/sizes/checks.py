@@ -56,9 +56,15 @@ def often(names: Iterable[str]) -> list[Any]:
 
 
 def forms(
-    module: Any, types: Sequence[jax.ShapeDtypeStruct], directory: Path | None = None
+    module: Any,
+    types: Sequence[jax.ShapeDtypeStruct],
+    directory: Path | None = None,
+    exported: bool = True,
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The module and its text; with a directory, a package and both exported at symbolic sizes."""
+    """The module and its text; with a directory, a package and both exported at symbolic sizes.
+
+    `exported=False`: JAX has no export of such a program.
+    """
     emission = module.emit()
     yield "module", module
     yield "text", emission.model
@@ -66,7 +72,7 @@ def forms(
         return
     invert.save(module, directory)
     yield "package", invert.load(directory)
-    for name, function in (("module", module), ("text", emission.model)):
+    for name, function in (("module", module), ("text", emission.model)) if exported else ():
         again = jax.export.export(jax.jit(lambda *xs, f=function: f(*xs)))(*types)
         yield f"{name}, exported again", again.call
 

@@ -224,7 +224,8 @@ def rows_of_a_table(x):
 @program([None, 4])
 def filled_up(x):
     n = tf.shape(x)[0]
-    return tf.pad(x, [[0, 40 - n], [0, 0]]), tf.concat([x, tf.zeros([50 - n, 4])], 0)
+    # JAX cannot export open parts joined to a fixed size where that is the result itself.
+    return tf.pad(x, [[0, 40 - n], [0, 0]]), 2.0 * tf.concat([x, tf.zeros([50 - n, 4])], 0)
 
 
 @program([None, 4])
@@ -335,3 +336,25 @@ def distinct(x):
 def masked_parts(x):
     y = tf.boolean_mask(x, x[:, 1] > 0)
     return tf.reduce_sum(y[1:] ** 2, 0), tf.reduce_sum(y[::-2], 0), tf.reduce_max(y, 0)
+
+
+@program([None, None])
+def equal_sizes(x):
+    """Branches that one size alone takes, which few tests would meet."""
+    n, m = tf.shape(x)[0], tf.shape(x)[1]
+    y = tf.cond(tf.equal(n, 24), lambda: x + 1.0, lambda: 2.0 * x)
+    y = tf.cond(tf.logical_or(n == m, m % 7 == 3), lambda: tf.sin(y), lambda: y)
+    return tf.case([(n < 3, lambda: -y), (m > 60, lambda: y * y)], lambda: y)
+
+
+@program([None, None])
+def spectra(x):
+    power = tf.abs(tf.signal.rfft(x))
+    return power, tf.signal.dct(x), tf.math.real(tf.signal.fft(tf.cast(x, tf.complex64)))
+
+
+@program([None, None])
+def angles(x):
+    n = tf.shape(x)[1]
+    places = tf.range(n, dtype=tf.float32)[:, None] / tf.range(1.0, 5.0)
+    return tf.sin(places), tf.signal.hann_window(n), tf.linspace(0.0, tf.cast(n, tf.float32), n + 1)

@@ -16,6 +16,9 @@ from tests.sizes import jax_programs
 from tests.sizes.checks import FEW, MANY, assert_same, forms, gradient, often, random_arrays
 from tests.sizes.tensorflow_programs import PROGRAMS
 
+# JAX exports Fourier transforms of open length for no platform but the CPU alone.
+_NOT_EXPORTED = ("spectra",)
+
 
 def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None) -> None:
     function, specs = PROGRAMS[name]
@@ -27,7 +30,7 @@ def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None
     types = types[len(types) - len(specs) :]
     if "mod(" in module.report.certificate.sizes:  # some of the sizes have to be divisible
         sizes = (*sizes, *(tuple(4 * n for n in row) for row in sizes))
-    made = list(forms(module, types, directory))
+    made = list(forms(module, types, directory, name not in _NOT_EXPORTED))
     run = 0
     for row in sizes:
         shapes = []

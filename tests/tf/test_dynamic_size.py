@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ def test_quotients_and_negatives():
 
 
 def test_bounds_of_open_sizes():
-    (b,) = jax.export.symbolic_shape("b")
+    b: Any = jax.export.symbolic_shape("b")[0]
 
     def lengths(x):
         n = DynamicSize(x[0].astype(np.int32), b, _ORIGIN)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert.ir.sizes import suggest_decided
+from invert.ir.sizes import decided, suggest_decided
 from invert.primitives.tf.window import (
     Layout,
     Padding,
@@ -74,6 +74,8 @@ class Conv:
         spatial = where.of_spatial(g.shape)
         for d in spatial:
             suggest_decided(d, "ge", 1)
+        if any(decided("eq", d, 0) for d in spatial):
+            return lax.full(shape, 0, g.dtype)  # nothing was convolved with the kernel
         spread = [(d - 1) * s + 1 for d, s in zip(spatial, self.strides, strict=True)]
         before = [r - 1 - p for r, (p, _) in zip(reach, pads, strict=True)]
         after = [

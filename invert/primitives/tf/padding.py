@@ -15,6 +15,7 @@ from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import array, broadcast_to, ints, is_static, pack_dims
+from invert.tf.values.dynamic_size import int_max
 
 _INT32 = np.dtype(np.int32)
 
@@ -134,14 +135,17 @@ def _patches(
         count = (size - span + s) // s
         if padding == "SAME":
             count = (size + s - 1) // s
-            extra = max((count - 1) * s + span - size, 0)
+            extra = int_max((count - 1) * s + span - size, 0)
             pads[axis] = (extra // 2, extra - extra // 2)
-        counts.append(max(count, 0))
-    x = jnp.pad(x, pads)
+        counts.append(int_max(count, 0))
+    if padding == "SAME":
+        x = lax.pad(x, np.zeros((), x.dtype), [(low, high, 0) for low, high in pads])
     for i, ((k, s, r), count) in enumerate(zip(windows, counts, strict=True)):
         # Each axis becomes two: the patch, and the place in it.
-        place = np.arange(count)[:, None] * s + np.arange(k) * r
-        x = take(x, place.astype(np.int32), 1 + 2 * i)
+        rows = lax.iota(np.int32, count) if is_open(count) else np.arange(count, dtype=np.int32)
+        x = take(
+            x, rows[:, None] * np.int32(s) + np.arange(k, dtype=np.int32) * np.int32(r), 1 + 2 * i
+        )
     x = lax.transpose(x, (0, *range(1, 2 * n, 2), *range(2, 2 * n + 1, 2), 2 * n + 1))
     return lax.reshape(x, (x.shape[0], *counts, math.prod(ksizes[1:-1]) * x.shape[-1]))
 

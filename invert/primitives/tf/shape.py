@@ -252,6 +252,8 @@ def _range(start: Value, limit: Value, delta: Value, *, Tidx: np.dtype, node: No
     if all(isinstance(n, int) or is_open(n) for n in (first, last, step)):
         # Rounded up, and not negative; sizes may be symbolic.
         count = int_max(-((first - last) // step), 0)
+    elif any(map(is_open, (first, last, step))):
+        raise refuse(node, "has an open limit and steps that are not whole", "Use tf.linspace.")
     else:
         count = max(0, math.ceil((last - first) / step))
     symbolic = any(v.dtype == object for v in (start, limit, delta))
