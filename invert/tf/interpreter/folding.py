@@ -20,7 +20,7 @@ from invert._errors import Problem, UnsupportedOpError
 from invert._private.jax import consts_of, is_tracer, open_jaxpr, trace_closed
 from invert.ir import kinds
 from invert.ir.interpret import evaluate
-from invert.ir.types import AnyJaxpr, Eqn
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Value
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.interpreter.rows import elementwise
 from invert.tf.values.constants import is_static
@@ -208,7 +208,8 @@ def _only_moves(program: AnyJaxpr, of_sizes: Sequence[bool]) -> tuple[bool, list
 
     arguments = [*[False] * len(consts_of(program)), *of_sizes]
     jaxpr = open_jaxpr(program)
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
+    names: list[Atom] = [*jaxpr.constvars, *jaxpr.invars]
+    env: dict[Atom, Value] = dict(zip(names, arguments, strict=True))
     read = evaluate(jaxpr.eqns, env, on_eqn, lambda _: False)
     return moves, [read(v) for v in jaxpr.outvars]
 
