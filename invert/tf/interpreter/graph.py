@@ -166,6 +166,14 @@ class Graph:
             )
         return self._programs[node]
 
+    def copied(self, node: Node) -> Node:
+        """A node of the same op under the same name, without inputs."""
+        copy = Node(node.op, node.name, node.attrs, node.where)
+        copy.message = node.message
+        if node in self._gradients:
+            self._gradients[copy] = self._gradients[node]
+        return copy
+
     def gradient(self, node: Node) -> Any | None:
         """The gradient function that `node` names; `None` where none is to be read."""
         return self._gradients.get(node)
