@@ -28,6 +28,7 @@ from invert._errors import (
     MissingDependencyError,
     SaveError,
 )
+from invert.ir.types import Value
 from invert.modules import placement
 from invert.modules.methods import Methods
 from invert.modules.module import Module
@@ -303,7 +304,7 @@ def _allocate(file: int, size: int) -> None:
         os.truncate(file, size)
 
 
-def _write_array(value: Any, path: Path, offset: int) -> None:
+def _write_array(value: Value, path: Path, offset: int) -> None:
     parts = [((slice(None),) * value.ndim, value)]
     if isinstance(value, jax.Array) and not value.is_fully_replicated:
         if not value.is_fully_addressable:

@@ -17,11 +17,12 @@ import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.jax import is_tracer
+from invert.ir.types import Value
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.interpreter.rows import elementwise
 from invert.tf.values.constants import is_static
 
-Rule = Callable[[list[Any]], Sequence[Any]]
+Rule = Callable[[list[Value]], Sequence[Value]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +36,17 @@ class Spread:
     """
 
     data: np.ndarray
-    shape: tuple[Any, ...]
+    shape: tuple[Value, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
     """How a traced value was made: result `k` of an op."""
 
-    value: Any
+    value: Value
     op: str
     rule: Rule
-    operands: Sequence[Any]
+    operands: Sequence[Value]
     k: int
 
 
@@ -57,7 +58,9 @@ class Folding:
         self._made: dict[int, _Made] = {}
         self._known: dict[int, np.ndarray | Spread | None] = {}
 
-    def note(self, op: str, rule: Rule, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    def note(
+        self, op: str, rule: Rule, operands: Sequence[Value], results: Sequence[Value]
+    ) -> None:
         """Remember the `results` of `rule` on `operands`, where they follow from constants."""
         if not operands or not all(is_static(v) or id(v) in self._made for v in operands):
             return
@@ -66,7 +69,7 @@ class Folding:
             if is_tracer(value) and id(value) not in self._made:
                 self._made[id(value)] = _Made(value, op, rule, operands, k)
 
-    def known(self, operands: list[Any]) -> list[Any]:
+    def known(self, operands: list[Value]) -> list[Value]:
         """The operands, as numbers those that follow from constants."""
         if not any(id(v) in self._made for v in operands):
             return operands
@@ -77,7 +80,7 @@ class Folding:
         ]
         return operands if all(map(operator.is_, found, operands)) else found
 
-    def _value(self, value: Any) -> Any:
+    def _value(self, value: Value) -> Value:
         """What a value is; `None` where that depends on open sizes."""
         made = self._made.get(id(value))
         if made is None:
@@ -91,7 +94,7 @@ class Folding:
         return self._known[id(value)]
 
 
-def _computed(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
+def _computed(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
     """The value that an op makes of known operands.
 
     **Raises:** `UnsupportedOpError` where it depends on open sizes.
@@ -111,7 +114,7 @@ def _computed(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
     return np.asarray(_moved(made.rule, operands)[made.k])
 
 
-def _spread(made: _Made, operands: list[Any], place: int) -> Spread:
+def _spread(made: _Made, operands: list[Value], place: int) -> Spread:
     """A constant that is repeated along open sizes, to the shape that is operand `place`."""
     shape = tuple(operands[place].ravel().tolist())
     given = list(operands)
@@ -119,7 +122,7 @@ def _spread(made: _Made, operands: list[Any], place: int) -> Spread:
     return Spread(np.asarray(made.rule(given)[made.k]), shape)
 
 
-def _spread_on(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
+def _spread_on(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
     """What an op makes of arrays that repeat along open sizes."""
     data = [v.data if isinstance(v, Spread) else v for v in operands]
     if any(v.dtype == object for v in data):
@@ -148,7 +151,7 @@ def _spread_on(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
 _MARK = 1 << 29
 
 
-def _moved(rule: Rule, operands: Sequence[Any]) -> list[np.ndarray]:
+def _moved(rule: Rule, operands: Sequence[Value]) -> list[np.ndarray]:
     """The results of an op that moves elements, symbolic sizes among them, and computes nothing.
 
     It runs on two sets of numbers in the place of the sizes. Whatever depends on the numbers
@@ -170,13 +173,13 @@ def _moved(rule: Rule, operands: Sequence[Any]) -> list[np.ndarray]:
     return runs[0]
 
 
-def _symbols(value: Any) -> list[Any]:
+def _symbols(value: Value) -> list[Value]:
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return []
     return [d for d in value.ravel().tolist() if not isinstance(d, int)]
 
 
-def _replaced(value: Any, numbers: dict[Any, int]) -> Any:
+def _replaced(value: Value, numbers: dict[Any, int]) -> Value:
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return value
     items = [d if isinstance(d, int) else numbers[d] for d in value.ravel().tolist()]
