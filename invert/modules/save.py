@@ -53,7 +53,7 @@ def save(
     """Save a module as Python source with its weights, for use without `invert`.
 
     The directory holds `model.py`, `weights.safetensors` and `README.md`. The Python file needs
-    jax, equinox, jaxtyping and safetensors: `import model; model.load("weights.safetensors")`.
+    jax, equinox, jaxtyping and safetensors: `import model; model.load()`.
     Larger weights are split into `weights-00001-of-00004.safetensors` and so on, with an index in
     `weights.safetensors.index.json`; `load` takes the same name then.
 
