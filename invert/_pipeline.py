@@ -23,6 +23,7 @@ from invert._verify import certify
 from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
+from invert.ir.composite import renewed
 from invert.ir.match import equivalent
 from invert.ir.simplify import simplify
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
@@ -76,7 +77,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Stage:
                 platform,
                 x64=x64,
             )
-            closed = meshes.checked(settle(closed))
+            closed = renewed(meshes.checked(settle(closed)))
         with stage("verify", "verifying"):
             # The comparison is over the constants of the raw program; arrays come back after it.
             recovered = jaxprs.over_constants(closed, known)

@@ -18,8 +18,9 @@ def load(
 ) -> Model:
     """The module with the weights of a safetensors file, or of the shards that its index names.
 
-    By default the file is `weights.safetensors` beside this one. On a mesh of devices, an array is cut as the first of `shardings` says whose pattern fits its
-    name, such as `"*.kernel"`, and each device reads its own part.
+    By default the file is `weights.safetensors` beside this one. On a mesh of devices, an array is
+    cut as the first of `shardings` says whose pattern fits its name, such as `"*.kernel"`, and each
+    device reads its own part.
 
     **Raises:** `ValueError` where a file is damaged, or holds other arrays than the module has, and
         where a mesh does not divide an array.
