@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -345,7 +345,7 @@ def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
 
 
-def _compared(params: Mapping[str, Any]) -> Mapping[str, Any]:
+def _compared(params: dict[str, Any]) -> dict[str, Any]:
     """The parameters of an equation that tell it from others."""
     params = plain_params(params)
     for name, inner in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):
