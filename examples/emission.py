@@ -120,7 +120,7 @@ def main() -> int:
         np.save(Path(directory) / "x.npy", x)
         program = (
             "import numpy as np, model\n"
-            "module = model.load('weights.safetensors')\n"
+            "module = model.load()\n"
             "np.save('y.npy', module(np.load('x.npy')))\n"
         )
         subprocess.run([sys.executable, "-c", program], cwd=directory, check=True)

@@ -31,7 +31,7 @@ for name in ("invert", "tensorflow", "keras"):
     sys.modules[name] = None
 import model
 import numpy as np
-loaded = model.load("weights.safetensors")
+loaded = model.load()
 np.save("outputs.npy", loaded(np.load("inputs.npy")))
 """
 

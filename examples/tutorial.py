@@ -163,7 +163,7 @@ import sys
 for name in ("invert", "tensorflow", "keras"):
     sys.modules[name] = None  # an import of these would fail
 import model, numpy as np
-net = model.load("weights.safetensors")
+net = model.load()
 np.save("out.npy", net(np.load("in.npy")))
 """
 np.save(directory / "in.npy", images)

@@ -75,6 +75,9 @@ class Config:
     - `host_ops`: treatment of TensorFlow ops that only a host can run (text, encoded images) and
         whose inputs depend on data. `"error"`: all of them are reported; `"callback"`: TensorFlow
         runs them at run time, in a `jax.pure_callback`.
+    - `text`: treatment of arguments that are text. `"error"`: they are reported; `"split"`: the ops
+        in front that turn text into numbers are left out, and the first numeric tensors are the
+        arguments in the place of the text; the report names what is left out.
     - `optimize`: the platform that the program is to be fast on, `"cpu"` or `"gpu"`: some equations
         are rewritten then, so that results are equal up to rounding only; see `invert.optimize`.
         `"none"`: the program is the one that was read.
@@ -101,6 +104,7 @@ class Config:
     sizes: Mapping[str, str] | None = dataclasses.field(default=None, hash=False)
     random: Literal["tensorflow", "jax"] = "tensorflow"
     host_ops: Literal["error", "callback"] = "error"
+    text: Literal["error", "split"] = "error"
     optimize: Literal["none", "cpu", "gpu"] = "none"
     custom_objects: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
     progress: Callable[[str], None] | None = None

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax.export
 import numpy as np
@@ -24,11 +23,12 @@ from invert._verify import certify
 from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
+from invert.ir.composite import renewed
 from invert.ir.match import equivalent
 from invert.ir.simplify import simplify
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
-from invert.ir.types import Jaxpr
+from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, J, Jaxpr, Value
 from invert.modules.function import Stage
 from invert.modules.optimize import faster
 from invert.rewriting.driver import Rewriter
@@ -54,7 +54,7 @@ class _Stages:
         self.seconds[name] = time.perf_counter() - start
 
 
-def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
+def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Stage:
     """Raise an entry point for given argument types, whose sizes may be open, and rewrite it."""
     stage = _Stages(entry.name, config)
     defects: list[str] = []
@@ -77,7 +77,7 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
                 platform,
                 x64=x64,
             )
-            closed = meshes.checked(settle(closed))
+            closed = renewed(meshes.checked(settle(closed)))
         with stage("verify", "verifying"):
             # The comparison is over the constants of the raw program; arrays come back after it.
             recovered = jaxprs.over_constants(closed, known)
@@ -106,8 +106,8 @@ def recover(entry: EntryPoint, avals: Sequence[Any], config: Config) -> Stage:
 
 
 def _raised(
-    entry: EntryPoint, avals: Sequence[Any], config: Config
-) -> tuple[Any, Sequence[Any], Mapping[str, DimSize]]:
+    entry: EntryPoint, avals: Sequence[Aval], config: Config
+) -> tuple[ClosedJaxpr, Sequence[Aval], Mapping[str, DimSize]]:
     """Trace an entry point; return the program, its types, and the new names of open sizes."""
     with listening() as said:
         closed = traced(entry, avals)
@@ -119,7 +119,9 @@ def _raised(
     return closed, avals, names
 
 
-def _finished(closed: Any, config: Config) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
+def _finished(
+    closed: ClosedJaxpr, config: Config
+) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
     """The program without hints, its constants, and notes on those that were narrowed."""
     closed = hints.without_hints(hints.restore_arrays(closed))
     jaxpr, constants = jaxprs.split_constants(closed)
@@ -128,12 +130,12 @@ def _finished(closed: Any, config: Config) -> tuple[Jaxpr, tuple[np.ndarray, ...
     return jaxprs.narrow_constants(jaxpr, constants, config.bfloat16_constants)
 
 
-def _renamed(aval: Any, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:
+def _renamed(aval: Aval, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:
     shape = tuple(evaluate(n, names) for n in aval.shape)
     return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
-def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
+def _sizes(entry: EntryPoint, avals: Sequence[Aval]) -> tuple[str, ...]:
     """The types of the arguments that have open sizes."""
     specs: list[ArgSpec] = jax.tree_util.tree_leaves(
         (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
@@ -146,7 +148,12 @@ def _sizes(entry: EntryPoint, avals: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _certify(
-    raw: Any, jaxpr: Any, constants: Sequence[Any], platform: str, x64: bool, config: Config
+    raw: Jaxpr,
+    jaxpr: AnyJaxpr,
+    constants: Sequence[Value],
+    platform: str,
+    x64: bool,
+    config: Config,
 ) -> Certificate:
     assumes = _STRICT_ORDER if hints.assumes_order(raw) else ""
     if not config.verify:
@@ -175,8 +182,8 @@ def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
 
 
 def _recognize(
-    closed: Any, platform: str, config: Config, defects: list[str], name: str = ""
-) -> tuple[Any, Mapping[str, int]]:
+    closed: J, platform: str, config: Config, defects: list[str], name: str = ""
+) -> tuple[J, Mapping[str, int]]:
     """Apply the enabled patterns; with a name, report progress."""
     stages = patterns.selected(config.patterns, config.disabled_patterns)
     if config.extra_patterns:

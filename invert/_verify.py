@@ -22,6 +22,7 @@ from invert.ir.match import difference
 from invert.ir.normal_form import normal_form
 from invert.ir.numbers import largest_gap, random_value
 from invert.ir.substitution import at_samples
+from invert.ir.types import AnyJaxpr, Aval, Jaxpr, Value
 from invert.stablehlo.lowered import raised_again
 
 # Raised where a program does not lower or run, not at sizes that are open or without 64-bit types.
@@ -31,10 +32,10 @@ _REFUSALS = (
 
 
 def certify(
-    raw: Any,
-    recovered: Any,
-    avals: Sequence[Any],
-    constants: Sequence[Any] = (),
+    raw: Jaxpr,
+    recovered: AnyJaxpr,
+    avals: Sequence[Aval],
+    constants: Sequence[Value] = (),
     *,
     platform: str,
     x64: bool,
@@ -66,7 +67,7 @@ def certify(
     return _numerical(raw, recovered, constants, where)
 
 
-def compared(a: Any, b: Any, known: Sequence[Any], most: int | None = None) -> float | str:
+def compared(a: Value, b: Value, known: Sequence[Value], most: int | None = None) -> float | str:
     """The largest difference of two programs on random inputs, or why they could not be run.
 
     **Arguments:**
@@ -84,10 +85,10 @@ def compared(a: Any, b: Any, known: Sequence[Any], most: int | None = None) -> f
 
 
 def _runs(
-    a: Any,
-    b: Any,
-    avals: Sequence[Any],
-    constants: Sequence[Any] = (),
+    a: Value,
+    b: Value,
+    avals: Sequence[Aval],
+    constants: Sequence[Value] = (),
     most: int | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """The results of two programs on random inputs behind the constants, at sample sizes."""
@@ -103,7 +104,12 @@ def _runs(
 
 
 def _lower_alike(
-    raw: Any, again: Any, avals: Sequence[Any], constants: Sequence[Any], platform: str, x64: bool
+    raw: Jaxpr,
+    again: AnyJaxpr,
+    avals: Sequence[Aval],
+    constants: Sequence[Value],
+    platform: str,
+    x64: bool,
 ) -> bool:
     """Whether the raw program lowers to `again` too.
 
@@ -119,17 +125,19 @@ def _lower_alike(
         return False
 
 
-def _again(recovered: Any, avals: Sequence[Any], platform: str, x64: bool) -> Any:
+def _again(recovered: AnyJaxpr, avals: Sequence[Aval], platform: str, x64: bool) -> Any:
     """The recovered program after lowering and raising, closed over its own constants."""
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Value) -> list[Value]:
         return eval_closed(recovered, values)
 
-    outs: list[Any] = [v.aval for v in open_jaxpr(recovered).outvars]
+    outs: list[Aval] = [v.aval for v in open_jaxpr(recovered).outvars]
     return jaxprs.as_lowered(raised_again(run, avals, outs, platform=platform, x64=x64))
 
 
-def _numerical(raw: Any, recovered: Any, constants: Sequence[Any], reason: str) -> Certificate:
+def _numerical(
+    raw: Jaxpr, recovered: AnyJaxpr, constants: Sequence[Value], reason: str
+) -> Certificate:
     with jax.enable_x64(jaxprs.has_wide_types(raw)):
         error = compared(raw, recovered, constants)
     if isinstance(error, str):

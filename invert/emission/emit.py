@@ -52,7 +52,7 @@ from invert.ir.interpret import inline_calls
 from invert.ir.jaxprs import map_jaxprs
 from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint
-from invert.ir.types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Var
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Var
 
 M = TypeVar("M", bound=eqx.Module)
 
@@ -76,7 +76,7 @@ class Recovered:
     """
 
     entry: EntryPoint
-    program: ClosedJaxpr
+    program: Jaxpr
     constants: Sequence[np.ndarray]
     x64: bool
     certificate: str = ""
@@ -587,7 +587,7 @@ class _Variant:
         method: str,
         recovered: Recovered,
         own: Sequence[Var],
-    ) -> Callable[[ClosedJaxpr], None]:
+    ) -> Callable[[Jaxpr], None]:
         """A function that traces a method at the sizes of a program and compares the two.
 
         The sizes may be open. It raises `EmissionError` where they differ.
@@ -600,7 +600,7 @@ class _Variant:
         leaves = [v for _, v in node.leaves()] if self.weights.changed else list(own)
         run = self._traceable(cls, node, method, recovered, own, leaves)
 
-        def check(program: ClosedJaxpr) -> None:
+        def check(program: Jaxpr) -> None:
             avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
             avals[: len(own)] = map(self.weights.type_of, leaves)
             for x64 in (True,) if recovered.x64 else (False, True):
@@ -679,7 +679,7 @@ def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
     return [[by_id[i] for i in (last, *g.covered)] for last, g in groups.items()]
 
 
-def _tidy(program: ClosedJaxpr) -> ClosedJaxpr:
+def _tidy(program: Jaxpr) -> Jaxpr:
     """The program as it is written: each layer computes a value once."""
 
     def within(eqn: Eqn) -> Hashable:
@@ -699,7 +699,7 @@ def _structure(cls: type[eqx.Module]) -> jax.tree_util.PyTreeDef:
     return jax.tree_util.tree_structure(like, is_leaf=_is_index)
 
 
-def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+def inlined(closed: AnyJaxpr) -> AnyJaxpr:
     """The program inside the single call that `eqx.filter_jit` makes."""
     jaxpr = open_jaxpr(closed)
     if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "jit":

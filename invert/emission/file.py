@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import EmissionError
-from invert._private.jax import is_jaxpr, open_jaxpr
+from invert._private.jax import open_jaxpr
 from invert.emission import meshes
 from invert.emission.expressions import control_flow, literals
 from invert.emission.expressions.body import Body, Placed
@@ -22,7 +22,7 @@ from invert.emission.python.format import fitted, formatted
 from invert.emission.python.naming import Names, comment, snake
 from invert.emission.sizes.expressions import dimension_sources, dimension_token
 from invert.emission.sizes.program import Program
-from invert.ir.composite import composite
+from invert.ir.composite import attributes_of, body_of, composite
 from invert.ir.traced_form import difference
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, Jaxpr, Var
 
@@ -185,18 +185,13 @@ class File(Writer):
 
     def composed(self, eqn: Eqn) -> str:
         params = eqn.params
-        (closed,) = filter(is_jaxpr, params.values())  # `jaxpr`, in jax 0.12 `call_jaxpr`
+        closed = body_of(eqn)
         jaxpr = open_jaxpr(closed)
         if id(jaxpr) not in self._functions:
             keywords: dict[str, ast.expr] = {}
             if params["version"]:
                 keywords["version"] = syntax.number(params["version"])
-            if params["attributes"]:
-                # JAX wraps arrays in hashable boxes.
-                attributes = {
-                    n: tree.unflatten([getattr(leaf, "val", leaf) for leaf in leaves])
-                    for n, leaves, tree in params["attributes"]
-                }
+            if attributes := attributes_of(eqn):
                 keywords["attributes"] = literals.value(attributes)
             mark = syntax.call(self.copied(composite), syntax.number(params["name"]), **keywords)
             hint = snake(params["name"], "function").strip("_") or "function"

@@ -30,7 +30,7 @@ def page_of(
     """
     entry = next(iter(entries.values()))[0]
     origin = entry.source if entry.source.startswith("from ") else f"from {entry.source}"
-    use = ["import model", "", f'{cls.lower()} = model.load("weights.safetensors")']
+    use = ["import model", "", f"{cls.lower()} = model.load()"]
     if "eqx.nn.StateIndex" in source:
         use[:1] = ["import equinox as eqx", "", "import model"]
         use.append(f"state = eqx.nn.State({cls.lower()})")

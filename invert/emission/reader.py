@@ -12,19 +12,20 @@ from invert.emission.python import syntax
 # mesh, each device reads its part of the array alone.
 _LOADER = '''
 def load(
-    path: str | Path,
+    path: str | Path | None = None,
     mesh: jax.sharding.Mesh | None = None,
     shardings: dict[str, jax.sharding.PartitionSpec] = SPECS,
 ) -> Model:
     """The module with the weights of a safetensors file, or of the shards that its index names.
 
-    On a mesh of devices, an array is cut as the first of `shardings` says whose pattern fits its
-    name, such as `"*.kernel"`, and each device reads its own part.
+    By default the file is `weights.safetensors` beside this one. On a mesh of devices, an array is
+    cut as the first of `shardings` says whose pattern fits its name, such as `"*.kernel"`, and each
+    device reads its own part.
 
     **Raises:** `ValueError` where a file is damaged, or holds other arrays than the module has, and
         where a mesh does not divide an array.
     """
-    path = Path(path)
+    path = Path(__file__).with_name("weights.safetensors") if path is None else Path(path)
     index = path.with_name(path.name + ".index.json")
     arrays: dict[str, Any] = {}
     types: dict[str, str] = {}

@@ -12,13 +12,14 @@ import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
-from invert.frontends.signature import Signature
+from invert.frontends.signature import Signature, check_numeric, split_signature
 from invert.primitives.tf.control_flow import checks_of
 from invert.protos.tensors import decode_dtype
-from invert.tf.fallback.host import text_problems
+from invert.tf.fallback.host import host_entry, text_problems
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.context import result_value
 from invert.tf.interpreter.graph import Graph
+from invert.tf.interpreter.split import Split, split
 from invert.tf.ops.node import Node, import_tensorflow, variable_name
 from invert.tf.ops.state import KEY, Resource
 from invert.tf.values.constants import array
@@ -170,8 +171,8 @@ def function_entry(
     order, tree = results
     if any(i >= len(outputs) for i in order):
         raise MalformedModelError(f"{name} has fewer results than its signature says")
-    constants = [f is not None and not isinstance(f, Resource) for f in feeds]
-    program = Analysis(graph, [False] * len(signature.order) + constants)
+    signature = without_text(graph, signature, feeds)
+    program = Analysis(graph, _known(signature, feeds))
     problems = [*problems, *program.problems()]
     problems += text_problems(outputs)
     if problems and strict:
@@ -186,6 +187,65 @@ def function_entry(
         program, signature, (order, tree, dtypes), feeds, params,
         name=name, source=source, problems=problems, variables=variables,
     )  # fmt: skip
+
+
+def without_text(graph: Graph, signature: Signature, feeds: Sequence[Any] = ()) -> Signature:
+    """The signature without arguments that are text, where the graph makes numbers of them.
+
+    Examples are parsed by the caller always, other text on request. The main body of the graph is
+    what follows then.
+
+    **Raises:** `SignatureError` where text is left, `UnsupportedOpError`.
+    """
+    text = graph.config.text == "split"
+    leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
+    if not text and all(spec.dtype.kind != "O" for spec in leaves):
+        return signature
+    specs = dict(zip(signature.order, leaves, strict=True))
+    arguments = [(specs[i].shape, specs[i].dtype) for i in range(len(leaves))]
+    weights = [False] * len(leaves) + [
+        isinstance(f, Resource) and f.kind in ("variable", "reference") for f in feeds
+    ]
+    found = split(graph, arguments, _known(signature, feeds), weights, text=text)
+    if found is not None:
+        signature = _split_signature(graph, signature, specs, found)
+    check_numeric(signature)
+    return signature
+
+
+def _split_signature(
+    graph: Graph, signature: Signature, specs: Mapping[int, ArgSpec], found: Split
+) -> Signature:
+    features = []
+    for feature in found.features:
+        if feature.shape is None:
+            reason = (
+                f"gives the argument {feature.name!r}, of which the model does not say how many "
+                "axes it has"
+            )
+            remedy = "Export the model with a fixed rank there, or a function behind its text."
+            raise UnsupportedOpError([Problem("text", reason, remedy=remedy)])
+        features.append(ArgSpec(feature.name, feature.shape, feature.dtype))
+    signature = split_signature(signature, found.kept, features)
+    ops = ", ".join(sorted({f"tf.{node.op}" for node in found.front if node.op in _named(found)}))
+    gone = [f"{specs[i].name!r}" for i in sorted(specs) if i not in found.kept]
+    instead = ", ".join(f"{f.name!r}" for f in features)
+    graph.note(
+        f"what makes numbers of {', '.join(gone) or 'the arguments'} is left out ({ops}): its "
+        f"results are the arguments {instead}"
+    )
+    return signature
+
+
+def _named(found: Split) -> set[str]:
+    """The ops of a front that a report names: not those that only move numbers."""
+    return {n.op for n in found.front if n.op.startswith("LookupTable") or host_entry(n)}
+
+
+def _known(signature: Signature, feeds: Sequence[Any]) -> list[bool]:
+    """For each input of the graph whether it is a constant."""
+    constants = [f is not None and not isinstance(f, Resource) for f in feeds]
+    return [False] * len(signature.order) + constants
 
 
 def check_count(name: str, inputs: int, signature: Signature) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import SignatureError, UnsupportedOpError, nested_too_deep
-from invert.frontends.graph_entry import graph_entry
+from invert.frontends.graph_entry import graph_entry, without_text
 from invert.frontends.signature import Signature
 from invert.protos.messages import own
 from invert.protos.ops import op_def
@@ -55,6 +55,9 @@ def entry_point(
         config=config,
         op_def=op_def,
     )
+    signature = without_text(
+        graph, Signature(tuple(specs.values()), {}, tuple(specs), tuple(range(len(specs))))
+    )
     program = Analysis(graph)
     if (problems := program.problems()) and strict:
         raise UnsupportedOpError(problems)
@@ -63,8 +66,6 @@ def entry_point(
     structure: Any = dict.fromkeys(keys, 0) if keys is not None else (0,) * len(outputs)
     if keys is None and len(outputs) == 1:
         structure = 0
-    count = len(specs)
-    signature = Signature(tuple(specs.values()), {}, tuple(specs), tuple(range(count)))
     return graph_entry(
         program,
         signature,
@@ -112,11 +113,11 @@ def _spec(name: str, node: Any) -> ArgSpec:
     if key not in node.attr:
         raise SignatureError(f"the type of input {name!r} is not known; feed a Placeholder")
     dtype = decode_attr(node.attr[key])
-    if not isinstance(dtype, np.dtype) or dtype.kind == "O":
+    if not isinstance(dtype, np.dtype):
         raise SignatureError(f"input {name!r} is not an array of numbers")
     shapes = [node.attr["shape"].shape] if "shape" in node.attr else []
     shapes += node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else []
     shape = decode_shape(shapes[0]) if shapes else None
-    if shape is None:
+    if shape is None and dtype.kind != "O":
         raise SignatureError(f"input {name!r} has no fixed rank; give its Placeholder a shape")
-    return ArgSpec(name, shape, dtype)
+    return ArgSpec(name, shape or (), dtype)

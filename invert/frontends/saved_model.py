@@ -24,7 +24,15 @@ from invert.frontends import saved_graph
 from invert.frontends.folder import Files, assets_of, files_of
 from invert.frontends.graph_entry import check_count, function_entry, unique
 from invert.frontends.saved_objects import Concrete, SavedFunction, SavedObjects, captured
-from invert.frontends.signature import describe, distinct, picked, read_outputs, read_signature
+from invert.frontends.signature import (
+    Signature,
+    describe,
+    distinct,
+    picked,
+    picked_split,
+    read_outputs,
+    read_signature,
+)
 from invert.protos import file_parts
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
@@ -333,9 +341,12 @@ class _Model:
             entry = self._entry(concrete, owner, name, source, strict)
             if of is None:
                 return entry
-            return dataclasses.replace(
-                entry, trace=Trace(of, functools.partial(picked, concrete, owner))
-            )
+            own = read_signature(concrete, owner=owner)
+            pick = functools.partial(picked, concrete, owner)
+            if (own.args, own.kwargs) != (entry.args, entry.kwargs):
+                left = Signature(entry.args, entry.kwargs, entry.arg_names, ())
+                pick = functools.partial(picked_split, concrete, owner, left)
+            return dataclasses.replace(entry, trace=Trace(of, pick))
 
         return read
 

@@ -273,14 +273,75 @@ def _arg_spec(spec: TensorSpec, name: str, tf_path: str) -> ArgSpec:
     generated = tf_path.replace(".", "_")
     if given and given not in (generated, tf_path) and not given.startswith("args_"):
         name = given
-    if spec.shape is None:
+    if spec.shape is None and spec.dtype.kind != "O":
         raise SignatureError(f"argument {name!r} has no fixed rank; give it one when exporting")
-    if spec.dtype.kind == "O":
-        raise SignatureError(
-            f"argument {name!r} is of type {spec.type}, which is not numeric; convert a function "
-            "of the first numeric tensor, such as keras.Model(vectorize.output, model.output)"
-        )
-    return ArgSpec(name, spec.shape, spec.dtype)
+    return ArgSpec(name, spec.shape or (), spec.dtype)
+
+
+def check_numeric(signature: Signature) -> None:
+    """Refuse arguments that are not numbers.
+
+    **Raises:** `SignatureError`.
+    """
+    for spec in jax.tree_util.tree_leaves((signature.args, signature.kwargs)):
+        if spec.dtype.kind == "O":
+            raise SignatureError(
+                f"argument {spec.name!r} holds text, which JAX arrays do not; with "
+                'Config(text="split") the first numeric tensors are the arguments, and what makes '
+                "them of text is left out"
+            )
+
+
+def split_signature(
+    signature: Signature, kept: Sequence[int], features: Sequence[ArgSpec]
+) -> Signature:
+    """The signature with some of its arguments, by their numbers, and others behind them."""
+    leaves, tree = jax.tree_util.tree_flatten((signature.args, dict(signature.kwargs)))
+    # Trees of the numbers of the new inputs; -1: gone.
+    numbers = [kept.index(n) if n in kept else -1 for n in signature.order]
+    specs = dict(zip(numbers, leaves, strict=True))
+    args, kwargs = jax.tree_util.tree_unflatten(tree, numbers)
+    named = [(n, _pruned(x)) for n, x in zip(signature.arg_names, args, strict=True)]
+    keywords = {k: _pruned(x) for k, x in kwargs.items()}
+    by_keyword = not named and bool(keywords)
+    named = [(n, x) for n, x in named if x is not _GONE]
+    keywords = {k: x for k, x in keywords.items() if x is not _GONE}
+    taken = [*(n for n, _ in named), *keywords]
+    for number, feature in enumerate(features, len(kept)):
+        name = free_name(feature.name, taken)
+        taken.append(name)
+        specs[number] = dataclasses.replace(feature, name=name)
+        if by_keyword:
+            keywords[name] = number
+        else:
+            named.append((name, number))
+    trees = tuple(x for _, x in named), keywords
+    new_args, new_kwargs = jax.tree_util.tree_map(lambda n: specs[n], trees)
+    order = tuple(jax.tree_util.tree_leaves(trees))
+    return Signature(new_args, new_kwargs, tuple(n for n, _ in named), order)
+
+
+_GONE: Any = object()
+
+
+def _pruned(tree: Any) -> Any:
+    """A tree of numbers without those that are -1; `_GONE` where there were no others."""
+    if isinstance(tree, int):
+        return _GONE if tree == -1 else tree
+    if isinstance(tree, Mapping):
+        items = {k: _pruned(v) for k, v in tree.items()}
+        items = {k: v for k, v in items.items() if v is not _GONE}
+    elif isinstance(tree, list | tuple):
+        items = [v for v in map(_pruned, tree) if v is not _GONE]
+    else:
+        return tree
+    if tree and not items:
+        return _GONE
+    if isinstance(items, list) and isinstance(tree, tuple):
+        # One with names cannot lose elements.
+        whole = len(items) == len(tree) and hasattr(tree, "_fields")
+        return type(tree)(*items) if whole else tuple(items)
+    return items
 
 
 def flat_specs(
@@ -385,6 +446,31 @@ def picked(
         )
 
     return tuple(map(own, signature.arg_names)), {k: own(k) for k in signature.kwargs}
+
+
+def picked_split(
+    concrete: Any,
+    owner: Any,
+    signature: Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    exact: bool,
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """As `picked`, where `signature` is that of the trace without text; Python values by name."""
+    want_args, want_kwargs, parameters = _structured(concrete)
+    names = _argument_names(len(want_args), parameters)
+    want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
+    static = {k: tree for k, tree in want.items() if not _has_tensor(tree)}
+    known = owner.function_type.parameters
+    given = {k: known[k].default for k in static if k in known and known[k].optional}
+    given |= {k: v for k, v in kwargs.items() if k in static}
+    rest = {k: v for k, v in kwargs.items() if k not in static}
+    takes = {*signature.arg_names[len(args) :], *signature.kwargs}
+    if len(args) > len(signature.arg_names) or rest.keys() != takes:
+        return None
+    if not all(k in given and _fits(tree, given[k], exact) for k, tree in static.items()):
+        return None
+    return tuple(args), rest
 
 
 def _fits(want: Any, given: Any, exact: bool) -> bool:

@@ -321,7 +321,8 @@ def _build(
     count = len(graph_inputs) - len(concrete.captured_inputs)
     check_count(name, count, signature)
     program = Graph(
-        graph.as_graph_def(),
+        # What is cut off needs the shapes of what is behind.
+        graph.as_graph_def(add_shapes=config.text == "split"),
         graph_inputs,
         [t.name for t in graph.outputs],
         config=config,

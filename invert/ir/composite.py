@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import jax
 import jax.custom_batching
 from jax import lax
+
+from invert._private.jax import (
+    consts_of,
+    eval_closed,
+    is_jaxpr,
+    open_jaxpr,
+    trace_closed,
+)
+from invert.ir.jaxprs import map_jaxprs
+from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr
 
 
 # Emission writes this very function into the files that hold composites, so it uses nothing else
@@ -46,3 +56,62 @@ def composite(
         return differentiable
 
     return mark
+
+
+def composite_of(eqn: Eqn) -> Eqn | None:
+    """The `composite` equation that `composite` has wrapped in a `custom_jvp_call`, if any."""
+    for param, primitive in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):
+        eqns = open_jaxpr(eqn.params[param]).eqns
+        if len(eqns) != 1 or eqns[0].primitive.name != primitive:
+            return None
+        (eqn,) = eqns
+    return eqn
+
+
+def body_of(eqn: Eqn) -> ClosedJaxpr:
+    """The program of a `composite` equation."""
+    # `jaxpr`, in jax 0.12 `call_jaxpr`.
+    (closed,) = filter(is_jaxpr, eqn.params.values())
+    return cast(ClosedJaxpr, closed)
+
+
+def attributes_of(eqn: Eqn) -> Mapping[str, Any]:
+    """The attributes of a `composite` equation, as it was given them."""
+    # JAX wraps arrays in hashable boxes.
+    return {
+        n: tree.unflatten([getattr(leaf, "val", leaf) for leaf in leaves])
+        for n, leaves, tree in eqn.params["attributes"]
+    }
+
+
+def renewed(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A program whose composites have the derivatives and batching rules of their bodies as these
+    are now: a loop that was recognized has a reverse derivative, where the loop of before had none.
+    """
+    made: dict[Jaxpr, Eqn] = {}  # calls of one function stay so
+
+    def inner(jaxpr: Jaxpr) -> Jaxpr:
+        eqns = list(jaxpr.eqns)
+        for i, eqn in enumerate(eqns):
+            if eqn.primitive.name != "custom_jvp_call" or composite_of(eqn) is None:
+                continue
+            called = open_jaxpr(eqn.params["call_jaxpr"])
+            if called not in made:
+                made[called] = _renewed(eqn)
+            eqns[i] = eqn.replace(params=made[called].params)
+        return jaxpr.replace(eqns=eqns)
+
+    return map_jaxprs(closed, inner)
+
+
+def _renewed(eqn: Eqn) -> Eqn:
+    known = composite_of(eqn)
+    assert known is not None
+    closed, params = body_of(known), known.params
+    mark = composite(params["name"], params["version"], dict(attributes_of(known)))
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    made = trace_closed(mark(lambda *xs: eval_closed(closed, xs)), *avals)
+    eqns = open_jaxpr(made).eqns
+    if len(eqns) != 1 or consts_of(made):
+        return eqn
+    return eqn.replace(params=eqns[0].params)

@@ -15,6 +15,7 @@ from invert._private.jax import (
     consts_of,
     is_jaxpr,
     names_of,
+    open_jaxpr,
     plain_params,
     source_line,
 )
@@ -340,14 +341,27 @@ _FREE_PARAMS = frozenset(
 
 def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two equations of one primitive have the same parameters, inner jaxprs included."""
-    a, b = plain_params(a), plain_params(b)
+    a, b = _compared(a), _compared(b)
     return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
+
+
+def _compared(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an equation that tell it from others."""
+    params = plain_params(params)
+    for name, inner in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):
+        if is_jaxpr(called := params.get(name)):
+            eqns = open_jaxpr(called).eqns
+            if len(eqns) == 1 and eqns[0].primitive.name == inner:
+                # The rules of `ir.composite` are those of the body, which is compared. No program
+                # of a container has another `custom_vmap_call`.
+                return {name: called}
+    return params
 
 
 def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
     """The first parameter in which two equations of one primitive differ, in words."""
-    found_params = plain_params(target.params)
-    for name, value in plain_params(eqn.params).items():
+    found_params = _compared(target.params)
+    for name, value in _compared(eqn.params).items():
         other = found_params.get(name)
         if is_jaxpr(value) and is_jaxpr(other):
             if (inner := difference(value, other)) is not None:

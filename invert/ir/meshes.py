@@ -159,7 +159,7 @@ def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[Any]:
     return jax.sharding.use_abstract_mesh(next(iter(found)))
 
 
-def unchecked(closed: ClosedJaxpr, says: bool | None = None) -> ClosedJaxpr:
+def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
     """The program without redundant marks of varying mesh axes.
 
     Each `shard_map` keeps in its parameters whether it checks them, or what `says` says of all.

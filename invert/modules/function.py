@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 from jax.sharding import AbstractMesh
+from jax.typing import DTypeLike
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
@@ -45,7 +46,7 @@ from invert.ir.sizes import (
     variables,
 )
 from invert.ir.substitution import substitute
-from invert.ir.types import Jaxpr
+from invert.ir.types import Aval, Jaxpr, Value
 from invert.modules import placement, signatures
 from invert.modules.dimensions import independent, named_shapes, scope_of, symbolic_shapes
 from invert.modules.placement import AnyMesh
@@ -66,7 +67,7 @@ class Stage:
     - `settled`: what numbers for sizes decide: a loop of a known number of steps is a `scan`.
     """
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     constants: tuple[np.ndarray, ...]
     report: Report
     x64: bool
@@ -102,10 +103,10 @@ class Stage:
         """The device meshes that it names, each with its manual axes."""
         return meshes.meshes_of(self.jaxpr)
 
-    def run(self, *values: Any, on: Mapping[AbstractMesh, AnyMesh] | None = None) -> list[Any]:
+    def run(self, *values: Value, on: Mapping[AbstractMesh, AnyMesh] | None = None) -> list[Value]:
         """Evaluate the program on arrays or tracers; `on` maps its meshes to those to use."""
 
-        def evaluate(values: Sequence[Any]) -> list[Any]:
+        def evaluate(values: Sequence[Value]) -> list[Value]:
             if not on:
                 return eval_jaxpr(self.jaxpr, values)
             chosen = on
@@ -255,7 +256,7 @@ class Function:
             return None
         return whole
 
-    def begin(self, values: Sequence[Any]) -> None:
+    def begin(self, values: Sequence[Value]) -> None:
         """Recover the program at the shapes of an example, whose constants the module holds.
 
         Where it holds for all sizes, the module holds the constants of that program.
@@ -286,7 +287,7 @@ class Function:
             new.begin(self._example)
         return new
 
-    def stage(self, values: Sequence[Any], key: Any = None) -> Stage:
+    def stage(self, values: Sequence[Value], key: Value = None) -> Stage:
         """The program for the shapes of `values` and the kind of `key`, recovered once.
 
         That is the program for all sizes, at these, wherever it holds.
@@ -299,7 +300,7 @@ class Function:
                 return stage
         return self._at(avals)
 
-    def _at(self, avals: Sequence[Any]) -> Stage:
+    def _at(self, avals: Sequence[Aval]) -> Stage:
         types = tuple((a.shape, a.dtype) for a in avals)
         if types not in self._stages:
             # The caller may be traced; what is run to verify and to fold runs now.
@@ -307,7 +308,7 @@ class Function:
                 self._stages[types] = self._recover(self.entry, avals)
         return self._stages[types]
 
-    def whole(self, key: Any = None) -> Stage | None:
+    def whole(self, key: Value = None) -> Stage | None:
         """The program for all sizes; `None` for static sizes, or for the reason in `divided`."""
         if self.is_static:
             return None
@@ -316,7 +317,7 @@ class Function:
             self._whole[kind] = self._recover_whole(key)
         return self._whole[kind]
 
-    def _recover_whole(self, key: Any) -> Stage | None:
+    def _recover_whole(self, key: Value) -> Stage | None:
         if self._changed is not None:
             # Traced again, the conditions on sizes that were met before would not be told.
             before, change = self._changed
@@ -338,7 +339,7 @@ class Function:
         return found
 
     def _recover_named(
-        self, shapes: Sequence[Sequence[int | str]], key: Any
+        self, shapes: Sequence[Sequence[int | str]], key: Value
     ) -> tuple[Stage | None, Sequence[Constraint]]:
         """The program at shapes with names, and the constraints that it takes to trace it."""
         assumed: list[Constraint] = []
@@ -357,7 +358,7 @@ class Function:
             assumed += new
         return None, assumed
 
-    def _for_all(self, avals: Sequence[Any]) -> Stage | None:
+    def _for_all(self, avals: Sequence[Aval]) -> Stage | None:
         """The program at sizes that are expressions; `None` where there is none."""
         try:
             return self._at(avals)
@@ -368,7 +369,7 @@ class Function:
             _suggest_undecided(error)
             return None
 
-    def _avals(self, values: Sequence[Any], key: Any) -> list[jax.ShapeDtypeStruct]:
+    def _avals(self, values: Sequence[Value], key: Value) -> list[jax.ShapeDtypeStruct]:
         avals = [
             jax.ShapeDtypeStruct(tuple(v.shape), spec.dtype)
             for v, spec in zip(values, self.specs, strict=True)
@@ -377,7 +378,7 @@ class Function:
             avals.append(jax.ShapeDtypeStruct((), drawn))
         return avals
 
-    def _key_dtype(self, key: Any) -> Any:
+    def _key_dtype(self, key: Value) -> Value:
         """The type of the key that the function takes; `None` where it takes none."""
         if not self._key:
             return None
@@ -388,7 +389,7 @@ class Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
         return self
 
-    def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
+    def split(self, args: Sequence[Value], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
         """The flat arguments, the state and the key, checked against the signature.
 
         **Raises:** `SignatureError` with all that does not fit.
@@ -415,7 +416,7 @@ class Function:
                 )
         return self._flat(bound), state, key
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def flatten(self, args: Sequence[Value], kwargs: Mapping[str, Any]) -> list[Value]:
         """The flat arguments, without state and key, checked against the signature.
 
         **Raises:** `SignatureError` with all that does not fit.
@@ -433,7 +434,7 @@ class Function:
         """Arguments by the names of the parameters; those of the container serve as well."""
         return {self._safe.get(name, name): value for name, value in kwargs.items()}
 
-    def _flat(self, bound: inspect.BoundArguments) -> list[Any]:
+    def _flat(self, bound: inspect.BoundArguments) -> list[Value]:
         names = [self._safe[n] for n in self.entry.arg_names]
         args = tuple(bound.arguments[n] for n in names)
         rest = {k: bound.arguments[self._safe[k]] for k in self.entry.kwargs}
@@ -469,9 +470,9 @@ class Function:
 
     def __call__(
         self,
-        constants: Sequence[Any],
+        constants: Sequence[Value],
         params: Sequence[Any],
-        args: Sequence[Any],
+        args: Sequence[Value],
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Run the program.
@@ -511,7 +512,7 @@ class Function:
             state = state.set(params[i], _widen(value, state.get(params[i]).dtype))
         return out, state
 
-    def _on_devices(self, stage: Stage, values: Sequence[Any], count: int) -> list[Any]:
+    def _on_devices(self, stage: Stage, values: Sequence[Value], count: int) -> list[Value]:
         """Run a program for several devices on the mesh of the caller or of the arguments."""
         shardings = self.entry.shardings
         named = dict(stage.meshes)
@@ -527,8 +528,8 @@ class Function:
         self,
         stage: Stage,
         on: Mapping[AbstractMesh, AnyMesh],
-        values: Sequence[Any],
-    ) -> list[Any]:
+        values: Sequence[Value],
+    ) -> list[Value]:
         key = stage, tuple(on.items())
         if key not in self._compiled:
             self._compiled[key] = jax.jit(functools.partial(stage.run, on=on))
@@ -540,7 +541,7 @@ def _read_param(param: Any, state: Any) -> Any:
     return state.get(param) if isinstance(param, eqx.nn.StateIndex) else param
 
 
-def _typed_key(key: Any, name: str) -> Any:
+def _typed_key(key: Value, name: str) -> Value:
     """A typed PRNG key; a legacy `uint32` key is wrapped."""
     if getattr(key, "dtype", None) == np.uint32 and np.ndim(key) == 1:
         key = jax.random.wrap_key_data(key)
@@ -550,12 +551,14 @@ def _typed_key(key: Any, name: str) -> Any:
     return key
 
 
-def _widen(value: Any, dtype: Any) -> Any:
+def _widen(value: Value, dtype: DTypeLike) -> Value:
     """Convert between the dtype of the program and the narrower one that JAX uses without x64."""
     return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)
 
 
-def _checked(results: list[Any], checks: Sequence[str], assigned: int, config: Config) -> list[Any]:
+def _checked(
+    results: list[Value], checks: Sequence[str], assigned: int, config: Config
+) -> list[Value]:
     """The results of a program without those of its assertions, which are made here."""
     if not checks:
         return results
@@ -586,7 +589,7 @@ def _differences(given: Any, wanted: Any) -> str:
     return ", ".join(parts)
 
 
-def _fit(value: Any, spec: ArgSpec, problems: list[str], config: Config) -> Any:
+def _fit(value: Value, spec: ArgSpec, problems: list[str], config: Config) -> Value:
     """`value` as an array of the type of `spec`, or a line in `problems`."""
     if isinstance(value, (bool, int, float, complex)):
         value = np.asarray(value, spec.dtype)
@@ -627,5 +630,5 @@ def _fit(value: Any, spec: ArgSpec, problems: list[str], config: Config) -> Any:
     return None
 
 
-def _shape(shape: Sequence[Any]) -> str:
+def _shape(shape: Sequence[DimSize | str]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"

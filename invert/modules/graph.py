@@ -13,7 +13,7 @@ import jax
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import plain
 from invert._private.jax import open_jaxpr
-from invert.emission import Layered, layers_of
+from invert.emission import Layered
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.lists import Loop
 from invert.ir.kinds import CONVERSIONS, IDENTITIES, MOVES
@@ -21,6 +21,7 @@ from invert.ir.types import Atom, Eqn, Literal, Var
 from invert.modules import svg
 from invert.modules.function import Function
 from invert.modules.svg import BOTTOM, TOP, Box, Edge
+from invert.modules.texts import layers_of
 
 _MOST_NAMES = 4  # of equations in one box
 _MOST_BOXES = 60  # that are seen before a click

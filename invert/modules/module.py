@@ -17,13 +17,14 @@ from jax import Array
 
 from invert._entry import Param, Shardings
 from invert._errors import SaveError, SignatureError
-from invert._private.jax import ClosedJaxpr
 from invert._report import Report
-from invert.emission import CALL, STYLES, Emission, constant_name, emission_of
+from invert.emission import CALL, STYLES, Emission, constant_name
+from invert.ir.types import Jaxpr, Value
 from invert.modules import placement, shown
 from invert.modules.function import Function, Stage
 from invert.modules.graph import Graph, graph_of
 from invert.modules.params import lookup, nest, param_paths
+from invert.modules.texts import emission_of
 
 
 class Recovered(eqx.Module):
@@ -199,7 +200,7 @@ class Module(Recovered):
     constants: tuple[Array | np.ndarray, ...]
     _function: Function = eqx.field(static=True, repr=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Value, **kwargs: Any) -> Value:
         """Run the program.
 
         **Raises:** `SignatureError` where the arguments do not fit the signature.
@@ -208,7 +209,7 @@ class Module(Recovered):
         return run(self._function, self.constants, leaves, args, kwargs)
 
     @property
-    def jaxpr(self) -> ClosedJaxpr:
+    def jaxpr(self) -> Jaxpr:
         """The program as a jaxpr of the constants, the parameters, the flat arguments and the key.
 
         Where argument sizes are open, it is that of the example or of the first call.
@@ -256,9 +257,9 @@ class Module(Recovered):
 
 def run(
     function: Function,
-    constants: Sequence[Any],
+    constants: Sequence[Value],
     params: Sequence[Any],
-    args: Sequence[Any],
+    args: Sequence[Value],
     kwargs: Mapping[str, Any],
 ) -> Any:
     """Call a function.
@@ -299,7 +300,7 @@ def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True)
 def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` as a method called `name`, with the signature of `function`."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Value, **kwargs: Any) -> Value:
         return run(self, *args, **kwargs)
 
     call.__name__, call.__qualname__ = name, f"{function.entry.name}.{name}"

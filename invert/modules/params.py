@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from invert.ir.types import Value
+
 
 def param_paths(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Paths into nested dictionaries for variable names such as `dense/kernel`.
@@ -19,7 +21,7 @@ def param_paths(names: Sequence[str]) -> list[tuple[str, ...]]:
     ]
 
 
-def nest(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+def nest(names: Sequence[str], values: Sequence[Value]) -> dict[str, Any]:
     """Values as nested dictionaries, see `param_paths`."""
     tree: dict[str, Any] = {}
     for path, value in zip(param_paths(names), values, strict=True):

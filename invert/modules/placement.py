@@ -22,6 +22,7 @@ from invert._errors import MeshError
 from invert._private.jax import is_tracer, open_jaxpr
 from invert.ir.arrays import aligned, device_array
 from invert.ir.graph import is_var
+from invert.ir.types import Value
 
 if TYPE_CHECKING:
     from invert.modules.function import Stage
@@ -30,7 +31,7 @@ AnyMesh = AbstractMesh | Mesh
 
 
 def chosen(
-    meshes: Mapping[AbstractMesh, frozenset[str]], values: Sequence[Any], first: bool = False
+    meshes: Mapping[AbstractMesh, frozenset[str]], values: Sequence[Value], first: bool = False
 ) -> dict[AbstractMesh, AnyMesh]:
     """The mesh that replaces each mesh that a program names.
 
@@ -47,7 +48,7 @@ def chosen(
     return {mesh: _one(mesh, manual, given, values, first) for mesh, manual in meshes.items()}
 
 
-def _given(values: Sequence[Any]) -> AnyMesh | None:
+def _given(values: Sequence[Value]) -> AnyMesh | None:
     """The mesh that the caller has set, or put the arguments on."""
     current = jax.sharding.get_abstract_mesh()
     if not current.empty:
@@ -63,7 +64,7 @@ def _one(
     mesh: AbstractMesh,
     manual: frozenset[str],
     given: AnyMesh | None,
-    values: Sequence[Any],
+    values: Sequence[Value],
     first: bool,
 ) -> AnyMesh:
     if given is not None:
@@ -235,7 +236,7 @@ def planned(
         None if p.name not in specs else NamedSharding(plain_mesh(mesh), of_rank(p)) for p in params
     ]
 
-    def fn(values: Sequence[Any], *args: Any) -> Sequence[Any]:
+    def fn(values: Sequence[Value], *args: Value) -> Sequence[Value]:
         constrained = [
             v if to is None else jax.lax.with_sharding_constraint(v, to)
             for v, to in zip(values, places, strict=True)
@@ -296,7 +297,7 @@ def param_array(param: Param) -> Any:
     return made
 
 
-def _forget(value: Any) -> None:
+def _forget(value: Value) -> None:
     """Release pages of a mapped file; they are read again on demand."""
     while isinstance(value, (np.ndarray, memoryview)):
         value = value.base if isinstance(value, np.ndarray) else value.obj
@@ -305,8 +306,8 @@ def _forget(value: Any) -> None:
 
 
 def placed(
-    shardings: Shardings | None, mesh: Mapping[AbstractMesh, AnyMesh], values: Sequence[Any]
-) -> list[Any]:
+    shardings: Shardings | None, mesh: Mapping[AbstractMesh, AnyMesh], values: Sequence[Value]
+) -> list[Value]:
     """The arguments where the original takes them, as far as the mesh is one of devices."""
     if shardings is None or shardings.mesh is None:
         return list(values)

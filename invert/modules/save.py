@@ -28,6 +28,7 @@ from invert._errors import (
     MissingDependencyError,
     SaveError,
 )
+from invert.ir.types import Value
 from invert.modules import placement
 from invert.modules.methods import Methods
 from invert.modules.module import Module
@@ -52,7 +53,7 @@ def save(
     """Save a module as Python source with its weights, for use without `invert`.
 
     The directory holds `model.py`, `weights.safetensors` and `README.md`. The Python file needs
-    jax, equinox, jaxtyping and safetensors: `import model; model.load("weights.safetensors")`.
+    jax, equinox, jaxtyping and safetensors: `import model; model.load()`.
     Larger weights are split into `weights-00001-of-00004.safetensors` and so on, with an index in
     `weights.safetensors.index.json`; `load` takes the same name then.
 
@@ -303,7 +304,7 @@ def _allocate(file: int, size: int) -> None:
         os.truncate(file, size)
 
 
-def _write_array(value: Any, path: Path, offset: int) -> None:
+def _write_array(value: Value, path: Path, offset: int) -> None:
     parts = [((slice(None),) * value.ndim, value)]
     if isinstance(value, jax.Array) and not value.is_fully_replicated:
         if not value.is_fully_addressable:

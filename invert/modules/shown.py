@@ -14,6 +14,7 @@ import numpy as np
 from invert._entry import ArgSpec
 from invert._errors import plain
 from invert.ir.sizes import DimSize, is_open
+from invert.ir.types import Value
 from invert.modules.function import Function
 
 _HEAD = ("layer", "arrays", "parameters")
@@ -54,13 +55,13 @@ def certificate_line(function: Function) -> str:
     return "not recovered yet" if stage is None else f"certificate: {stage.report.certificate}"
 
 
-def count_line(named: Mapping[str, Any], constants: Sequence[Any]) -> str:
+def count_line(named: Mapping[str, Any], constants: Sequence[Value]) -> str:
     """`1,234 parameters in 4 arrays`, and the same of the constants."""
     parts = [_counted(list(named.values()), "parameters")] if named or not constants else []
     return ", ".join([*parts, *([_counted(constants, "constants")] if constants else [])])
 
 
-def is_whole(leaves: Sequence[Any]) -> bool:
+def is_whole(leaves: Sequence[Value]) -> bool:
     """Whether a module holds arrays rather than the tracers of a transformation."""
     return all(hasattr(_array(x), "shape") for x in leaves)
 
@@ -111,21 +112,21 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 4] + " ..."
 
 
-def _array(x: Any) -> Any:
+def _array(x: Value) -> Value:
     """The array of a leaf; of an index into the state, its initial value."""
     return x.init if isinstance(x, eqx.nn.StateIndex) else x
 
 
-def _size(x: Any) -> int:
+def _size(x: Value) -> int:
     return int(np.prod(np.shape(_array(x))))
 
 
-def _counted(arrays: Sequence[Any], what: str) -> str:
+def _counted(arrays: Sequence[Value], what: str) -> str:
     several = "array" if len(arrays) == 1 else "arrays"
     return f"{sum(map(_size, arrays)):,} {what} in {len(arrays)} {several}"
 
 
-def _type_text(x: Any) -> str:
+def _type_text(x: Value) -> str:
     """`float32[?,4]` of an array or its type."""
     sizes = ("?" if n is None else str(n) for n in x.shape)
     return f"{x.dtype}[{','.join(sizes)}]"

@@ -12,6 +12,7 @@ import numpy as np
 
 from invert._errors import SignatureError
 from invert.emission import Origin, put_values
+from invert.ir.types import Value
 from invert.modules.methods import Methods
 from invert.modules.module import Module
 from invert.modules.params import nest
@@ -188,11 +189,11 @@ def _is_index(x: object) -> bool:
     return isinstance(x, eqx.nn.StateIndex)
 
 
-def _value(x: Any, state: eqx.nn.State | None) -> Any:
+def _value(x: Value, state: eqx.nn.State | None) -> Value:
     if not isinstance(x, eqx.nn.StateIndex):
         return x
     return x.init if state is None else state.get(x)
 
 
-def _like(old: Any, value: Any) -> Any:
+def _like(old: Value, value: Value) -> Value:
     return eqx.nn.StateIndex(value) if _is_index(old) else value

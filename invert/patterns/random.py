@@ -246,7 +246,7 @@ def _widths(site: Site) -> list[int]:
     return [*dict.fromkeys(w for w in widths if w != 32), 32]
 
 
-def _flat_results(site: Site, n: int) -> list[Any]:
+def _flat_results(site: Site, n: int) -> list[Value]:
     """Types of the values that a flat array of words may have been reshaped into, last first.
 
     With `jax_threefry_partitionable=False` the hash runs over half of a flat iota.

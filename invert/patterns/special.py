@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from invert._private.jax import Literal, Var, iota_2x32_shape_p
 from invert.ir.types import Atom, Eqn, JaxFunction
@@ -72,7 +73,7 @@ EXPANSIONS = {
 }
 
 
-def operand_types(site: Site, dtype: Any, arity: int) -> Iterator[tuple[Any, ...]]:
+def operand_types(site: Site, dtype: DTypeLike, arity: int) -> Iterator[tuple[Any, ...]]:
     """Candidate operand types of an elementwise primitive, the likeliest first.
 
     Operands may be scalars or broadcast along dimensions of size one, if the body has such values.
@@ -85,7 +86,7 @@ def operand_types(site: Site, dtype: Any, arity: int) -> Iterator[tuple[Any, ...
             yield choice
 
 
-def _narrower(site: Site, dtype: Any, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _narrower(site: Site, dtype: DTypeLike, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Shapes of values in the body that an elementwise primitive broadcasts to `shape`."""
     atoms = itertools.chain(*(eqn.invars for eqn in site.graph.eqns))
     found = dict.fromkeys(v.shape for v in map(site.aval, atoms) if v.dtype == dtype)
@@ -142,7 +143,7 @@ _LOG_STEP = 0.693115234375
 
 def _outlined_lgamma(site: Site) -> Iterator[Call]:
     """`jit[lgamma_impl]`, of float32 or with conversions around it -> lgamma."""
-    call: Any = site.eqn
+    call: Eqn | None = site.eqn
     if call.primitive.name == "convert_element_type":
         call = produced_by(site, call.invars[0], "jit")
     if call is not None and len(call.invars) == 1 and jnp.issubdtype(site.out.dtype, jnp.floating):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert.ir.types import Value
 
 # Converts one operand; takes `(ctx, op, values, index)`.
 Conversion = Callable[[Any, Any, Sequence[Any], int], Any]
@@ -103,7 +104,7 @@ class Binder:
     """
 
     conversions: Mapping[str, Conversion]
-    surroundings: Mapping[str, Callable[[Any, Any], Any]]
+    surroundings: Mapping[str, Callable[[Value, Value], Value]]
     attribute: Callable[[Any, str, str], Any]
     place: Callable[[Any], tuple[str, str]]
 
@@ -128,7 +129,7 @@ class Bound:
     ) -> tuple[
         list[Conversion],
         Conversion | None,
-        list[tuple[str, Callable[[Any, Any], Any]]],
+        list[tuple[str, Callable[[Value, Value], Value]]],
         list[tuple[str, Attribute]],
     ]:
         signature, binder = self.signature, self._binder
@@ -137,7 +138,7 @@ class Bound:
         conversions = [binder.conversions[note] for _, note in signature.operands]
         return conversions, rest, context, list(signature.attributes.items())
 
-    def __call__(self, ctx: Any, op: Any, values: Sequence[Any]) -> list[Any]:
+    def __call__(self, ctx: Any, op: Any, values: Sequence[Value]) -> list[Value]:
         binder = self._binder
         conversions, rest, context, attributes = self._parts
         if len(values) != len(conversions):

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from invert._errors import PatternError
 from invert._private.jax import Literal, open_jaxpr, trace_closed
@@ -113,7 +114,7 @@ class Short:
             site.misses.append(Miss(laid, site.eqn, reason))
         yield from types
 
-    def _skeletons(self, choice: Choice, rank: int, dtype: Any) -> tuple[Call, ...]:
+    def _skeletons(self, choice: Choice, rank: int, dtype: DTypeLike) -> tuple[Call, ...]:
         """Examples in this dtype, if `before` traces at it, one of this rank first."""
         key = choice, rank, dtype
         if key not in self._known:
@@ -128,7 +129,7 @@ class Short:
         return {}
 
 
-def _recast(call: Call, dtype: Any) -> Call:
+def _recast(call: Call, dtype: DTypeLike) -> Call:
     """An example with the dtype of its first operand replaced by `dtype`, if that traces."""
     first = call.avals[0].dtype
     dtypes = [dtype if a.dtype == first else a.dtype for a in call.avals]

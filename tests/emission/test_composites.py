@@ -66,3 +66,34 @@ def test_several_operands_and_results() -> None:
     tangents = jax.jvp(module.model, (X, X), (X, X))[1]
     assert_same(tangents[0], 2 * X)
     assert tangents[1].dtype == jax.dtypes.float0
+
+
+def test_a_loop_in_a_composite_is_recovered_with_its_derivatives() -> None:
+    def double(x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 5, lambda i, carry: carry * 2 + i, x)
+
+    def grow(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda c: jnp.sum(c) < 100, lambda c: c * 2 + 1, x)
+
+    def original(x: jax.Array) -> jax.Array:
+        y = lax.composite(double, "my.double")(x) + lax.composite(double, "my.double")(x + 1)
+        return lax.composite(grow, "my.grow")(y)
+
+    module = invert.from_stablehlo(jax.jit(original).lower(X).as_text())
+    assert str(module.report.certificate) == "exact"
+    text = module.source
+    assert text.count("def my_double(") == text.count("def my_grow(") == 1
+    assert "lax.while_loop" in text
+    # No loop with a fixed number of steps is a `while`, so that it has a reverse derivative.
+    assert text.count("while_loop") == 1
+
+    doubled = jax.jit(lambda x: lax.composite(double, "my.double")(x)).lower(X).as_text()
+    again = invert.from_stablehlo(doubled)
+    for found in (again, again.model):
+        np.testing.assert_array_equal(found(X), double(jnp.asarray(X)))
+        slope = jax.grad(lambda x, found=found: jnp.sum(jnp.sin(found(x))))(X)
+        want = jax.grad(lambda x: jnp.sum(jnp.sin(double(x))))(X)
+        np.testing.assert_allclose(slope, want, rtol=1e-6)
+        rows = np.stack([X, X + 1])
+        np.testing.assert_array_equal(jax.vmap(found)(rows), jax.vmap(double)(rows))
+    np.testing.assert_array_equal(module(X), module.model(X))

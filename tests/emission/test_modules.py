@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 import model
 
-module = model.load("weights.safetensors")
+module = model.load()
 
 @eqx.filter_jit
 @eqx.filter_grad

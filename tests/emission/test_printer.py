@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -15,7 +16,7 @@ from invert._errors import EmissionError
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import LINE_LENGTH, File, headed
-from invert.emission.python import load
+from invert.emission.python import load, syntax
 from invert.emission.sizes.program import Program
 from invert.ir import jaxprs, traced_form
 from tests.harness_cases import Case, harnesses, sample
@@ -264,3 +265,12 @@ def test_a_loop_with_a_batched_condition_is_refused() -> None:
 
     with pytest.raises(EmissionError, match=r"batched condition \(bool\[3\]\)"):
         text_of(jax.vmap(double), f32(3))
+
+
+@pytest.mark.parametrize("value", [np.int64(3), np.int64(-3), np.float32(0.5), np.bool_(True)])
+def test_numbers_of_numpy_are_literals(value: np.generic) -> None:
+    literal = syntax.number(value)
+    inner = literal.operand if isinstance(literal, ast.UnaryOp) else literal
+    assert isinstance(inner, ast.Constant)
+    assert type(inner.value) in (int, float, bool)
+    assert ast.literal_eval(literal) == value

@@ -234,7 +234,7 @@ def test_training_of_tensorflow(make: Any, tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "import equinox as eqx, jax, numpy as np, model\n"
-        "module = model.load('weights.safetensors')\n"
+        "module = model.load()\n"
         "args, state = np.load('../args.npz').values(), eqx.nn.State(module)\n"
         "args = tuple(args)\n"
         f"keys = {{'key': jax.random.key(3)}} if {bool(keys)} else {{}}\n"

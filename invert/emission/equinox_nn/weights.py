@@ -13,7 +13,7 @@ from invert.emission.equinox_nn.layout import Comparison, Layout, flat, laid
 from invert.emission.layers import stack
 from invert.emission.layers.stack import Rows
 from invert.ir import traced_form
-from invert.ir.types import Atom, ClosedJaxpr, Var
+from invert.ir.types import AnyJaxpr, Atom, Var
 
 
 @dataclasses.dataclass
@@ -48,7 +48,7 @@ class Weights:
         return jax.ShapeDtypeStruct(shape, aval.dtype)
 
     def difference(
-        self, traced: ClosedJaxpr, program: ClosedJaxpr, held: Sequence[Var], leaves: Sequence[Var]
+        self, traced: AnyJaxpr, program: AnyJaxpr, held: Sequence[Var], leaves: Sequence[Var]
     ) -> str | None:
         """`None` where a trace of the text equals the program, else what differs.
 

@@ -27,6 +27,7 @@ from invert.emission.python import syntax
 from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_differentiable
+from invert.ir.composite import composite_of
 from invert.ir.fast import FUNCTIONS
 from invert.ir.graph import is_var
 from invert.ir.loops import CondParts, ScanParts, WhileParts
@@ -311,16 +312,6 @@ def _custom(file: Writer, body: Body, eqn: Eqn) -> Placed:
     args = [body.operand(a) for a in eqn.invars]
     hints = [library.noun(name)]
     return Placed(call(file.differentiated(eqn, name), *args), hints=hints, flows=True)
-
-
-def composite_of(eqn: Eqn) -> Eqn | None:
-    """The `composite` equation that `ir.composite` has wrapped, if any."""
-    for param, primitive in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):
-        eqns = open_jaxpr(eqn.params[param]).eqns
-        if len(eqns) != 1 or eqns[0].primitive.name != primitive:
-            return None
-        (eqn,) = eqns
-    return eqn
 
 
 def _solve(file: Writer, body: Body, eqn: Eqn) -> Placed:

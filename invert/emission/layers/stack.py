@@ -27,7 +27,7 @@ from invert.ir.jaxprs import map_jaxprs
 from invert.ir.loops import ScanParts
 from invert.ir.match import Match
 from invert.ir.size_slices import with_slices
-from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, ShapedArray, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # The variables that one of the first layer stands for; for nested runs, nested lists.
 Rows = Any
@@ -329,11 +329,11 @@ def renamed(rows: Rows, names: Mapping[Any, Any]) -> Rows:
 
 
 def unrolled(
-    closed: ClosedJaxpr,
+    closed: AnyJaxpr,
     held: Sequence[Var],
     leaves: Sequence[Rows],
     shapes: Mapping[Var, tuple[int, ...]],
-) -> ClosedJaxpr:
+) -> AnyJaxpr:
     """The program with each scan over stacked parameters unrolled.
 
     **Arguments:**

@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 # A value has no name until its whole function is known. Until then a token stands for it, which is
 # not an identifier, so that the two cannot be confused.
 _SIGN = "$"
@@ -37,6 +39,8 @@ def name(text: str) -> ast.expr:
 
 def number(value: complex | bool | str | bytes | None) -> ast.expr:
     """A literal; a negative number is a negation."""
+    if isinstance(value, np.generic):  # which Python 3.13 does not compile
+        value = value.item()
     if isinstance(value, (int, float)) and str(value).startswith("-"):
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
     return ast.Constant(value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,12 +50,12 @@ def _by_key(ctx: Context) -> bool:
     return ctx.config.random == "jax"
 
 
-def _of_seed(ctx: Context, seed: Value) -> Any:
+def _of_seed(ctx: Context, seed: Value) -> Value:
     """The stream of a seed, or the key that it is."""
     return random_by_key.key_of(seed) if _by_key(ctx) else Stream.from_seed(seed)
 
 
-def _of_state(ctx: Context, key: Value, counter: Value) -> Any:
+def _of_state(ctx: Context, key: Value, counter: Value) -> Value:
     """The stream of a key and a counter, or the key alone."""
     if _by_key(ctx):
         return random_by_key.key_of(key)

@@ -18,7 +18,7 @@ from jax import lax
 from invert._private.jax import close_like, eval_closed, live_part, open_jaxpr, trace_closed
 from invert.ir.interpret import inline_calls
 from invert.ir.traced_form import difference, strong
-from invert.ir.types import ClosedJaxpr
+from invert.ir.types import Aval, ClosedJaxpr
 from invert.primitives.sorting import by_assumption, merge_sort, sorted_by
 from invert.primitives.stablehlo.indexing import index_vectors_last
 from invert.primitives.stablehlo.reduction import bind_select_and_scatter
@@ -31,7 +31,7 @@ from invert.tf.ops.node import Node
 from invert.tf.values.constants import array, arrays, axis_of
 
 
-def _computation(ctx: Context, node: Node, name: str, types: Sequence[Any]) -> ClosedJaxpr:
+def _computation(ctx: Context, node: Node, name: str, types: Sequence[Aval]) -> ClosedJaxpr:
     """A function of the graph as a program on scalars of the types of arrays."""
 
     def run(*scalars: Array) -> list[Array]:
@@ -47,7 +47,7 @@ def _computation(ctx: Context, node: Node, name: str, types: Sequence[Any]) -> C
 def _called(program: ClosedJaxpr) -> Callable[..., Any]:
     """A program on scalars in the form `lax.reduce` takes: one value or a tuple for each side."""
 
-    def call(x: Any, y: Any) -> Any:
+    def call(x: Value, y: Value) -> Value:
         given = [*x, *y] if isinstance(x, (list, tuple)) else [x, y]
         results = eval_closed(program, given)
         return tuple(results) if isinstance(x, (list, tuple)) else results[0]

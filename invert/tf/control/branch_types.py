@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import eval_closed, open_jaxpr, trace_closed
+from invert.ir.types import Atom, Aval, Value
 from invert.tf.ops.state import Resource
 from invert.tf.values.bounded import BoundedArray, resized
 from invert.tf.values.constants import array, is_size
@@ -58,7 +59,7 @@ class Optional:
         self.choices = dict(choices)
 
     @classmethod
-    def of(cls, value: Any, branch: int) -> Optional:
+    def of(cls, value: Value, branch: int) -> Optional:
         form = form_of(value)
         if not isinstance(form, ArrayForm) and not isinstance(value, np.ndarray):
             return cls({("other", None, None, branch): value})
@@ -71,7 +72,7 @@ class Optional:
         return tuple(leaves), (tuple(self.choices), put)
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Sequence[Any]) -> Optional:
+    def tree_unflatten(cls, aux: Any, children: Sequence[Value]) -> Optional:
         keys, put = aux
         return cls(dict(zip(keys, put(children), strict=True)))
 
@@ -80,7 +81,7 @@ class Optional:
 class _Known:
     """A static value as a pytree without leaves."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: Value):
         self.value = value
 
     def tree_flatten(self) -> tuple[tuple[()], Any]:
@@ -91,32 +92,32 @@ class _Known:
         return cls(aux)
 
 
-def is_known(value: Any) -> bool:
+def is_known(value: Value) -> bool:
     """Whether a value is static: an array, a handle, or nothing."""
     return value is None or isinstance(value, np.ndarray | Resource | bool | int | float)
 
 
-def flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+def flatten(values: Sequence[Value]) -> tuple[list[Any], Callable[[Sequence[Value]], list[Value]]]:
     """The JAX values in `values`, and the function that rebuilds them from others."""
     # A size that the program finds is traced, and may not leave the trace among what is known.
     values = [array(v) if holds_dynamic_size(v) else v for v in values]
     wrapped = [_Known(v) if is_known(v) else v for v in values]
     leaves, tree = jax.tree_util.tree_flatten(wrapped)
 
-    def rebuild(new: Sequence[Any]) -> list[Any]:
+    def rebuild(new: Sequence[Value]) -> list[Value]:
         values = jax.tree_util.tree_unflatten(tree, new)
         return [v.value if isinstance(v, _Known) else v for v in values]
 
     return leaves, rebuild
 
 
-def type_of(x: Any) -> jax.ShapeDtypeStruct:
+def type_of(x: Value) -> jax.ShapeDtypeStruct:
     """The type of a JAX value, keys among them."""
     dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
     return jax.ShapeDtypeStruct(np.shape(x), dtype)
 
 
-def strong(x: Any) -> Any:
+def strong(x: Value) -> Value:
     """`x` without weak type."""
     x = jnp.asarray(x)
     return lax.convert_element_type(x, x.dtype) if x.weak_type else x
@@ -131,26 +132,26 @@ class TracedBranch:
     - `inputs`: types of the arguments.
     """
 
-    def __init__(self, fn: Callable[..., Sequence[Any]], inputs: Sequence[Any] = ()):
-        rebuild: list[Callable[[Sequence[Any]], list[Any]]] = []
+    def __init__(self, fn: Callable[..., Sequence[Value]], inputs: Sequence[Value] = ()):
+        rebuild: list[Callable[[Sequence[Value]], list[Value]]] = []
 
-        def traced(*leaves: Any) -> list[Any]:
+        def traced(*leaves: Value) -> list[Value]:
             results, put = flatten(fn(*leaves))
             rebuild.append(put)
             return [strong(x) for x in results]
 
         self.closed = trace_closed(traced, *inputs)
         self._rebuild = rebuild[-1]
-        outvars: Sequence[Any] = open_jaxpr(self.closed).outvars
-        avals: list[Any] = [v.aval for v in outvars]
+        outvars: Sequence[Atom] = open_jaxpr(self.closed).outvars
+        avals: list[Aval] = [v.aval for v in outvars]
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
         self.results = self._rebuild(types)
 
-    def flat(self, leaves: Sequence[Any]) -> list[Any]:
+    def flat(self, leaves: Sequence[Value]) -> list[Value]:
         """The JAX values among the results."""
         return eval_closed(self.closed, leaves)
 
-    def __call__(self, *leaves: Any) -> list[Any]:
+    def __call__(self, *leaves: Value) -> list[Value]:
         return self._rebuild(self.flat(leaves))
 
 
@@ -161,7 +162,7 @@ class TracedBranch:
 class Static:
     """A value equal in every branch: static, a handle, or a pytree."""
 
-    value: Any
+    value: Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +208,7 @@ class UnionForm:
 Form = Static | ArrayForm | BoundedForm | ListForm | UnionForm
 
 
-def form_of(value: Any) -> Form:
+def form_of(value: Value) -> Form:
     """The form of one value."""
     if isinstance(value, TensorList):
         size = value.size if is_size(value.size) else None
@@ -238,11 +239,11 @@ def key_of(form: Form) -> Hashable:
     return "list", form.capacity, form.size, element, same, form.is_empty
 
 
-def _type_key(t: Any) -> Hashable:
+def _type_key(t: Aval) -> Hashable:
     return tuple(t.shape), str(t.dtype)
 
 
-def _value_key(value: Any) -> Hashable:
+def _value_key(value: Value) -> Hashable:
     """All of a static value, of which a large array prints but the ends."""
     if isinstance(value, np.ndarray):
         if value.dtype != object:
@@ -334,7 +335,7 @@ def _array_type(form: Form, growing: bool) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, dtype)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Value, b: Value) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         if a is b:
             return True
@@ -351,7 +352,7 @@ def _text(t: jax.ShapeDtypeStruct) -> str:
     return f"{t.dtype}{list(t.shape)}"
 
 
-def bring(value: Any, form: Form) -> Any:
+def bring(value: Value, form: Form) -> Value:
     """Converts `value` to a form that `join` gave."""
     if isinstance(form, Static):
         return form.value
@@ -383,7 +384,7 @@ def bring(value: Any, form: Form) -> Any:
     return dataclasses.replace(lst, element=form.element, growth=0)
 
 
-def _bring_rows(value: Any, form: BoundedForm) -> BoundedArray:
+def _bring_rows(value: Value, form: BoundedForm) -> BoundedArray:
     origin, pads_minus_one = form.of.origin, form.of.pads_minus_one
     if isinstance(value, Undefined):
         return BoundedArray(jnp.zeros(form.type.shape, form.type.dtype), np.int32(0), origin)

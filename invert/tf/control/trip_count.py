@@ -13,6 +13,7 @@ import numpy as np
 from invert._private.jax import Literal, consts_of, is_tracer, max_dim, open_jaxpr
 from invert.ir.loops import CondParts, bodies
 from invert.ir.sizes import DimSize, is_open
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Value, Var
 from invert.tf.values.bounds import (
     DEEPEST,
     RULES,
@@ -33,8 +34,8 @@ from invert.tf.values.bounds import (
 class _Sums:
     """A floating point number to which each step adds `step`, in its own type."""
 
-    start: Any
-    step: Any
+    start: Value
+    step: Value
 
     def until(self, failed: Callable[[Any], bool]) -> int | None:
         """The first step in which a predicate holds, found by adding up as the loop does."""
@@ -55,7 +56,7 @@ _MOST_SUMS = 1 << 16
 Outside = Callable[[Any, bool], Fact]
 
 
-def _nothing(value: Any, finite: bool) -> Fact:
+def _nothing(value: Value, finite: bool) -> Fact:
     return Fact.between(-math.inf, math.inf)
 
 
@@ -71,12 +72,12 @@ class _Program:
 
     def __init__(
         self,
-        closed: Any,
+        closed: AnyJaxpr,
         known: Sequence[Sum | _Sums | None],
         outside: Outside = _nothing,
         outer: tuple[_Program, Sequence[Any]] | None = None,
     ):
-        self.jaxpr: Any = open_jaxpr(closed)
+        self.jaxpr: AnyJaxpr = open_jaxpr(closed)
         self.producers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
         self.finite = False
         self._outside = outside
@@ -100,7 +101,7 @@ class _Program:
 
     # -- where a value comes from
 
-    def inside(self, eqn: Any, number: int) -> _Program:
+    def inside(self, eqn: Eqn, number: int) -> _Program:
         """A branch of a `cond`, or the program that is called."""
         key = id(eqn), number
         if key not in self._inner:
@@ -108,14 +109,14 @@ class _Program:
             self._inner[key] = _Program(closed, (), self._outside, (self, operands))
         return self._inner[key]
 
-    def way(self, eqn: Any, result: Any, number: int) -> tuple[_Program, Any]:
+    def way(self, eqn: Eqn, result: Any, number: int) -> tuple[_Program, Any]:
         """The result of one branch of a `cond` or a `select_n`."""
         if eqn.primitive.name == "select_n":
             return self, eqn.invars[1 + number]
         inner = self.inside(eqn, number)
         return inner, inner.jaxpr.outvars[eqn.outvars.index(result)]
 
-    def source(self, atom: Any) -> tuple[_Program, Any]:
+    def source(self, atom: Atom) -> tuple[_Program, Any]:
         """The atom that defines another, with its program, through calls and known branches."""
         if isinstance(atom, Literal):
             return self, atom
@@ -141,7 +142,7 @@ class _Program:
 
     # -- truth values
 
-    def _base(self, atom: Any) -> tuple[_Program, Any, bool]:
+    def _base(self, atom: Atom) -> tuple[_Program, Any, bool]:
         """The predicate or branch index behind an atom, and whether it is not negated."""
         program, atom = self.source(atom)
         eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
@@ -150,13 +151,13 @@ class _Program:
             return base[0], base[1], same != (eqn.primitive.name == "not")
         return program, atom, True
 
-    def truth(self, atom: Any) -> bool | None:
+    def truth(self, atom: Atom) -> bool | None:
         """The known truth value of an atom or of the predicate behind an index."""
         program, atom, same = self._base(atom)
         known = atom.val if isinstance(atom, Literal) else program._truths.get(atom)
         return None if known is None else bool(known) == same
 
-    def assume(self, atom: Any, value: bool) -> None:
+    def assume(self, atom: Atom, value: bool) -> None:
         """Assumes a truth value, and what follows from it."""
         program, atom, same = self._base(atom)
         if isinstance(atom, Literal):
@@ -175,7 +176,7 @@ class _Program:
                     inner.assume(result, value)
                     break
 
-    def gives(self, eqn: Any, result: Any, taken: bool) -> bool | None:
+    def gives(self, eqn: Eqn, result: Any, taken: bool) -> bool | None:
         """The truth value of one branch of a choice, where it is known."""
         inner, atom = self.way(eqn, result, int(taken))
         *chosen, turned = self._base(eqn.invars[0])
@@ -191,19 +192,19 @@ class _Program:
 
     # -- numbers
 
-    def line(self, atom: Any) -> Sum | None:
+    def line(self, atom: Atom) -> Sum | None:
         """What a whole number is in each step."""
         return self.fact(atom).line
 
-    def beyond(self, atom: Any, variable: Any) -> int | None:
+    def beyond(self, atom: Atom, variable: Var) -> int | None:
         """The constant difference of an integer and an unknown variable."""
         one, two = self.fact(atom).equals, self.fact(variable).equals
         return None if one is None or two is None else one.plus(two, -1).number
 
-    def fact(self, atom: Any) -> Fact:
+    def fact(self, atom: Atom) -> Fact:
         return hull(self._read(atom, 0))
 
-    def _read(self, atom: Any, depth: int) -> Facts:
+    def _read(self, atom: Atom, depth: int) -> Facts:
         program, atom = self.source(atom)
         if isinstance(atom, Literal):
             return of_constant(atom.val)
@@ -219,7 +220,7 @@ class _Program:
             program._facts[atom] = named(atom.aval, found, atom)
         return program._facts[atom]
 
-    def _of_constant(self, value: Any) -> Facts:
+    def _of_constant(self, value: Value) -> Facts:
         if not is_tracer(value):
             return of_constant(value)
         whole = not np.ndim(value) and jnp.issubdtype(value.dtype, jnp.integer)
@@ -227,11 +228,11 @@ class _Program:
 
     # -- floating point numbers
 
-    def sums(self, atom: Any) -> _Sums | None:
+    def sums(self, atom: Atom) -> _Sums | None:
         program, atom = self.source(atom)
         return None if isinstance(atom, Literal) else program._sums.get(atom)
 
-    def number(self, atom: Any) -> tuple[float, float]:
+    def number(self, atom: Atom) -> tuple[float, float]:
         """The range of a constant."""
         program, atom = self.source(atom)
         if isinstance(atom, Literal):
@@ -246,7 +247,7 @@ class _Program:
 _SAME = frozenset(("convert_element_type", "copy", "reduce_and", "reshape"))
 
 
-def _is_choice(eqn: Any) -> bool:
+def _is_choice(eqn: Eqn) -> bool:
     """Whether an equation selects one of two branches."""
     if eqn.primitive.name == "cond":
         return len(CondParts.of(eqn).branches) == 2
@@ -255,13 +256,13 @@ def _is_choice(eqn: Any) -> bool:
     )
 
 
-def _is_index(eqn: Any) -> bool:
+def _is_index(eqn: Eqn) -> bool:
     """Whether an equation makes the number of a branch of a truth value."""
     return eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
 
 
 def lines(
-    body: Any, starts: Sequence[Any], holding: Mapping[int, bool] | None = None
+    body: AnyJaxpr, starts: Sequence[Value], holding: Mapping[int, bool] | None = None
 ) -> list[Sum | None]:
     """The induction of each variable of a loop, if it has one.
 
@@ -287,7 +288,7 @@ def lines(
     ]
 
 
-def _is_whole_number(variable: Any) -> bool:
+def _is_whole_number(variable: Var) -> bool:
     return not variable.aval.shape and jnp.issubdtype(variable.aval.dtype, jnp.integer)
 
 
@@ -296,7 +297,9 @@ def _hold(program: _Program, holding: Mapping[int, bool] | None) -> None:
         program.assume(program.jaxpr.outvars[i], value)
 
 
-def _sums_of(body: Any, starts: Sequence[Any], holding: Mapping[int, bool]) -> list[_Sums | None]:
+def _sums_of(
+    body: AnyJaxpr, starts: Sequence[Value], holding: Mapping[int, bool]
+) -> list[_Sums | None]:
     """The sums of each variable of a loop that is a floating point number."""
     program = _Program(body, [None] * len(starts))
     _hold(program, holding)
@@ -338,14 +341,14 @@ class FinalValue:
     above: int | None = None
 
 
-def ends(body: Any, count: int) -> list[FinalValue | None]:
+def ends(body: AnyJaxpr, count: int) -> list[FinalValue | None]:
     """The final value of each variable of a loop of `count` steps, where it is known."""
     program = _Program(body, [None] * len(open_jaxpr(body).invars))
     variables, results = program.jaxpr.invars, program.jaxpr.outvars
     if count == 0:
         return [None] * len(variables)
 
-    def by(position: int, atom: Any) -> int | None:
+    def by(position: int, atom: Atom) -> int | None:
         """The difference between a number and the variable at `position`."""
         return program.beyond(atom, variables[position])
 
@@ -365,9 +368,9 @@ def ends(body: Any, count: int) -> list[FinalValue | None]:
     return found
 
 
-def written(body: Any) -> frozenset[int]:
+def written(body: AnyJaxpr) -> frozenset[int]:
     """The loop variables that are arrays of which each step writes a part."""
-    jaxpr: Any = open_jaxpr(body)
+    jaxpr: AnyJaxpr = open_jaxpr(body)
     writes = {
         e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name == "dynamic_update_slice"
     }
@@ -378,7 +381,7 @@ def written(body: Any) -> frozenset[int]:
 
 
 def _follower(
-    body: Any, known: Sequence[Sum | None], position: int, start: int | None
+    body: AnyJaxpr, known: Sequence[Sum | None], position: int, start: int | None
 ) -> Sum | None:
     """The induction variable of a size `max(size, index + 1)`."""
     if start is None:
@@ -396,7 +399,7 @@ def _follower(
     return line(start, end.step)
 
 
-def largest(body: Any, known: Sequence[Sum | None], position: int, count: int) -> int | None:
+def largest(body: AnyJaxpr, known: Sequence[Sum | None], position: int, count: int) -> int | None:
     """An upper bound of a variable over `count` steps."""
     one = known[position]
     if one is not None:
@@ -452,10 +455,10 @@ _UNKNOWN = TripCount(None, False)
 
 
 def count(
-    condition: Any,
+    condition: AnyJaxpr,
     known: Sequence[Sum | None],
-    body: Any = None,
-    starts: Sequence[Any] = (),
+    body: AnyJaxpr | None = None,
+    starts: Sequence[Value] = (),
     outside: Outside = _nothing,
 ) -> TripCount:
     """The trip count of a condition, a closed jaxpr from variables to a truth value.
@@ -485,7 +488,7 @@ def count(
 
 
 def open_count(
-    condition: Any, known: Sequence[Sum | None], outside: Outside = _nothing
+    condition: AnyJaxpr, known: Sequence[Sum | None], outside: Outside = _nothing
 ) -> DimSize | None:
     """The trip count where it is an open size; arguments as for `count`."""
     return _Condition(_Program(condition, known, outside)).open_count()
@@ -520,7 +523,7 @@ class _Condition:
             return None
         return max_dim(-(ahead.constant // ahead.step), 0)
 
-    def _steps(self, program: _Program, atom: Any, value: bool) -> TripCount:
+    def _steps(self, program: _Program, atom: Atom, value: bool) -> TripCount:
         """The number of steps for which an atom can have a truth value."""
         program, atom = program.source(atom)
         if isinstance(atom, Literal):
@@ -545,24 +548,26 @@ class _Condition:
                 then = self._steps(*program.way(eqn, atom, int(taken)), value)
                 ways.append(_all_of([chosen, then]))
             return _one_of(ways)
-        one, two = eqn.invars if len(eqn.invars) == 2 else (None, None)
+        if len(eqn.invars) != 2:
+            return _UNKNOWN
+        one, two = eqn.invars
         if name == "ne" if value else name == "eq":
             a, b = program.line(one), program.line(two)
             found = None if a is None or b is None else _until_zero(a.plus(b, -1))
             return TripCount(found, found is not None)
-        if name not in _LESS or one is None:
+        if name not in _LESS:
             return _UNKNOWN
         swapped, strict = _LESS[name]
         if swapped != (not value):
             one, two = two, one
         return _until_not_less(program, one, two, strict == value, value)
 
-    def _later(self, program: _Program, atom: Any, value: bool) -> TripCount:
+    def _later(self, program: _Program, atom: Atom, value: bool) -> TripCount:
         """The number of steps for which a variable can have a truth value that steps give it."""
         after = self._after
         if after is None or program is not self._program or atom not in program.jaxpr.invars:
             return _UNKNOWN
-        result = after.jaxpr.outvars[program.jaxpr.invars.index(atom)]
+        result = after.jaxpr.outvars[list[Atom](program.jaxpr.invars).index(atom)]
         found = _Condition(after)._steps(after, result, value)
         bound, last = (None if n is None else n + 1 for n in (found.bound, found.lasting))
         return TripCount(bound, False, last)

@@ -17,6 +17,7 @@ from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.ir.sizes import DimSize, as_value, is_open
+from invert.ir.types import Value
 from invert.tf.control import trip_count
 from invert.tf.control.branch_types import (
     ArrayForm,
@@ -48,8 +49,8 @@ _GIVEN = "given"
 
 
 def while_loop(
-    ctx: Context, node: Node, condition: str, body: str, values: Sequence[Any]
-) -> list[Any]:
+    ctx: Context, node: Node, condition: str, body: str, values: Sequence[Value]
+) -> list[Value]:
     """Runs the function `body` on `values` as long as the function `condition` holds.
 
     **Raises:** `UnsupportedOpError` where a variable changes its shape, or a list grows without a
@@ -83,7 +84,7 @@ def while_loop(
     return loop.run()
 
 
-def _folded(ctx: Context, condition: str, body: str, values: Sequence[Any]) -> list[Any] | None:
+def _folded(ctx: Context, condition: str, body: str, values: Sequence[Value]) -> list[Value] | None:
     """The results of a loop over known integers; `None` where one is unknown."""
     if not all(is_known(v) for v in values):
         return None
@@ -98,7 +99,9 @@ def _folded(ctx: Context, condition: str, body: str, values: Sequence[Any]) -> l
     return results
 
 
-def _unrolled(ctx: Context, condition: str, body: str, values: Sequence[Any]) -> list[Any] | None:
+def _unrolled(
+    ctx: Context, condition: str, body: str, values: Sequence[Value]
+) -> list[Value] | None:
     """The loop unrolled; `None` where its trip count is unknown or too large."""
     child = ctx.on(dict(ctx.state))
     current = list(values)
@@ -132,7 +135,9 @@ class _Loop:
     What is not in it is closed over.
     """
 
-    def __init__(self, ctx: Context, node: Node, condition: str, body: str, values: Sequence[Any]):
+    def __init__(
+        self, ctx: Context, node: Node, condition: str, body: str, values: Sequence[Value]
+    ):
         self.ctx, self.node = ctx, node
         self.condition, self.body = condition, body
         self.values = list(values)
@@ -202,7 +207,7 @@ class _Loop:
     def _value(self, place: int | Resource) -> Any:
         return self.ctx.state[place] if isinstance(place, Resource) else self.values[place]
 
-    def _inside(self, leaves: Sequence[Any]) -> tuple[Context, list[Any]]:
+    def _inside(self, leaves: Sequence[Value]) -> tuple[Context, list[Any]]:
         """The context and the variables in a step."""
         new = dict(zip(self.forms, self.rebuild(leaves), strict=True))
         state = dict(self.ctx.state)
@@ -210,7 +215,7 @@ class _Loop:
         values = [new.get(i, v) for i, v in enumerate(self.values)]
         return self.ctx.on(state), values
 
-    def _step(self, *leaves: Any) -> list[Any]:
+    def _step(self, *leaves: Value) -> list[Value]:
         ctx, values = self._inside(leaves)
         before = dict(ctx.state)
         before_of = {**dict(enumerate(values)), **before}
@@ -315,7 +320,7 @@ class _Loop:
         return self._lines
 
     def _test(self) -> TracedBranch:
-        def test(*leaves: Any) -> list[Any]:
+        def test(*leaves: Value) -> list[Value]:
             ctx, values = self._inside(leaves)
             (more,) = ctx.call(self.condition, values)
             return [more]
@@ -350,13 +355,13 @@ class _Loop:
 
     # -- the loop itself
 
-    def run(self) -> list[Any]:
+    def run(self) -> list[Value]:
         test = self._test()
         (more,) = test.results
         if isinstance(more, np.ndarray):
             if more:
                 raise self._problem("never ends", "Its condition does not change.")
-            final: Sequence[Any] = self.leaves
+            final: Sequence[Value] = self.leaves
         else:
             lines = self.lines()
             steps = self.count(test)
@@ -397,7 +402,7 @@ class _Loop:
         lines = trip_count.lines(self.staged.closed, self._starts)
         return trip_count.open_count(test.closed, lines, lambda v, finite: fact_of(v)), lines
 
-    def _counted(self, count: DimSize, lines: Sequence[Sum | None]) -> list[Any]:
+    def _counted(self, count: DimSize, lines: Sequence[Sum | None]) -> list[Value]:
         """A loop of `count` steps. Variables that follow a line are computed, not carried.
 
         Arrays that steps write into come last, as where JAX lowers a scan.
@@ -408,7 +413,7 @@ class _Loop:
         )
         types = [type_of(x).dtype for x in self.leaves]
 
-        def step(carry: Sequence[Any]) -> list[Any]:
+        def step(carry: Sequence[Value]) -> list[Value]:
             k, *rest = carry
             of = dict(zip(carried, rest, strict=True))
             leaves = [
@@ -423,7 +428,7 @@ class _Loop:
             rest = init[1:]
         else:
             # The size is made where it is compared, as JAX lowers a scan over an open length.
-            def more(carry: Sequence[Any]) -> Any:
+            def more(carry: Sequence[Value]) -> Any:
                 return lax.lt(carry[0], as_value(count, np.dtype(np.int32)))
 
             _, *rest = lax.while_loop(more, step, init)
@@ -433,7 +438,9 @@ class _Loop:
             for i, line in enumerate(lines)
         ]
 
-    def _ended(self, final: Sequence[Any], lines: Sequence[Sum | None], count: int) -> list[Any]:
+    def _ended(
+        self, final: Sequence[Value], lines: Sequence[Sum | None], count: int
+    ) -> list[Value]:
         """Whole numbers as sums of what they were before, which the loop around this one knows."""
         ends: Sequence[trip_count.FinalValue | None] = [None] * len(final)
         if any(line is None and s is None for line, s in zip(lines, self._starts, strict=True)):
@@ -451,10 +458,10 @@ class _Loop:
             out.append(sum_)
         return out
 
-    def _bounded(self, count: int, test: TracedBranch) -> list[Any]:
+    def _bounded(self, count: int, test: TracedBranch) -> list[Value]:
         """A loop of `count` steps; steps after the condition failed have no effect."""
 
-        def step(carry: Sequence[Any]) -> list[Any]:
+        def step(carry: Sequence[Value]) -> list[Value]:
             k, *leaves = carry
             more = test.flat(leaves)[0]
             out = lax.cond(more, lambda: self.staged.flat(leaves), lambda: leaves)
@@ -481,7 +488,7 @@ def _is_same(one: Form, two: Form) -> bool:
     return type(one) is type(two)
 
 
-def _number(value: Any) -> Any:
+def _number(value: Value) -> Value:
     """A static number or open size; `None` for any other value."""
     if not isinstance(value, np.ndarray) or value.ndim:
         return None
@@ -492,7 +499,7 @@ def _number(value: Any) -> Any:
     return value[()] if jnp.issubdtype(value.dtype, jnp.floating) else None
 
 
-def _on_line(line: Sum, k: Any, dtype: Any) -> Any:
+def _on_line(line: Sum, k: Value, dtype: np.dtype) -> Value:
     """The value of an induction in step `k`."""
     k = k if dtype == np.int32 else lax.convert_element_type(k, dtype)
     start = as_value(line.constant, dtype)
@@ -502,7 +509,7 @@ def _on_line(line: Sum, k: Any, dtype: Any) -> Any:
     return lax.add(product, start) if is_open(line.constant) or line.constant else product
 
 
-def _counted_out(value: Any) -> Any:
+def _counted_out(value: Value) -> Value:
     """A list whose size is known after the loop has a static one."""
     if isinstance(value, TensorList) and isinstance(value.size, np.ndarray):
         return dataclasses.replace(value, size=value.size.item())

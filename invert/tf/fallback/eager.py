@@ -10,6 +10,7 @@ import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.tensorflow import tf_add_functions
+from invert.ir.types import Value
 from invert.protos.messages import message
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype
@@ -34,7 +35,7 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
     )
 
 
-def _references(node: Any) -> list[Any]:
+def _references(node: Any) -> list[Value]:
     """The functions that a node refers to, as messages."""
     values = node.attr.values()
     return [f for v in values for f in (v.func, *v.list.func) if f.name]
@@ -83,8 +84,8 @@ Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | np.ndarray | None]
 
 
 def constants_of(
-    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Any, Any], Any]
-) -> list[Any]:
+    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Value, Value], Value]
+) -> list[Value]:
     """Tensors for inputs: constants where the value is known, else `other(dtype, shape)`."""
     tf = import_tensorflow()
     tensors = []
@@ -99,7 +100,7 @@ def constants_of(
     return tensors
 
 
-def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
+def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Value]:
     """The results of the op in the graph that is being traced, on `tensors`."""
     tf = import_tensorflow()
     graph = tf.compat.v1.GraphDef()
@@ -134,7 +135,7 @@ def run_op(
     ]
 
 
-def run_eagerly(ctx: Context, node: Node, values: Sequence[Any]) -> list[np.ndarray]:
+def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.ndarray]:
     """The results of a pure op on known values.
 
     **Raises:** `UnsupportedOpError` where TensorFlow refuses the values.
@@ -162,7 +163,7 @@ def _refused(node: Node, reason: str) -> Problem:
 _MOST_KNOWN = 1024
 
 
-def refused_inputs(ctx: Context, node: Node, values: Sequence[Any]) -> Problem | None:
+def refused_inputs(ctx: Context, node: Node, values: Sequence[Value]) -> Problem | None:
     """TensorFlow's error for a node at these input shapes; `None` without one."""
     if not has_tensorflow():
         reason = "does not fit the shapes of its inputs, or its rule is at fault"

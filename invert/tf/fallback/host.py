@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.ir.types import Value
 from invert.tf.fallback.eager import (
     constants_of,
     graph_of,
@@ -66,11 +67,11 @@ def _check_refused(ctx: Context, node: Node) -> Iterable[Problem]:
     yield Problem(f"tf.{node.op}", REFUSED[node.op], node.location, "Compute it outside.")
 
 
-def _refuse(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+def _refuse(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     raise UnsupportedOpError(list(_check_refused(ctx, node)))
 
 
-def _device_index(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+def _device_index(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     """Which of the named kinds of devices runs it; their number where it is none of them."""
     platform = ctx.config.platform or jax.default_backend()
     kind = {"cuda": "GPU", "rocm": "GPU", "gpu": "GPU"}.get(platform, platform.upper())
@@ -79,7 +80,7 @@ def _device_index(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
     return [np.asarray(names.index(kind) if kind in names else len(names), np.int32)]
 
 
-def _constant(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+def _constant(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     return [ctx.graph.constant(node)]
 
 
@@ -172,14 +173,14 @@ class Pending:
     dtype: int
 
 
-def _is_known(value: Any) -> bool:
+def _is_known(value: Value) -> bool:
     if not isinstance(value, np.ndarray):
         return False
     # An array of objects holds text, or sizes of which some are symbolic.
     return value.dtype != object or all(isinstance(v, bytes | str) for v in value.ravel())
 
 
-def _sizes_fixed(value: Any) -> Any:
+def _sizes_fixed(value: Value) -> Value:
     """Static sizes as numbers, unless one is symbolic."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         items = value.ravel().tolist()
@@ -188,7 +189,7 @@ def _sizes_fixed(value: Any) -> Any:
     return value
 
 
-def _host(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+def _host(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     values = [_sizes_fixed(v) for v in values]
     if all(_is_known(v) for v in values):
         return run_eagerly(ctx, node, values)
@@ -205,12 +206,12 @@ _Spec = tuple[tuple[int | None, ...] | None, int]
 
 
 def _result_specs(
-    text: bytes, library: bytes, types: Sequence[int], values: Sequence[Any]
+    text: bytes, library: bytes, types: Sequence[int], values: Sequence[Value]
 ) -> list[_Spec]:
     """The shapes and types of the results that TensorFlow infers."""
     tf = import_tensorflow()
 
-    def known(value: Any) -> tuple[Any, Any]:
+    def known(value: Value) -> tuple[Any, Any]:
         if isinstance(value, Pending):
             return value.shape, None
         return tuple(np.shape(value)), value if _is_known(value) else None
@@ -227,9 +228,9 @@ def _result_specs(
 def _later(
     node: Node,
     run: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
-    values: Sequence[Any],
+    values: Sequence[Value],
     specs: Sequence[_Spec],
-) -> list[Any]:
+) -> list[Value]:
     """The results of a step at run time: text is deferred, numbers come from a callback."""
     made = [Pending(run, tuple(values), i, shape, t) for i, (shape, t) in enumerate(specs)]
     return [p if p.dtype == _STRING else _called_back(node, p) for p in made]
@@ -268,12 +269,12 @@ def _is_wide(dtype: np.dtype) -> bool:
     return dtype.itemsize == 8 and dtype.kind in "iuf"
 
 
-def _words(x: Any) -> Any:
+def _words(x: Value) -> Value:
     """Numbers of 64 bits as pairs of words: a callback narrows them outside of `enable_x64`."""
     return jax.lax.bitcast_convert_type(x, np.uint32) if _is_wide(np.dtype(x.dtype)) else x
 
 
-def _collect(value: Any, leaves: dict[int, Any], seen: set[int]) -> None:
+def _collect(value: Value, leaves: dict[int, Any], seen: set[int]) -> None:
     """The JAX values that a pending value needs."""
     if isinstance(value, Pending):
         if id(value) not in seen:
@@ -284,7 +285,7 @@ def _collect(value: Any, leaves: dict[int, Any], seen: set[int]) -> None:
         leaves[id(value)] = value if hasattr(value, "aval") else jnp.asarray(array(value))
 
 
-def _evaluate(value: Any, leaves: Mapping[int, np.ndarray], done: dict[int, Any]) -> np.ndarray:
+def _evaluate(value: Value, leaves: Mapping[int, np.ndarray], done: dict[int, Any]) -> np.ndarray:
     if not isinstance(value, Pending):
         return leaves.get(id(value), value)
     if id(value) not in done:
@@ -293,7 +294,7 @@ def _evaluate(value: Any, leaves: Mapping[int, np.ndarray], done: dict[int, Any]
     return done[id(value)]
 
 
-def _lookup(ctx: Context, node: Node, values: list[Any]) -> list[Any]:
+def _lookup(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     table, *rest = values
     if not isinstance(table, HeldTable | StoredTable):
         reason = "looks into a table that is made or filled by the function itself"

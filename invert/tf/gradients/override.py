@@ -9,6 +9,7 @@ import numpy as np
 
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
+from invert.ir.types import Value
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.node import Node
 from invert.tf.ops.state import Resource
@@ -24,14 +25,14 @@ def gradient_function(ctx: Context, function: str) -> str | None:
 
 
 def with_function_gradient(
-    ctx: Context, node: Node, function: str, inputs: Sequence[Any], results: Sequence[Any]
-) -> list[Any]:
+    ctx: Context, node: Node, function: str, inputs: Sequence[Value], results: Sequence[Value]
+) -> list[Value]:
     """The results of a call, marked with the gradient function `function`."""
     if any(isinstance(v, Resource) for v in (*inputs, *results)):
         return list(results)
     given, found = arrays(list(inputs)), arrays(list(results))
 
-    def run(captures: Sequence[Any], cotangents: Sequence[Any], nested: bool) -> list[Any]:
+    def run(captures: Sequence[Any], cotangents: Sequence[Any], nested: bool) -> list[Value]:
         new = iter(cotangents)
         dy = [next(new) if is_differentiable(r) else np.zeros(r.shape, r.dtype) for r in found]
         return arrays(ctx.on({}).call(function, [*captures, *dy]))

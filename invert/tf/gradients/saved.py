@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from invert._errors import MalformedModelError
+from invert.ir.types import Value
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
 from invert.tf.gradients.read import Capture, TfGradient, holds_gradients, holds_module
@@ -154,7 +155,7 @@ class SavedGradients:
                             pending.append(name)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: Value) -> Iterator[Any]:
     """The leaves of a `StructuredValue`, in the order of TensorFlow."""
     kind = value.WhichOneof("kind")
     if kind in ("list_value", "tuple_value"):

@@ -67,6 +67,7 @@ class Analysis:
     **Attributes:**
 
     - `nodes`: the nodes that run, those of called functions once.
+    - `unknown`: the ops that only a host can run of which an input is not known at conversion.
     - `writes`: handles that are written to: numbers of inputs, names of variables made inside.
     - `draws`: whether random numbers are drawn with the key of the call.
     - `checks`: the assertions that are kept.
@@ -79,7 +80,7 @@ class Analysis:
         self.nodes: list[Node] = []
         self._visited: set[str] = set()
         self._facts: dict[tuple[str, tuple[bool, ...]], _Facts] = {}
-        self._unknown: dict[Node, None] = {}  # host ops with an input that is not known
+        self.unknown: dict[Node, None] = {}
         facts = self._visit(graph.main, tuple(known) or (False,) * len(graph.main.args))
         self.size, self.writes = facts.size, facts.writes
         self.draws = any(effects.draws(node, graph.op_def) for node in self.nodes)
@@ -96,7 +97,7 @@ class Analysis:
         """Everything in the graph and in the functions it calls that has no rule."""
         found = [p for node in self.nodes for p in self._node_problems(node)]
         if self.graph.config.host_ops == "error":
-            found += [host_problem(node, self.graph.where(node)) for node in self._unknown]
+            found += [host_problem(node, self.graph.where(node)) for node in self.unknown]
         if self.size > _MOST_NODES:
             reason = f"calls its functions so often that {self.size} nodes would be written out"
             remedy = f"At most {_MOST_NODES} are; let functions call each other less often."
@@ -207,7 +208,7 @@ class Analysis:
         entry = self.graph.entry(node)
         if entry is not None and entry.on_host is not None and entry.on_host(node):
             if not all(operands):
-                self._unknown.setdefault(node)
+                self.unknown.setdefault(node)
             return all(operands)
         # What follows from types is known where the sizes of the input are, and a trace has fixed
         # sizes; of text, sizes may depend on what the text is.
@@ -232,6 +233,7 @@ def host_problem(node: Node, location: str) -> Problem:
 
 
 HOST_REMEDY = (
-    "Compute it outside the function and pass numbers, or, where it has to run on the host, set "
+    "Compute it outside the function and pass numbers; where it stands before the first numbers, "
+    'Config(text="split") cuts it off; where it has to run on the host, set '
     'Config(host_ops="callback").'
 )

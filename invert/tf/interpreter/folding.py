@@ -25,7 +25,7 @@ from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.interpreter.rows import elementwise
 from invert.tf.values.constants import is_static
 
-Rule = Callable[[list[Any]], Sequence[Any]]
+Rule = Callable[[list[Value]], Sequence[Value]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Spread:
     """
 
     data: np.ndarray
-    shape: tuple[Any, ...]
+    shape: tuple[Value, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
     """How a traced value was made: result `k` of an op."""
 
-    value: Any
+    value: Value
     op: str
     rule: Rule
-    operands: Sequence[Any]
+    operands: Sequence[Value]
     k: int
 
 
@@ -61,7 +61,9 @@ class Folding:
         self._made: dict[int, _Made] = {}
         self._known: dict[int, np.ndarray | Spread | None] = {}
 
-    def note(self, op: str, rule: Rule, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    def note(
+        self, op: str, rule: Rule, operands: Sequence[Value], results: Sequence[Value]
+    ) -> None:
         """Remember the `results` of `rule` on `operands`, where they follow from constants."""
         if not operands or not all(is_static(v) or id(v) in self._made for v in operands):
             return
@@ -70,7 +72,7 @@ class Folding:
             if is_tracer(value) and id(value) not in self._made:
                 self._made[id(value)] = _Made(value, op, rule, operands, k)
 
-    def known(self, operands: list[Any]) -> list[Any]:
+    def known(self, operands: list[Value]) -> list[Value]:
         """The operands, as numbers those that follow from constants."""
         if not any(id(v) in self._made for v in operands):
             return operands
@@ -81,7 +83,7 @@ class Folding:
         ]
         return operands if all(map(operator.is_, found, operands)) else found
 
-    def _value(self, value: Any) -> Any:
+    def _value(self, value: Value) -> Value:
         """What a value is; `None` where that depends on open sizes."""
         made = self._made.get(id(value))
         if made is None:
@@ -95,7 +97,7 @@ class Folding:
         return self._known[id(value)]
 
 
-def _computed(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
+def _computed(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
     """The value that an op makes of known operands.
 
     **Raises:** `UnsupportedOpError` where it depends on open sizes.
@@ -115,7 +117,7 @@ def _computed(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
     return _moved(made, operands)
 
 
-def _spread(made: _Made, operands: list[Any], place: int) -> Spread:
+def _spread(made: _Made, operands: list[Value], place: int) -> Spread:
     """A constant that is repeated along open sizes, to the shape that is operand `place`."""
     shape = tuple(operands[place].ravel().tolist())
     given = list(operands)
@@ -123,7 +125,7 @@ def _spread(made: _Made, operands: list[Any], place: int) -> Spread:
     return Spread(np.asarray(made.rule(given)[made.k]), shape)
 
 
-def _spread_on(made: _Made, operands: list[Any]) -> np.ndarray | Spread | None:
+def _spread_on(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
     """What an op makes of arrays that repeat along open sizes."""
     data = [v.data if isinstance(v, Spread) else v for v in operands]
     if any(v.dtype == object for v in data):
@@ -160,7 +162,7 @@ _MOVED: dict[str, slice] = {
 }
 
 
-def _moved(made: _Made, operands: Sequence[Any]) -> np.ndarray:
+def _moved(made: _Made, operands: Sequence[Value]) -> np.ndarray:
     """The result of an op that moves elements, open sizes among them, and computes none.
 
     **Raises:** `UnsupportedOpError` where it computes with a size, or compares one.
@@ -172,7 +174,7 @@ def _moved(made: _Made, operands: Sequence[Any]) -> np.ndarray:
     given = [_replaced(v, numbers) for v in operands]
     places = [i for i, v in enumerate(operands) if v.dtype == object]
 
-    def run(*values: Any) -> Any:
+    def run(*values: Value) -> Any:
         full = list(given)
         for i, value in zip(places, values, strict=True):
             full[i] = value
@@ -192,7 +194,7 @@ def _only_moves(program: AnyJaxpr, of_sizes: Sequence[bool]) -> tuple[bool, list
     """Whether a program moves the elements of some arguments, and which results hold them."""
     moves = True
 
-    def on_eqn(eqn: Eqn, held: list[Any]) -> list[bool]:
+    def on_eqn(eqn: Eqn, held: list[Value]) -> list[bool]:
         nonlocal moves
         if not any(held):
             return [False] * len(eqn.outvars)
@@ -218,13 +220,13 @@ def _is_wide(dtype: np.dtype) -> bool:
     return dtype.kind in "iu" and dtype.itemsize >= 4
 
 
-def _symbols(value: Any) -> list[Any]:
+def _symbols(value: Value) -> list[Value]:
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return []
     return [d for d in value.ravel().tolist() if not isinstance(d, int)]
 
 
-def _replaced(value: Any, numbers: dict[Any, int]) -> Any:
+def _replaced(value: Value, numbers: dict[Any, int]) -> Value:
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return value
     items = [d if isinstance(d, int) else numbers[d] for d in value.ravel().tolist()]

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh
 from invert._config import Config
 from invert._errors import MalformedModelError
 from invert.ir.arrays import KnownBytes
+from invert.ir.types import Value
 from invert.protos.tensors import decode_tensor
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
 from invert.tf.graph.calls import as_graph
@@ -166,6 +167,14 @@ class Graph:
             )
         return self._programs[node]
 
+    def copied(self, node: Node) -> Node:
+        """A node of the same op under the same name, without inputs."""
+        copy = Node(node.op, node.name, node.attrs, node.where)
+        copy.message = node.message
+        if node in self._gradients:
+            self._gradients[copy] = self._gradients[node]
+        return copy
+
     def gradient(self, node: Node) -> Any | None:
         """The gradient function that `node` names; `None` where none is to be read."""
         return self._gradients.get(node)
@@ -251,7 +260,7 @@ class Graph:
             and proto.attr["_XlaMustCompile"].b
         )
 
-    def _checked(self, proto: Any) -> list[Any]:
+    def _checked(self, proto: Any) -> list[Value]:
         """The nodes of a library function."""
         signature = proto.signature
         return checked(

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 # Of t in [-1, 1]. J and Y up to 8: t = x**2 / 32 - 1; P and Q beyond: t = 128 / x**2 - 1. K up to
 # 2: t = x**2 / 2 - 1; beyond: t = 4 / x - 1.
@@ -234,7 +233,7 @@ _SERIES: dict[str, tuple[float, ...]] = {
 }
 
 
-def _chebyshev(name: str, t: Any) -> Any:
+def _chebyshev(name: str, t: Array) -> Array:
     """The sum of a series, by Clenshaw's recurrence."""
     last = before = lax.full_like(t, 0)
     for c in reversed(_SERIES[name][1:]):
@@ -242,7 +241,9 @@ def _chebyshev(name: str, t: Any) -> Any:
     return t * last - before + lax.full_like(t, _SERIES[name][0])
 
 
-def _pieces(x: Any, bound: float, near: Callable[[Any], Any], far: Callable[[Any], Any]) -> Any:
+def _pieces(
+    x: Array, bound: float, near: Callable[[Array], Array], far: Callable[[Array], Array]
+) -> Array:
     """`near(x)` up to `bound` and `far(x)` beyond it; each sees numbers of its own side alone."""
     inside = x <= bound
     other = lax.full_like(x, bound)
@@ -251,7 +252,7 @@ def _pieces(x: Any, bound: float, near: Callable[[Any], Any], far: Callable[[Any
     )
 
 
-def _wave(order: int, second: bool, x: Any) -> Any:
+def _wave(order: int, second: bool, x: Array) -> Array:
     """J or Y of x beyond 8, from the modulus and phase of the pair."""
     z = 8 / x
     t = 2 * z * z - 1
@@ -263,8 +264,8 @@ def _wave(order: int, second: bool, x: Any) -> Any:
     return (p * sine + q * cosine if second else p * cosine - q * sine) * size
 
 
-def _j(order: int, x: Any) -> Any:
-    def near(x: Any) -> Any:
+def _j(order: int, x: Array) -> Array:
+    def near(x: Array) -> Array:
         value = _chebyshev(f"J{order}", x * x / 32 - 1)
         return value * x if order else value
 
@@ -273,8 +274,8 @@ def _j(order: int, x: Any) -> Any:
     return lax.sign(x) * value if order else value
 
 
-def _y(order: int, x: Any) -> Any:
-    def near(x: Any) -> Any:
+def _y(order: int, x: Array) -> Array:
+    def near(x: Array) -> Array:
         value = _chebyshev(f"Y{order}", x * x / 32 - 1)
         log = 2 / math.pi * lax.log(x) * _j(order, x)
         return value * x + log - 2 / math.pi / x if order else value + log
@@ -284,13 +285,13 @@ def _y(order: int, x: Any) -> Any:
     return _outside(x, value, -math.inf)
 
 
-def _outside(x: Any, value: Any, pole: float) -> Any:
+def _outside(x: Array, value: Array, pole: float) -> Array:
     """`value`; at 0 and, as TensorFlow has it, below, the pole."""
     return jnp.where(x <= 0, pole, jnp.where(x > 0, value, x))
 
 
-def _k(order: int, scaled: bool, x: Any) -> Any:
-    def near(x: Any) -> Any:
+def _k(order: int, scaled: bool, x: Array) -> Array:
+    def near(x: Array) -> Array:
         value = _chebyshev(f"K{order}", x * x / 2 - 1)
         grown = lax.exp(x)
         if order:
@@ -299,23 +300,23 @@ def _k(order: int, scaled: bool, x: Any) -> Any:
             out = value - lax.log(x / 2) * lax.bessel_i0e(x) * grown
         return out * grown if scaled else out
 
-    def far(x: Any) -> Any:
+    def far(x: Array) -> Array:
         value = _chebyshev(f"K{order}e", 4 / x - 1) * lax.rsqrt(x)
         return value if scaled else value * lax.exp(-x)
 
     return _outside(x, _pieces(jnp.where(x > 0, x, 1), 2.0, near, far), math.inf)
 
 
-Function = Callable[[Any], Any]
+Function = Callable[[Array], Array]
 
 
 def _named(name: str, fn: Function, slope: Function) -> Function:
     """`fn` under a name of its own, with its derivative."""
 
-    def function(x: Any) -> Any:
+    def function(x: Array) -> Array:
         return fn(x)
 
-    def jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    def jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         return rule(*primals), tangents[0] * slope(*primals)
 
     function.__name__ = function.__qualname__ = name
@@ -342,7 +343,7 @@ bessel_k1e = _named(
     "bessel_k1e", lambda x: _k(1, True, x), lambda x: bessel_k1e(x) * (1 - 1 / x) - bessel_k0e(x)
 )
 
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "BesselJ0": bessel_j0,
     "BesselJ1": bessel_j1,
     "BesselK0": bessel_k0,

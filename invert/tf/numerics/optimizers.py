@@ -7,36 +7,36 @@ tensorflow/core/kernels/training_ops.cc, TensorFlow 2.21.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
-Slots = tuple[Any, ...]
+Slots = tuple[Array, ...]
 
 
-def gradient_descent(slots: Slots, grad: Any, lr: Any) -> Slots:
+def gradient_descent(slots: Slots, grad: Array, lr: Array) -> Slots:
     (var,) = slots
     return (var - lr * grad,)
 
 
-def proximal_gradient_descent(slots: Slots, grad: Any, lr: Any, l1: Any, l2: Any) -> Slots:
+def proximal_gradient_descent(slots: Slots, grad: Array, lr: Array, l1: Array, l2: Array) -> Slots:
     (var,) = slots
     return (_proximal(var - lr * grad, lr, l1, l2),)
 
 
-def _proximal(x: Any, lr: Any, l1: Any, l2: Any) -> Any:
+def _proximal(x: Array, lr: Array, l1: Array, l2: Array) -> Array:
     return lax.sign(x) * jnp.maximum(lax.abs(x) - lr * l1, 0) / (1 + lr * l2)
 
 
-def momentum(slots: Slots, grad: Any, lr: Any, momentum: Any, use_nesterov: bool) -> Slots:
+def momentum(slots: Slots, grad: Array, lr: Array, momentum: Array, use_nesterov: bool) -> Slots:
     var, accum = slots
     accum = momentum * accum + grad
     step = grad + momentum * accum if use_nesterov else accum
     return var - lr * step, accum
 
 
-def keras_momentum(slots: Slots, grad: Any, lr: Any, momentum: Any, use_nesterov: bool) -> Slots:
+def keras_momentum(
+    slots: Slots, grad: Array, lr: Array, momentum: Array, use_nesterov: bool
+) -> Slots:
     var, accum = slots
     accum = momentum * accum - lr * grad
     return var + (momentum * accum - lr * grad if use_nesterov else accum), accum
@@ -44,13 +44,13 @@ def keras_momentum(slots: Slots, grad: Any, lr: Any, momentum: Any, use_nesterov
 
 def adam(
     slots: Slots,
-    grad: Any,
-    beta1_power: Any,
-    beta2_power: Any,
-    lr: Any,
-    beta1: Any,
-    beta2: Any,
-    epsilon: Any,
+    grad: Array,
+    beta1_power: Array,
+    beta2_power: Array,
+    lr: Array,
+    beta1: Array,
+    beta2: Array,
+    epsilon: Array,
     use_nesterov: bool,
 ) -> Slots:
     var, m, v = slots
@@ -63,13 +63,13 @@ def adam(
 
 def adam_with_amsgrad(
     slots: Slots,
-    grad: Any,
-    beta1_power: Any,
-    beta2_power: Any,
-    lr: Any,
-    beta1: Any,
-    beta2: Any,
-    epsilon: Any,
+    grad: Array,
+    beta1_power: Array,
+    beta2_power: Array,
+    lr: Array,
+    beta1: Array,
+    beta2: Array,
+    epsilon: Array,
 ) -> Slots:
     var, m, v, v_hat = slots
     rate = lr * lax.sqrt(1 - beta2_power) / (1 - beta1_power)
@@ -80,7 +80,13 @@ def adam_with_amsgrad(
 
 
 def ada_max(
-    slots: Slots, grad: Any, beta1_power: Any, lr: Any, beta1: Any, beta2: Any, epsilon: Any
+    slots: Slots,
+    grad: Array,
+    beta1_power: Array,
+    lr: Array,
+    beta1: Array,
+    beta2: Array,
+    epsilon: Array,
 ) -> Slots:
     var, m, v = slots
     m = m + (1 - beta1) * (grad - m)
@@ -88,26 +94,28 @@ def ada_max(
     return var - lr / (1 - beta1_power) * m / (v + epsilon), m, v
 
 
-def adagrad(slots: Slots, grad: Any, lr: Any, update_slots: bool) -> Slots:
+def adagrad(slots: Slots, grad: Array, lr: Array, update_slots: bool) -> Slots:
     var, accum = slots
     accum = accum + lax.square(grad) if update_slots else accum
     return var - lr * grad * lax.rsqrt(accum), accum
 
 
-def adagrad_v2(slots: Slots, grad: Any, lr: Any, epsilon: Any, update_slots: bool) -> Slots:
+def adagrad_v2(slots: Slots, grad: Array, lr: Array, epsilon: Array, update_slots: bool) -> Slots:
     var, accum = slots
     accum = accum + lax.square(grad) if update_slots else accum
     return var - lr * grad / (lax.sqrt(accum) + epsilon), accum
 
 
-def proximal_adagrad(slots: Slots, grad: Any, lr: Any, l1: Any, l2: Any) -> Slots:
+def proximal_adagrad(slots: Slots, grad: Array, lr: Array, l1: Array, l2: Array) -> Slots:
     var, accum = slots
     accum = accum + lax.square(grad)
     rate = lr * lax.rsqrt(accum)
     return _proximal(var - rate * grad, rate, l1, l2), accum
 
 
-def adagrad_da(slots: Slots, grad: Any, lr: Any, l1: Any, l2: Any, global_step: Any) -> Slots:
+def adagrad_da(
+    slots: Slots, grad: Array, lr: Array, l1: Array, l2: Array, global_step: Array
+) -> Slots:
     var, total, squares = slots
     step = global_step.astype(var.dtype)
     total, squares = total + grad, squares + lax.square(grad)
@@ -115,14 +123,16 @@ def adagrad_da(slots: Slots, grad: Any, lr: Any, l1: Any, l2: Any, global_step: 
     return -lr * shrunk / (step * l2 * lr + lax.sqrt(squares)), total, squares
 
 
-def adadelta(slots: Slots, grad: Any, lr: Any, rho: Any, epsilon: Any) -> Slots:
+def adadelta(slots: Slots, grad: Array, lr: Array, rho: Array, epsilon: Array) -> Slots:
     var, accum, accum_update = slots
     accum = rho * accum + (1 - rho) * lax.square(grad)
     update = lax.sqrt(accum_update + epsilon) * lax.rsqrt(accum + epsilon) * grad
     return var - lr * update, accum, rho * accum_update + (1 - rho) * lax.square(update)
 
 
-def rms_prop(slots: Slots, grad: Any, lr: Any, rho: Any, momentum: Any, epsilon: Any) -> Slots:
+def rms_prop(
+    slots: Slots, grad: Array, lr: Array, rho: Array, momentum: Array, epsilon: Array
+) -> Slots:
     var, ms, mom = slots
     ms = ms + (1 - rho) * (lax.square(grad) - ms)
     mom = momentum * mom + lr * grad * lax.rsqrt(ms + epsilon)
@@ -130,7 +140,7 @@ def rms_prop(slots: Slots, grad: Any, lr: Any, rho: Any, momentum: Any, epsilon:
 
 
 def centered_rms_prop(
-    slots: Slots, grad: Any, lr: Any, rho: Any, momentum: Any, epsilon: Any
+    slots: Slots, grad: Array, lr: Array, rho: Array, momentum: Array, epsilon: Array
 ) -> Slots:
     var, mg, ms, mom = slots
     ms = ms + (1 - rho) * (lax.square(grad) - ms)
@@ -139,14 +149,18 @@ def centered_rms_prop(
     return var - mom, mg, ms, mom
 
 
-def add_sign(slots: Slots, grad: Any, lr: Any, alpha: Any, sign_decay: Any, beta: Any) -> Slots:
+def add_sign(
+    slots: Slots, grad: Array, lr: Array, alpha: Array, sign_decay: Array, beta: Array
+) -> Slots:
     var, m = slots
     m = beta * m + (1 - beta) * grad
     agreement = lax.sign(grad) * lax.sign(m)
     return var - lr * (alpha + sign_decay * agreement) * grad, m
 
 
-def power_sign(slots: Slots, grad: Any, lr: Any, logbase: Any, sign_decay: Any, beta: Any) -> Slots:
+def power_sign(
+    slots: Slots, grad: Array, lr: Array, logbase: Array, sign_decay: Array, beta: Array
+) -> Slots:
     var, m = slots
     m = beta * m + (1 - beta) * grad
     agreement = lax.sign(grad) * lax.sign(m)
@@ -155,13 +169,13 @@ def power_sign(slots: Slots, grad: Any, lr: Any, logbase: Any, sign_decay: Any, 
 
 def ftrl(
     slots: Slots,
-    grad: Any,
-    lr: Any,
-    l1: Any,
-    l2: Any,
-    lr_power: Any,
+    grad: Array,
+    lr: Array,
+    l1: Array,
+    l2: Array,
+    lr_power: Array,
     multiply_linear_by_lr: bool,
-    l2_shrinkage: Any = 0,
+    l2_shrinkage: Array | int = 0,
 ) -> Slots:
     var, accum, linear = slots
     new_accum = accum + lax.square(grad)

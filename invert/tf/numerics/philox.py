@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from invert.ir.sizes import DimSize, Shape
+from invert.ir.types import Value
 
 _U32, _U64 = np.dtype(np.uint32), np.dtype(np.uint64)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -27,18 +32,22 @@ _ROUNDS = 10
 _SEED_KEY = np.uint64(0x02461E29_3EC8F720)
 
 
-def halves(x: Any) -> tuple[Any, Any]:
+def halves(x: Array) -> tuple[Array, Array]:
     """The low and the high word of 64 bits."""
     return x.astype(_U32), lax.shift_right_logical(x, jnp.full_like(x, 32)).astype(_U32)
 
 
-def join(low: Any, high: Any) -> Any:
+def join(low: Array, high: Array) -> Array:
     high = high.astype(_U64)
     return low.astype(_U64) | lax.shift_left(high, jnp.full_like(high, 32))
 
 
+# The key and the counter between two rounds, as words.
+_Round: TypeAlias = tuple[tuple[Array, Array], tuple[Array, Array, Array, Array]]
+
+
 @jax.jit
-def philox4x32(key: Any, low: Any, high: Any) -> Any:
+def philox4x32(key: Array, low: Array, high: Array) -> Array:
     """Four words for each counter.
 
     **Arguments:**
@@ -50,7 +59,7 @@ def philox4x32(key: Any, low: Any, high: Any) -> Any:
     """
 
     # A loop rather than ten rounds written out: XLA fuses those once for each of the four words.
-    def one_round(_: Any, state: Any) -> Any:
+    def one_round(_: Array, state: _Round) -> _Round:
         (k0, k1), (x0, x1, x2, x3) = state
         low0, high0 = halves(x0.astype(_U64) * _MULTIPLIERS[0])
         low1, high1 = halves(x2.astype(_U64) * _MULTIPLIERS[1])
@@ -65,42 +74,42 @@ def philox4x32(key: Any, low: Any, high: Any) -> Any:
 class Stream:
     """A key and where the counter stands, each as `uint64` scalars."""
 
-    key: Any
-    low: Any
-    high: Any
+    key: Array
+    low: Value
+    high: Value
 
     @classmethod
-    def from_state(cls, key: Any, counter: Any) -> Stream:
+    def from_state(cls, key: Array, counter: Array) -> Stream:
         """From a vector of one `uint64` and one of two, or of 64-bit integers of any kind."""
         key, counter = (lax.bitcast_convert_type(x, _U64) for x in (key, counter))
         return cls(key[0], counter[0], counter[1])
 
     @classmethod
-    def from_seed(cls, seed: Any) -> Stream:
+    def from_seed(cls, seed: Array) -> Stream:
         """From the two integers of a stateless op."""
         low, high = seed[0].astype(_U64), seed[1].astype(_U64)
         mixed = philox4x32(jnp.asarray(_SEED_KEY), low, high)
         return cls(join(mixed[0], mixed[1]), jnp.zeros_like(low), join(mixed[2], mixed[3]))
 
-    def key_and_counter(self) -> tuple[Any, Any]:
+    def key_and_counter(self) -> tuple[Array, Array]:
         return jnp.stack([self.key]), jnp.stack([self.low, self.high])
 
-    def skip(self, blocks: Any) -> Stream:
+    def skip(self, blocks: Array | DimSize) -> Stream:
         """The stream `blocks` blocks of four words further on."""
         low = self.low + jnp.asarray(blocks, _U64)
         return Stream(self.key, low, self.high + (low < self.low).astype(_U64))
 
-    def words(self, index: Any) -> Any:
+    def words(self, index: Array) -> Array:
         """The blocks at the positions `index`, an array of `uint64`: four words for each."""
         low = self.low + index
         return philox4x32(self.key, low, self.high + (low < self.low).astype(_U64))
 
-    def block_words(self, count: Any) -> Any:
+    def block_words(self, count: DimSize) -> Array:
         """The next `count` blocks: `uint32[count, 4]`."""
         return self.words(lax.iota(_U64, count))
 
 
-def wide_words(words: Any, *, high_first: bool = False) -> Any:
+def wide_words(words: Array, *, high_first: bool = False) -> Array:
     """Pairs of words along the last axis as `uint64`."""
     first, second = words[..., 0::2], words[..., 1::2]
     return join(second, first) if high_first else join(first, second)
@@ -115,7 +124,7 @@ _LAYOUT = {
 }
 
 
-def unit(words: Any, dtype: np.dtype) -> Any:
+def unit(words: Array, dtype: np.dtype) -> Array:
     """Words as numbers in [0, 1): the low bits are the mantissa of a number in [1, 2).
 
     Numbers of 64 bits take two words each, along the last axis.
@@ -129,35 +138,35 @@ def unit(words: Any, dtype: np.dtype) -> Any:
     )
 
 
-def _per_block(dtype: Any) -> int:
+def _per_block(dtype: DTypeLike) -> int:
     """How many numbers of a type one block of four words gives."""
     return 2 if np.dtype(dtype).itemsize == 8 else 4
 
 
-def _fill(stream: Stream, shape: tuple[Any, ...], dtype: Any, make: Any) -> Any:
+def _fill(stream: Stream, shape: Shape, dtype: DTypeLike, make: Callable[[Array], Array]) -> Array:
     """`make` of as many blocks as `shape` needs; the last one may be used in part."""
     size, each = math.prod(shape), _per_block(dtype)
     flat = make(stream.block_words((size + each - 1) // each)).reshape(-1)
     return flat[:size].reshape(shape)
 
 
-def uniform(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def uniform(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Floats in [0, 1)."""
     return _fill(stream, shape, dtype, lambda words: unit(words, dtype))
 
 
-def integers(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def integers(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Integers over the whole range of their type."""
 
-    def make(words: Any) -> Any:
+    def make(words: Array) -> Array:
         return (wide_words(words) if _per_block(dtype) == 2 else words).astype(dtype)
 
     return _fill(stream, shape, dtype, make)
 
 
 def integers_between(
-    stream: Stream, shape: tuple[Any, ...], dtype: np.dtype, low: Any, high: Any
-) -> Any:
+    stream: Stream, shape: Shape, dtype: np.dtype, low: Array, high: Array
+) -> Array:
     """Integers in [low, high): the remainder of an unsigned word."""
     unsigned = np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
     first, last = (lax.bitcast_convert_type(jnp.asarray(x), unsigned) for x in (low, high))
@@ -165,12 +174,12 @@ def integers_between(
     return lax.bitcast_convert_type(first + offset, dtype)
 
 
-def normal(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def normal(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Standard normal numbers."""
     return _fill(stream, shape, dtype, lambda words: normals(words, dtype))
 
 
-def normals(words: Any, dtype: np.dtype) -> Any:
+def normals(words: Array, dtype: np.dtype) -> Array:
     """Two normal numbers for each two uniform ones, by the method of Box and Muller.
 
     **Arguments:**
@@ -223,7 +232,7 @@ def _numbers(text: str) -> np.ndarray:
     return np.array([float.fromhex(t) for t in text.split()])
 
 
-def log_float(x: Any) -> Any:
+def log_float(x: Array) -> Array:
     """`logf` of the C library, for normal positive `float32`."""
     bits = lax.bitcast_convert_type(x, _U32)
     offset = bits - _LOG_START
@@ -240,7 +249,7 @@ def log_float(x: Any) -> Any:
     return ((a0 * r2 + (a1 * r + a2)) * r2 + (base + r)).astype(np.float32)
 
 
-def sincos_float(x: Any) -> tuple[Any, Any]:
+def sincos_float(x: Array) -> tuple[Array, Array]:
     """`sincosf` of the C library, for `float32` in [0, 2 pi)."""
     wide = x.astype(np.float64)
     quadrant = lax.round(wide * (2 / math.pi))

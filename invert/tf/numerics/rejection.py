@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.typing import DTypeLike
 
+from invert.ir.sizes import DimSize, Shape
 from invert.tf.numerics.philox import Stream, normals, unit
 
 _U64 = np.dtype(np.uint64)
@@ -23,13 +24,13 @@ _F64 = np.dtype(np.float64)
 # How many words are set apart for each number (kReservedSamplesPerOutput).
 _RESERVED = 256
 
-State = tuple[Any, ...]
+State = tuple[Array, ...]
 
 
-def _retry(step: Callable[[Any, State], tuple[Any, State]], done: Any, state: State) -> State:
+def _retry(step: Callable[[Array, State], tuple[Array, State]], done: Array, state: State) -> State:
     """Steps, counted as `uint64`, until all are done; `state` rests where it is done."""
 
-    def body(carry: Any) -> Any:
+    def body(carry: tuple[Array, Array, State]) -> tuple[Array, Array, State]:
         count, done, state = carry
         now, new = step(count, state)
         kept = jax.tree_util.tree_map(lambda n, o: _where(done, o, n), new, state)
@@ -39,11 +40,11 @@ def _retry(step: Callable[[Any, State], tuple[Any, State]], done: Any, state: St
     return lax.while_loop(lambda carry: ~jnp.all(carry[1]), body, start)[2]
 
 
-def _where(which: Any, x: Any, y: Any) -> Any:
+def _where(which: Array, x: Array, y: Array) -> Array:
     return lax.select(lax.broadcast_in_dim(which, x.shape, range(which.ndim)), x, y)
 
 
-def truncated_normal(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def truncated_normal(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Standard normal numbers within two standard deviations.
 
     Each group of numbers fills up with those that pass, in the order they are drawn
@@ -56,7 +57,7 @@ def truncated_normal(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) ->
     starts = lax.iota(_U64, groups) * np.uint64(each * _RESERVED // 4)
     lanes = lax.broadcasted_iota(np.dtype(np.int32), (groups, each), 1)
 
-    def step(count: Any, state: State) -> tuple[Any, State]:
+    def step(count: Array, state: State) -> tuple[Array, State]:
         filled, values = state
         drawn = normals(stream.words(starts + count), compute)
         for i in range(each):
@@ -71,7 +72,7 @@ def truncated_normal(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) ->
     return values.reshape(-1)[:size].reshape(shape).astype(dtype)
 
 
-def _indices(shape: tuple[Any, ...], batch: tuple[Any, ...]) -> tuple[Any, tuple[Any, Any]]:
+def _indices(shape: Shape, batch: Shape) -> tuple[Array, tuple[DimSize, DimSize]]:
     """The number of each sample, which count along the samples of one parameter first.
 
     **Returns:** `uint64[samples, parameters]`, and this shape.
@@ -83,7 +84,7 @@ def _indices(shape: tuple[Any, ...], batch: tuple[Any, ...]) -> tuple[Any, tuple
     return parameter * jnp.asarray(samples, _U64) + sample, flat
 
 
-def gamma(stream: Stream, shape: tuple[Any, ...], alpha: Any) -> Any:
+def gamma(stream: Stream, shape: Shape, alpha: Array) -> Array:
     """Gamma numbers by the method of Marsaglia and Tsang (stateless_random_gamma_op.cc).
 
     The derivative by `alpha` is the implicit one, as TensorFlow's.
@@ -91,13 +92,13 @@ def gamma(stream: Stream, shape: tuple[Any, ...], alpha: Any) -> Any:
     return _gamma(shape, stream.key, stream.low, stream.high, alpha)
 
 
-def _gamma(shape: tuple[Any, ...], key: Any, low: Any, high: Any, alpha: Any) -> Any:
+def _gamma(shape: Shape, key: Array, low: Array, high: Array, alpha: Array) -> Array:
     @jax.custom_jvp
-    def random_gamma(key: Any, low: Any, high: Any, alpha: Any) -> Any:
+    def random_gamma(key: Array, low: Array, high: Array, alpha: Array) -> Array:
         return _gamma_samples(Stream(key, low, high), shape, alpha)
 
     @random_gamma.defjvp
-    def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    def _(primals: Array, tangents: Array) -> tuple[Array, Array]:
         samples = random_gamma(*primals)
         slope = gamma_slope(primals[3], samples)
         return samples, slope * jnp.broadcast_to(tangents[3], shape)
@@ -105,7 +106,7 @@ def _gamma(shape: tuple[Any, ...], key: Any, low: Any, high: Any, alpha: Any) ->
     return random_gamma(key, low, high, alpha)
 
 
-def gamma_slope(alpha: Any, samples: Any) -> Any:
+def gamma_slope(alpha: Array, samples: Array) -> Array:
     """The derivative of gamma numbers by their parameter."""
     wide = jnp.promote_types(samples.dtype, np.float32)
     alpha = jnp.broadcast_to(alpha, samples.shape).astype(wide)
@@ -114,7 +115,7 @@ def gamma_slope(alpha: Any, samples: Any) -> Any:
     return slope.astype(samples.dtype)
 
 
-def _gamma_samples(stream: Stream, shape: tuple[Any, ...], alpha: Any) -> Any:
+def _gamma_samples(stream: Stream, shape: Shape, alpha: Array) -> Array:
     index, flat = _indices(shape, alpha.shape)
     starts = index * np.uint64(_RESERVED)
     wide = jnp.broadcast_to(alpha.astype(_F64).reshape(-1), flat)
@@ -122,7 +123,9 @@ def _gamma_samples(stream: Stream, shape: tuple[Any, ...], alpha: Any) -> Any:
     d = wide + _where(small, jnp.full(flat, 2.0 / 3), jnp.full(flat, -1.0 / 3))
     c = 1.0 / 3 / lax.sqrt(d)
 
-    def take(buffer: Any, left: Any, block: Any, make: Any) -> tuple[Any, Any, Any, Any]:
+    def take(
+        buffer: Array, left: Array, block: Array, make: Callable[[Array], Array]
+    ) -> tuple[Array, Array, Array, Array]:
         """The next number of a pair, the last one first; a new pair where none is left."""
         empty = left == 0
         buffer = _where(empty, make(stream.words(starts + block)), buffer)
@@ -131,10 +134,10 @@ def _gamma_samples(stream: Stream, shape: tuple[Any, ...], alpha: Any) -> Any:
         value = _where(left == 1, buffer[..., 1], buffer[..., 0])
         return value, buffer, left, block
 
-    def uniforms(words: Any) -> Any:
+    def uniforms(words: Array) -> Array:
         return unit(words, _F64)
 
-    def step(count: Any, state: State) -> tuple[Any, State]:
+    def step(count: Array, state: State) -> tuple[Array, State]:
         block, pair, pair_left, ones, ones_left, _ = state
         x, pair, pair_left, block = take(pair, pair_left, block, lambda words: normals(words, _F64))
         v = 1 + c * x
@@ -160,7 +163,7 @@ def _gamma_samples(stream: Stream, shape: tuple[Any, ...], alpha: Any) -> Any:
     return _narrowed(result.reshape(shape), alpha.dtype)
 
 
-def _narrowed(x: Any, dtype: Any) -> Any:
+def _narrowed(x: Array, dtype: DTypeLike) -> Array:
     """Doubles in a narrower type; in half precision as TensorFlow rounds, over single precision.
 
     Processors with half-precision arithmetic would round once.
@@ -168,7 +171,7 @@ def _narrowed(x: Any, dtype: Any) -> Any:
     return x.astype(np.float32).astype(dtype) if np.dtype(dtype).itemsize < 4 else x.astype(dtype)
 
 
-def poisson(stream: Stream, shape: tuple[Any, ...], rate: Any, dtype: np.dtype) -> Any:
+def poisson(stream: Stream, shape: Shape, rate: Array, dtype: np.dtype) -> Array:
     """Poisson numbers: Knuth's method below a rate of ten, Hörmann's from there on
     (random_poisson_op.cc)."""
     index, flat = _indices(shape, rate.shape)
@@ -178,7 +181,7 @@ def poisson(stream: Stream, shape: tuple[Any, ...], rate: Any, dtype: np.dtype) 
 
     limit = lax.exp(-rates)
 
-    def knuth(count: Any, state: State) -> tuple[Any, State]:
+    def knuth(count: Array, state: State) -> tuple[Array, State]:
         number, product = state
         words = unit(stream.words(starts + count), _F64)
         done = jnp.zeros(flat, bool)
@@ -195,7 +198,7 @@ def poisson(stream: Stream, shape: tuple[Any, ...], rate: Any, dtype: np.dtype) 
     b = 0.931 + 2.53 * lax.sqrt(rates)
     a = -0.059 + 0.02483 * b
 
-    def hormann(count: Any, state: State) -> tuple[Any, State]:
+    def hormann(count: Array, state: State) -> tuple[Array, State]:
         words = unit(stream.words(starts + count), _F64)
         u, v = words[..., 1] - 0.5, words[..., 0]
         us = 0.5 - lax.abs(u)
@@ -220,16 +223,14 @@ _TAILS = np.array(
 )
 
 
-def _tail(k: Any) -> Any:
+def _tail(k: Array) -> Array:
     near = jnp.asarray(_TAILS)[lax.clamp(0.0, k, 9.0).astype(np.int32)]
     square = (k + 1) * (k + 1)
     far = (1.0 / 12 - (1.0 / 360 - 1.0 / 1260 / square) / square) / (k + 1)
     return _where(k <= 9, near, far)
 
 
-def binomial(
-    stream: Stream, shape: tuple[Any, ...], counts: Any, probs: Any, dtype: np.dtype
-) -> Any:
+def binomial(stream: Stream, shape: Shape, counts: Array, probs: Array, dtype: np.dtype) -> Array:
     """Binomial samples: geometric sums below a mean of ten, else Hörmann's method
     (random_binomial_op.cc)."""
     batch = lax.broadcast_shapes(counts.shape, probs.shape)
@@ -243,11 +244,11 @@ def binomial(
     trivial = ~((count > 0) & (prob > 0))
     large = short_count * short_prob >= 10
 
-    def uniforms(starts: Any) -> tuple[Any, Any]:
+    def uniforms(starts: Array) -> tuple[Array, Array]:
         words = unit(stream.words(starts), _F64)
         return words[..., 1], words[..., 0]
 
-    def inversion(turn: Any, state: State) -> tuple[Any, State]:
+    def inversion(turn: Array, state: State) -> tuple[Array, State]:
         total, number = state
         done = jnp.zeros(flat, bool)
         for u in uniforms(index * np.uint64(42) + turn):
@@ -266,7 +267,7 @@ def binomial(
     ratio = prob / (1 - prob)
     mode = lax.floor((count + 1) * prob)
 
-    def btrs(turn: Any, state: State) -> tuple[Any, State]:
+    def btrs(turn: Array, state: State) -> tuple[Array, State]:
         u, v = uniforms(index * np.uint64(_RESERVED) + turn)
         u = u - 0.5
         us = 0.5 - lax.abs(u)

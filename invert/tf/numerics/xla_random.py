@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from invert._private.jax import threefry2x32_p
+from invert.ir.sizes import Shape
 from invert.tf.numerics.philox import Stream, halves, join, wide_words
 
 _U16, _U32, _U64 = np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.uint64)
 _F32, _BF16 = np.dtype(np.float32), np.dtype(jnp.bfloat16)
 
 # Unsigned integers of a shape and type over their whole range.
-Bits = Callable[[Stream, tuple[Any, ...], np.dtype], Any]
+Bits = Callable[[Stream, Shape, np.dtype], Array]
 
 
-def _blocks(stream: Stream, shape: tuple[Any, ...]) -> tuple[Any, Any]:
+def _blocks(stream: Stream, shape: Shape) -> tuple[Array, Array]:
     """Two words for each of the counters, which count through `shape`."""
     counters = lax.iota(_U64, math.prod(shape)).reshape(shape) + stream.low
     low, high = halves(stream.key)
@@ -35,25 +35,25 @@ def _blocks(stream: Stream, shape: tuple[Any, ...]) -> tuple[Any, Any]:
     return first, second
 
 
-def _split(shape: tuple[Any, ...]) -> int:
+def _split(shape: Shape) -> int:
     """The axis along which words of a pair lie: the first of even size, else the largest."""
     even = [i for i, n in enumerate(shape) if n % 2 == 0]
     return even[0] if even else max(range(len(shape)), key=lambda i: shape[i])
 
 
-def _paired(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+def _paired(shape: Shape) -> Shape:
     """`shape` with the split axis halved, rounded up, then an axis for the pair."""
     axis = _split(shape)
     return (*shape[:axis], (shape[axis] + 1) // 2, 2, *shape[axis + 1 :])
 
 
-def _unpaired(pairs: Any, shape: tuple[Any, ...]) -> Any:
+def _unpaired(pairs: Array, shape: Shape) -> Array:
     axis = _split(shape)
     merged = pairs.reshape(*shape[:axis], 2 * pairs.shape[axis], *shape[axis + 1 :])
     return lax.slice_in_dim(merged, 0, shape[axis], axis=axis)
 
 
-def philox_bits(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def philox_bits(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Unsigned integers over their whole range; those of 16 bits are the low halves of words."""
     size, each = math.prod(shape), 2 if dtype == _U64 else 4
     words = stream.block_words((size + each - 1) // each)
@@ -61,7 +61,7 @@ def philox_bits(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
     return flat[:size].reshape(shape).astype(dtype)
 
 
-def threefry_bits(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def threefry_bits(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """As `philox_bits`."""
     if dtype == _U64:
         return join(*_blocks(stream, shape))
@@ -73,27 +73,27 @@ def threefry_bits(stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> An
     return _unpaired(pair, shape).astype(dtype)
 
 
-def integers(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def integers(bits: Bits, stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     unsigned = _U64 if np.dtype(dtype).itemsize == 8 else _U32
     return bits(stream, shape, unsigned).astype(dtype)
 
 
 def integers_between(
-    bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype, low: Any, high: Any
-) -> Any:
+    bits: Bits, stream: Stream, shape: Shape, dtype: np.dtype, low: Array, high: Array
+) -> Array:
     unsigned = _U64 if np.dtype(dtype).itemsize == 8 else _U32
     first, last = (lax.bitcast_convert_type(jnp.asarray(x), unsigned) for x in (low, high))
     offset = lax.rem(bits(stream, shape, unsigned), jnp.broadcast_to(last - first, shape))
     return lax.bitcast_convert_type(first + offset, dtype)
 
 
-def _to_bfloat16(x: Any) -> Any:
+def _to_bfloat16(x: Array) -> Array:
     """The upper half of `float32`: XLA's kernels cut off rather than round."""
     kept = lax.bitcast_convert_type(x, _U32) & np.uint32(0xFFFF0000)
     return lax.bitcast_convert_type(kept, _F32).astype(_BF16)
 
 
-def uniform(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def uniform(bits: Bits, stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Floats in [0, 1)."""
     if dtype == _BF16:
         return _to_bfloat16(uniform(bits, stream, shape, _F32))
@@ -107,7 +107,7 @@ def uniform(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype)
     return top.astype(dtype) * np.asarray(2.0**-digits, dtype)
 
 
-def normal(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def normal(bits: Bits, stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Standard normal numbers, by the method of Box and Muller."""
     if dtype == _BF16:
         return _to_bfloat16(normal(bits, stream, shape, _F32))
@@ -123,7 +123,7 @@ def normal(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) 
     return _unpaired(pairs, shape)
 
 
-def truncated_normal(bits: Bits, stream: Stream, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
+def truncated_normal(bits: Bits, stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Standard normal numbers within two standard deviations, by inversion
     (tensorflow/compiler/tf2xla/lib/random.cc)."""
     if dtype == _BF16:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from invert.ir.sizes import DimSize
+from invert.ir.types import Value
 from invert.protos.tensors import REFERENCE, decode_dtype, decode_shape, is_type, type_name
 from invert.tf.ops.node import PASSED, Node
 
@@ -29,7 +31,7 @@ _FIELDS = {
 _LATER = "placeholder"
 
 
-def types_of(args: Iterable[Any], attrs: Mapping[str, Any]) -> Iterator[Run]:
+def types_of(args: Iterable[Value], attrs: Mapping[str, Any]) -> Iterator[Run]:
     """The types of the inputs or outputs of a node, given as `OpDef.ArgDef` protos."""
     for arg in args:
         if arg.type_list_attr:
@@ -76,7 +78,7 @@ def attribute_problems(attrs: Mapping[str, Any], definition: Any) -> Iterator[st
             yield f"has an attribute {spec.name!r} that {reason}"
 
 
-def _problem(value: Any, spec: Any) -> str | None:
+def _problem(value: Value, spec: Any) -> str | None:
     kind = value.WhichOneof("value")
     if kind == _LATER:
         return "is not known before the function is called"
@@ -124,7 +126,9 @@ def options(definition: Any) -> dict[str, Any]:
     }
 
 
-def result_problem(attrs: Mapping[str, Any], definition: Any, results: Sequence[Any]) -> str | None:
+def result_problem(
+    attrs: Mapping[str, Any], definition: Any, results: Sequence[Value]
+) -> str | None:
     """How results differ from the definition of the op; `None` if they do not.
 
     Handles, lists and the like have no type here; nodes that were made of others may leave out
@@ -149,7 +153,7 @@ def result_problem(attrs: Mapping[str, Any], definition: Any, results: Sequence[
     return None
 
 
-def shape_problem(node: Node, results: Sequence[Any]) -> str | None:
+def shape_problem(node: Node, results: Sequence[Value]) -> str | None:
     """How shapes of results differ from those that a node declares; `None` if they do not.
 
     Sizes that are open or unknown on either side are not compared.
@@ -174,7 +178,7 @@ def shape_problem(node: Node, results: Sequence[Any]) -> str | None:
     return None
 
 
-def _agree(wanted: Sequence[int | None], shape: Sequence[Any]) -> bool:
+def _agree(wanted: Sequence[int | None], shape: Sequence[DimSize]) -> bool:
     """Whether two shapes may be the same."""
     return len(wanted) == len(shape) and all(
         a is None or a == b or not isinstance(b, int) for a, b in zip(wanted, shape, strict=True)

@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 from jax import numpy as jnp
+from jax.typing import DTypeLike
 
 from invert._private.jax import is_tracer, made_by
 from invert.ir import kinds
 from invert.ir.sizes import DimSize, is_open
+from invert.ir.types import Aval, Value
 
 # Shapes and indices are short vectors. Of larger arrays one fact holds for all elements.
 _MOST = 16
@@ -79,7 +81,7 @@ class Sum:
         return self.constant if self.step <= 0 else math.inf
 
 
-def line(start: Any, step: int) -> Sum:
+def line(start: Value, step: int) -> Sum:
     """The number that is `start + step * k` in step `k` of a loop."""
     return Sum(start, {STEP: step} if step else {})
 
@@ -142,14 +144,14 @@ class Given:
     `asked`: whether one was asked for of which nothing is known.
     """
 
-    def __init__(self, values: Sequence[Any], facts: Sequence[Fact | None]):
+    def __init__(self, values: Sequence[Value], facts: Sequence[Fact | None]):
         self.asked = False
         self._found = {id(v): (v, f) for v, f in zip(values, facts, strict=True)}
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: Value) -> bool:
         return id(value) in self._found
 
-    def of(self, value: Any) -> Fact | None:
+    def of(self, value: Value) -> Fact | None:
         found = self._found[id(value)][1]
         self.asked = self.asked or found is None
         return found
@@ -168,14 +170,14 @@ class _Reader:
         # Values are kept, so that no other one gets the same number.
         self._seen: dict[int, tuple[Any, Facts]] = {}
 
-    def facts(self, value: Any, depth: int = 0) -> Facts:
+    def facts(self, value: Value, depth: int = 0) -> Facts:
         if not is_tracer(value):
             return of_constant(value)
         if id(value) not in self._seen:
             self._seen[id(value)] = value, self._read(value, depth)
         return self._seen[id(value)][1]
 
-    def _read(self, value: Any, depth: int) -> Facts:
+    def _read(self, value: Value, depth: int) -> Facts:
         found: Facts | None = None
         for given in self._given:
             if value in given:
@@ -193,7 +195,7 @@ class _Reader:
         return named(value, found, id(value), self._finite)
 
 
-def distance(low: Any, high: Any) -> DimSize | None:
+def distance(low: Value, high: Value) -> DimSize | None:
     """`high - low` of two integers, where it does not depend on data."""
     reader = _Reader()
     a, b = (hull(reader.facts(x)).equals for x in (low, high))
@@ -201,7 +203,7 @@ def distance(low: Any, high: Any) -> DimSize | None:
     return None if difference is None or difference.terms else difference.constant
 
 
-def size_of(value: Any) -> DimSize | None:
+def size_of(value: Value) -> DimSize | None:
     """The size or number that a traced scalar is, in whatever type; `None` for data."""
     made = made_by(value)
     while made is not None and made[0] == "convert_element_type":
@@ -213,7 +215,7 @@ def size_of(value: Any) -> DimSize | None:
     return distance(np.int32(0), value)
 
 
-def known(array: Any) -> np.ndarray | None:
+def known(array: Value) -> np.ndarray | None:
     """The value of a short traced integer array that does not depend on data.
 
     Such is the size of a count with as many bins at least as at most.
@@ -231,7 +233,7 @@ def known(array: Any) -> np.ndarray | None:
     return np.asarray(whole, array.dtype).reshape(array.shape)
 
 
-def fact_of(number: Any, given: Sequence[Given] = (), *, finite: bool = False) -> Fact:
+def fact_of(number: Value, given: Sequence[Given] = (), *, finite: bool = False) -> Fact:
     """What is known of one number.
 
     **Arguments:**
@@ -242,12 +244,12 @@ def fact_of(number: Any, given: Sequence[Given] = (), *, finite: bool = False) -
     return hull(_Reader(given, finite).facts(number))
 
 
-def is_whole(end: float, dtype: Any) -> bool:
+def is_whole(end: float, dtype: DTypeLike) -> bool:
     """Whether an end is infinite, or that of its type: then nothing is known of it."""
     return math.isinf(end) or end in _whole(dtype)
 
 
-def of_constant(value: Any) -> Facts:
+def of_constant(value: Value) -> Facts:
     """Facts of a known array."""
     if is_open(value):
         return [Fact.of(Sum(value))]
@@ -269,12 +271,12 @@ def of_constant(value: Any) -> Facts:
     return [Fact(Sum(low), Sum(high))]
 
 
-def _count(shape: Sequence[Any]) -> int | None:
+def _count(shape: Sequence[DimSize]) -> int | None:
     """The number of elements; `None` where it is open."""
     return math.prod(shape) if all(isinstance(n, int) for n in shape) else None
 
 
-def named(aval: Any, facts: Facts | None, symbol: Hashable, finite: bool = False) -> Facts:
+def named(aval: Aval, facts: Facts | None, symbol: Hashable, finite: bool = False) -> Facts:
     """Facts of a traced array, in which integers that equal no sum are numbers of their own.
 
     **Arguments:**
@@ -296,7 +298,7 @@ def named(aval: Any, facts: Facts | None, symbol: Hashable, finite: bool = False
 
 
 def derived(
-    name: str, operands: Sequence[Facts], avals: Sequence[Any], result: Any, params: Any
+    name: str, operands: Sequence[Facts], avals: Sequence[Aval], result: Any, params: Any
 ) -> Facts | None:
     """Facts of the result of an equation; `None` where no more is known than its type says.
 
@@ -313,7 +315,7 @@ def derived(
     return facts if len(facts) in (1, count) else [hull(facts)]
 
 
-def _of_type(fact: Fact, dtype: Any, rounds: bool) -> Fact:
+def _of_type(fact: Fact, dtype: DTypeLike, rounds: bool) -> Fact:
     """A fact of a result of a type: rounded as it, and not beyond it."""
     low, high = fact.low, fact.high
     least, most = _whole(dtype)
@@ -341,7 +343,7 @@ def _of_type(fact: Fact, dtype: Any, rounds: bool) -> Fact:
     return Fact(Sum(max(low.least, least)), Sum(min(high.most, most)))
 
 
-def _whole(dtype: Any, finite: bool = False) -> tuple[float, float]:
+def _whole(dtype: DTypeLike, finite: bool = False) -> tuple[float, float]:
     """The range of a type."""
     if jnp.issubdtype(dtype, jnp.integer):
         limits = jnp.iinfo(dtype)
@@ -359,7 +361,7 @@ def _whole(dtype: Any, finite: bool = False) -> tuple[float, float]:
 class _Equation:
     name: str
     operands: Sequence[Facts]
-    avals: Sequence[Any]
+    avals: Sequence[Aval]
     result: Any
     params: Any
 

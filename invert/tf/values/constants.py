@@ -16,7 +16,8 @@ from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.jax import InconclusiveDimensionOperation, is_symbolic_dim
-from invert.ir.sizes import is_open, suggest_equal
+from invert.ir.sizes import DimSize, Shape, is_open, suggest_equal
+from invert.ir.types import Value
 from invert.tf.ops.node import Node, canonical, unrepeated
 from invert.tf.values.dynamic_size import DynamicSize, int_max, int_min
 
@@ -27,7 +28,7 @@ _MAX_FOLD = 1024
 _MAX_FLOATS = 16
 
 
-def is_static(value: Any) -> bool:
+def is_static(value: Value) -> bool:
     """Whether `value` is an index or a shape that may be computed while raising."""
     if not isinstance(value, np.ndarray) or value.size > _MAX_FOLD:
         return False
@@ -36,14 +37,14 @@ def is_static(value: Any) -> bool:
     return value.dtype == object or value.dtype.kind in "iub"
 
 
-def fold_unary(fn: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
+def fold_unary(fn: Callable[[Value], Value], x: np.ndarray) -> np.ndarray:
     """`fn(x)` in the dtype of x (bool stays bool); overflow wraps as it does in a graph."""
     with np.errstate(all="ignore"):
         return np.asarray(fn(x), x.dtype)
 
 
 def fold_binary(
-    fn: Callable[[Any, Any], Any], x: np.ndarray, y: np.ndarray, dtype: np.dtype
+    fn: Callable[[Value, Value], Value], x: np.ndarray, y: np.ndarray, dtype: np.dtype
 ) -> np.ndarray | None:
     """`fn(x, y)`, with `dtype` where it is a number; `None` where it has to be traced.
 
@@ -67,7 +68,7 @@ def fold_binary(
     return out if out.dtype.kind == "b" else out.astype(dtype)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Value, b: Value) -> bool:
     difference = a - b
     if isinstance(difference, int | np.integer):
         return difference == 0
@@ -104,7 +105,7 @@ def min_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(np.frompyfunc(int_min, 2, 1)(x, y))
 
 
-def static(node: Node, values: Sequence[Any], index: int) -> np.ndarray:
+def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
     """Input `index` of `node`, which must be known while raising.
 
     **Raises:**
@@ -143,7 +144,7 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def pack_dims(dims: Sequence[Any], dtype: np.dtype) -> np.ndarray:
+def pack_dims(dims: Sequence[DimSize], dtype: np.dtype) -> np.ndarray:
     """Sizes as a static vector; `object` where one of them is symbolic."""
     if all(isinstance(d, int | np.integer) for d in dims):
         return np.asarray(dims, dtype)
@@ -152,12 +153,12 @@ def pack_dims(dims: Sequence[Any], dtype: np.dtype) -> np.ndarray:
     return out
 
 
-def is_size(value: Any) -> bool:
+def is_size(value: Value) -> bool:
     """Whether `value` is the size of an axis: a number, or symbolic."""
     return isinstance(value, int) or is_symbolic_dim(value)
 
 
-def as_sizes(value: Any, dtype: np.dtype) -> np.ndarray:
+def as_sizes(value: Value, dtype: np.dtype) -> np.ndarray:
     """A part of static sizes, with `dtype` where none of it is symbolic."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value
@@ -170,7 +171,7 @@ def as_sizes(value: Any, dtype: np.dtype) -> np.ndarray:
 _INT32 = np.dtype(np.int32)
 
 
-def array(value: Any, dtype: np.dtype = _INT32) -> Any:
+def array(value: Value, dtype: np.dtype = _INT32) -> Value:
     """`value` as a JAX operand; static sizes that are symbolic become traced `dtype` integers."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         dtype = jax.dtypes.canonicalize_dtype(dtype)
@@ -232,13 +233,13 @@ def _counted(x: np.ndarray) -> Any:
     return steps if x[0] == 0 else lax.add(steps, x[0])
 
 
-def arrays(values: Sequence[Any]) -> list[Any]:
+def arrays(values: Sequence[Value]) -> list[Value]:
     """`array` of each, at one integer type where some of them are symbolic sizes."""
     dtypes = [v.dtype for v in values if not (isinstance(v, np.ndarray) and v.dtype == object)]
     return [array(v, dtypes[0] if dtypes else _INT32) for v in values]
 
 
-def broadcast(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]:
+def broadcast(values: Sequence[Value], dtype: np.dtype | None = None) -> list[Value]:
     """Operands at their common shape, by the rule NumPy and TensorFlow share.
 
     Symbolic sizes become integers of `dtype`, or of the dtype of the others.
@@ -248,7 +249,7 @@ def broadcast(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]
     return [broadcast_to(x, shape) for x in operands]
 
 
-def _common_shape(operands: Sequence[Any]) -> tuple[Any, ...]:
+def _common_shape(operands: Sequence[Value]) -> Shape:
     """The shape to which operands are broadcast. Open sizes that differ have to be equal."""
     shapes = [np.shape(x) for x in operands]
     for sizes in itertools.zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
@@ -258,7 +259,7 @@ def _common_shape(operands: Sequence[Any]) -> tuple[Any, ...]:
     return lax.broadcast_shapes(*shapes)
 
 
-def promote(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]:
+def promote(values: Sequence[Value], dtype: np.dtype | None = None) -> list[Value]:
     """Operands promoted as by `jax.numpy`: to one rank, scalars unchanged.
 
     For elementwise primitives, which stretch sizes of one themselves; the broadcast operand of
@@ -273,7 +274,7 @@ def promote(values: Sequence[Any], dtype: np.dtype | None = None) -> list[Any]:
     ]
 
 
-def broadcast_to(x: Any, shape: tuple[Any, ...]) -> Any:
+def broadcast_to(x: Value, shape: Sequence[Value]) -> Value:
     """`x` at `shape`, with sizes of one stretched and leading axes added."""
     old = tuple(np.shape(x))
     if old == tuple(shape):

@@ -1,37 +1,14 @@
-"""Which programs of an entry point are written: for all sizes, or else for those of a call."""
+"""Texts of functions: of their programs for all sizes, or else for those of a call."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Protocol
 
-from invert._config import Config
-from invert._entry import EntryPoint
 from invert._errors import EmissionError, SignatureError, nested_too_deep
 from invert._private.jax import on_whole_values
-from invert.emission.emit import Emission, Layered, Recovered, cut_into_layers, emit_methods
-
-
-class Function(Protocol):
-    """What is asked of a recovered function."""
-
-    entry: EntryPoint
-    config: Config
-    divided: str
-
-    @property
-    def is_static(self) -> bool: ...
-
-    @property
-    def sized(self) -> Any:
-        """The program at the sizes of an example or of the first call; `None` without either."""
-        ...
-
-    def whole_for_text(self) -> Any:
-        """The program for all sizes; `None` where there is none, for the reason `divided`."""
-        ...
-
+from invert.emission import Emission, Layered, Recovered, cut_into_layers, emit_methods
+from invert.modules.function import Function, Stage
 
 # Python's parser counts how deep a tree is for all threads together (seen in 3.11).
 _ONE_THREAD = threading.RLock()
@@ -56,9 +33,11 @@ def emission_of(
     **Raises:** `EmissionError`; `SignatureError` where sizes are open that no example has fixed.
     """
     with _ONE_THREAD, nested_too_deep(title):
-        wholes = {n: f.sized if f.is_static else f.whole_for_text() for n, f in functions.items()}
-        reason = next((functions[n].divided for n, stage in wholes.items() if stage is None), "")
-        if not reason:
+        wholes = {n: stage for n, f in functions.items() if (stage := _stage_for_text(f))}
+        divided = [f.divided for n, f in functions.items() if n not in wholes]
+        if divided:
+            reason = divided[0]
+        else:
             parts = {n: _recovered(f, wholes[n], held) for n, f in functions.items()}
             try:
                 return emit_methods(parts, title, styles, notes)
@@ -77,10 +56,13 @@ def layers_of(function: Function) -> Layered:
     **Raises:** `SignatureError` where sizes are open that no example has fixed.
     """
     with _ONE_THREAD, nested_too_deep(function.entry.name):
-        stage = function.sized if function.is_static else function.whole_for_text()
-        if stage is None:
+        if (stage := _stage_for_text(function)) is None:
             return cut_into_layers(_at_one_size(function, function.divided, frozenset()))
         return cut_into_layers(_recovered(function, stage, frozenset()))
+
+
+def _stage_for_text(function: Function) -> Stage | None:
+    return function.sized if function.is_static else function.whole_for_text()
 
 
 def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
@@ -96,7 +78,7 @@ def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
     return _recovered(function, stage, held, "" if function.is_static else reason)
 
 
-def _recovered(function: Function, stage: Any, held: Set[str], fixed: str = "") -> Recovered:
+def _recovered(function: Function, stage: Stage, held: Set[str], fixed: str = "") -> Recovered:
     return Recovered(
         function.entry,
         stage.jaxpr,

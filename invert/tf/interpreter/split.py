@@ -1,0 +1,418 @@
+"""Cuts off the front of a graph that works on text; its numbers become arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from invert._errors import Problem, UnsupportedOpError
+from invert.protos.tensors import decode_dtype, decode_shape
+from invert.tf.graph.body import ordered
+from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.graph import Graph
+from invert.tf.ops.definition import type_at, types_of
+from invert.tf.ops.node import CALLS, Body, Node, attr_functions
+
+_STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
+_RESOURCE, _VARIANT = 20, 21  # DT_RESOURCE, DT_VARIANT
+_VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
+
+# The ops that read serialized examples: their results are features by name.
+PARSERS = frozenset(("ParseExample", "ParseExampleV2", "ParseSingleExample"))
+
+# Deeper calls are not written out: a function that calls itself has no end.
+_DEEPEST = 100
+
+# The index of a node, and which of its outputs.
+Tensor = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A tensor that becomes an argument.
+
+    **Arguments:**
+
+    - `name`: what it is called.
+    - `shape`: its sizes, `None` where they are open; `None` for an unknown rank.
+    """
+
+    name: str
+    shape: tuple[int | None, ...] | None
+    dtype: np.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """What became of the arguments of a graph; its first inputs are `kept`, then `features`.
+
+    **Arguments:**
+
+    - `kept`: numbers of the arguments that stay.
+    - `features`: the tensors that follow them.
+    - `front`: the nodes that are left out.
+    """
+
+    kept: tuple[int, ...]
+    features: tuple[Feature, ...]
+    front: tuple[Node, ...]
+
+
+def split(
+    graph: Graph,
+    arguments: Sequence[tuple[tuple[int | None, ...] | None, np.dtype]],
+    known: Sequence[bool],
+    weights: Sequence[bool],
+    *,
+    text: bool,
+) -> Split | None:
+    """Cut the front off the main body of a graph.
+
+    The front is what the results of ops on text need that follow from arguments alone: tables and
+    constants belong to it, variables do not.
+
+    **Arguments:**
+
+    - `arguments`: shapes and types of the arguments, the first inputs of the graph.
+    - `known`: for each input whether it is a constant.
+    - `weights`: for each input whether it is a variable.
+    - `text`: whether all ops on text that follow from arguments are cut off; else only those that
+        read serialized examples.
+
+    **Returns:** `None` where there is no such op; the graph is as before then.
+
+    **Raises:** `UnsupportedOpError` where a tensor in between is not an array.
+    """
+    roots = _roots(graph, known, text=text)
+    front = _Front(graph, arguments, weights, roots, text=text)
+    if not front.nodes:
+        return None
+    body = graph.main
+    order = [i for i in body.order if i not in front.nodes]
+    cut = list(dict.fromkeys(
+        source
+        for source in (*(s for i in order for s in body.nodes[i].inputs), *body.outputs)
+        if source[0] in front.nodes
+    ))  # fmt: skip
+    features = front.features(cut)
+    used = {j for i in order for j, _ in body.nodes[i].inputs} | {j for j, _ in body.outputs}
+    count = len(arguments)
+    kept = [k for k in range(count) if body.args[k] in used or not front.reads(body.args[k])]
+    graph.main = _without(graph, cut, kept, count, front.nodes)
+    return Split(
+        tuple(kept), tuple(features), tuple(body.nodes[i] for i in body.order if i in front.nodes)
+    )
+
+
+def _roots(graph: Graph, known: Sequence[bool], *, text: bool) -> set[Node]:
+    """The ops that the front ends in; calls that hold some are put in place before."""
+    for _ in range(_DEEPEST):
+        unknown = Analysis(graph, known).unknown
+        roots = {n for n in unknown if text or n.op in PARSERS}
+        held: dict[str, bool] = {}
+        holding = [i for i in graph.main.order if _holds(graph, graph.main.nodes[i], roots, held)]
+        calls = [i for i in holding if graph.main.nodes[i].op in CALLS]
+        if not calls:
+            # A loop or a branch with such an op is one, as a whole.
+            return roots | {graph.main.nodes[i] for i in holding}
+        graph.main = _inlined(graph, calls)
+    return set()
+
+
+def _holds(graph: Graph, node: Node, roots: set[Node], held: dict[str, bool]) -> bool:
+    """Whether a function that a node calls holds some ops."""
+    found = False
+    for name in attr_functions(node) if node.op != "XlaCallModule" else ():
+        if name not in held:
+            held[name] = False  # for functions that call themselves
+            body = graph.body(name)
+            inner = [body.nodes[i] for i in body.order]
+            held[name] = any(n in roots or _holds(graph, n, roots, held) for n in inner)
+        found = found or held[name]
+    return found
+
+
+def _inlined(graph: Graph, calls: Iterable[int]) -> Body:
+    """The main body with the nodes of some called functions in the place of the calls."""
+    main = graph.main
+    nodes = list(main.nodes)
+    results: dict[int, Sequence[Tensor]] = {}
+    waits: dict[int, tuple[int, ...]] = {}
+    for i in calls:
+        call, body = main.nodes[i], graph.body(attr_functions(main.nodes[i])[0])
+        offset, number = len(nodes), {a: k for k, a in enumerate(body.args)}
+
+        def moved(
+            source: Tensor, call: Node = call, number: dict[int, int] = number, offset: int = offset
+        ) -> Tensor:
+            j, k = source
+            return call.inputs[number[j]] if j in number else (offset + j, k)
+
+        for node in body.nodes:
+            copy = graph.copied(node)
+            copy.inputs = tuple(map(moved, node.inputs))
+            copy.control = (*(moved((j, 0))[0] for j in node.control), *call.control)
+            nodes.append(copy)
+        results[i] = [moved(source) for source in body.outputs]
+        ends = (*body.controls, *(j for j, _ in body.outputs))
+        waits[i] = tuple(dict.fromkeys(moved((j, 0))[0] for j in ends))
+
+    def found(source: Tensor) -> Tensor:
+        while source[0] in results:
+            source = results[source[0]][source[1]]
+        return source
+
+    def waited(control: Iterable[int]) -> tuple[int, ...]:
+        pending = list(control)
+        for i in pending:  # grows
+            pending += waits.get(i, ())
+        return tuple(dict.fromkeys(i for i in pending if i not in waits))
+
+    for k, node in enumerate(nodes):
+        if k < len(main.nodes):
+            nodes[k] = node = _with_inputs(graph, node)
+        node.inputs, node.control = tuple(map(found, node.inputs)), waited(node.control)
+    body = dataclasses.replace(
+        main,
+        nodes=tuple(nodes),
+        outputs=tuple(map(found, main.outputs)),
+        controls=waited(main.controls),
+    )
+    return ordered(body, graph.is_effect)
+
+
+def _with_inputs(graph: Graph, node: Node) -> Node:
+    copy = graph.copied(node)
+    copy.inputs, copy.control = node.inputs, node.control
+    return copy
+
+
+class _Front:
+    """The nodes before the first numbers.
+
+    **Attributes:**
+
+    - `nodes`: their indices in the main body.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        arguments: Sequence[tuple[tuple[int | None, ...] | None, np.dtype]],
+        weights: Sequence[bool],
+        roots: set[Node],
+        *,
+        text: bool,
+    ):
+        self._graph = graph
+        self._body = body = graph.main
+        self._arguments = dict(zip(body.args, arguments, strict=False))
+        weighted = {a for a, w in zip(body.args, weights, strict=True) if w}
+        texts = {a for a, (_, dtype) in self._arguments.items() if dtype.kind == "O"}
+        tainted, ends = set(texts), set[int]()
+        for i in body.order:
+            node = body.nodes[i]
+            sources = {j for j, _ in node.inputs}
+            if sources & weighted or node.op in _VARIABLES:
+                weighted.add(i)
+            if node in roots or sources & tainted:
+                tainted.add(i)
+            # Text, and what is ragged, sparse or a list, are not arrays yet.
+            loose = node.op.startswith(("Ragged", "Sparse")) and i in tainted
+            loose = loose or any(
+                j in tainted and self._type(j, k) in (_STRING, _VARIANT) for j, k in node.inputs
+            )
+            if (node in roots or (text and loose)) and i not in weighted:
+                ends.add(i)
+        self.nodes = self._before(ends, tainted - weighted) - set(body.args)
+
+    def _before(self, ends: set[int], among: set[int]) -> set[int]:
+        found, pending = set(ends), list(ends)
+        while pending:
+            for j, _ in self._body.nodes[pending.pop()].inputs:
+                if j in among and j not in found:
+                    found.add(j)
+                    pending.append(j)
+        return found
+
+    def reads(self, arg: int) -> bool:
+        """Whether a node of the front uses an argument."""
+        return any(j == arg for i in self.nodes for j, _ in self._body.nodes[i].inputs)
+
+    def _type(self, index: int, number: int) -> int:
+        """The `DataType` of a tensor; 0 where it is not known."""
+        node = self._body.nodes[index]
+        if index in self._arguments:
+            return _STRING if self._arguments[index][1].kind == "O" else 0
+        definition = self._graph.op_def(node.op)
+        if definition is None:
+            return 0
+        return type_at(types_of(definition.output_arg, node.attrs), number) or 0
+
+    def features(self, cut: Sequence[Tensor]) -> list[Feature]:
+        """The tensors as arguments."""
+        found, taken = [], set[str]()
+        names = [self._name(i, k) for i, k in cut]
+        for (i, k), name in zip(cut, names, strict=True):
+            node, kind = self._body.nodes[i], self._type(i, k)
+            if kind in (0, _RESOURCE, _VARIANT):
+                reason = "gives what is not an array to the rest of the program"
+                raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+            if names.count(name) > 1:
+                name = f"{name}_{_identifier(node.name.rpartition('/')[2])}"
+            found.append(Feature(_free(name, taken), self._shape(i, k), decode_dtype(kind)))
+        return found
+
+    # -- names
+
+    def _name(self, index: int, number: int) -> str:
+        node = self._body.nodes[index]
+        if node.op in PARSERS:
+            return _identifier(self._keys(node)[number])
+        *scopes, last = node.name.split("/")
+        if len(scopes) > 1:  # the model and its layer
+            return _identifier(scopes[1])
+        origins = self._origins(index)
+        name = origins.pop() if len(origins) == 1 else scopes[0] if scopes else last
+        return _identifier(name)
+
+    def _origins(self, index: int) -> set[str]:
+        """The arguments and features that a node of the front follows from."""
+        found, seen, pending = set[str](), {index}, [index]
+        while pending:
+            for j, k in self._body.nodes[pending.pop()].inputs:
+                node = self._body.nodes[j]
+                if j in self._arguments:
+                    found.add(node.name)
+                elif node.op in PARSERS:
+                    found.add(self._keys(node)[k])
+                elif j not in seen:
+                    seen.add(j)
+                    pending.append(j)
+        return found
+
+    def _keys(self, node: Node) -> list[str]:
+        """The names of the results of an op that parses examples."""
+        kinds = {"sparse": 0, "ragged": 0, "dense": 0}
+        names: dict[str, list[str]] = {k: [] for k in kinds}
+        definition = self._graph.op_def(node.op)
+        at = 0
+        for arg in definition.input_arg:
+            if arg.type_list_attr:
+                count = len(node.attrs[arg.type_list_attr].list.type)
+            else:
+                count = node.attrs[arg.number_attr].i if arg.number_attr else 1
+            kind, _, what = arg.name.partition("_")
+            if what == "keys" and kind in names:
+                for source in node.inputs[at : at + count]:
+                    names[kind] += self._texts(source)
+            at += count
+        for kind in ("sparse", "dense"):  # those of a single example are attributes
+            if f"{kind}_keys" in node.attrs:
+                names[kind] = [s.decode() for s in node.attrs[f"{kind}_keys"].list.s]
+        found: list[str] = []
+        for arg in definition.output_arg:
+            kind, _, what = arg.name.partition("_")
+            keys = names[kind]
+            total = sum(n for n, _ in types_of([arg], node.attrs))
+            own = [k if kind == "dense" else f"{k}_{what}" for k in keys]
+            found += (own + [f"{kind}_{what}"] * total)[:total]
+        return found
+
+    def _texts(self, source: Tensor) -> list[str]:
+        node = self._body.nodes[source[0]]
+        while node.op == "Identity":
+            node = self._body.nodes[node.inputs[0][0]]
+        if node.op != "Const":
+            return []
+        return [t.decode("utf-8", "replace") for t in self._graph.constant(node).ravel().tolist()]
+
+    # -- shapes
+
+    def _shape(self, index: int, number: int) -> tuple[int | None, ...] | None:
+        """The shape that the graph declares, or that follows from the op; `None` if unknown."""
+        node = self._body.nodes[index]
+        if index in self._arguments:
+            return self._arguments[index][0]
+        if "_output_shapes" in node.attrs:
+            shapes = node.attrs["_output_shapes"].list.shape
+            if number < len(shapes) and (shape := decode_shape(shapes[number])) is not None:
+                return shape
+        if node.op in PARSERS:
+            return self._parsed_shape(node, number)
+        of = _SHAPED_LIKE.get(node.op)
+        return None if of is None else self._shape(*node.inputs[of])
+
+    def _parsed_shape(self, node: Node, number: int) -> tuple[int | None, ...] | None:
+        batch = () if node.op == "ParseSingleExample" else self._shape(*node.inputs[0])
+        batch = (None,) if batch is None else batch
+        at = number
+        for arg in self._graph.op_def(node.op).output_arg:
+            count = sum(n for n, _ in types_of([arg], node.attrs))
+            if at < count:
+                if arg.name == "dense_values":
+                    own = decode_shape(node.attrs["dense_shapes"].list.shape[at])
+                    return None if own is None else (*batch, *own)
+                if arg.name == "sparse_indices":
+                    return (None, len(batch) + 1)
+                return (len(batch) + 1,) if arg.name == "sparse_shapes" else (None,)
+            at -= count
+        return None
+
+
+# Ops whose result is of the shape of an input: which one.
+_SHAPED_LIKE: Mapping[str, int] = {
+    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), 1),
+    **dict.fromkeys(
+        """
+        AsString Cast Identity RegexFullMatch RegexReplace StaticRegexFullMatch StaticRegexReplace
+        StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
+        StringToHashBucketStrong StringToNumber StringUpper
+        """.split(),
+        0,
+    ),
+}
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W+", "_", name).strip("_") or "feature"
+
+
+def _free(name: str, taken: set[str]) -> str:
+    number, candidate = 1, name
+    while candidate in taken:
+        candidate, number = f"{name}_{number}", number + 1
+    taken.add(candidate)
+    return candidate
+
+
+def _without(
+    graph: Graph, cut: Sequence[Tensor], kept: Sequence[int], count: int, front: set[int]
+) -> Body:
+    """The main body with new arguments in the place of some tensors."""
+    body = graph.main
+    place = {source: (len(body.nodes) + k, 0) for k, source in enumerate(cut)}
+    nodes: list[Node] = []
+    for node in body.nodes:
+        copy: Any = graph.copied(node)
+        copy.inputs = tuple(place.get(s, s) for s in node.inputs)
+        copy.control = tuple(j for j in node.control if j not in front)
+        nodes.append(copy)
+    nodes += [Node("_Arg", body.nodes[i].name, {}) for i, _ in cut]
+    args = (
+        *(body.args[k] for k in kept),
+        *(i for i, _ in place.values()),
+        *body.args[count:],
+    )
+    new = dataclasses.replace(
+        body,
+        nodes=tuple(nodes),
+        args=args,
+        outputs=tuple(place.get(s, s) for s in body.outputs),
+        controls=tuple(i for i in body.controls if i not in front),
+    )
+    return ordered(new, graph.is_effect)
