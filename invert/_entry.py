@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
 from invert._private.jax import ClosedJaxpr, trace_closed
+from invert.ir.types import Aval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +175,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
     return name
 
 
-def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
+def traced(entry: EntryPoint, avals: Sequence[Aval]) -> ClosedJaxpr:
     """The raw program of an entry point, over its parameters and the arguments.
 
     **Arguments:**

@@ -350,7 +350,7 @@ class Function:
             new = [c for c in said.constraints if c not in assumed]
             if stage is not None:
                 return _under([*assumed, *new], stage), [*assumed, *new]
-            self.divided = self.divided or "a defect, of which a warning told"
+            self.divided = self.divided or "a defect; see the warning"
             # What is open may be decided under the constraints met so far, or under assumptions.
             new = new or [c for c in said.assumptions if c not in assumed]
             if not new:

@@ -395,7 +395,7 @@ def load_saved(
 
 
 def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> None:
-    """Compare specs with the arrays in the files, of which it reads the headers.
+    """Compare specs with the arrays in the files, reading only headers.
 
     **Raises:** `MeshError` where one does not fit.
     """

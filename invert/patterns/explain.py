@@ -168,7 +168,7 @@ def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Sta
                 return pattern, STAGES[:number], dataclasses.replace(stage, patterns=(pattern,))
     close = difflib.get_close_matches(name, names(), 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise PatternError(f"there is no pattern {name!r}{hint} (invert.patterns.names() lists them)")
+    raise PatternError(f"no pattern is named {name!r}{hint} (invert.patterns.names() lists them)")
 
 
 def _described(trial: driver.Trial) -> Attempt:

@@ -243,7 +243,7 @@ def _type_key(t: Aval) -> Hashable:
 
 
 def _value_key(value: Value) -> Hashable:
-    """All of a static value, of which a large array prints but the ends."""
+    """A key for a static value; printing would abbreviate a large array."""
     if isinstance(value, np.ndarray):
         if value.dtype != object:
             return str(value.dtype), value.shape, value.tobytes()

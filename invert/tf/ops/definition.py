@@ -27,7 +27,7 @@ _FIELDS = {
     "tensor": "tensor",
     "func": "func",
 }
-# How a function writes an attribute that it is to be called with.
+# How a function writes an attribute that its caller sets.
 _LATER = "placeholder"
 
 

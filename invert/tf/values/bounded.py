@@ -73,7 +73,7 @@ class DynamicSize:
         return self._with(other, lambda a, b: a // b)
 
     def at_least(self, number: int) -> Value:
-        """The larger of it and a number."""
+        """The maximum of the size and a number."""
         if self.least >= number:
             return self
         if self.most <= number:
@@ -82,7 +82,7 @@ class DynamicSize:
         return DynamicSize(value, self.most, self.origin, number)
 
     def at_most(self, number: int) -> Value:
-        """The smaller of it and a number."""
+        """The minimum of the size and a number."""
         if self.most <= number:
             return self
         if self.least >= number:
@@ -104,7 +104,7 @@ class DynamicSize:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partition:
-    """Known rows, each of which goes to one of several arrays, as data says."""
+    """Static rows that data distributes over several arrays."""
 
     rows: np.ndarray
     count: int
@@ -217,7 +217,7 @@ def stretched(rows: BoundedArray, size: int, length: Value = None) -> Value:
 
 
 def common_length(rows: Sequence[BoundedArray]) -> tuple[Value, int]:
-    """The length and the capacity of the result of an elementwise op on all of them."""
+    """The length and capacity of the result of an elementwise op."""
     first, *others = rows
     if all(r.length is first.length for r in others):
         return first.length, min(r.data.shape[0] for r in rows)
