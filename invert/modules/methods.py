@@ -93,7 +93,7 @@ def _call(module: Methods, name: str, args: Sequence[Value], kwargs: Mapping[str
 
 
 def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
-    """A method for a function with several traces: each call goes to the one that is its own.
+    """A method for a function with several traces, dispatching each call to its own.
 
     Python values among the arguments are static, as they are in a `tf.function`.
     """

@@ -308,7 +308,7 @@ def _forget(value: Value) -> None:
 def placed(
     shardings: Shardings | None, mesh: Mapping[AbstractMesh, AnyMesh], values: Sequence[Value]
 ) -> list[Value]:
-    """The arguments where the original takes them, as far as the mesh is one of devices."""
+    """The arguments placed as the original takes them, if the mesh has devices."""
     if shardings is None or shardings.mesh is None:
         return list(values)
     target = mesh.get(shardings.mesh)

@@ -28,7 +28,7 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
         if not name.startswith("_"):
             proto.attr[name].CopyFrom(node.attrs[name])
     library = _called(ctx.graph.library, proto)
-    # Maps have no order of their own, and the bytes are the key of a cache.
+    # Serialized maps have no fixed order, and the bytes are a cache key.
     return (
         proto.SerializeToString(deterministic=True),
         b"" if library is None else library.SerializeToString(deterministic=True),
@@ -159,7 +159,7 @@ def _refused(node: Node, reason: str) -> Problem:
     )
 
 
-# Values with more elements tell shape functions nothing.
+# Shape functions do not use values with more elements.
 _MOST_KNOWN = 1024
 
 
