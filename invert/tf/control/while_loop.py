@@ -44,7 +44,7 @@ from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, 
 # Loops whose shapes change from step to step are unrolled up to this length.
 _MAX_UNROLLED = 256
 
-# The state under which facts about variables of enclosing loops are kept.
+# The key under which a state keeps facts about variables of enclosing loops.
 _GIVEN = "given"
 
 
