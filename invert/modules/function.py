@@ -389,7 +389,7 @@ class Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
         return self
 
-    def split(self, args: Sequence[Value], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
+    def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
         """The flat arguments, the state and the key, checked against the signature.
 
         **Raises:** `SignatureError` with all that does not fit.
@@ -416,7 +416,7 @@ class Function:
                 )
         return self._flat(bound), state, key
 
-    def flatten(self, args: Sequence[Value], kwargs: Mapping[str, Any]) -> list[Value]:
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Value]:
         """The flat arguments, without state and key, checked against the signature.
 
         **Raises:** `SignatureError` with all that does not fit.
@@ -472,7 +472,7 @@ class Function:
         self,
         constants: Sequence[Value],
         params: Sequence[Any],
-        args: Sequence[Value],
+        args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Run the program.

@@ -236,7 +236,7 @@ def planned(
         None if p.name not in specs else NamedSharding(plain_mesh(mesh), of_rank(p)) for p in params
     ]
 
-    def fn(values: Sequence[Value], *args: Value) -> Sequence[Value]:
+    def fn(values: Sequence[Value], *args: Any) -> Sequence[Value]:
         constrained = [
             v if to is None else jax.lax.with_sharding_constraint(v, to)
             for v, to in zip(values, places, strict=True)

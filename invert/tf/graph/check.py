@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import MalformedModelError, Problem
-from invert.ir.types import Value
 from invert.protos.tensors import REFERENCE, type_name
 from invert.tf.ops.definition import Run, add_defaults, attribute_problems, fits, type_at, types_of
 
@@ -51,7 +50,7 @@ def checked(
     op_def: Callable[[str], Any],
     signatures: Mapping[str, Any],
     function: str = "",
-) -> list[Value]:
+) -> list[Any]:
     """The `NodeDef` protos of a graph or function, with the attributes they leave out.
 
     **Arguments:**

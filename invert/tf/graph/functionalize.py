@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import MalformedModelError
-from invert.ir.types import Value
 from invert.protos.messages import message
 from invert.tf.graph.check import parse_tensor
 
@@ -85,7 +84,7 @@ def _text(tensor: Tensor) -> str:
     return f"^{name}" if port < 0 else f"{name}:{port}"
 
 
-def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[Value]:
+def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[Any]:
     """The nodes that the roots depend on. Those that are fed have no inputs of their own."""
     by_name = {n.name: n for n in nodes}
     found: dict[str, None] = {}

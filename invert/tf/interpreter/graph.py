@@ -12,7 +12,6 @@ from jax.sharding import AbstractMesh
 from invert._config import Config
 from invert._errors import MalformedModelError
 from invert.ir.arrays import KnownBytes
-from invert.ir.types import Value
 from invert.protos.tensors import decode_tensor
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
 from invert.tf.graph.calls import as_graph
@@ -260,7 +259,7 @@ class Graph:
             and proto.attr["_XlaMustCompile"].b
         )
 
-    def _checked(self, proto: Any) -> list[Value]:
+    def _checked(self, proto: Any) -> list[Any]:
         """The nodes of a library function."""
         signature = proto.signature
         return checked(
