@@ -12,7 +12,6 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
 from invert._private.jax import ClosedJaxpr, trace_closed
-from invert.ir.types import Aval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +174,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
     return name
 
 
-def traced(entry: EntryPoint, avals: Sequence[Aval]) -> ClosedJaxpr:
+def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
     """The raw program of an entry point, over its parameters and the arguments.
 
     **Arguments:**
