@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -281,15 +282,32 @@ def load(
         return save.load_saved(path, mesh, shardings)
     plan = placement.Plan(mesh, shardings or {})
     if kind == "saved_model":
-        from invert.frontends import saved_model
+        return _load_saved_model(path, signature, tags, plan, config)
+    return _build_all(path.name, _entries_of_file(path, kind, signature, config), plan, config)
 
-        entries = saved_model.entry_points(path, signature=signature, tags=tags, config=config)
-        names = list(entries) if signature is not None else saved_model.chosen_names(entries)
-        if len(names) == 1:
-            return from_entry(plan.entry(entries[names[0]]), config)
-        return _build_methods(path.name, plan.entries(entries), names, config)
+
+def _load_saved_model(
+    path: Path,
+    signature: str | None,
+    tags: Sequence[str] | None,
+    plan: placement.Plan,
+    config: Config,
+) -> Module | Methods:
+    from invert.frontends import saved_model
+
+    entries = saved_model.entry_points(path, signature=signature, tags=tags, config=config)
+    names = list(entries) if signature is not None else saved_model.chosen_names(entries)
+    if len(names) == 1:
+        return from_entry(plan.entry(entries[names[0]]), config)
+    return _build_methods(path.name, plan.entries(entries), names, config)
+
+
+def _entries_of_file(
+    path: Path, kind: _containers.Kind, signature: str | None, config: Config
+) -> Mapping[str, EntryPoint]:
+    """The entry points of one file, whose name its errors tell."""
     try:
-        entries = _containers.entry_points(path, kind, config, signature=signature)
+        return _containers.entry_points(path, kind, config, signature=signature)
     except SignatureError as error:
         raise SignatureError(f"{path}: {error}") from error
     except MalformedModelError as error:
@@ -297,7 +315,6 @@ def load(
             raise
         reason = f"{path}, read as a {_containers.NAMES[kind]}: {error}"
         raise MalformedModelError(reason) from error
-    return _build_all(path.name, entries, plan, config)
 
 
 def _build_all(

@@ -146,7 +146,7 @@ def _problems(config: Config) -> Iterator[str]:
                     close = difflib.get_close_matches(name, known_patterns, 1)
                     hint = f"; did you mean {close[0]!r}?" if close else ""
                     yield (
-                        f"{field.name}: there is no pattern {name!r}{hint} "
+                        f"{field.name}: no pattern is named {name!r}{hint} "
                         "(invert.patterns.names() lists them)"
                     )
     own = config.extra_patterns if isinstance(config.extra_patterns, tuple) else ()

@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 24
 
 
 def folder() -> Path | None:
-    """The directory, which need not exist; `None` if nothing is to be kept."""
+    """The cache directory, which need not exist; `None` if caching is off."""
     if (own := os.environ.get("INVERT_CACHE_DIR")) is not None:
         return Path(own) if own else None
     if xdg := os.environ.get("XDG_CACHE_HOME"):

@@ -67,7 +67,7 @@ def certify(
     return _numerical(raw, recovered, constants, where)
 
 
-def compared(a: Value, b: Value, known: Sequence[Value], most: int | None = None) -> float | str:
+def compared(a: Jaxpr, b: AnyJaxpr, known: Sequence[Value], most: int | None = None) -> float | str:
     """The largest difference of two programs on random inputs, or why they could not be run.
 
     **Arguments:**
@@ -85,8 +85,8 @@ def compared(a: Value, b: Value, known: Sequence[Value], most: int | None = None
 
 
 def _runs(
-    a: Value,
-    b: Value,
+    a: AnyJaxpr,
+    b: AnyJaxpr,
     avals: Sequence[Aval],
     constants: Sequence[Value] = (),
     most: int | None = None,

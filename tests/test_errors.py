@@ -178,8 +178,8 @@ def test_options_that_are_not_valid() -> None:
         )
     assert str(caught.value).splitlines()[1:] == [
         "  - platform='gpu': expected 'cpu', 'cuda', 'rocm', 'tpu' or None",
-        "  - patterns: there is no pattern 'nothing like it' (invert.patterns.names() lists them)",
-        "  - disabled_patterns: there is no pattern 'cumulatve'; did you mean 'cumulative'? "
+        "  - patterns: no pattern is named 'nothing like it' (invert.patterns.names() lists them)",
+        "  - disabled_patterns: no pattern is named 'cumulatve'; did you mean 'cumulative'? "
         "(invert.patterns.names() lists them)",
         "  - verify='no': expected True or False",
         "  - bfloat16_constants=('float16',): expected a tuple of 'float32' and 'float64'",

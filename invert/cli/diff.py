@@ -25,6 +25,7 @@ from invert.cli.terminal import coloured
 from invert.emission import difference
 from invert.ir.graph import is_var
 from invert.ir.numbers import largest_gap
+from invert.ir.types import AnyJaxpr
 
 # With more differing lines than this, frequent lines are not used to align the others.
 _MANY = 2000
@@ -156,7 +157,7 @@ def _lines(program: ComparedProgram) -> list[Line]:
     return lines
 
 
-def _body(jaxpr: Any, name: Any, indent: str) -> Iterator[Line]:
+def _body(jaxpr: AnyJaxpr, name: Any, indent: str) -> Iterator[Line]:
     for eqn in jaxpr.eqns:
         inner: list[tuple[str, Any]] = []
         texts = []

@@ -17,6 +17,7 @@ from invert.emission import inlined, strong
 from invert.ir import jaxprs
 from invert.ir.graph import is_var
 from invert.ir.sizes import Shape, evaluate, renaming, variables
+from invert.ir.types import AnyJaxpr, Jaxpr
 from invert.modules.dimensions import at_numbers, dimension_order, named_shapes
 from invert.modules.function import Function
 from invert.modules.methods import Methods
@@ -38,7 +39,7 @@ class ComparedProgram:
     - `arguments`: names of the arguments.
     """
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     held: tuple[tuple[str, Any], ...]
     arguments: tuple[str, ...]
 
@@ -150,10 +151,10 @@ def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]
 
 
 def _program(
-    jaxpr: Any, held: Sequence[tuple[str, Any]], arguments: Sequence[str]
+    closed: AnyJaxpr, held: Sequence[tuple[str, Any]], arguments: Sequence[str]
 ) -> ComparedProgram:
     """A program with its equations and arrays in order of use."""
-    jaxpr = open_jaxpr(jaxprs.map_jaxprs(strong(jaxpr), _in_order))
+    jaxpr = open_jaxpr(jaxprs.map_jaxprs(strong(closed), _in_order))
     count = len(held)
     names = dict(zip(jaxpr.invars[:count], held, strict=True))
     read = (v for e in jaxpr.eqns for v in e.invars)
@@ -162,7 +163,7 @@ def _program(
     return ComparedProgram(jaxpr, tuple(names[v] for v in used), tuple(arguments))
 
 
-def _in_order(jaxpr: Any) -> Any:
+def _in_order(jaxpr: Jaxpr) -> Jaxpr:
     """The equations in the order in which the results need them."""
     makers = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
     effects = [i for i, e in enumerate(jaxpr.eqns) if e.effects]

@@ -14,6 +14,7 @@ from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.jax import from_words, physical_type, stated_mesh, words_of
 from invert.frontends.stablehlo import given_names
+from invert.ir.types import Aval
 from invert.stablehlo.program import ArrayType, Program
 
 _AGAIN = "Export the function again."
@@ -128,7 +129,7 @@ def _shardings(program: Program, kept: Sequence[int], count: int) -> Shardings |
     return Shardings(found.mesh, tuple(specs.get(i) for i in range(count)), found.results)
 
 
-def _differences(what: str, avals: Sequence[Any], types: Sequence[ArrayType]) -> list[str]:
+def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -> list[str]:
     """How the arrays that an artifact states differ from those of its module."""
     if len(avals) != len(types):
         return [f"it states {len(avals)} {what}s, and its module has {len(types)}"]
@@ -164,7 +165,7 @@ def _name(tree: Any, position: int, taken: Container[str]) -> str:
     return free_name(f"arg{position}", taken)
 
 
-def _shape(aval: Any) -> tuple[int | str | None, ...]:
+def _shape(aval: Aval) -> tuple[int | str | None, ...]:
     return tuple(n if isinstance(n, int) else str(n) for n in aval.shape)
 
 

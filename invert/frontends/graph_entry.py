@@ -116,17 +116,11 @@ def graph_entry(
     changed |= {h for h in stored if h.name in written}
     assigned = [i for i, h in enumerate(handles) if h in changed]
     checks = {check: text for node in program.checks for check, text in checks_of(node).items()}
+    outputs = [(i, out_dtypes[i]) for i in out_order]
+    after = [handles[i] for i in assigned]
     run = _Run(
-        program,
-        name,
-        signature,
-        handles,
-        [(i, out_dtypes[i]) for i in out_order],
-        feeds,
-        list(checks),
-        [handles[i] for i in assigned],
-        problems,
-    )
+        program, name, signature, handles, outputs, feeds, list(checks), after, problems,
+    )  # fmt: skip
     return EntryPoint(
         name=name,
         fn=run,

@@ -34,9 +34,9 @@ from invert.tf.ops.node import import_tensorflow
 
 # Children of restored objects that the loader calls.
 _CALLED = frozenset(("_create_resource", "_initialize", "_destroy_resource"))
-# What the loader calls on an optimizer, which other objects do not have.
+# What the loader calls on optimizers only.
 _OF_OPTIMIZERS = frozenset(("add_slot", "_create_or_restore_slot_variable"))
-# Classes by whose names TensorFlow itself registers what it saves.
+# Names under which TensorFlow registers its own saveable classes.
 _REGISTERED = frozenset(("", "tf.StaticHashTable", "tf.TrackableConstant"))
 _LISTS = frozenset(("trackable_list_wrapper", "trackable_tuple_wrapper"))
 _CONTAINERS = _LISTS | {"trackable_dict_wrapper", "signature_map"}
@@ -72,7 +72,7 @@ _HARMLESS = frozenset(
     _Retval
     """.split()
 )
-# Ops with a rule that write what passes through them where an attribute says so.
+# Ops with a rule that write their input to a file if an attribute says so.
 _DEBUGGING = frozenset(("Copy", "CopyHost", "DebugGradientIdentity", "DebugIdentity"))
 # Ops that end a constant part of a graph. Iterators over datasets are stateful.
 _FLOW = frozenset(
@@ -81,9 +81,9 @@ _FLOW = frozenset(
     RefEnter RefExit RefMerge RefNextIteration RefSwitch Switch
     """.split()
 )
-# No model needs more to fill its tables; calls that double at each level do.
+# No model needs more to fill its tables; calls that double at each level would.
 _MOST_NODES = 10_000_000
-# What a file may declare without holding it: elements of a constant, digits of the items of a list.
+# Limits on what a file may declare without holding: constant elements, digits of list indices.
 _MOST_ELEMENTS = 1 << 28
 _MOST_DIGITS = 7
 
@@ -231,7 +231,7 @@ class _Check:
             files = frozenset(a.name for i, a in enumerate(inputs) if i in arguments)
             for node in function.node_def:
                 yield from self._problems(node, inner, files, f"function {name!r}")
-                # The list that is gone through grows.
+                # The list grows during the loop.
                 pending += self._calls(node, inner, files)
         yield from self._too_much({name for name, _ in seen})
 
@@ -273,7 +273,7 @@ class _Check:
             for child in (*node.children, *node.dependencies):
                 name = child.local_name
                 if is_container:
-                    # A list is made as long as the number of its last item says.
+                    # A list is allocated up to the index of its last item.
                     if node.user_object.identifier in _LISTS and len(name) > _MOST_DIGITS:
                         refuse(f"is item {name} of a list", f"child of {place}")
                 elif name in _CALLED:
@@ -363,7 +363,7 @@ class _Check:
                     pending += waiting
                 else:
                     cost = len(self.functions[name].node_def) + sum(costs[n] for n in inner)
-                    # One report for all that contain it.
+                    # Reported once for all callers.
                     costs[name] = min(cost, _MOST_NODES)
                     if cost > _MOST_NODES > max([costs[n] for n in inner], default=0):
                         reason = f"would run more than {_MOST_NODES} ops while the model is loaded"
@@ -377,7 +377,7 @@ _Call = tuple[str, frozenset[int]]
 def _is_container(user_object: Any) -> bool:
     """Whether the children of an object are separate from its attributes."""
     version = user_object.version
-    # Of another version, TensorFlow makes a plain object.
+    # For another version, TensorFlow makes a plain object.
     usual = (version.producer, version.min_consumer, *version.bad_consumers) == (1, 1)
     return usual and user_object.identifier in _CONTAINERS
 
@@ -421,7 +421,7 @@ def _may_run(op: str) -> bool:
 
 @functools.cache
 def _settles(op: str) -> bool:
-    """Whether shape inference may compute the op, or never does."""
+    """Whether shape inference may safely compute the op, or never does."""
     if op in _FLOW or op in _CALLS or _is_pure(op):
         return True
     definition = op_def(op)
@@ -512,6 +512,6 @@ def _parsed(name: str, data: bytes) -> Any:
 
 @functools.cache
 def _reserved(kind: str) -> frozenset[str]:
-    """Names of attributes that TensorFlow loads an object by and a child would hide."""
+    """Attributes that TensorFlow uses to load an object, and that a child would hide."""
     names = {name for base in tf_restored_class(kind).__mro__ for name in vars(base)}
     return frozenset(names - {"__call__"} | _OF_OPTIMIZERS)

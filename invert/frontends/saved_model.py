@@ -41,7 +41,7 @@ from invert.tf.graph.library import Library
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.state import Resource
 
-# The name TensorFlow gives a variable that was not given one.
+# The name TensorFlow gives to unnamed variables.
 _GENERIC = re.compile(r"Variable(_\d+)?")
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ Read = Callable[[str, bool], EntryPoint]
 
 
 class EntryPoints(Mapping[str, EntryPoint]):
-    """The functions of a SavedModel by name; each is read when it is first asked for.
+    """The functions of a SavedModel by name, read on first access.
 
     So a model with one function that converts and one that does not is still usable.
 
@@ -74,7 +74,7 @@ class EntryPoints(Mapping[str, EntryPoint]):
         return self._read[name]
 
     def only(self, name: str) -> EntryPoints:
-        """The one function of a name, with all its traces."""
+        """The function of a name, with all its traces."""
         names = [name] if name in self._readers else self.traces(name)
         some = {n: self._readers[n] for n in names}
         is_function = names[0] in self.functions
@@ -166,7 +166,7 @@ def _choose_graph(
 
 
 def default_name(points: Mapping[str, EntryPoint]) -> str:
-    """The entry point that is meant when none is named.
+    """The default entry point.
 
     The only function; otherwise `__call__`, otherwise `serving_default`.
 
@@ -188,7 +188,7 @@ def default_name(points: Mapping[str, EntryPoint]) -> str:
 
 
 def chosen_names(points: EntryPoints) -> list[str]:
-    """The entry points that are meant when none is named.
+    """The default entry points.
 
     The functions attached to the root object itself; where there are none, the signatures, and
     where these are none either, what `default_name` says. Names that begin with an underscore are
@@ -198,7 +198,7 @@ def chosen_names(points: EntryPoints) -> list[str]:
     """
     own = [n for n in points.functions if "." not in n.partition("(")[0]]
     public = [n for n in own if not n.startswith("_") or n.partition("(")[0] == "__call__"]
-    # Layers of Keras 2 save their losses beside `__call__`, which nobody calls.
+    # Layers of Keras 2 save their losses beside `__call__`; these are not entry points.
     public = [n for n in public if not n.startswith("call_and_return_")]
     return public or list(points.signatures) or [default_name(points)]
 
@@ -216,7 +216,7 @@ def read_proto(directory: Path) -> Any:
 
 
 def _read(directory: Path, read: Callable[[str, Path], tuple[Any, T]]) -> tuple[Any, T]:
-    """What `read` gives for the file of a `SavedModel` message, which holds a graph."""
+    """The result of `read` for the `SavedModel` file, which must hold a graph."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise MalformedModelError(f"{directory} {what}; expected a SavedModel directory")
@@ -289,7 +289,7 @@ class _Model:
         return EntryPoints(self._functions(), self._signatures(), strict=strict)
 
     def _functions(self) -> dict[str, Read]:
-        """What reads each concrete function, by name.
+        """A reader for each concrete function, by name.
 
         Copies of one signature, which saving makes, count once. A function whose description
         cannot be read is an error when it is asked for.
@@ -457,7 +457,7 @@ def _joined(path: Any) -> str:
 
 
 def _variable_names(objects: SavedObjects, found: list[tuple[str, int]]) -> dict[int, str]:
-    """Attribute paths of the variables that were not given a name."""
+    """Attribute paths of unnamed variables."""
     best: dict[int, tuple[tuple[int, int, str], str]] = {}
     for path, index in found:
         if objects.kind(index) != "variable":

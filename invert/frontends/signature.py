@@ -72,7 +72,7 @@ def _mark(structure: Any) -> Any:
         if isinstance(x, OtherSpec) or _is_type_of_tensorflow(x):
             name = x.name if isinstance(x, OtherSpec) else type(x).__name__
             raise SignatureError(
-                f"the signature has a {name}, which neither is a tensor nor consists of tensors"
+                f"the signature has a {name}, which is neither a tensor nor a structure of tensors"
             )
         return x
 
@@ -268,7 +268,7 @@ def _path_name(name: str, path: Sequence[KeyEntry]) -> str:
 
 
 def _arg_spec(spec: TensorSpec, name: str, tf_path: str) -> ArgSpec:
-    """The type of an argument, called `name` unless its `TensorSpec` has a name of its own."""
+    """The type of an argument, named `name` unless its `TensorSpec` has a name."""
     given = spec.name
     generated = tf_path.replace(".", "_")
     if given and given not in (generated, tf_path) and not given.startswith("args_"):
@@ -295,9 +295,9 @@ def check_numeric(signature: Signature) -> None:
 def split_signature(
     signature: Signature, kept: Sequence[int], features: Sequence[ArgSpec]
 ) -> Signature:
-    """The signature with some of its arguments, by their numbers, and others behind them."""
+    """The signature reduced to some arguments, by index, followed by new ones."""
     leaves, tree = jax.tree_util.tree_flatten((signature.args, dict(signature.kwargs)))
-    # Trees of the numbers of the new inputs; -1: gone.
+    # Trees of the indices of the new inputs; -1 if removed.
     numbers = [kept.index(n) if n in kept else -1 for n in signature.order]
     specs = dict(zip(numbers, leaves, strict=True))
     args, kwargs = jax.tree_util.tree_unflatten(tree, numbers)
@@ -325,7 +325,7 @@ _GONE: Any = object()
 
 
 def _pruned(tree: Any) -> Any:
-    """A tree of numbers without those that are -1; `_GONE` where there were no others."""
+    """A tree of numbers without those that are -1; `_GONE` if none is left."""
     if isinstance(tree, int):
         return _GONE if tree == -1 else tree
     if isinstance(tree, Mapping):
@@ -338,7 +338,7 @@ def _pruned(tree: Any) -> Any:
     if tree and not items:
         return _GONE
     if isinstance(items, list) and isinstance(tree, tuple):
-        # One with names cannot lose elements.
+        # A named tuple cannot lose fields.
         whole = len(items) == len(tree) and hasattr(tree, "_fields")
         return type(tree)(*items) if whole else tuple(items)
     return items

@@ -198,7 +198,7 @@ def _weights(
     for name, given in params.items():
         places = [(f, s) for f, all_specs in specs.items() for s in all_specs if s.name == name]
         if not places:
-            problems.append(f"there is no argument {name!r}")
+            problems.append(f"the module has no argument {name!r}")
             continue
         if len(places) > 1 and _PLACE.fullmatch(name):
             functions = [f for f, _ in places]

@@ -123,9 +123,7 @@ def entry_point(
     - `strict`: whether ops that cannot be raised are an error. Otherwise they are the `problems` of
         the entry point.
 
-    **Returns:**
-
-    An `EntryPoint` whose `fn` evaluates the graph on JAX values.
+    **Returns:** an `EntryPoint` whose `fn` evaluates the graph on JAX values.
 
     **Raises:**
 
@@ -139,9 +137,7 @@ def entry_point(
     if not hasattr(tf_fn, "get_concrete_function") and hasattr(method, "get_concrete_function"):
         tf_fn = method  # an object with one, such as what tf.saved_model.load returns
     if hasattr(tf_fn, "structured_input_signature"):
-        concrete = tf_fn
-        if (args or kwargs) and not matches(concrete, args, kwargs):
-            raise SignatureError(_no_match([concrete], args, kwargs))
+        concrete = _checked(tf_fn, args, kwargs)
     elif hasattr(tf_fn, "get_concrete_function"):
         concrete, owner = _select(tf_fn, args, kwargs), tf_fn
     elif callable(tf_fn):
@@ -154,11 +150,17 @@ def entry_point(
     original = _jax_signature(getattr(tf_fn, "python_function", None))
     signature = read_signature(concrete, original, owner)
     order, out_tree = read_outputs(concrete)
-    name = name or _name_of(tf_fn)
     return _build(
-        concrete, signature, order, out_tree, config, name, variables, source,
+        concrete, signature, order, out_tree, config, name or _name_of(tf_fn), variables, source,
         strict=strict,
     )  # fmt: skip
+
+
+def _checked(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A `ConcreteFunction` that takes these arguments, if there are any."""
+    if (args or kwargs) and not matches(concrete, args, kwargs):
+        raise SignatureError(_no_match([concrete], args, kwargs))
+    return concrete
 
 
 def _name_of(tf_fn: Any) -> str:

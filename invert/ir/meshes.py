@@ -130,11 +130,11 @@ class Moved:
             return jvp_of(eqn)
 
     def forget(self) -> None:
-        """Drop the calls that were traced, since they failed."""
+        """Forget the traced calls after a failure."""
         self._calls.clear()
 
     def traced(self, body: AnyJaxpr, operands: Sequence[Value]) -> ClosedJaxpr:
-        """A body at the types that its operands have on the mesh of the moment."""
+        """A body at the types that its operands have on the current mesh."""
         return trace_closed(lambda *xs: self(body, xs), *map(type_on_mesh, operands))
 
 
@@ -152,7 +152,7 @@ def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[Any]:
-    """Set the mesh of a program of shards, as its caller may; it is no mesh of devices."""
+    """Set the abstract mesh of a program that runs on shards."""
     found = meshes_of(program) if has_shards(program) else {}
     if len(found) != 1:
         return contextlib.nullcontext()
@@ -209,7 +209,7 @@ def without_constraints(closed: J) -> J:
 
 
 def _in_order(jaxpr: Jaxpr) -> Iterator[Eqn]:
-    """The `shard_map`s of a program, each before those inside of it."""
+    """The `shard_map`s of a program, outermost first."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "shard_map":
             yield eqn
@@ -218,12 +218,12 @@ def _in_order(jaxpr: Jaxpr) -> Iterator[Eqn]:
 
 
 def has_shards(program: AnyJaxpr) -> bool:
-    """Whether some part of a program runs on shards."""
+    """Whether any part of a program runs on shards."""
     return any(e.primitive.name == "shard_map" for e in equations(open_jaxpr(program)))
 
 
 def jvp_of(eqn: Eqn) -> ClosedJaxpr:
-    """Results and tangents of an equation, from its operands and the tangents that there are."""
+    """Results and tangents of an equation, given its operands and known tangents."""
     types = [v.aval for v in eqn.invars]
     smooth = [i for i, t in enumerate(types) if is_differentiable(t)]
 
@@ -243,7 +243,7 @@ def jvp_of(eqn: Eqn) -> ClosedJaxpr:
 
 
 def _says_unchecked(eqn: Eqn) -> bool:
-    """Whether a location names a sum as it is called without checks."""
+    """Whether a location names a sum by its name without type checks."""
     bodies = [e for inner in sub_jaxprs(eqn) for e in equations(inner)]
     return any(e.primitive.name == "psum" and _hint(e) == "psum" for e in bodies)
 
@@ -253,7 +253,7 @@ def _hint(eqn: Eqn) -> str:
     return decode(names[-1]).primitive if names and is_hint(names[-1]) else ""
 
 
-# What JAX raises where types that are checked do not fit.
+# What JAX raises if checked types do not match.
 _UNFIT = (TypeError, ValueError, NotImplementedError, AssertionError)
 
 
@@ -319,7 +319,7 @@ def _settled(
     init: Sequence[Value],
     rows: Sequence[Value],
 ) -> list[Value]:
-    """The first carry, varying along the axes along which a later one does."""
+    """The initial carry, varying along the same axes as later ones."""
     carry = list(init)
     while True:
         outs = move.traced(body, [*consts, *carry, *rows]).out_avals[: len(carry)]
@@ -333,7 +333,7 @@ def _settled(
 def _closed_with(
     move: Moved, body: AnyJaxpr, operands: Sequence[Value], carry: Sequence[Value]
 ) -> ClosedJaxpr:
-    """A body whose first results vary as the carry does."""
+    """A body whose first results vary along the same axes as the carry."""
     axes = [varying(c) for c in carry]
 
     def run(*xs: Value) -> list[Value]:
@@ -387,14 +387,14 @@ def _like(old: AnyJaxpr, new: ClosedJaxpr) -> AnyJaxpr:
 
 
 def _custom_jvp(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    """A function with a rule, both traced again."""
+    """A function with a derivative rule, both retraced."""
     if not is_on_shards():
         return bind_equation(eqn, operands)
     try:
         rule = move.rule_of(eqn)
     except LookupError:  # its author forbids to differentiate it
         return bind_equation(eqn, operands)
-    # The rule runs when what is around the equation has been left.
+    # The rule runs after the context of the equation was exited.
     moved = dataclasses.replace(move, _calls={}, _around=list(move._around))
     function = jax.custom_jvp(lambda *xs: moved(eqn.params["call_jaxpr"], xs))
 
@@ -425,7 +425,7 @@ def _reduction(function: Callable[..., Value]) -> Callable[..., Sequence[Value]]
 
 
 def _spread(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    """Collectives whose operand has to vary along their axes."""
+    """Collectives that require an operand varying along their axes."""
     p = eqn.params
     axes = p["axis_name"]
     wanted = frozenset(axes if isinstance(axes, tuple) else (axes,))

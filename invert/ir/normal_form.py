@@ -116,7 +116,7 @@ def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
 
 
 def _in_one_order(eqn: Eqn) -> Eqn:
-    """A `while` whose carries are ordered by what they are and not by where they stand.
+    """A `while` with its carries in an order that does not depend on their positions.
 
     Each is told apart by its type, its start where that is a literal, and what the body computes
     for it; those that remain alike keep their order.

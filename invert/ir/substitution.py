@@ -38,7 +38,7 @@ def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
 
     **Raises:** `InvertError` where none of them meets the conditions: nothing is shown by no run.
     """
-    avals: list[Any] = [v.aval for v in open_jaxpr(program).invars]
+    avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
     sizes = variables(n for a in avals for n in getattr(a, "shape", ()))
     if not sizes:
         return [{}]
@@ -73,7 +73,7 @@ def substitute(program: J, values: Mapping[str, DimSize]) -> J:
 class _Substitution:
     def __init__(self, values: Mapping[str, DimSize]):
         self.values = values
-        # Shared programs stay shared; the originals are kept, so that their ids stay theirs.
+        # Shared programs stay shared; the originals are kept alive, so that ids stay unique.
         self._done: dict[int, tuple[AnyJaxpr, AnyJaxpr]] = {}
 
     def program(self, program: J) -> J:

@@ -116,7 +116,7 @@ class Stage:
 
         if not self.x64:
             return evaluate(values)
-        # Values of 64 bits exist whatever the session's setting, as they do in the module.
+        # Values of 64 bits are allowed regardless of `jax_enable_x64`, as in the module.
         with jax.enable_x64(True):
             widened = [
                 _widen(x, v.aval.dtype) for x, v in zip(values, self.jaxpr.invars, strict=True)
@@ -132,7 +132,7 @@ def _pattern(shapes: Sequence[Sequence[int | str]]) -> Hashable:
 
 def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     """The program for all sizes, with the constraints under which it holds."""
-    # Of two dimensions that are equal, only one is left.
+    # Of two equal dimensions, only one is left.
     held = {str(d) for s in stage.shapes for d in variables(s)}
     if stage.names:
         known = [c for c in constraints if c.dimensions <= stage.names.keys()]
@@ -159,21 +159,21 @@ def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     return dataclasses.replace(stage, report=report, constraints=kept)
 
 
-# What a program needs of sizes is that they are at least, or at most, others: an array must be as
-# long as its slice. So the other answer to `<` and `>` is the one that is wanted.
+# Programs require sizes to be at least or at most others: an array must be as long as its slice.
+# So `<` and `>` are assumed to be false.
 _WANTED = {"<=": "le", ">=": "ge", "<": "ge", ">": "le"}
 
 
 def _suggest_undecided(error: Exception) -> None:
-    """Note the comparison of sizes that an error says is not decided, as one to be assumed."""
+    """Suggest the undecided comparison of sizes in an error as an assumption."""
     if (found := undecided(error)) is not None:
         left, right = parsed((found[0], found[2]), scope())
         suggest(Constraint(_WANTED[found[1]], left, right))
 
 
-# What is raised where a program cannot be recovered for all sizes: by comparisons that the sizes
-# leave open, by shapes that do not fit, and by what has to know a number (JAX and NumPy raise
-# these). All others are defects.
+# What is raised if a program cannot be recovered for all sizes: by undecided comparisons, by shapes
+# that do not match, and by code that needs a number (JAX and NumPy raise these). All others are
+# defects.
 NO_EXPRESSION = (*SIZE_ERRORS, InvertError, TypeError, ValueError, NotImplementedError)
 
 
@@ -200,7 +200,7 @@ class Function:
         # Programs for all sizes, by the kind of the key.
         self._whole: dict[Any, Stage | None] = {}
         self.divided = ""
-        # Whether a program for several devices takes those of the process, where none are set.
+        # Whether a program for several devices runs on those of the process if no mesh is set.
         self.first_devices = False
         self.home: Stage | None = None
         self._called: Stage | None = None
@@ -243,7 +243,7 @@ class Function:
 
     @property
     def shown(self) -> Stage | None:
-        """The report of the program that was called last, else of the one that was emitted."""
+        """The program whose report is shown: the one called, else the one emitted."""
         return self.called or next(iter(self._stages.values()), None)
 
     def whole_for_text(self) -> Stage | None:
@@ -303,7 +303,7 @@ class Function:
     def _at(self, avals: Sequence[Aval]) -> Stage:
         types = tuple((a.shape, a.dtype) for a in avals)
         if types not in self._stages:
-            # The caller may be traced; what is run to verify and to fold runs now.
+            # The caller may be traced; verification and folding run eagerly.
             with eval_context(), on_whole_values(), name_stack(()):
                 self._stages[types] = self._recover(self.entry, avals)
         return self._stages[types]
@@ -319,11 +319,11 @@ class Function:
 
     def _recover_whole(self, key: Value) -> Stage | None:
         if self._changed is not None:
-            # Traced again, the conditions on sizes that were met before would not be told.
+            # A new trace would not report the conditions on sizes met before.
             before, change = self._changed
             whole, self.divided = before.whole(key), before.divided
             return None if whole is None else change(whole)
-        # Sizes that have no name may be one another's: of a text and its mask, the length.
+        # Unnamed sizes may be equal, such as the lengths of a text and its mask.
         tried: list[Hashable] = []
         found = None
         for shared in ("batch", "axes", "none"):
@@ -335,7 +335,7 @@ class Function:
             found = stage or found
             if stage is not None and not any(c.relation == "eq" for c in constraints):
                 return stage
-            # Sizes that were taken for one may be equal to others for that reason only.
+            # Sizes may only be equal because they were given one name.
         return found
 
     def _recover_named(
@@ -350,8 +350,8 @@ class Function:
             new = [c for c in said.constraints if c not in assumed]
             if stage is not None:
                 return _under([*assumed, *new], stage), [*assumed, *new]
-            self.divided = self.divided or "a defect, of which a warning told"
-            # What is open may be decided under the constraints met so far, or under assumptions.
+            self.divided = self.divided or "a defect; see the warning"
+            # They may be decided under the constraints met so far, or under assumptions.
             new = new or [c for c in said.assumptions if c not in assumed]
             if not new:
                 break
@@ -359,7 +359,7 @@ class Function:
         return None, assumed
 
     def _for_all(self, avals: Sequence[Aval]) -> Stage | None:
-        """The program at sizes that are expressions; `None` where there is none."""
+        """The program at symbolic sizes; `None` if there is none."""
         try:
             return self._at(avals)
         except NO_EXPRESSION as error:
@@ -382,14 +382,14 @@ class Function:
         """The type of the key that the function takes; `None` where it takes none."""
         if not self._key:
             return None
-        # jax.random.key makes keys of the session's default generator.
+        # jax.random.key makes keys of the default generator.
         return (jax.random.key(0) if key is None else key).dtype
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
         return self
 
-    def split(self, args: Sequence[Value], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
+    def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
         """The flat arguments, the state and the key, checked against the signature.
 
         **Raises:** `SignatureError` with all that does not fit.
@@ -416,7 +416,7 @@ class Function:
                 )
         return self._flat(bound), state, key
 
-    def flatten(self, args: Sequence[Value], kwargs: Mapping[str, Any]) -> list[Value]:
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Value]:
         """The flat arguments, without state and key, checked against the signature.
 
         **Raises:** `SignatureError` with all that does not fit.
@@ -472,7 +472,7 @@ class Function:
         self,
         constants: Sequence[Value],
         params: Sequence[Any],
-        args: Sequence[Value],
+        args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Run the program.
@@ -547,7 +547,7 @@ def _typed_key(key: Value, name: str) -> Value:
         key = jax.random.wrap_key_data(key)
     typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed or np.shape(key) != ():
-        raise SignatureError(f"{name}: the key is none that jax.random.key makes")
+        raise SignatureError(f"{name}: expected a key that jax.random.key makes")
     return key
 
 
@@ -559,7 +559,7 @@ def _widen(value: Value, dtype: DTypeLike) -> Value:
 def _checked(
     results: list[Value], checks: Sequence[str], assigned: int, config: Config
 ) -> list[Value]:
-    """The results of a program without those of its assertions, which are made here."""
+    """Check the assertions among the results of a program; return the other results."""
     if not checks:
         return results
     last = len(results) - assigned
@@ -567,7 +567,7 @@ def _checked(
     failed, results = results[first:last], [*results[:first], *results[last:]]
     for message, flag in zip(checks, failed, strict=True):
         if config.assertions == "checkify":
-            # The text of a check is a format.
+            # The message of a check is a format string.
             text = message.replace("{", "{{").replace("}", "}}")
             checkify.check(jnp.logical_not(flag), text)
         elif results:

@@ -15,7 +15,6 @@ from jax import Array
 from invert._errors import InvertError, SignatureError
 from invert._report import Report
 from invert.emission import Emission, constant_name
-from invert.ir.types import Value
 from invert.modules.function import Function
 from invert.modules.module import Recovered, class_of, leaf_of, method, styles_of
 from invert.modules.module import run as call_function
@@ -79,13 +78,13 @@ class Methods(Recovered):
 
 
 def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: Value, **kwargs: Any) -> Value:
+    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
         return _call(self, name, args, kwargs)
 
     return method(function, attribute, run)
 
 
-def _call(module: Methods, name: str, args: Sequence[Value], kwargs: Mapping[str, Any]) -> Any:
+def _call(module: Methods, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     function = dict(module._functions)[name]
     named = module.named_params()
     leaves = [named[p.name] for p in function.entry.params]
@@ -93,12 +92,12 @@ def _call(module: Methods, name: str, args: Sequence[Value], kwargs: Mapping[str
 
 
 def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
-    """A method for a function with several traces: each call goes to the one that is its own.
+    """A method for a function with several traces, dispatching each call to its own.
 
     Python values among the arguments are static, as they are in a `tf.function`.
     """
 
-    def run(self: Methods, *args: Value, **kwargs: Any) -> Value:
+    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
         functions = {n: f for n, f in self._functions if n in traces}
         states = [a for a in args if isinstance(a, eqx.nn.State)]
         plain = [a for a in args if not isinstance(a, eqx.nn.State)]
@@ -121,7 +120,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
 
 
 def _failing(name: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: Value, **kwargs: Any) -> Value:
+    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
         raise self.failed[name]
 
     return run

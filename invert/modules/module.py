@@ -200,7 +200,7 @@ class Module(Recovered):
     constants: tuple[Array | np.ndarray, ...]
     _function: Function = eqx.field(static=True, repr=False)
 
-    def __call__(self, *args: Value, **kwargs: Any) -> Value:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program.
 
         **Raises:** `SignatureError` where the arguments do not fit the signature.
@@ -259,7 +259,7 @@ def run(
     function: Function,
     constants: Sequence[Value],
     params: Sequence[Any],
-    args: Sequence[Value],
+    args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
     """Call a function.
@@ -300,7 +300,7 @@ def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True)
 def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` as a method called `name`, with the signature of `function`."""
 
-    def call(self: Any, *args: Value, **kwargs: Any) -> Value:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run(self, *args, **kwargs)
 
     call.__name__, call.__qualname__ = name, f"{function.entry.name}.{name}"

@@ -37,7 +37,7 @@ def faster(stage: Stage, params: Sequence[Value], config: Config) -> Stage:
         jaxpr = open_jaxpr(rewriter.run(stage.jaxpr))
 
     def settled(jaxpr: Jaxpr) -> Jaxpr:
-        # At numbers more sizes are known.
+        # Concrete sizes decide more.
         with jax.enable_x64(True):
             return open_jaxpr(_rewriter(config).run(stage.settled(jaxpr)))
 
@@ -76,7 +76,7 @@ def _certificate(
         return made
     known = [*stage.constants, *params]
     with jax.enable_x64(True):
-        # Each rewrite is right at all sizes; this is for its rounding.
+        # Each rewrite is correct at all sizes; this measures its rounding.
         error = compared(stage.jaxpr, jaxpr, known, most=1)
     if isinstance(error, str):
         return dataclasses.replace(made, reason=f"{reason}; {error}")

@@ -236,7 +236,7 @@ def planned(
         None if p.name not in specs else NamedSharding(plain_mesh(mesh), of_rank(p)) for p in params
     ]
 
-    def fn(values: Sequence[Value], *args: Value) -> Sequence[Value]:
+    def fn(values: Sequence[Value], *args: Any) -> Sequence[Value]:
         constrained = [
             v if to is None else jax.lax.with_sharding_constraint(v, to)
             for v, to in zip(values, places, strict=True)
@@ -308,7 +308,7 @@ def _forget(value: Value) -> None:
 def placed(
     shardings: Shardings | None, mesh: Mapping[AbstractMesh, AnyMesh], values: Sequence[Value]
 ) -> list[Value]:
-    """The arguments where the original takes them, as far as the mesh is one of devices."""
+    """The arguments placed as the original takes them, if the mesh has devices."""
     if shardings is None or shardings.mesh is None:
         return list(values)
     target = mesh.get(shardings.mesh)

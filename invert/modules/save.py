@@ -99,13 +99,7 @@ def save(
     else:
         model = module
     source, page = _texts(model)
-    arrays = arrays_of(model, state)
-    if wrong := list(_unreadable(model, arrays)):
-        raise SaveError(
-            f"the source of {type(model).__name__} could not read what is in the module now: "
-            f"{'; '.join(wrong)}. Its classes are those of the original: edit model.py, or write "
-            "the arrays with equinox.tree_serialise_leaves"
-        )
+    arrays = _readable_arrays(model, state)
     where = Path(directory)
     try:
         with _replacing(where) as made:
@@ -132,6 +126,18 @@ def _texts(model: eqx.Module) -> tuple[str, str]:
             "weights; save the recovered module, or emit it with the loader"
         )
     return source, getattr(namespace, "__page__", "")
+
+
+def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str, Any]:
+    """The arrays of a module, which the `load` of its own source can read."""
+    arrays = arrays_of(model, state)
+    if wrong := list(_unreadable(model, arrays)):
+        raise SaveError(
+            f"the source of {type(model).__name__} could not read what is in the module now: "
+            f"{'; '.join(wrong)}. Its classes are those of the original: edit model.py, or write "
+            "the arrays with equinox.tree_serialise_leaves"
+        )
+    return arrays
 
 
 def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
@@ -389,7 +395,7 @@ def load_saved(
 
 
 def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> None:
-    """Compare specs with the arrays in the files, of which it reads the headers.
+    """Compare specs with the arrays in the files, reading only headers.
 
     **Raises:** `MeshError` where one does not fit.
     """

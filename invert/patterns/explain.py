@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from invert._private.jax import trace_closed
 from invert.ir import jaxprs
 from invert.ir.avals import type_of_value
 from invert.ir.match import place_of
-from invert.ir.types import Value
+from invert.ir.types import Aval, Value
 from invert.patterns import STAGES, names
 from invert.rewriting import driver
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Stage
@@ -119,12 +119,7 @@ def explain(
         #   mul at model.py:7: div at model.py:7: 1.0 in the pattern, 2.0 in the program
         ```
     """
-    flat, tree = jax.tree_util.tree_flatten(args)
-    avals = tuple(map(type_of_value, flat))
-
-    def run(*values: Value) -> list[Value]:
-        return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, values)))
-
+    run, avals = _flat(fn, args)
     x64 = any(map(jaxprs.is_wide_dtype, (a.dtype for a in avals)))
     earlier, stage, make = STAGES, None, raise_call
     if isinstance(pattern, str):
@@ -148,6 +143,18 @@ def explain(
     return Explanation(pattern.name, pattern.roots, tuple(found))
 
 
+def _flat(
+    fn: Callable[..., Any], args: Sequence[Value]
+) -> tuple[Callable[..., list[Value]], tuple[Aval, ...]]:
+    """A function on the leaves of its arguments, and their types."""
+    flat, tree = jax.tree_util.tree_flatten(args)
+
+    def run(*values: Value) -> list[Value]:
+        return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, values)))
+
+    return run, tuple(map(type_of_value, flat))
+
+
 def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Stage]:
     """The pattern of a name, the stages before it, and its own stage without other patterns."""
     for number, stage in enumerate(STAGES):
@@ -161,7 +168,7 @@ def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Sta
                 return pattern, STAGES[:number], dataclasses.replace(stage, patterns=(pattern,))
     close = difflib.get_close_matches(name, names(), 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise PatternError(f"there is no pattern {name!r}{hint} (invert.patterns.names() lists them)")
+    raise PatternError(f"no pattern is named {name!r}{hint} (invert.patterns.names() lists them)")
 
 
 def _described(trial: driver.Trial) -> Attempt:

@@ -74,15 +74,19 @@ def pattern(
     if found := list(dict.fromkeys(problems(short))):
         raise PatternError(f"pattern {name!r}: " + "; ".join(found))
     made = Pattern(name, _roots(short), short)
+    _check_that_it_ends(made, short)
+    return made
+
+
+def _check_that_it_ends(made: Pattern, short: Short) -> None:
+    """Refuse a pattern that matches in the program of its own `after`."""
     for call in short.examples:
-        # The program of `after` itself.
         body = traced_call(dataclasses.replace(call, before=None))
         if Rewriter((Stage((made,)),), written_call).matches(body):
             raise PatternError(
-                f"pattern {name!r}: `after` contains `before` and would be rewritten forever; "
+                f"pattern {made.name!r}: `after` contains `before` and would be rewritten forever; "
                 "wrap `after` in `jax.jit`"
             )
-    return made
 
 
 def _roots(short: Short) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 `integer_pow[y=3](x)` and `x * x * x` are one program; so are `ne(x, 0)` and a conversion to bool,
 `max` and `or` on bool. The location decides; without one the ops are left alone. Powers of four and
-more lower to products by squaring, which nobody writes by hand: those are recognized without a
+more lower to products by squaring, which are not written by hand: those are recognized without a
 location too. The programs are equal either way.
 """
 

@@ -16,7 +16,7 @@ _CHUNK = 1 << 22
 
 
 class FilePart:
-    """Bytes of a mapped file, of which a few MB are held at a time."""
+    """Bytes of a mapped file, with a few MB in memory at a time."""
 
     def __init__(self, mapped: mmap.mmap, start: int, size: int):
         self._mapped = mapped

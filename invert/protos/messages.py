@@ -196,7 +196,7 @@ def cut(name: str, data: Any, large: int, secret: bytes, cuts: list[Cut]) -> byt
 
 
 def _header(number: int, content: Sequence[bytes]) -> bytes:
-    """What stands before the content of a field of bytes."""
+    """The key and length that precede the content of a bytes field."""
     return _varint_of(number << 3 | _BYTES) + _varint_of(sum(map(len, content)))
 
 

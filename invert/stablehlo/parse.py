@@ -38,7 +38,7 @@ def parse_module(
     large: list[np.ndarray] | None = None,
     known: KnownBytes | None = None,
 ) -> ir.Module:
-    """Parse and verifies one StableHLO module.
+    """Parse and verify one StableHLO module.
 
     **Arguments:**
 
@@ -57,30 +57,13 @@ def parse_module(
     **Raises:** `MalformedModelError` where the bytes are not such a module, where the module
     does not verify, or where it needs a newer jaxlib; `UnsupportedOpError` for quantized types.
     """
-    if callable(blob):
-        blob = blob()
-    if isinstance(blob, (bytearray, memoryview)):
-        blob = bytes(blob)
-    if isinstance(blob, FilePart) and blob.part(0, len(_MAGIC)) != _MAGIC:
-        blob = bytes(blob)
-    if not isinstance(blob, (bytes, str, FilePart)):
-        raise MalformedModelError(
-            f"The {what} is a {type(blob).__name__}. Pass MLIR text as str, or bytecode as bytes."
-        )
-    try:
-        data = blob.encode() if isinstance(blob, str) else blob
-    except UnicodeEncodeError as e:
-        raise MalformedModelError(f"The {what} is text with lone surrogates ({e}).") from e
+    data = _bytes_of(blob, what)
     del blob
-    if isinstance(data, bytes) and not data.strip():
-        raise MalformedModelError(f"The {what} is empty. {_AGAIN}")
     kind = _kind(data, what)
     form = kind
     if isinstance(data, FilePart):
-        form, data = (
-            "bytecode",
-            rewrite_in_child(kind, data.chunks(), len(data), what, large, known),
-        )
+        form = "bytecode"
+        data = rewrite_in_child(kind, data.chunks(), len(data), what, large, known)
     elif kind == "text" and b"!quant." in data:
         # jaxlib 0.10.2 does not know the dialect, and says so in terms of MLIR only.
         raise UnsupportedOpError(
@@ -107,6 +90,29 @@ def parse_module(
             f"The {what} has no public function. Make the one that is the entry public."
         )
     return module
+
+
+def _bytes_of(
+    blob: bytes | str | FilePart | Callable[[], bytes | FilePart], what: str
+) -> bytes | FilePart:
+    """The bytes of a module, which stay in their file where they are bytecode."""
+    if callable(blob):
+        blob = blob()
+    if isinstance(blob, (bytearray, memoryview)):
+        blob = bytes(blob)
+    if isinstance(blob, FilePart) and blob.part(0, len(_MAGIC)) != _MAGIC:
+        blob = bytes(blob)
+    if not isinstance(blob, (bytes, str, FilePart)):
+        raise MalformedModelError(
+            f"The {what} is a {type(blob).__name__}. Pass MLIR text as str, or bytecode as bytes."
+        )
+    try:
+        data = blob.encode() if isinstance(blob, str) else blob
+    except UnicodeEncodeError as e:
+        raise MalformedModelError(f"The {what} is text with lone surrogates ({e}).") from e
+    if isinstance(data, bytes) and not data.strip():
+        raise MalformedModelError(f"The {what} is empty. {_AGAIN}")
+    return data
 
 
 def entry_function(module: ir.Module, *, what: str = "StableHLO module") -> ir.OpView:

@@ -16,6 +16,7 @@ from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert._private.mlir import text_of
 from invert.ir.arrays import KnownBytes
+from invert.ir.types import Aval
 from invert.primitives.stablehlo import calls
 from invert.protos.file_parts import FilePart
 from invert.stablehlo.ops import interpreter
@@ -291,5 +292,5 @@ def is_public(function: Any) -> bool:
     return "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public"
 
 
-def _array_types(types: Iterable[Any]) -> list[ArrayType]:
+def _array_types(types: Iterable[Aval]) -> list[ArrayType]:
     return [((), np.dtype(bool)) if is_token(t) else (shape_of(t), element_dtype(t)) for t in types]

@@ -19,6 +19,7 @@ import pytest
 import invert
 from invert._errors import InvertError
 from invert.ir.jaxprs import primitive_counts
+from tests.frontends.damaged_files import damaged
 
 # What each comes back as, at least.
 MODELS = {
@@ -90,20 +91,6 @@ def test_an_old_graph_comes_back(models: Path, tmp_path: Path, name: str) -> Non
     again = jax.tree_util.tree_leaves(invert.load(tmp_path / "package")(*inputs))
     for got, want in zip(again, results, strict=True):
         np.testing.assert_array_equal(got, want)
-
-
-def damaged(data: bytes, draw: random.Random) -> bytes:
-    """A file with bytes cut off, left out or changed."""
-    place, size = draw.randrange(len(data)), draw.randrange(1, 20)
-    kind = draw.randrange(4)
-    if kind == 0:
-        return data[:place]
-    if kind == 1:
-        return data[:place] + data[place + size :]
-    changed = bytearray(data)
-    for _ in range(1 if kind == 2 else 4):
-        changed[draw.randrange(len(data))] ^= draw.randrange(1, 256)
-    return bytes(changed)
 
 
 def outcomes(

@@ -25,6 +25,7 @@ from invert._errors import InvertError, MalformedModelError, UnsupportedOpError
 from invert.frontends.run_saved_model import load_function
 from invert.frontends.saved_model import EntryPoints, entry_points
 from invert.frontends.tf_function import entry_point
+from tests.frontends.damaged_files import damaged
 
 v1 = tf.compat.v1
 CONFIG = Config()
@@ -404,19 +405,6 @@ def test_no_path_leads_out_of_the_model(models: Callable[[str], Path], tmp_path:
             invert.load(copy)
 
 
-def _damaged(data: bytes, draw: random.Random) -> bytes:
-    place, size = draw.randrange(len(data)), draw.randrange(1, 20)
-    kind = draw.randrange(4)
-    if kind == 0:
-        return data[:place]
-    if kind == 1:
-        return data[:place] + data[place + size :]
-    changed = bytearray(data)
-    for _ in range(1 if kind == 2 else 4):
-        changed[draw.randrange(len(data))] ^= draw.randrange(1, 256)
-    return bytes(changed)
-
-
 def _outcomes(
     path: Path, work: Path, seed: int, count: int, run: Callable[[EntryPoints], Any]
 ) -> collections.Counter[str]:
@@ -429,7 +417,7 @@ def _outcomes(
         shutil.copytree(path, work)
         file = draw.choice(sorted(p for p in work.rglob("*") if p.is_file() and p.stat().st_size))
         in_graph = file.name == "saved_model.pb"
-        file.write_bytes(_damaged(file.read_bytes(), draw))
+        file.write_bytes(damaged(file.read_bytes(), draw))
         try:
             got = run(entry_points(work, config=CONFIG))
         except InvertError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,20 +13,9 @@ from invert._config import Config
 from invert._entry import ArgSpec
 from invert._errors import MissingDependencyError, SignatureError
 from invert.frontends.tf_function import entry_point
+from tests.frontends.entries import Pair, call
 
 CONFIG = Config()
-
-
-class Pair(NamedTuple):
-    a: object
-    b: object
-
-
-def call(entry, *args, **kwargs):
-    flat, tree = jax.tree_util.tree_flatten((args, kwargs))
-    assert tree == jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)))
-    out = entry.fn([p.value for p in entry.params], *flat)
-    return jax.tree_util.tree_unflatten(entry.out_tree, out)
 
 
 def function(**options):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +15,15 @@ from invert._config import Config
 from invert._errors import MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
 from invert.stablehlo.program import Program
+from tests.frontends.entries import Pair, call
 
 CONFIG = Config()
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
 
-class Pair(NamedTuple):
-    a: object
-    b: object
-
-
 def bound(entry):
     """The entry point as a function of the original arguments."""
-
-    def call(*args, **kwargs):
-        flat, tree = jax.tree_util.tree_flatten((args, kwargs))
-        assert tree == jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)))
-        out = entry.fn([p.value for p in entry.params], *flat)
-        return jax.tree_util.tree_unflatten(entry.out_tree, out)
-
-    return call
+    return functools.partial(call, entry)
 
 
 def assert_equal(got, want):

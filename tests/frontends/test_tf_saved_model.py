@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +23,10 @@ from invert._entry import ArgSpec
 from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
 from invert.frontends.saved_model import default_name, entry_points
 from invert.frontends.tf_function import entry_point
+from tests.frontends.entries import Pair, call
 
 CONFIG = Config()
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
-
-
-class Pair(NamedTuple):
-    a: object
-    b: object
-
-
-def call(entry, *args, **kwargs):
-    flat, tree = jax.tree_util.tree_flatten((args, kwargs))
-    assert tree == jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)))
-    out = entry.fn([p.value for p in entry.params], *flat)
-    return jax.tree_util.tree_unflatten(entry.out_tree, out)
 
 
 def forward(params, x):

@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(SignatureError) as error:
         invert.from_stablehlo(MLP, names=NAMES, params=wrong)
     assert "'fc1.bias' is float64[7], expected float32[8]" in str(error.value)
-    assert "there is no argument 'fc3.bias'" in str(error.value)
+    assert "the module has no argument 'fc3.bias'" in str(error.value)
     with pytest.raises(SignatureError, match="5 arguments"):
         invert.from_stablehlo(MLP, names=NAMES[1:])
     with pytest.raises(SignatureError, match=r"no arguments \['arg9'\]"):

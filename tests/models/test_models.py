@@ -19,6 +19,7 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 
 import invert
+from tests.emission.models import CNN
 from tests.harness_cases import assert_same
 
 KEY = jax.random.key(0)
@@ -28,15 +29,6 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.Dense(3)(nn.relu(nn.Dense(8)(x)))
-
-
-class CNN(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Conv(4, (3, 3), strides=2)(x)
-        x = nn.gelu(nn.BatchNorm(use_running_average=True)(x))
-        x = nn.max_pool(nn.Conv(8, (3, 3), feature_group_count=2)(x), (2, 2), (2, 2))
-        return nn.Dense(5)(x.reshape(x.shape[0], -1))
 
 
 class Transformer(nn.Module):

@@ -263,7 +263,7 @@ def test_names_switch_them_off() -> None:
     names = [p.name for p in optimized.stage(lambda *_: True, ("max_pool",)).patterns]
     assert "max_pool" not in names and "sum_pool" in names
     assert invert.Config(disabled_patterns=("max_pool",))
-    with pytest.raises(ValueError, match="patterns: there is no pattern 'max_pool'"):
+    with pytest.raises(ValueError, match="patterns: no pattern is named 'max_pool'"):
         invert.Config(patterns=("max_pool",))
 
 

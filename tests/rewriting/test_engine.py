@@ -154,7 +154,7 @@ def test_patterns_are_switched_by_name() -> None:
     assert set(alone.report.rewrites) == {"scan"} and "cumsum" not in alone.report.primitives
     assert not raw.report.rewrites and "while" in raw.report.primitives
     assert {m.report.certificate.kind for m in (every, without, alone, raw)} == {"exact"}
-    with pytest.raises(ValueError, match="there is no pattern"):
+    with pytest.raises(ValueError, match="no pattern is named"):
         recovered(disabled_patterns=("cumulatif",))
 
 

@@ -53,7 +53,7 @@ _PATTERNS = {
 def get_config(name: str) -> Any:
     """The value of a flag.
 
-    **Raises:** `KeyError` if there is no such flag.
+    **Raises:** `KeyError` for an unknown flag.
     """
     return _flags.get()[name]
 
@@ -61,10 +61,10 @@ def get_config(name: str) -> Any:
 def update_config(name: str, value: Any) -> None:
     """Set a flag in the current context.
 
-    **Raises:** `ValueError` if there is no such flag.
+    **Raises:** `ValueError` for an unknown flag.
     """
     if name not in _DEFAULTS:
-        raise ValueError(f"there is no flag {name!r}; the flags are {sorted(_DEFAULTS)}")
+        raise ValueError(f"unknown flag {name!r}; the flags are {sorted(_DEFAULTS)}")
     _flags.set(MappingProxyType({**_flags.get(), name: value}))
 
 

@@ -69,6 +69,14 @@ def constants_of(closed: ClosedJaxpr | Jaxpr) -> dict[Var, ast.expr]:
     }
 
 
+def _read(outer: Body, atom: Atom) -> ast.expr:
+    """An atom of the outer body, as a function inside of it reads it."""
+    if isinstance(atom, Literal):
+        return outer.literal(atom)
+    token = outer.token(atom)
+    return outer.given.get(token, ast.Name(token, ast.Load()))
+
+
 def local(
     file: Writer,
     outer: Body,
@@ -92,12 +100,7 @@ def local(
     """
     jaxpr = open_jaxpr(closed)
     given = constants_of(closed)
-    for v, atom in zip(jaxpr.invars, operands, strict=False):
-        if isinstance(atom, Literal):
-            given[v] = outer.literal(atom)
-        else:
-            token = outer.token(atom)
-            given[v] = outer.given.get(token, ast.Name(token, ast.Load()))
+    given |= {v: _read(outer, a) for v, a in zip(jaxpr.invars, operands, strict=False)}
     names: dict[Atom, str] = {
         v: outer.names[a]
         for v, a in zip(jaxpr.invars, [*operands, *starts], strict=False)

@@ -370,7 +370,7 @@ def _same(literal: Literal) -> Literal:
 def _writing(eqns: list[Eqn]) -> OnEqn:
     """Appends equations on other variables, or on stacks of them, to `eqns`."""
 
-    def on_eqn(eqn: Eqn, operands: list[Any]) -> list[Any]:
+    def on_eqn(eqn: Eqn, operands: list[Atom]) -> list[Any]:
         if not any(isinstance(a, list) for a in operands):
             outvars = [Var(v.aval) for v in eqn.outvars]
             eqns.append(eqn.replace(invars=operands, outvars=outvars))

@@ -242,7 +242,7 @@ def _collective_permute(
 ) -> Sequence[Value]:
     pairs = source_target_pairs
     if ctx.manual is None:
-        if not pairs:  # nobody sends to this device: zeros, by the specification
+        if not pairs:  # no device sends to this one: zeros, by the specification
             return [jnp.zeros_like(x) for x in operands]
         if (0, 0) in pairs and len(pairs) == 1:
             return list(operands)

@@ -30,7 +30,9 @@ def result_avals(
     if places and len(places) != len(types):
         raise InvertError(f"{op.name}: {len(places)} operands hold shapes of {len(types)} results")
     if wrong := [i for i in places if not 0 <= i < len(operands)]:
-        raise MalformedModelError(f"{op.name}: there is no operand {wrong[0]} that holds a shape")
+        raise MalformedModelError(
+            f"{op.name}: operand {wrong[0]}, which should hold a shape, is missing"
+        )
     shapes: list[Any] = [sizes(operands[i], op.name) for i in places] or [None] * len(types)
     avals = [
         None

@@ -6,6 +6,8 @@ TensorFlow 2.21. Their results are sparse matrices, here with a place for each s
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,15 +104,18 @@ def _beam_search(
     return [*indices, *values, *shapes, score[:, :top_paths]]
 
 
+# Labels of each prefix, their number, and log probabilities of ending in a blank or in a label.
+_Beam: TypeAlias = tuple[Array, Array, Array, Array]
+
+
 def _search(logits: Array, length: Int, width: int) -> tuple[Array, Array, Array]:
     """The prefixes in the beam, best first: labels, their number, log probability.
 
     Each prefix has a number, -1 marks a free place in the beam.
     """
-    steps, classes = logits.shape[0], logits.shape[1] - 1  # the last one is the blank
+    steps = logits.shape[0]
     low = jnp.asarray(-jnp.inf, logits.dtype)
-    places = jnp.arange(width, dtype=jnp.int32)
-    first = places == 0
+    first = jnp.arange(width, dtype=jnp.int32) == 0
     start = (
         jnp.full((width, steps), -1, jnp.int32),
         jnp.zeros((width,), jnp.int32),
@@ -118,50 +123,56 @@ def _search(logits: Array, length: Int, width: int) -> tuple[Array, Array, Array
         jnp.full((width,), low),  # ends in its last label
     )
 
-    def step(state: tuple[Array, ...], item: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
-        labels, counts, blank, label = state
+    def step(state: _Beam, item: tuple[Array, Array]) -> tuple[_Beam, None]:
         at, x = item
-        total = jnp.logaddexp(blank, label)
-        last = jnp.take_along_axis(labels, jnp.maximum(counts - 1, 0)[:, None], 1)[:, 0]
-        last = jnp.where(counts > 0, last, -1)
-        # Each prefix continues by itself, and its parent may reach it.
-        own = jnp.where(counts > 0, x[last], low)
-        cut = jnp.where(places_of(counts - 1), labels, -1)
-        parent = (counts[:, None] - 1 == counts) & jnp.all(cut[:, None] == labels, -1)
-        parent = parent & (counts[:, None] > 0) & (total > low)
-        through = jnp.where(last[:, None] == last, blank, total)
-        reached = jnp.max(jnp.where(parent, through, low), 1)
-        stay_label = jnp.logaddexp(label, reached) + own
-        stay_blank = total + x[-1]
-        # New prefixes, but for those that are in the beam already.
-        known = jnp.zeros((width, classes + 1), bool)
-        child = jnp.where(parent, last[:, None], classes)
-        known = known.at[jnp.broadcast_to(places, (width, width)), child].set(True)
-        repeats = last[:, None] == jnp.arange(classes, dtype=jnp.int32)
-        grown = jnp.where(repeats, blank[:, None], total[:, None])
-        grown = jnp.where(known[:, :classes], low, grown + x[:-1])
-        scores = jnp.concatenate([jnp.logaddexp(stay_blank, stay_label), grown.reshape(-1)])
-        best, chosen = lax.top_k(scores, width)
-        stays = chosen < width
-        source = jnp.where(stays, chosen, (chosen - width) // classes)
-        added = (chosen - width) % classes
-        number = counts[source]
-        new = labels[source]
-        here = jnp.arange(steps, dtype=jnp.int32) == number[:, None]
-        new = jnp.where(here & ~stays[:, None], added[:, None], new)
-        after = (
-            new,
-            number + ~stays,
-            jnp.where(stays, stay_blank[source], low),
-            jnp.where(stays, stay_label[source], best),
-        )
+        after = _grown(state, x)
         return jax.tree.map(lambda a, b: jnp.where(at < length, a, b), after, state), None
-
-    def places_of(counts: Array) -> Array:
-        return jnp.arange(steps, dtype=jnp.int32) < counts[:, None]
 
     (labels, counts, blank, label), _ = lax.scan(
         step, start, (jnp.arange(steps, dtype=length.dtype), jax.nn.log_softmax(logits))
     )
     score, order = lax.top_k(jnp.logaddexp(blank, label), width)
     return labels[order], counts[order], score
+
+
+def _grown(beam: _Beam, x: Array) -> _Beam:
+    """The beam after one more step with the log probabilities `x`, of which the last is blank."""
+    labels, counts, blank, label = beam
+    width, steps = labels.shape
+    classes = x.shape[0] - 1
+    low = jnp.asarray(-jnp.inf, x.dtype)
+    places = jnp.arange(width, dtype=jnp.int32)
+    total = jnp.logaddexp(blank, label)
+    last = jnp.take_along_axis(labels, jnp.maximum(counts - 1, 0)[:, None], 1)[:, 0]
+    last = jnp.where(counts > 0, last, -1)
+    # Each prefix continues by itself, and its parent may reach it.
+    own = jnp.where(counts > 0, x[last], low)
+    cut = jnp.where(jnp.arange(steps, dtype=jnp.int32) < counts[:, None] - 1, labels, -1)
+    parent = (counts[:, None] - 1 == counts) & jnp.all(cut[:, None] == labels, -1)
+    parent = parent & (counts[:, None] > 0) & (total > low)
+    through = jnp.where(last[:, None] == last, blank, total)
+    reached = jnp.max(jnp.where(parent, through, low), 1)
+    stay_label = jnp.logaddexp(label, reached) + own
+    stay_blank = total + x[-1]
+    # New prefixes, but for those that are in the beam already.
+    known = jnp.zeros((width, classes + 1), bool)
+    child = jnp.where(parent, last[:, None], classes)
+    known = known.at[jnp.broadcast_to(places, (width, width)), child].set(True)
+    repeats = last[:, None] == jnp.arange(classes, dtype=jnp.int32)
+    grown = jnp.where(repeats, blank[:, None], total[:, None])
+    grown = jnp.where(known[:, :classes], low, grown + x[:-1])
+    scores = jnp.concatenate([jnp.logaddexp(stay_blank, stay_label), grown.reshape(-1)])
+    best, chosen = lax.top_k(scores, width)
+    stays = chosen < width
+    source = jnp.where(stays, chosen, (chosen - width) // classes)
+    added = (chosen - width) % classes
+    number = counts[source]
+    new = labels[source]
+    here = jnp.arange(steps, dtype=jnp.int32) == number[:, None]
+    new = jnp.where(here & ~stays[:, None], added[:, None], new)
+    return (
+        new,
+        number + ~stays,
+        jnp.where(stays, stay_blank[source], low),
+        jnp.where(stays, stay_label[source], best),
+    )

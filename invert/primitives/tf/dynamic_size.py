@@ -159,7 +159,7 @@ def _unique(
 
 
 def _first_occurrences(x: Array) -> tuple[Array, Array]:
-    """For each element the place of its first equal, and whether it is that one itself."""
+    """For each element, the index of its first duplicate, and whether it comes first itself."""
     order = jnp.argsort(x, stable=True)
     ordered = x[order]
     new = jnp.concatenate([jnp.ones_like(order[:1], bool), ordered[1:] != ordered[:-1]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from invert._errors import InvertError
 from invert.ir.size_algebra import Sizes
@@ -23,7 +24,7 @@ class KnownSize(np.ndarray):
     __slots__ = ()
 
     @classmethod
-    def of(cls, value: Any, dtype: Any = np.int32) -> KnownSize:
+    def of(cls, value: Any, dtype: DTypeLike = np.int32) -> KnownSize:
         return np.array(value, dtype).view(cls)
 
 

@@ -38,7 +38,7 @@ class ShapeVariesError(Exception):
 
 @jax.tree_util.register_pytree_node_class
 class Undefined:
-    """A value that one branch does not give; it takes the type of the other branches."""
+    """A value that one branch leaves undefined; it takes the type of the other branches."""
 
     def tree_flatten(self) -> tuple[tuple[()], None]:
         return (), None
@@ -99,7 +99,7 @@ def is_known(value: Value) -> bool:
 
 def flatten(values: Sequence[Value]) -> tuple[list[Any], Callable[[Sequence[Value]], list[Value]]]:
     """The JAX values in `values`, and the function that rebuilds them from others."""
-    # A size that the program finds is traced, and may not leave the trace among what is known.
+    # A size known only at run time is traced, and must not leave the trace as a static value.
     values = [array(v) if holds_dynamic_size(v) else v for v in values]
     wrapped = [_Known(v) if is_known(v) else v for v in values]
     leaves, tree = jax.tree_util.tree_flatten(wrapped)
@@ -155,7 +155,7 @@ class TracedBranch:
         return self._rebuild(self.flat(leaves))
 
 
-# -- forms: what values of several ways through the program are brought to
+# -- forms: the common types to which values of several branches are converted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +224,7 @@ def form_of(value: Value) -> Form:
 
 
 def key_of(form: Form) -> Hashable:
-    """A key that is equal for forms that no loop distinguishes, whatever their trace."""
+    """A key that is equal for forms that loops need not distinguish, across traces."""
     if isinstance(form, Static):
         return "fixed", _value_key(form.value)
     if isinstance(form, ArrayForm):
@@ -244,7 +244,7 @@ def _type_key(t: Aval) -> Hashable:
 
 
 def _value_key(value: Value) -> Hashable:
-    """All of a static value, of which a large array prints but the ends."""
+    """A key for a static value; printing would abbreviate a large array."""
     if isinstance(value, np.ndarray):
         if value.dtype != object:
             return str(value.dtype), value.shape, value.tobytes()
@@ -309,7 +309,7 @@ def _join_rows(one: Form, two: Form, growing: bool) -> BoundedForm:
 def _join_lists(one: ListForm, two: ListForm, growing: bool) -> ListForm:
     size = one.size if one.size == two.size else None
     if growing:
-        # A list that changes its size needs a capacity that only the loop as a whole tells.
+        # A list that changes its size needs a capacity, which only the whole loop determines.
         capacity = one.capacity if size == one.size or one.size is None else None
     else:
         known = [c for c in (one.capacity, two.capacity) if c is not None]
@@ -344,7 +344,7 @@ def _same(a: Value, b: Value) -> bool:
 
 
 def _bits(x: np.ndarray) -> Any:
-    """Contents for comparison, where NaN equals itself."""
+    """Contents for comparison, in which NaN equals itself."""
     return x if x.dtype == object or not x.size else np.frombuffer(x.tobytes(), np.uint8)
 
 

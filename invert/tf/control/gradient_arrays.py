@@ -1,4 +1,4 @@
-"""Gradient arrays of tensor arrays, made in a body and held by its caller."""
+"""Gradient arrays of tensor arrays, created before the body that uses them."""
 
 from __future__ import annotations
 

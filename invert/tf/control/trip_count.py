@@ -48,11 +48,11 @@ class _Sums:
         return None
 
 
-# Longer loops stay a `while` anyway, unless a configuration says otherwise.
+# Longer loops stay a `while`, unless configured otherwise.
 _MOST_SUMS = 1 << 16
 
-# What is known of a number from outside of the loop; whether none of the numbers it is computed
-# from is infinite.
+# The fact about a number from outside the loop; the flag says that everything it is computed
+# from is finite.
 Outside = Callable[[Any, bool], Fact]
 
 
@@ -99,10 +99,10 @@ class _Program:
             }
             self.finite = program.finite
 
-    # -- where a value comes from
+    # -- origins of values
 
     def inside(self, eqn: Eqn, number: int) -> _Program:
-        """A branch of a `cond`, or the program that is called."""
+        """A branch of a `cond`, or a callee."""
         key = id(eqn), number
         if key not in self._inner:
             closed, operands = bodies(eqn)[number]
@@ -158,7 +158,7 @@ class _Program:
         return None if known is None else bool(known) == same
 
     def assume(self, atom: Atom, value: bool) -> None:
-        """Assumes a truth value, and what follows from it."""
+        """Assume a truth value and its consequences."""
         program, atom, same = self._base(atom)
         if isinstance(atom, Literal):
             return
@@ -193,7 +193,7 @@ class _Program:
     # -- numbers
 
     def line(self, atom: Atom) -> Sum | None:
-        """What a whole number is in each step."""
+        """The value of an integer in each step."""
         return self.fact(atom).line
 
     def beyond(self, atom: Atom, variable: Var) -> int | None:
@@ -242,8 +242,8 @@ class _Program:
         return program._outside(program._consts[atom], program.finite).ends
 
 
-# Equations that pass a scalar on: all that moves elements leaves one alone, but only these stand
-# before a counter.
+# Equations that pass a scalar through: of all that move elements, only these occur before a
+# counter.
 _SAME = frozenset(("convert_element_type", "copy", "reduce_and", "reshape"))
 
 
@@ -257,7 +257,7 @@ def _is_choice(eqn: Eqn) -> bool:
 
 
 def _is_index(eqn: Eqn) -> bool:
-    """Whether an equation makes the number of a branch of a truth value."""
+    """Whether an equation converts a truth value to a branch index."""
     return eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
 
 
@@ -272,7 +272,7 @@ def lines(
     - `starts`: initial values, where they are known numbers.
     - `holding`: variables whose truth value after a step is known.
     """
-    # With nothing known of the variables, the results show by how much each grows in a step.
+    # Without facts about the variables, the results show the increment of each per step.
     program = _Program(body, [None] * len(starts))
     _hold(program, holding)
     found: list[Sum | None] = []
@@ -300,7 +300,7 @@ def _hold(program: _Program, holding: Mapping[int, bool] | None) -> None:
 def _sums_of(
     body: AnyJaxpr, starts: Sequence[Value], holding: Mapping[int, bool]
 ) -> list[_Sums | None]:
-    """The sums of each variable of a loop that is a floating point number."""
+    """The sums of each floating-point variable of a loop."""
     program = _Program(body, [None] * len(starts))
     _hold(program, holding)
     found: list[_Sums | None] = []
@@ -369,7 +369,7 @@ def ends(body: AnyJaxpr, count: int) -> list[FinalValue | None]:
 
 
 def written(body: AnyJaxpr) -> frozenset[int]:
-    """The loop variables that are arrays of which each step writes a part."""
+    """The loop variables that are arrays written in part by each step."""
     jaxpr: AnyJaxpr = open_jaxpr(body)
     writes = {
         e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name == "dynamic_update_slice"
@@ -475,7 +475,7 @@ def count(
     if found.exact or body is None:
         return dataclasses.replace(found, exact=found.exact and found.bound is not None)
     # Each step but the last one leads to values of which the condition holds. So a variable that
-    # goes up unless the loop ends follows a line as long as anybody asks.
+    # goes up unless the loop ends is an induction as long as the loop runs.
     program = _Program(condition, known, outside)
     program.assume(program.jaxpr.outvars[0], True)
     holding = program.arguments()
@@ -504,7 +504,7 @@ class _Condition:
         (result,) = self._program.jaxpr.outvars
         program, atom = self._program.source(result)
         eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
-        # A loop up to an infinite number and nothing else never ends.
+        # A loop whose only bound is infinite never ends.
         self._program.finite = program.finite = eqn is not None and eqn.primitive.name in _LESS
         return self._steps(self._program, result, True)
 

@@ -41,17 +41,17 @@ from invert.tf.values.bounds import Fact, Given, Sum, fact_of
 from invert.tf.values.constants import array, pack_dims
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 
-# Loops that need it, since shapes change from step to step, are unrolled up to this length.
+# Loops whose shapes change from step to step are unrolled up to this length.
 _MAX_UNROLLED = 256
 
-# Where what is known of the variables of the loops around is kept.
+# The key under which a state keeps facts about variables of enclosing loops.
 _GIVEN = "given"
 
 
 def while_loop(
     ctx: Context, node: Node, condition: str, body: str, values: Sequence[Value]
 ) -> list[Value]:
-    """Runs the function `body` on `values` as long as the function `condition` holds.
+    """Run the function `body` on `values` while the function `condition` holds.
 
     **Raises:** `UnsupportedOpError` where a variable changes its shape, or a list grows without a
         bound.
@@ -118,7 +118,7 @@ def _unrolled(
 
 
 def _sources(body: Body) -> list[tuple[str, int | None]]:
-    """The op that produces each result of a body, or the argument that it is."""
+    """The op that produces each result of a body, or the argument passed through."""
     arguments = {i: k for k, i in enumerate(body.args)}
     found: list[tuple[str, int | None]] = []
     for i, k in body.outputs:
@@ -165,7 +165,7 @@ class _Loop:
             elif isinstance(known, ListForm):
                 self.forms[place] = form
 
-    # -- what the loop carries
+    # -- the loop variables
 
     def settle(self) -> None:
         """Trace the body until the forms of its variables are a fixed point.
@@ -257,7 +257,7 @@ class _Loop:
         return f"loop variable {place}"
 
     def _give_room(self) -> bool:
-        """Find the capacity of growing lists. Returns whether one lacked it."""
+        """Find the capacity of growing lists; return whether any lacked one."""
         lacking = [
             p
             for p, f in self.forms.items()
@@ -265,7 +265,7 @@ class _Loop:
             and f.capacity is None
             and f.element is not None
             and f.same is None
-            # The loop around this one finds it.
+            # The enclosing loop finds it.
             and not self._value(p).is_unallocated
         ]
         if not lacking:
@@ -285,7 +285,7 @@ class _Loop:
     def _needed(
         self, old: TensorList, leaf: int, steps: trip_count.TripCount, growth: int
     ) -> DimSize:
-        """The capacity that a list needs, `leaf` being the one that is its size."""
+        """The capacity that a list needs; `leaf` is the index of its size."""
         lines = self.lines()
         line = lines[leaf]
         if (line is not None and line.step <= 0) or (
@@ -310,7 +310,7 @@ class _Loop:
             [Problem(f"tf.{self.node.op}", reason, self.node.location, remedy)]
         )
 
-    # -- how often it runs
+    # -- the trip count
 
     def lines(self) -> list[Sum | None]:
         """The inductions of the leaves of the last trace."""
@@ -342,7 +342,7 @@ class _Loop:
         )
 
     def _find_facts(self) -> bool:
-        """Find what inner loops need to know of counters. Returns whether there is anything."""
+        """Find facts about counters that inner loops need; return whether there are any."""
         if not self._asked or self._facts:
             return False
         lines, bound = self.lines(), self.count().bound
@@ -384,7 +384,7 @@ class _Loop:
         return [new.get(i, v) for i, v in enumerate(self.values)]
 
     def _grown(self, place: int | Resource, value: TensorList) -> TensorList:
-        """A list of unknown capacity after the loop, for the loop around it."""
+        """A list of unknown capacity after the loop, for the enclosing loop."""
         per_step, steps = self._growth.get(place, 0), self.count()
         if per_step and steps.bound is None:
             raise self._no_bound()
@@ -427,7 +427,7 @@ class _Loop:
         if not carried or count == 0:
             rest = init[1:]
         else:
-            # The size is made where it is compared, as JAX lowers a scan over an open length.
+            # The size is computed where it is compared, as JAX lowers a scan over an open length.
             def more(carry: Sequence[Value]) -> Any:
                 return lax.lt(carry[0], as_value(count, np.dtype(np.int32)))
 

@@ -28,14 +28,14 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
         if not name.startswith("_"):
             proto.attr[name].CopyFrom(node.attrs[name])
     library = _called(ctx.graph.library, proto)
-    # Maps have no order of their own, and the bytes are the key of a cache.
+    # Serialized maps have no fixed order, and the bytes are a cache key.
     return (
         proto.SerializeToString(deterministic=True),
         b"" if library is None else library.SerializeToString(deterministic=True),
     )
 
 
-def _references(node: Any) -> list[Value]:
+def _references(node: Any) -> list[Any]:
     """The functions that a node refers to, as messages."""
     values = node.attr.values()
     return [f for v in values for f in (v.func, *v.list.func) if f.name]
@@ -84,8 +84,8 @@ Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | np.ndarray | None]
 
 
 def constants_of(
-    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Value, Value], Value]
-) -> list[Value]:
+    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Any, Any], Any]
+) -> list[Any]:
     """Tensors for inputs: constants where the value is known, else `other(dtype, shape)`."""
     tf = import_tensorflow()
     tensors = []
@@ -100,7 +100,7 @@ def constants_of(
     return tensors
 
 
-def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Value]:
+def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
     """The results of the op in the graph that is being traced, on `tensors`."""
     tf = import_tensorflow()
     graph = tf.compat.v1.GraphDef()
@@ -159,7 +159,7 @@ def _refused(node: Node, reason: str) -> Problem:
     )
 
 
-# Values with more elements tell shape functions nothing.
+# Shape functions do not use values with more elements.
 _MOST_KNOWN = 1024
 
 

@@ -89,7 +89,6 @@ def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> Tf
 
     **Returns:** a `TfGradient` with a `problem` where there is none that can be read.
     """
-    tf = import_tensorflow()
     graph = tf_function_graph(tf_graph, function) if function else tf_graph
     unknown = len(node.attr("T")) if node.op == "IdentityN" else 0
     failed = functools.partial(TfGradient, node.location, unknown)
@@ -106,19 +105,10 @@ def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> Tf
     gradient = tf_gradient_function(op)
     if gradient is None:
         return failed(problem="no gradient function was saved with the model")
-    try:
-        scratch, cotangents, grads = _call(gradient, op, len(op.outputs))
-        results = len(op.outputs) if overridden else _count_results(grads)
-        # A restored function takes cotangents of the arguments too, which TensorFlow ignores.
-        if any(t is not None and t.consumers() for t in cotangents[results:]):
-            scratch, cotangents, grads = _call(gradient, op, results)
-    # What JAX and TensorFlow raise where the function has no reverse derivative, or is another's.
-    except (
-        ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
-        ValueError, InvertError, tf.errors.OpError,
-    ) as error:  # fmt: skip
-        first = (str(error).splitlines() or [""])[0]
-        return failed(problem=f"the gradient function fails: {type(error).__name__}: {first}")
+    called = _call_for_results(gradient, op, overridden)
+    if isinstance(called, str):
+        return failed(problem=called)
+    results, scratch, cotangents, grads = called
     if not _fit(grads, op.inputs if overridden else op.outputs):
         return failed(problem="the gradient function belongs to another op")
     captured = [(o, i) for o, i in scratch.captures if not _is_output(o, op)]
@@ -160,6 +150,27 @@ def gradient_graph(
     """A graph of TensorFlow in the form that is evaluated; `nested`: gradients are read in it."""
     reads = functools.partial(read_gradient, tf_graph) if nested else None
     return Analysis(around.derived(tf_graph.as_graph_def(), reads, inputs, outputs))
+
+
+def _call_for_results(
+    gradient: Callable[..., Any], op: Any, overridden: bool
+) -> str | tuple[int, Any, list[Any], list[Any]]:
+    """The number of results, and what `_call` returns for these; the problem where it fails."""
+    tf = import_tensorflow()
+    try:
+        scratch, cotangents, grads = _call(gradient, op, len(op.outputs))
+        results = len(op.outputs) if overridden else _count_results(grads)
+        # A restored function takes cotangents of the arguments too, which TensorFlow ignores.
+        if any(t is not None and t.consumers() for t in cotangents[results:]):
+            scratch, cotangents, grads = _call(gradient, op, results)
+    # What JAX and TensorFlow raise where the function has no reverse derivative, or is another's.
+    except (
+        ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
+        ValueError, InvertError, tf.errors.OpError,
+    ) as error:  # fmt: skip
+        first = (str(error).splitlines() or [""])[0]
+        return f"the gradient function fails: {type(error).__name__}: {first}"
+    return results, scratch, cotangents, grads
 
 
 def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:

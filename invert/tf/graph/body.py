@@ -106,7 +106,7 @@ def make_body(
         node.inputs = tuple(tensor(t) for t in texts if not t.startswith("^"))
         node.control = tuple(find(t[1:]) for t in texts if t.startswith("^"))
     for node in nodes:
-        if node.op == "Assert":  # what it would print is text, which is no value here
+        if node.op == "Assert":  # the text that it would print is not a value here
             node.message = _text([nodes[i] for i, _ in node.inputs[1:]])
             node.inputs = node.inputs[:1]
     results = tuple(tensor(t) for t in outputs)
@@ -116,13 +116,13 @@ def make_body(
 
 
 def _text(nodes: Sequence[Node]) -> str:
-    """The constant strings among some nodes."""
+    """The constants among `nodes` that are strings."""
     texts = [t for n in nodes if n.op == "Const" for t in n.attrs["value"].tensor.string_val]
     return " ".join(t.decode("utf-8", "replace") for t in texts)
 
 
 def ordered(body: Body, is_effect: IsEffect) -> Body:
-    """`body` with its order found anew."""
+    """`body`, reordered."""
     order = _topological(body.nodes, [*(i for i, _ in body.outputs), *body.controls], body.name)
     needed = {i for i, _ in body.outputs}
     for i in reversed(order):

@@ -37,7 +37,7 @@ def as_graph(function: Any, protos: Sequence[Any], offset: Callable[[Node, str],
 
 
 def with_calls(graph_def: Any) -> Any:
-    """The `GraphDef` with `PartitionedCall` in the place of ops that are library functions."""
+    """The `GraphDef` with library functions called as ops replaced by `PartitionedCall`."""
     signatures = {f.signature.name: f.signature for f in graph_def.library.function}
     bodies = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
     if not any(node.op in signatures for nodes in bodies for node in nodes):

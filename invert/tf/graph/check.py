@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import MalformedModelError, Problem
-from invert.ir.types import Value
 from invert.protos.tensors import REFERENCE, type_name
 from invert.tf.ops.definition import Run, add_defaults, attribute_problems, fits, type_at, types_of
 
-# More problems than these are counted.
+# Further problems are only counted.
 _SHOWN = 20
 
 # For each attribute that is a function, or a list of them, the attributes with the types of its
@@ -51,7 +50,7 @@ def checked(
     op_def: Callable[[str], Any],
     signatures: Mapping[str, Any],
     function: str = "",
-) -> list[Value]:
+) -> list[Any]:
     """The `NodeDef` protos of a graph or function, with the attributes they leave out.
 
     **Arguments:**
@@ -171,7 +170,7 @@ class _Checked:
                 )
 
     def check_outputs(self, outputs: Sequence[tuple[str, int]]) -> None:
-        """Report results that are not there, or of another type than is said."""
+        """Report results that are missing or of another type than declared."""
         for text, wanted in outputs:
             kind = self._type(None, text)
             if kind is not None and not fits(kind, wanted):
@@ -201,7 +200,7 @@ class _Checked:
 
 
 def _same(given: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether two lists of types are equal, as far as they are known."""
+    """Whether two lists of types are equal where both are known."""
     return len(given) == len(wanted) and all(
         a == b or not a or not b for a, b in zip(given, wanted, strict=True)
     )

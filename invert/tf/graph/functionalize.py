@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import MalformedModelError
-from invert.ir.types import Value
 from invert.protos.messages import message
 from invert.tf.graph.check import parse_tensor
 
@@ -40,7 +39,7 @@ class Made:
 
 
 def holds_frames(nodes: Iterable[Any]) -> bool:
-    """Whether there is control flow of TensorFlow 1 among some `NodeDef` protos."""
+    """Whether any of the `NodeDef` protos is TensorFlow 1 control flow."""
     return any(n.op in (*_ENTERS, *_SWITCHES) for n in nodes)
 
 
@@ -85,7 +84,7 @@ def _text(tensor: Tensor) -> str:
     return f"^{name}" if port < 0 else f"{name}:{port}"
 
 
-def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[Value]:
+def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[Any]:
     """The nodes that the roots depend on. Those that are fed have no inputs of their own."""
     by_name = {n.name: n for n in nodes}
     found: dict[str, None] = {}
@@ -113,7 +112,7 @@ class _Rewriter:
         self.nodes.update((n.name, n) for n in nodes)
         self.prefix = prefix
         self.functions: dict[str, Made] = {}
-        # Nodes that went into a branch, with the `If` that it belongs to.
+        # Nodes moved into a branch, with the `If` of that branch.
         self.moved: dict[str, str] = {}
 
     def inputs(self, name: str) -> list[Tensor]:
@@ -170,7 +169,7 @@ class _Rewriter:
             self.nodes[name] = node
 
     def _saved(self, name: str, value: Tensor, guard: Tensor) -> Tensor:
-        """What is saved in the steps that take a branch, as a value of all steps."""
+        """A value saved only by steps that take a branch, as a value of all steps."""
         switch, port = guard
         source = value[0]
         if self.nodes[source].op in _SWITCHES and self._condition(source) == self._condition(
@@ -286,7 +285,7 @@ class _Rewriter:
         return any(self.nodes[n].op in _MERGES for n in above)
 
     def _depend(self, one: str, two: str) -> bool:
-        """Whether one of two nodes needs the other."""
+        """Whether one of two nodes depends on the other."""
         for root, wanted in ((one, two), (two, one)):
             seen, pending = {root}, [root]
             while pending:
@@ -369,7 +368,7 @@ class _Rewriter:
             results[1].append(pair[true_input])
             results[0].append(pair[1 - true_input])
         for side in (0, 1):
-            # What the branch uses of outside is passed to it.
+            # Values from outside the branch become its arguments.
             seen: set[Tensor] = set()
             pending = list(results[side])
             while pending:
@@ -400,7 +399,7 @@ class _Rewriter:
             self.moved.update((n.name, name) for n in self.functions[function].nodes)
 
     def leave_branches(self) -> None:
-        """Let what waits for a node of a branch wait for the whole conditional."""
+        """Redirect control edges from nodes of a branch to the whole conditional."""
         for node, conditional in self.moved.items():
             if node in self.nodes:
                 self._add(node, "NoOp", [(conditional, -1)])
@@ -431,7 +430,7 @@ class _Rewriter:
             del clone.input[:]
             for source in self.inputs(member):
                 if source[1] < 0:
-                    # Within one branch or step only effects have to wait for each other.
+                    # Within one branch or step, only effects are ordered.
                     kept = self.nodes[source[0]].op not in _CONTROL
                     kept = kept and source[0] not in {n for n, _ in renamed}
                     if not kept or self._is_pivot(source[0]):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from invert.protos.tensors import decode_tensor
 from invert.tf.ops.node import PASSED, Body, Node, attr_functions
 
-# The node that stands for a key drawn from that of the call.
+# The node for a key that is split off the key of the call.
 KEY_OF_CALL = "invert:Key"
 
 # Ops with a stream of a key and a counter, by those with a seed; the inputs after the algorithm
@@ -35,7 +35,7 @@ _BY_GENERATOR: Mapping[str, str] = {
     "StatefulTruncatedNormal": "StatelessTruncatedNormal",
     "StatefulRandomBinomial": "StatelessRandomBinomial",
 }
-# Where ops of a seed have it.
+# The input that holds the seed.
 _SEED: Mapping[str, int] = {
     **dict.fromkeys(_BY_SEED.values(), 1),
     "StatelessRandomPoisson": 1,
@@ -75,7 +75,7 @@ def by_key(body: Body, body_of: Callable[[str], Body]) -> tuple[Body, int]:
             continue
         states.update(dict.fromkeys(found))
         key = Node(KEY_OF_CALL, f"{node.name}/key", {}, node.where)
-        # It has its turn among what has an effect, as the draw itself had.
+        # It keeps the place of the draw in the order of effects.
         key.control = node.control
         nodes.append(key)
         _draw_by(node, (len(nodes) - 1, 0))
@@ -115,7 +115,7 @@ def _states(nodes: Sequence[Node], node: Node) -> Iterator[tuple[int, int]]:
 
 
 def _draw_by(node: Node, key: tuple[int, int]) -> None:
-    """Make a draw one by a key."""
+    """Turn a draw from a generator into one from a key."""
     if node.op in _BY_GENERATOR:
         shape, rest = node.inputs[2], node.inputs[3:]
         node.op, node.inputs = _BY_GENERATOR[node.op], (shape, key, *rest)
@@ -133,7 +133,7 @@ def _draw_by(node: Node, key: tuple[int, int]) -> None:
 def _without_neutral(nodes: Sequence[Node], drawn: Sequence[int]) -> None:
     """Drop multiplications by one and additions of zero after a draw.
 
-    They need not be the numbers of TensorFlow, of which a sum with zero has another sign of zero.
+    The draws are JAX's in any case; adding zero would only change the sign of a zero.
     """
     scaled = set(drawn)
     for i, node in enumerate(nodes):
@@ -165,7 +165,7 @@ def _number(nodes: Sequence[Node], index: int) -> float | None:
 def _leave_out(
     nodes: Sequence[Node], state: tuple[int, int], body: Body, body_of: Callable[[str], Body]
 ) -> None:
-    """Drop what moves a state on, where nothing but that reads it any more."""
+    """Drop updates of generator states that nothing else reads any more."""
     users, live = _users(nodes), set(body.outputs)
     outputs: dict[int, list[tuple[int, int]]] = {}
     for source in (*users, *live):
@@ -197,7 +197,7 @@ def _leave_out(
 
 
 def _users(nodes: Sequence[Node]) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """The nodes that take each output, each with the place of the input."""
+    """The consumers of each output, as nodes and input positions."""
     users: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for i, node in enumerate(nodes):
         for position, source in enumerate(node.inputs):

@@ -28,9 +28,9 @@ from invert.tf.ops.node import (
 )
 from invert.tf.ops.state import State
 
-# A call puts the nodes of the function in its place. So many take minutes.
+# Each call counts the nodes of its function. More than this takes minutes.
 _MOST_NODES = 1_000_000
-# Ops that give a handle that they get.
+# Ops that pass a handle through.
 _PASSES_HANDLES = frozenset(
     "Identity IdentityN Enter RefEnter Switch RefSwitch Merge RefMerge RefIdentity".split()
 )
@@ -105,7 +105,7 @@ class Analysis:
         return list(dict.fromkeys(found))
 
     def ops(self) -> Iterator[OpUse]:
-        """The ops that run, those of modules that `XlaCallModule` wraps among them."""
+        """The ops that run, including those of modules in `XlaCallModule`."""
         for node in self.nodes:
             if node.op in effects.ARGUMENTS:
                 continue
@@ -133,7 +133,7 @@ class Analysis:
         key = (body.name, known_args)
         if key in self._facts:
             return self._facts[key]
-        # For functions that call themselves.
+        # For recursive functions.
         self._facts[key] = _Facts(known=(False,) * len(body.outputs))
         fresh = body.name not in self._visited
         self._visited.add(body.name)
@@ -174,7 +174,7 @@ class Analysis:
         bodies = [self.graph.body(name) for name in functions]
         if node.op in CALLS:
             return [self._visit(body, inputs) for body in bodies]
-        # Branches and loops: what they take is traced.
+        # The operands of branches and loops are traced.
         return [self._visit(body, (False,) * len(body.args)) for body in bodies]
 
     def _written(
@@ -203,7 +203,7 @@ class Analysis:
         """Which results of a node are known at conversion."""
         if node.op in CALLS:
             return called[0].known
-        # The handle of a table is known, whatever it holds.
+        # The handle of a table is known, even if its contents are not.
         operands = inputs[1:] if node.op.startswith("LookupTable") else inputs
         entry = self.graph.entry(node)
         if entry is not None and entry.on_host is not None and entry.on_host(node):

@@ -191,7 +191,7 @@ class Context:
             try:
                 results = self._raised(entry, node, operands)
             except (LookupError, ZeroDivisionError) as error:
-                # Of sizes or axes that do not fit, if TensorFlow says so too; else a defect.
+                # A user error only if TensorFlow refuses these sizes or axes too; else a defect.
                 problem = REGISTRY.diagnose(self, node, operands)
                 if problem is None:
                     raise
@@ -302,7 +302,7 @@ def _with_gradient(entry: Entry, ctx: Context, node: Node, values: list[Value]) 
 
 
 def _known(value: Value) -> Value:
-    """An array as the constant that it is, if it is one."""
+    """A traced array as a NumPy constant, if it is one."""
     number = known(value) if isinstance(value, np.generic | jax.Array) else None
     return value if number is None else number
 
@@ -326,7 +326,7 @@ def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Seq
             return entry.call(ctx, node, values)
         except TypeError:  # not every operation on sizes gives one
             pass
-    # The numbers themselves.
+    # The numbers alone.
     try:
         plain = [array(v) if holds_dynamic_size(v) else v for v in values]
         return entry.call(ctx, node, plain)

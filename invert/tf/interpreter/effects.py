@@ -1,4 +1,4 @@
-"""What nodes do besides giving results, as far as their ops alone tell."""
+"""Side effects of nodes, as far as their ops determine them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from invert.tf.ops.node import Node
 CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
 # Nodes that stand for arguments.
 ARGUMENTS = frozenset(("_Arg", "Placeholder"))
-# Left out with a line in the report where their results are not used; they have no rule.
+# Dropped, with a note in the report, if their results are unused; they have no rule.
 REPORTS = frozenset(
     "Print PrintV2 HistogramSummary ScalarSummary TensorSummary TensorSummaryV2 MergeSummary "
     "ImageSummary AudioSummary AudioSummaryV2 WriteSummary WriteScalarSummary WriteImageSummary "
@@ -27,7 +27,7 @@ def is_draw(definition: Any) -> bool:
 
 
 def draws(node: Node, op_def: Callable[[str], Any]) -> bool:
-    """Whether `node` itself draws with the key of the call."""
+    """Whether `node` draws with the key of the call."""
     entry = REGISTRY.get(node.op)
     if entry is not None and entry.draws:
         return entry.draws(node) if callable(entry.draws) else True

@@ -68,12 +68,12 @@ class Folding:
         if not operands or not all(is_static(v) or id(v) in self._made for v in operands):
             return
         for k, value in enumerate(results):
-            # A value that a rule passes on is known by what made it.
+            # A value that a rule passes through is recorded where it was made.
             if is_tracer(value) and id(value) not in self._made:
                 self._made[id(value)] = _Made(value, op, rule, operands, k)
 
     def known(self, operands: list[Value]) -> list[Value]:
-        """The operands, as numbers those that follow from constants."""
+        """The operands, with those that follow from constants as NumPy arrays."""
         if not any(id(v) in self._made for v in operands):
             return operands
         with jax.ensure_compile_time_eval():
@@ -84,7 +84,7 @@ class Folding:
         return operands if all(map(operator.is_, found, operands)) else found
 
     def _value(self, value: Value) -> Value:
-        """What a value is; `None` where that depends on open sizes."""
+        """The known value of a result; `None` if it depends on open sizes."""
         made = self._made.get(id(value))
         if made is None:
             return value
@@ -98,7 +98,7 @@ class Folding:
 
 
 def _computed(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
-    """The value that an op makes of known operands.
+    """The result of an op on known operands.
 
     **Raises:** `UnsupportedOpError` where it depends on open sizes.
     """
@@ -126,7 +126,7 @@ def _spread(made: _Made, operands: list[Value], place: int) -> Spread:
 
 
 def _spread_on(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
-    """What an op makes of arrays that repeat along open sizes."""
+    """The result of an op on arrays that repeat along open sizes."""
     data = [v.data if isinstance(v, Spread) else v for v in operands]
     if any(v.dtype == object for v in data):
         return None

@@ -12,7 +12,6 @@ from jax.sharding import AbstractMesh
 from invert._config import Config
 from invert._errors import MalformedModelError
 from invert.ir.arrays import KnownBytes
-from invert.ir.types import Value
 from invert.protos.tensors import decode_tensor
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
 from invert.tf.graph.calls import as_graph
@@ -131,7 +130,7 @@ class Graph:
             read_gradient=read_gradient,
         )
         other._known_bytes = self._known_bytes
-        # The modules of both are for one mesh, of which each may name a part only.
+        # The modules of both use one mesh; each may name only some of its axes.
         tiles = [p.devices.tiles for p in self._programs.values()]
         other.mesh = next(filter(None, tiles), self.mesh)
         return other
@@ -176,7 +175,7 @@ class Graph:
         return copy
 
     def gradient(self, node: Node) -> Any | None:
-        """The gradient function that `node` names; `None` where none is to be read."""
+        """The gradient function that `node` names, if it should be read."""
         return self._gradients.get(node)
 
     def note(self, text: str) -> None:
@@ -243,7 +242,7 @@ class Graph:
         return self._bodies[function]
 
     def _drawing(self, body: Body) -> Body:
-        """The body with draws by keys, where these are asked for."""
+        """The body, with draws by key if the configuration asks for them."""
         if self.config.random != "jax":
             return body
         body, drawn = by_key(body, self.body)
@@ -252,7 +251,7 @@ class Graph:
         return ordered(body, self.is_effect)
 
     def is_compiled(self, function: str) -> bool:
-        """Whether TensorFlow compiles a library function by XLA, and all that it calls."""
+        """Whether TensorFlow compiles a library function and its callees with XLA."""
         proto = self._functions.get(function)
         return (
             proto is not None
@@ -260,7 +259,7 @@ class Graph:
             and proto.attr["_XlaMustCompile"].b
         )
 
-    def _checked(self, proto: Any) -> list[Value]:
+    def _checked(self, proto: Any) -> list[Any]:
         """The nodes of a library function."""
         signature = proto.signature
         return checked(
@@ -277,7 +276,7 @@ class Graph:
         if not holds_frames(nodes):
             return None
         function = proto.signature.name
-        # A place of its own, since what it makes is named after it.
+        # In its own scope, since its results are named after it.
         self._made[function] = as_graph(proto, nodes, self._output_offset)
         return self._made_body(function)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Value = Any  # a JAX value, a static `np.ndarray`, a `Resource`, or a pytree such as a `TensorList`
 Rule = Callable[["Context", Node, list[Value]], Sequence[Value]]
-# What an op does with operands of which the number of rows depends on data; takes the rule, too.
+# How an op treats operands with a data-dependent number of rows; also receives the rule.
 RowRule = Callable[[Rule, "Context", Node, list[Value]], list[Value]]
 Check = Callable[["Context", Node], Iterable[Problem]]
 Route = Literal["rule", "host", "none"]
@@ -88,13 +88,13 @@ class Entry:
     ignores: frozenset[str] = frozenset()
 
     def is_silent(self, attribute: str) -> bool:
-        """Whether an attribute says nothing about the values, so that a rule need not take it."""
+        """Whether an attribute does not affect values, so that a rule may ignore it."""
         return attribute in self.ignores or attribute in SILENT_ATTRIBUTES
 
 
-# Gives the entry of a node that has no rule of its own; `None` where it does not know the op.
+# Returns the entry of a node without a rule of its own; `None` for an unknown op.
 Fallback = Callable[[Node], Entry | None]
-# Says what TensorFlow has against a node on these operands; `None`: nothing.
+# Returns why TensorFlow refuses a node on these operands; `None` if it does not.
 Diagnosis = Callable[["Context", Node, Sequence[Value]], Problem | None]
 
 
@@ -267,7 +267,7 @@ def rules(table: Mapping[str, Callable[..., Any]], **options: Any) -> None:
 
 
 def row_rule(*ops: str, takes_sizes: bool = False) -> Callable[[RowRule], RowRule]:
-    """Register what `ops` do with operands whose number of rows depends on data; see `Entry`."""
+    """Register how `ops` treat operands with a data-dependent number of rows; see `Entry`."""
 
     def register(rows: RowRule) -> RowRule:
         for op in ops:

@@ -25,7 +25,7 @@ def rank_of(value: Value) -> int:
 
 
 def elementwise(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
-    """Each element of the results depends on the elements in the same place."""
+    """Each result element depends only on operand elements at the same position."""
     rank = max(rank_of(v) for v in values)
     rows = [v for v in values if isinstance(v, BoundedArray)]
     if any(r.data.ndim < rank for r in rows):
@@ -35,7 +35,7 @@ def elementwise(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
     ]
     static = [n for n in others if not (isinstance(n, int) and n == 1)]
     if static:
-        # As many rows as the others have, or one row that is broadcast.
+        # As many rows as the other operands, or one that is broadcast.
         data = [stretched(v, static[0]) if isinstance(v, BoundedArray) else v for v in values]
         return list(rule(ctx, node, data))
     length, size = common_length(rows)
@@ -69,7 +69,7 @@ def rowwise(*shared: int, least_rank: int = 1) -> RowRule:
     """
 
     def rows_of(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
-        # Operands have as many rows as each other, which TensorFlow checks.
+        # TensorFlow checks that operands have equally many rows.
         paired = [v for k, v in enumerate(values) if k not in shared]
         rows = [v for v in paired if isinstance(v, BoundedArray)]
         too_flat = any(r.data.ndim < least_rank for r in rows)

@@ -1,4 +1,4 @@
-"""Cuts off the front of a graph that works on text; its numbers become arguments."""
+"""Cuts off the text-processing front of a graph; its numeric results become arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 # The ops that read serialized examples: their results are features by name.
 PARSERS = frozenset(("ParseExample", "ParseExampleV2", "ParseSingleExample"))
 
-# Deeper calls are not written out: a function that calls itself has no end.
+# Deeper calls are not inlined: recursion would not end.
 _DEEPEST = 100
 
 # The index of a node, and which of its outputs.
@@ -48,7 +48,7 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What became of the arguments of a graph; its first inputs are `kept`, then `features`.
+    """The new arguments of a graph: first those `kept`, then the `features`.
 
     **Arguments:**
 
@@ -117,7 +117,7 @@ def _roots(graph: Graph, known: Sequence[bool], *, text: bool) -> set[Node]:
         holding = [i for i in graph.main.order if _holds(graph, graph.main.nodes[i], roots, held)]
         calls = [i for i in holding if graph.main.nodes[i].op in CALLS]
         if not calls:
-            # A loop or a branch with such an op is one, as a whole.
+            # A loop or branch that contains such an op counts as one.
             return roots | {graph.main.nodes[i] for i in holding}
         graph.main = _inlined(graph, calls)
     return set()
@@ -137,7 +137,7 @@ def _holds(graph: Graph, node: Node, roots: set[Node], held: dict[str, bool]) ->
 
 
 def _inlined(graph: Graph, calls: Iterable[int]) -> Body:
-    """The main body with the nodes of some called functions in the place of the calls."""
+    """The main body with some calls inlined."""
     main = graph.main
     nodes = list(main.nodes)
     results: dict[int, Sequence[Tensor]] = {}
@@ -221,7 +221,7 @@ class _Front:
                 weighted.add(i)
             if node in roots or sources & tainted:
                 tainted.add(i)
-            # Text, and what is ragged, sparse or a list, are not arrays yet.
+            # Text and ragged, sparse or list values are not arrays yet.
             loose = node.op.startswith(("Ragged", "Sparse")) and i in tainted
             loose = loose or any(
                 j in tainted and self._type(j, k) in (_STRING, _VARIANT) for j, k in node.inputs
@@ -393,7 +393,7 @@ def _free(name: str, taken: set[str]) -> str:
 def _without(
     graph: Graph, cut: Sequence[Tensor], kept: Sequence[int], count: int, front: set[int]
 ) -> Body:
-    """The main body with new arguments in the place of some tensors."""
+    """The main body with some tensors replaced by new arguments."""
     body = graph.main
     place = {source: (len(body.nodes) + k, 0) for k, source in enumerate(cut)}
     nodes: list[Node] = []

@@ -27,11 +27,11 @@ _FIELDS = {
     "tensor": "tensor",
     "func": "func",
 }
-# How a function writes an attribute that it is to be called with.
+# How a function writes an attribute that its caller sets.
 _LATER = "placeholder"
 
 
-def types_of(args: Iterable[Value], attrs: Mapping[str, Any]) -> Iterator[Run]:
+def types_of(args: Iterable[Any], attrs: Mapping[str, Any]) -> Iterator[Run]:
     """The types of the inputs or outputs of a node, given as `OpDef.ArgDef` protos."""
     for arg in args:
         if arg.type_list_attr:
@@ -78,7 +78,7 @@ def attribute_problems(attrs: Mapping[str, Any], definition: Any) -> Iterator[st
             yield f"has an attribute {spec.name!r} that {reason}"
 
 
-def _problem(value: Value, spec: Any) -> str | None:
+def _problem(value: Any, spec: Any) -> str | None:
     kind = value.WhichOneof("value")
     if kind == _LATER:
         return "is not known before the function is called"

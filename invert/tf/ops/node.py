@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from invert._errors import InvertError, MissingDependencyError, Problem, UnsupportedOpError
-from invert.ir.types import Value
 from invert.protos.tensors import decode_dtype, decode_shape
 
 
@@ -105,7 +104,7 @@ class Body:
     order: tuple[int, ...]
 
 
-def decode_attr(value: Value) -> Value:
+def decode_attr(value: Any) -> Any:
     """An `AttrValue` proto as a Python value: a dtype as `np.dtype`, a function as its name."""
     kind = value.WhichOneof("value")
     if kind is None:
@@ -161,7 +160,7 @@ def variable_name(node: Node) -> str:
     return node.attr("shared_name") or node.name
 
 
-def canonical(value: Value) -> Value:
+def canonical(value: Any) -> Any:
     """`value` as JAX takes it: NumPy arrays in the dtype that the x64 setting allows."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         dtype = jax.dtypes.canonicalize_dtype(value.dtype)

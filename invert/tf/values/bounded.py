@@ -23,7 +23,7 @@ from invert.tf.values.dynamic_size import DynamicSize
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partition:
-    """Known rows, each of which goes to one of several arrays, as data says."""
+    """Static rows that data distributes over several arrays."""
 
     rows: np.ndarray
     count: int
@@ -129,7 +129,7 @@ def stretched(rows: BoundedArray, size: int, length: Value = None) -> Value:
 
 
 def common_length(rows: Sequence[BoundedArray]) -> tuple[Value, int]:
-    """The length and the capacity of the result of an elementwise op on all of them."""
+    """The length and capacity of the result of an elementwise op."""
     first, *others = rows
     if all(r.length is first.length for r in others):
         return first.length, min(r.data.shape[0] for r in rows)

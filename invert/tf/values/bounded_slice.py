@@ -29,7 +29,7 @@ class Stretch:
     step: int
 
     def places(self, size: Value, room: Value) -> tuple[Value, Value]:
-        """The indices of the rows that are taken, and how many of them are valid.
+        """The indices of the selected rows, and how many of them are valid.
 
         **Arguments:**
 
@@ -46,7 +46,7 @@ class Stretch:
         span = stop - start if self.step > 0 else start - stop
         count = lax.max(span + (pace - np.int32(1)), np.int32(0)) // pace
         steps = lax.iota(np.int32, self.room(room))
-        # Padding repeats the first one, as what follows computes on it as well.
+        # Padding repeats the first row: later ops compute on it as well.
         return start + jnp.where(steps < count, steps, np.int32(0)) * np.int32(self.step), count
 
     def room(self, size: Value) -> Value:
@@ -66,7 +66,7 @@ def _clamped(place: Value, size: Value, low: Value, high: Value, default: Value)
 
 
 def _rows(x: Value) -> tuple[Array, Value]:
-    """The rows of x, an array that may be bounded, and how many of them are valid."""
+    """The rows of `x`, which may be bounded, and how many are valid."""
     if isinstance(x, BoundedArray):
         return x.data, x.length
     return jnp.asarray(x), x.shape[0]
@@ -79,7 +79,7 @@ def rows_of(x: Value, stretch: Stretch, origin: Problem) -> BoundedArray:
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
         return BoundedArray(data, count, origin)
     y = data.at[places].get(mode="clip")
-    # Ones where there is none: their derivatives are finite, though not used.
+    # Padding is ones, whose derivatives are finite, though unused.
     return BoundedArray(jnp.where(count > 0, y, lax.full_like(y, 1)), count, origin)
 
 
@@ -93,7 +93,7 @@ def put_rows(x: Value, stretch: Stretch, values: Value) -> Value:
     data, size = _rows(x)
     places, count = stretch.places(size, data.shape[0])
     valid = lax.iota(np.int32, places.shape[0]) < count
-    # A place past the end leaves the array as it is.
+    # An index past the end leaves the array unchanged.
     places = jnp.where(valid, places, np.int32(data.shape[0]))
     y = data.at[places].set(values, mode="drop")
     return x.with_data(y) if isinstance(x, BoundedArray) else y

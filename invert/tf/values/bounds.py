@@ -1,4 +1,4 @@
-"""What is known of numbers that are computed when the program runs.
+"""Bounds and equalities of numbers that are computed at run time.
 
 Of each number it is known what it equals, as a sum of other numbers, and between which two it
 lies. So `x[i : i + 2]` has two rows for every `i`, and a loop that counts up to a number that
@@ -22,12 +22,12 @@ from invert.ir import kinds
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Aval, Value
 
-# Shapes and indices are short vectors. Of larger arrays one fact holds for all elements.
+# Shapes and indices are short vectors. A larger array has one fact for all its elements.
 _MOST = 16
-# Bounds are a few equations away from what they depend on.
+# How many equations a bound is searched through.
 DEEPEST = 32
 
-# The number of a step of a loop, which counts from zero.
+# The index of a loop step, from zero.
 STEP = "step"
 
 
@@ -58,14 +58,14 @@ class Sum:
 
     @property
     def number(self) -> Any:
-        """The number that it is; `None` where it depends on data or on an open size."""
+        """The constant value; `None` if it depends on data or on an open size."""
         return None if self.terms or is_open(self.constant) else self.constant
 
     # -- sums of nothing but the step of a loop
 
     @property
     def step(self) -> int:
-        """By how much it grows in a step of a loop."""
+        """The increment per loop step."""
         return self.terms.get(STEP, 0)
 
     def at(self, k: int) -> int:
@@ -73,7 +73,7 @@ class Sum:
 
     @property
     def least(self) -> float:
-        """The least number that it is in any step."""
+        """The minimum over all steps."""
         return self.constant if self.step >= 0 else -math.inf
 
     @property
@@ -82,7 +82,7 @@ class Sum:
 
 
 def line(start: Value, step: int) -> Sum:
-    """The number that is `start + step * k` in step `k` of a loop."""
+    """`start + step * k`, for loop step `k`."""
     return Sum(start, {STEP: step} if step else {})
 
 
@@ -112,25 +112,25 @@ class Fact:
 
     @property
     def line(self) -> Sum | None:
-        """What it is in each step of a loop."""
+        """Its value in each loop step."""
         return self.equals if self.equals is not None and self.low == self.equals else None
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The least and the largest number that it can be."""
+        """The lower and upper bound."""
         return self.low.least, self.high.most
 
 
 _LEAST, _MOST_OF_ALL = Sum(-math.inf), Sum(math.inf)
-# Integers of 32 bits and more that nothing is known of go down to here.
+# The lower bound of unknown integers of 32 bits and more.
 _LEAST_OF_TYPES = 1 - 2**31
 
-# A fact for each element, in order; or a single one that holds for all of them.
+# One fact per element, in order; or a single fact for all elements.
 Facts = Sequence[Fact]
 
 
 def hull(facts: Facts) -> Fact:
-    """What holds for all elements of an array that is not empty."""
+    """The fact that holds for all elements of a nonempty array."""
     first = facts[0]
     if all(f == first for f in facts):
         return first
@@ -167,7 +167,7 @@ class _Reader:
 
     def __init__(self, given: Sequence[Given] = (), finite: bool = False):
         self._given, self._finite = given, finite
-        # Values are kept, so that no other one gets the same number.
+        # Values are kept alive, so that their ids stay unique.
         self._seen: dict[int, tuple[Any, Facts]] = {}
 
     def facts(self, value: Value, depth: int = 0) -> Facts:
@@ -234,7 +234,7 @@ def known(array: Value) -> np.ndarray | None:
 
 
 def fact_of(number: Value, given: Sequence[Given] = (), *, finite: bool = False) -> Fact:
-    """What is known of one number.
+    """The facts known of one number.
 
     **Arguments:**
 
@@ -245,12 +245,12 @@ def fact_of(number: Value, given: Sequence[Given] = (), *, finite: bool = False)
 
 
 def is_whole(end: float, dtype: DTypeLike) -> bool:
-    """Whether an end is infinite, or that of its type: then nothing is known of it."""
+    """Whether a bound is infinite or that of its type, and so says nothing."""
     return math.isinf(end) or end in _whole(dtype)
 
 
 def of_constant(value: Value) -> Facts:
-    """Facts of a known array."""
+    """Facts of a constant array."""
     if is_open(value):
         return [Fact.of(Sum(value))]
     x = np.asarray(value)
@@ -328,7 +328,7 @@ def _of_type(fact: Fact, dtype: DTypeLike, rounds: bool) -> Fact:
             return Fact.of(Sum((number - least) % (most - least + 1) + least))
         if fact.line is not None:
             return fact
-        # Integers that are too large come out as others.
+        # Integers that are too large wrap around.
         if low.constant < least or high.constant > most:
             return dataclasses.replace(unknown, equals=fact.equals)
         low = dataclasses.replace(low, constant=math.floor(low.constant))
@@ -468,7 +468,7 @@ def _rounded(to: Callable[[float], float]) -> _Rule:
 
 
 def _converted(eqn: _Equation) -> Facts:
-    """As another type; NaN becomes any integer.
+    """Convert to another type; NaN may become any integer.
 
     Indices and counters of 32 bits and more are taken not to wrap. Smaller integers may.
     """
@@ -505,7 +505,7 @@ def _sliced(eqn: _Equation) -> Facts:
 
 
 def _joined(eqn: _Equation) -> Facts:
-    # Vectors, or scalars that become one.
+    # Vectors, or scalars that are broadcast to one.
     counts = [_count(x.shape) for x in eqn.avals if len(x.shape) <= 1]
     whole = [n for n in counts if n is not None]
     if len(whole) < len(eqn.avals) or sum(whole) > _MOST:
@@ -530,7 +530,7 @@ def _chosen(which: Fact, *cases: Fact) -> Fact:
 _ROUNDED = frozenset(("add", "convert_element_type", "div", "log", "mul", "reduce_sum", "sub"))
 RULES: dict[str, _Rule] = {
     **dict.fromkeys(kinds.MOVES | {"reduce_max", "reduce_min"}, _some),
-    # A transpose puts the elements in another order.
+    # A transpose reorders the elements.
     **dict.fromkeys(kinds.LAYOUT - {"transpose"} | {"copy"}, _same_order),
     "abs": _on_ends(lambda x: (max(x[0], -x[1], 0), max(-x[0], x[1]))),
     "add": _elementwise(_add),

@@ -24,7 +24,7 @@ from invert.tf.values.dynamic_size import DynamicSize, int_max, int_min
 # Shape arithmetic is short. A larger integer constant is data, and data is not folded, so that
 # what runs is what the graph says.
 _MAX_FOLD = 1024
-# Sizes of images are computed in floating point; so few numbers of that kind are taken for sizes.
+# Image sizes are computed in floating point; at most this many such numbers may be sizes.
 _MAX_FLOATS = 16
 
 
@@ -140,12 +140,12 @@ def axis_of(axis: int, rank: int) -> int:
     **Raises:** `ValueError` where an array of this rank does not have it.
     """
     if not -rank <= axis < rank:
-        raise ValueError(f"there is no axis {axis} in an array of rank {rank}")
+        raise ValueError(f"axis {axis} is out of bounds for an array of rank {rank}")
     return axis % rank
 
 
 def pack_dims(dims: Sequence[DimSize], dtype: np.dtype) -> np.ndarray:
-    """Sizes as a static vector; `object` where one of them is symbolic."""
+    """Sizes as a static vector, of dtype `object` if any is symbolic."""
     if all(isinstance(d, int | np.integer) for d in dims):
         return np.asarray(dims, dtype)
     out = np.empty(len(dims), object)
@@ -159,7 +159,7 @@ def is_size(value: Value) -> bool:
 
 
 def as_sizes(value: Value, dtype: np.dtype) -> np.ndarray:
-    """A part of static sizes, with `dtype` where none of it is symbolic."""
+    """Some static sizes, converted to `dtype` if none is symbolic."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value
     part = np.empty((), object)
@@ -190,13 +190,13 @@ def array(value: Value, dtype: np.dtype = _INT32) -> Value:
 
 
 def _compact(value: np.ndarray) -> Any:
-    """A constant, or the broadcast of what it repeats, or the range that it counts.
+    """A constant as a literal, a broadcast or a range.
 
     Folding makes arrays of the size of a batch or a sequence, which are other ones at other sizes.
     """
     once = unrepeated(value)
     content = np.ascontiguousarray(once).reshape(once.shape)
-    # Bits are compared: zeros have signs, and NaN equals nothing.
+    # Bits are compared: zeros are signed, and NaN is not equal to itself.
     bits = content.view(np.uint8).reshape(*content.shape, content.dtype.itemsize)
     first = (slice(0, 1),)
     for axis, size in enumerate(content.shape):
@@ -214,12 +214,12 @@ def _compact(value: np.ndarray) -> Any:
     return compact if same else lax.broadcast_in_dim(compact, value.shape, kept)
 
 
-# Two numbers that follow each other are as likely a pair of indices.
+# Two consecutive numbers may as well be a pair of indices.
 _SHORTEST_RANGE = 3
 
 
 def _counted(x: np.ndarray) -> Any:
-    """`x`, or the range that it is; integers may count by any step."""
+    """`x` as a range if it is one; integers may have any step."""
     whole = x.dtype.kind in "iu"
     if not whole and x.dtype not in (np.float32, np.float64):
         return x
