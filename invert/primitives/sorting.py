@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,8 @@ from jax import lax
 
 from invert._private.jax import current_names, name_stack
 from invert.ir.hints import Hint
+from invert.ir.types import Value as Value
 
-Value = Any  # an array or tracer
 # Takes both elements of the first operand, then of the next; a list with one truth value.
 Comparator = Callable[..., Sequence[Value]]
 

@@ -10,8 +10,7 @@ from jax.typing import DTypeLike
 from invert._errors import InvertError
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize
-
-Value = Any  # a tracer, or a NumPy array where the value is known at conversion
+from invert.ir.types import Value as Value
 
 
 class KnownSize(np.ndarray):

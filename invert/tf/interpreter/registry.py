@@ -10,6 +10,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import Problem, UnsupportedOpError
+from invert.ir.types import Value as Value
 from invert.primitives import binding, registry
 from invert.protos.tensors import decode_dtype
 from invert.tf.ops.definition import type_at, types_of
@@ -19,7 +20,6 @@ from invert.tf.values import constants
 if TYPE_CHECKING:
     from invert.tf.interpreter.context import Context
 
-Value = Any  # a JAX value, a static `np.ndarray`, a `Resource`, or a pytree such as a `TensorList`
 Rule = Callable[["Context", Node, list[Value]], Sequence[Value]]
 # How an op treats operands with a data-dependent number of rows; also receives the rule.
 RowRule = Callable[[Rule, "Context", Node, list[Value]], list[Value]]
