@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import (
+    dim_terms,
     max_dim,
     min_dim,
     open_jaxpr,
@@ -155,8 +156,13 @@ def apply(
     - `dtype`: the dtype of the result.
     """
     function = _OPERATIONS.get(primitive)
-    if function is None or dtype.kind not in "ib":
+    # Small integers wrap around at numbers that sizes reach.
+    if function is None or dtype.kind not in "ib" or (dtype.kind == "i" and dtype.itemsize < 4):
         return None
+    if dtype.kind == "i":
+        function = _BITWISE.get(primitive, function)
+    if dtype.kind == "b" and primitive == "convert_element_type":
+        function = _as_truth
     arrays = np.broadcast_arrays(*(o.numbers for o in operands))
     out = np.empty(arrays[0].shape, object)
     for index in np.ndindex(out.shape):
@@ -165,6 +171,9 @@ def apply(
             return None
         if recognize and isinstance(number, Term):
             number = _recognized(number, dtype)
+        if _is_number(number) and dtype.kind == "i":
+            bits = 8 * dtype.itemsize
+            number = (int(number) + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
         out[index] = number
     return Sizes(out, np.dtype(dtype))
 
@@ -217,7 +226,11 @@ def _abs(a: Number) -> Number:
 def _multiply(a: Number, b: Number) -> Number | None:
     if any(_is_number(n) and abs(int(n)) > _LARGEST_FACTOR for n in (a, b)):  # pyright: ignore
         return None
-    return Term("mul", (a, b)) if _any_term(a, b) else a * b  # pyright: ignore
+    if _any_term(a, b):
+        return Term("mul", (a, b))
+    product: Any = a * b  # pyright: ignore[reportOperatorIssue]
+    large = is_open(product) and any(abs(n) > _LARGEST_FACTOR for n, _ in dim_terms(product))
+    return None if large else product
 
 
 def _toward_zero(name: str) -> Callable[[Number, Number], Number]:
@@ -281,6 +294,15 @@ def _not(a: Number) -> Number:
     return Term("not", (a,)) if isinstance(a, Term) else not a
 
 
+def _on_bits(function: Callable[..., int]) -> Callable[..., Number | None]:
+    """A function of the bits of numbers, which those of open sizes are not known for."""
+
+    def run(*operands: Number) -> Number | None:
+        return function(*operands) if all(map(_is_number, operands)) else None
+
+    return run
+
+
 def _clamp(low: Number, x: Number, high: Number) -> Number:
     if _any_term(low, x, high):
         return Term("clamp", (low, x, high))
@@ -291,6 +313,10 @@ def _as_integer(a: Number) -> Number:
     if isinstance(a, Term):
         return Term("as_integer", (a,)) if _is_truth(a) else a
     return int(a) if _is_number(a) else a
+
+
+def _as_truth(a: Number) -> Number:
+    return a if _is_truth(a) else _compare("ne")(a, 0)
 
 
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
@@ -311,6 +337,13 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "not": _not,
     "convert_element_type": _as_integer,
     **{name: _compare(name) for name in RELATIONS},
+}
+
+# Of integers; those of truths are above.
+_BITWISE: Mapping[str, Callable[..., Any]] = {
+    "and": _on_bits(operator.and_),
+    "or": _on_bits(operator.or_),
+    "not": _on_bits(operator.invert),
 }
 
 _UP: Mapping[str, Callable[[Any, Any], Any]] = {"div": operator.floordiv, "rem": operator.mod}

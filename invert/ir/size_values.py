@@ -54,7 +54,7 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
             makers[eqn.outvars[0]] = maker.replace(params={**maker.params, "dim": size})
         elif _converts(eqn) and (maker := makers.get(eqn.invars[0])) is not None:  # pyright: ignore
             (out,) = eqn.outvars
-            if jnp.issubdtype(out.aval.dtype, jnp.signedinteger):
+            if _holds_sizes(out.aval.dtype):
                 makers[out] = maker
             else:
                 *before, last = _value(maker, out)
@@ -88,8 +88,8 @@ def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
         case "dim_as_value":
             return [eqn.params["dim"]]
         case "convert_element_type" | "reshape" | "squeeze" | "copy":
-            integers = jnp.issubdtype(atom.aval.dtype, jnp.integer)  # of a key, too
-            return sizes_in(eqn.invars[0], makers) if integers else None
+            holds = _holds_sizes(atom.aval.dtype)
+            return sizes_in(eqn.invars[0], makers) if holds else None
         case "broadcast_in_dim":
             found = sizes_in(eqn.invars[0], makers)
             (*_, size) = (1, *atom.aval.shape)
@@ -102,6 +102,11 @@ def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
             (start,), (limit,) = eqn.params["start_indices"], eqn.params["limit_indices"]
             return None if found is None or eqn.params["strides"] else found[start:limit]
     return None
+
+
+def _holds_sizes(dtype: np.dtype) -> bool:
+    """Whether sizes do not wrap around in a type, such as int8; that of a key is none."""
+    return jnp.issubdtype(dtype, jnp.signedinteger) and dtype.itemsize >= 4
 
 
 def _without_sizes(eqn: Eqn, makers: dict[Var, Eqn]) -> Eqn:

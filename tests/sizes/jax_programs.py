@@ -733,3 +733,24 @@ def rows_in_pairs(x):
 @program("b, t, u")
 def turned(x):
     return x.transpose(2, 0, 1).reshape(x.shape[2], -1), jnp.moveaxis(x, 0, -1)
+
+
+@program("b, t")
+def bits_of_sizes(x):
+    n, m = (jnp.asarray(n, jnp.int32) for n in x.shape)
+    return x * (n & 6), x * (n | m), x * (~n), jnp.where((n > 3) ^ (m > 3), x, -x)
+
+
+@program("b, t")
+def sizes_that_wrap_around(x):
+    n = jnp.asarray(x.shape[0], jnp.int32)
+    narrow = (60 * n).astype(jnp.int8).astype(jnp.float32), (3000 * n).astype(jnp.int16)
+    return x * narrow[0], x * narrow[1], x * ((60 * n).astype(jnp.uint8)), n * 60000 * 60000
+
+
+@program("b, t")
+def branches_of_one_size(x):
+    n, m = (jnp.asarray(n, jnp.int32) for n in x.shape)
+    y = lax.cond(n == 24, lambda: x + 1, lambda: 2 * x)
+    y = lax.cond((n == m) | (m % 7 == 3), lambda: jnp.sin(y), lambda: y)
+    return lax.switch(n % 3, [lambda: y, lambda: -y, lambda: y * y]), (n - 7) // -3

@@ -11,6 +11,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from invert._errors import optional_step
@@ -212,11 +214,22 @@ def _broadcasting(sign: str) -> Row:
 
 
 def _size_of(graph: Graph, atom: Atom) -> ast.expr | None:
-    """The expression of a value that is a size, if it is one."""
+    """The expression of a value that is a size, if it is one and does not wrap around."""
+    eqn = None if _is_narrow(atom.aval.dtype) else _made_of_size(graph, atom)
+    return None if eqn is None else expression(eqn.params["dim"])
+
+
+def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
+    """The `dim_as_value` that an atom is, in whatever type."""
     eqn = _producer(graph, atom, "dim_as_value", "convert_element_type")
     if eqn is not None and eqn.primitive.name == "convert_element_type":
         eqn = _producer(graph, eqn.invars[0], "dim_as_value")
-    return None if eqn is None else expression(eqn.params["dim"])
+    return eqn
+
+
+def _is_narrow(dtype: np.dtype) -> bool:
+    """Whether sizes wrap around in a type, in which Python's numbers do not."""
+    return jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize < 4
 
 
 def _with_size(sign: str) -> Row:
@@ -232,9 +245,13 @@ def _with_size(sign: str) -> Row:
 
 
 def _size_value(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`jnp.asarray(batch, jnp.int32)`."""
+    """`jnp.asarray(batch, jnp.int32)`; what is converted to a narrow type is an array before."""
     if (size := _size_of(graph, eqn.outvars[0])) is not None:
         yield Proposal(call("jnp.asarray", size, literals.dtype(eqn.outvars[0].aval.dtype)), ())
+    elif (maker := _made_of_size(graph, eqn.outvars[0])) is not None:
+        array = call("jnp.asarray", expression(maker.params["dim"]))
+        narrow = literals.dtype(eqn.outvars[0].aval.dtype)
+        yield Proposal(syntax.method(array, "astype", narrow), ())
 
 
 _SIZES: Mapping[str, tuple[Row, ...]] = {
