@@ -18,7 +18,7 @@ from invert.emission.expressions import control_flow, literals, scanned, spellin
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Repeat, render
 from invert.emission.file import File
-from invert.emission.initial import Initializers, Starts
+from invert.emission.initial import GATES, HIDDEN, Initializers, Starts
 from invert.emission.layers import fold
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.layers.lists import Lists, Loop, Unrolled
@@ -37,7 +37,7 @@ from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake
-from invert.emission.python.nouns import NOUNS, PLAIN, of_layer, says
+from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_layer, says
 from invert.emission.sizes.expressions import text
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
@@ -232,6 +232,7 @@ class Classes:
     def _results(self, eqn: LayerCall) -> list[str]:
         """Names of the results of a layer: its own name, or those that they have inside it."""
         hint = "h" if eqn.layer.name == "cell" else of_layer(eqn.layer.name)
+        hint = STREAM if _residuals(eqn.layer) else hint
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
         inside = self._named[eqn.layer]
         hints = []
@@ -415,7 +416,7 @@ class Classes:
             eqns=self.lists.looped(layer.steps),
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
-        hints = self._hints(inputs, layer.arguments)
+        hints = self._hints(inputs, {**_residuals(layer), **layer.arguments})
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
         self._arguments[layer] = hints
@@ -490,6 +491,10 @@ class Classes:
         images = any(_CONV in "".join(c.drafts[0].texts) for c in written)
         for cls in written:
             name = _name_for(cls, keras=self.inits.starts.keras)
+            if name in self.file.names.taken and _takes_residual(cls):
+                name = f"Residual{name}"
+            elif name in self.file.names.taken and _ends_with_state(cls):
+                name = f"Final{name}"
             cls.definition.name = names[cls.token] = self.file.names.new(name)
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
             named = _Dimensions.of(cls.drafts[0], images=images)
@@ -528,6 +533,28 @@ class Classes:
                         syntax.rename(statement, names)
 
 
+_RESIDUAL = "residual"
+
+
+def _residuals(layer: Layer) -> dict[Var, str]:
+    """The inputs that a layer only adds to what it makes of its first one."""
+    found: dict[Var, str] = {}
+    for v in layer.inputs[1:]:
+        users = [s for s in layer.steps if any(a is v for a in s.invars)]
+        if len(users) != 1 or not isinstance(v.aval.shape, tuple):
+            continue
+        (user,) = users
+        if isinstance(user, LayerCall):
+            inner = user.layer.inputs[user.invars.index(v)]
+            adds = inner in _residuals(user.layer)
+        else:
+            shapes = [r.aval.shape for r in layer.results]
+            adds = user.primitive.name == "add" and shapes == [v.aval.shape]
+        if adds:
+            found[v] = _RESIDUAL
+    return found if len(found) == 1 else {}
+
+
 # The layer that a text computes, and what Keras calls it.
 _CALLED = (
     ("conv_general_dilated", "Conv", "Conv"),
@@ -558,6 +585,24 @@ def _name_for(cls: Class, *, keras: bool) -> str:
     return wanted[0]
 
 
+def _takes_residual(cls: Class) -> bool:
+    return any(a.arg == _RESIDUAL for m in cls.drafts[0].methods for a in m.args.args)
+
+
+def _ends_with_state(cls: Class) -> bool:
+    """Whether a layer goes through a sequence and gives what it ends with."""
+    sources = cls.drafts[0].sources
+    shapes = [shape for _, shape in cls.drafts[0].arrays]
+    given = [len(s) for s, source in zip(shapes, sources, strict=True) if _is_argument(source)]
+    made = [len(s) for s, source in zip(shapes, sources, strict=True) if source is None]
+    loops = "lax.scan(" in "".join(cls.drafts[0].texts)
+    return loops and bool(given) and bool(made) and max(made) < given[0]
+
+
+def _is_argument(source: ast.expr | None) -> bool:
+    return isinstance(source, ast.Name)
+
+
 def _common_name(names: Sequence[str]) -> str:
     """The words that all names begin or end with: `Norm` for `PreNorm` and `PostNorm`."""
     words = [re.findall(r"[A-Z][a-z0-9]*|[a-z0-9]+", n) for n in names]
@@ -570,11 +615,12 @@ def _common_name(names: Sequence[str]) -> str:
 
 def _order(
     pair: tuple[ast.expr, Sequence[tuple[str, tuple[int, ...]]], ast.expr | None],
-) -> tuple[bool, int]:
-    """Fields come before arguments, kernels before biases."""
+) -> tuple[bool, float]:
+    """Fields come before arguments, kernels before biases, that of the state before others."""
     _, column, source = pair
     field = isinstance(source, ast.Attribute)
-    return not field, -len(column[0][1]) if field else 0
+    state = fold.field_of(source) == "recurrent_kernel"
+    return not field, -len(column[0][1]) - 0.5 * state if field else 0
 
 
 _KERNEL = ("kd", "kh", "kw", "c_in", "c_out")
@@ -647,6 +693,8 @@ class _Dimensions:
             return f"{name}_out" if result else "c_in" if name == "c" and self.conv else name
         if rank == 1 and self.images:
             return "c"
+        if field == "recurrent_kernel" and rank == 2:
+            return (HIDDEN, GATES)[axis]
         # The rows of a matrix that is used transposed, as in PyTorch, are what comes out.
         transposed = bool(field) and f"self.{field}.T" in self.text
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"

@@ -50,9 +50,10 @@ from invert.ir.arrays import device_array
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.jaxprs import map_jaxprs
+from invert.ir.reversed_loops import unreversed
 from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint
-from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Var
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Var
 
 M = TypeVar("M", bound=eqx.Module)
 
@@ -203,7 +204,7 @@ def emit_methods(
     **Raises:** `EmissionError` where no text traces to the programs.
     """
     recovered = {
-        name: dataclasses.replace(r, program=map_jaxprs(r.program, _with_plain_sums))
+        name: dataclasses.replace(r, program=map_jaxprs(r.program, _as_written))
         for name, r in recovered.items()
     }
     on_shards = any(meshes.has_shards(r.program) for r in recovered.values())
@@ -216,12 +217,13 @@ def emit_methods(
         return _emit(_with_checks(recovered, False), title, styles, notes)
 
 
-def _with_plain_sums(jaxpr: Jaxpr) -> Jaxpr:
-    """Sums of cotangents as sums: source says `+` for both."""
+def _as_written(jaxpr: Jaxpr) -> Jaxpr:
+    """A program as source says it: with `+` for sums of cotangents too, and none that adds nothing,
+    and with loops from the end in the place of loops over reversed arrays."""
     eqns = [
         e.replace(primitive=lax.add_p) if e.primitive.name == "add_any" else e for e in jaxpr.eqns
     ]
-    return jaxpr.replace(eqns=eqns)
+    return unreversed(_without_neutral(jaxpr.replace(eqns=eqns)))
 
 
 def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:
@@ -380,9 +382,10 @@ class _Variant:
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
         anonymous = self.title in ("<lambda>", main_class.CALL)
         title = camel(named or ("" if anonymous else self.title), "Model")
-        tree = layer_tree.tree_of(roots, self.paths, title)
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
-        classes = Classes(file, tree, jaxprs, self.paths, self.held, found, self._starts(jaxprs))
+        starts = self._starts(jaxprs)
+        tree = layer_tree.tree_of(roots, self.paths, title, counted=starts.keras)
+        classes = Classes(file, tree, jaxprs, self.paths, self.held, found, starts)
         classes.on_layer = self._tell
         methods = [
             main_class.Method(
@@ -688,6 +691,35 @@ def _tidy(program: Jaxpr) -> Jaxpr:
 
     merged = traced_form.merged(traced_form.strong(program), within=within)
     return map_jaxprs(merged, with_size_values)
+
+
+# The number that an operation leaves its first operand as it is with.
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
+
+
+def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
+    """Without `x + 0.0` and `x * 1.0`, which compilers drop as well."""
+    names: dict[Var, Atom] = {}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        neutral = _NEUTRAL.get(eqn.primitive.name)
+        kept = None if neutral is None else _unchanged(eqn, neutral)
+        if kept is None:
+            eqns.append(eqn)
+        else:
+            names[eqn.outvars[0]] = names.get(kept, kept)
+    return rename(jaxpr.replace(eqns=eqns), names) if names else jaxpr
+
+
+def _unchanged(eqn: Eqn, neutral: int) -> Var | None:
+    """The operand that is the result of an operation with a neutral number."""
+    x, number = eqn.invars
+    if isinstance(x, Literal) and eqn.primitive.name in ("add", "mul"):
+        x, number = number, x
+    if isinstance(x, Literal) or not isinstance(number, Literal) or np.any(number.val != neutral):
+        return None
+    same = x.aval.shape == eqn.outvars[0].aval.shape and x.aval.dtype == eqn.outvars[0].aval.dtype
+    return x if same else None
 
 
 def _structure(cls: type[eqx.Module]) -> jax.tree_util.PyTreeDef:

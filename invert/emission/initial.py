@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert.emission.equinox_nn.construct import native_of
-from invert.emission.expressions import literals
+from invert.emission.expressions import literals, tables
 from invert.emission.layers.cut import plain_name
 from invert.emission.layers.native import Native
 from invert.emission.layers.shared import Class, Code, static_type
@@ -33,8 +33,8 @@ _ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split(
 _EMBEDDINGS = frozenset("embedding embeddings".split())
 # Names that Keras alone gives.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
-# Constants of more elements than this are not written out; longer ones are written as text.
-_WRITTEN, _SHORT = 64, 8
+# Constants of more elements than this are not written out.
+_WRITTEN = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +93,11 @@ def is_keras(source: str, names: Iterable[str]) -> bool:
     """Whether a program comes from Keras, by what its source is called or by its names."""
     return "Keras" in source or not _KERAS.isdisjoint(stem(n).lower() for n in names)
 
+
+# The sizes of a recurrent layer: of its state, and of all its gates.
+HIDDEN, GATES = "hidden", "gates"
+# The order of the sizes among the arguments.
+_SIZES = ("n_in", HIDDEN, "n_out", "c_in", "c_out", "kernel_size", "kd", "kh", "kw")
 
 _FIXED = frozenset(("zeros", "ones", "values", "key", "forget"))
 # Initializers that are not those of JAX without arguments. PyTorch's is that of `nn.Linear` and of
@@ -223,8 +228,8 @@ class _Writing:
         for name, column in statics.items():
             self.names.taken.add(name)
             self.arguments[name] = column
-            if None in column:
-                self.defaults[name] = None
+            if None in column or all(type(v) is bool for v in column):
+                self.defaults[name] = None if None in column else False
             target = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Store())
             body.append(ast.Assign([target], ast.Name(name, ast.Load()), lineno=0))
         if self._slots == 1:
@@ -234,6 +239,7 @@ class _Writing:
             parts = call("jax.random.split", syntax.name("key"), number(self._slots))
             body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
             body.insert(0, syntax.assign(keys, parts))
+        self._order()
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
         named = []
@@ -245,6 +251,12 @@ class _Writing:
             "__init__", args, body, keyword_only=[*named, *key], defaults=defaults
         )
         return function, _Made(self.arguments, bool(self._slots), self.defaults)
+
+    def _order(self) -> None:
+        """Puts the sizes first, and what comes in before what comes out, as libraries do."""
+        places = {name: i for i, name in enumerate(_SIZES)}
+        order = sorted(self.arguments, key=lambda name: places.get(name, len(places)))
+        self.arguments = {name: self.arguments[name] for name in order}
 
     def _key(self) -> ast.expr:
         """A key of its own, named once all are known."""
@@ -278,7 +290,7 @@ class _Writing:
         if start == "key":
             return call("jax.random.key", number(0))
         if start == "values":
-            return _constant(np.asarray(self.all.starts.values[v]))
+            return tables.array(np.asarray(self.all.starts.values[v]))
         columns = list(zip(*shapes, strict=True))
         axes = [self.value(tuple(c), "n") for c in columns]
         shape = axes[0] if len(axes) == 1 else syntax.tuple_of(axes)
@@ -294,10 +306,11 @@ class _Writing:
     def _forget(self, column: tuple[int, ...], size: ast.expr, dtype: list[ast.expr]) -> ast.expr:
         """Zeros, and ones for the second of four gates."""
         alike = all(n == column[0] for n in column)
-        ends = [
-            number(column[0] * k // 4) if alike else syntax.infix(size, "//", number(4 // k))
-            for k in (1, 2)
-        ]
+        ends: list[ast.expr] = [number(column[0] * k // 4) for k in (1, 2)]
+        if not alike and isinstance(size, ast.BinOp):
+            ends = [size.right, syntax.infix(number(2), "*", size.right)]
+        elif not alike:
+            ends = [syntax.infix(size, "//", number(4 // k)) for k in (1, 2)]
         gate = syntax.item(
             syntax.field(call("jnp.zeros", size, *dtype), "at"), syntax.slice_of(*ends)
         )
@@ -376,65 +389,34 @@ class _Writing:
         if all(v == column[0] for v in column):
             first = column[0]
             return syntax.name(first.text) if isinstance(first, Code) else literals.value(first)
-        named = self.sizes.get(tuple(map(str, column)))
+        named = self._size(column)
         known = {**self.arguments, **({named: column} if named is not None else {})}
         for name, values in known.items():
-            if values == column:
+            if values == column and name != GATES:
                 self.arguments.setdefault(name, column)
                 self.names.taken.add(name)
                 return ast.Name(name, ast.Load())
         if all(type(v) is int for v in column):
-            for name, values in self.arguments.items():
+            hidden = next((k for k, n in self.sizes.items() if n == HIDDEN), ())
+            bases = {**self.arguments, **({HIDDEN: tuple(map(int, hidden))} if hidden else {})}
+            for name, values in bases.items():
                 if not all(type(v) is int and v > 0 for v in values):
                     continue
                 for k in range(2, 9):
                     if all(v == k * w for v, w in zip(column, values, strict=True)):
+                        self.arguments.setdefault(name, values)
+                        self.names.taken.add(name)
                         own = ast.Name(name, ast.Load())
                         return syntax.infix(number(k), "*", own)
         name = self.names.new(re.sub(r"_\d+$", "", wanted))
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
 
-
-def _constant(value: np.ndarray) -> ast.expr:
-    """An array as a list, as what it repeats, or as a table of indices."""
-    dtype = literals.dtype(value.dtype)
-    if value.size <= _SHORT or not value.ndim:
-        return call("jnp.array", literals.value(value.tolist()), dtype)
-    flat = value.reshape(-1)
-    period = next(p for p in range(1, flat.size + 1) if _repeats(flat, p))
-    text = _indices(flat, dtype)
-    if text is None and period <= _SHORT:
-        part = call("jnp.array", literals.value(flat[:period].tolist()), dtype)
-        text = call("jnp.tile", part, number(flat.size // period))
-    if text is None:
-        return call("jnp.array", literals.value(value.tolist()), dtype)
-    return text if value.ndim == 1 else syntax.method(text, "reshape", *map(number, value.shape))
-
-
-def _repeats(flat: np.ndarray, period: int) -> bool:
-    return flat.size % period == 0 and bool((flat.reshape(-1, period) == flat[:period]).all())
-
-
-def _indices(flat: np.ndarray, dtype: ast.expr) -> ast.expr | None:
-    """`jnp.clip((jnp.arange(8) + 1) // 2, 0, 3)`, if a vector is that."""
-    if not np.issubdtype(flat.dtype, np.integer):
-        return None
-    places = np.arange(flat.size)
-    for step in range(1, _SHORT + 1):
-        for shift in range(-step, step + 1):
-            found = (places + shift) // step
-            low, high = int(flat.min()), int(flat.max())
-            if not (np.clip(found, low, high) == flat).all():
-                continue
-            text: ast.expr = call("jnp.arange", number(flat.size), dtype=dtype)
-            if shift:
-                text = syntax.infix(text, "+" if shift > 0 else "-", number(abs(shift)))
-            text = text if step == 1 else syntax.infix(text, "//", number(step))
-            if (found == flat).all():
-                return text
-            return call("jnp.clip", text, number(low), number(high))
-    return None
+    def _size(self, column: tuple[Any, ...]) -> str | None:
+        """The name of a size that differs between the layers."""
+        named = self.sizes.get(tuple(map(str, column)))
+        # The sides of a square kernel are one size.
+        return "kernel_size" if named == "kh" and "kw" not in self.sizes.values() else named
 
 
 class _Keys(ast.NodeTransformer):

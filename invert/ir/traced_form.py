@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any, cast
 
 import jax
@@ -36,6 +36,7 @@ from invert._private.jax import (
     trace_closed,
     with_names,
 )
+from invert.ir import kinds
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
@@ -59,6 +60,8 @@ from invert.ir.types import (
     Var,
 )
 
+# Sizes up to this one are compared as 32-bit numbers.
+_FEW = 2**30 - 1
 # Maximum depth at which derivative rules inside derivative rules are compared.
 _DEPTH = 2
 
@@ -102,8 +105,8 @@ def strong(closed: J) -> J:
     None of them survives lowering. What wrappers of `jax.numpy` compute stands in their place, and
     a reshape that only adds or removes axes of size one is a broadcast or a squeeze.
     """
-    simple = map_jaxprs(closed, lambda jaxpr: _composed(_with_bounds(_unwrapped(jaxpr))))
-    return map_jaxprs(canonicalize(simple), _strengthened)
+    simple = map_jaxprs(closed, lambda jaxpr: _composed(_with_bounds(unwrapped(jaxpr))))
+    return map_jaxprs(map_jaxprs(canonicalize(simple), _strengthened), _with_narrow_counters)
 
 
 def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
@@ -144,12 +147,12 @@ def plain(closed: J) -> J:
     """As `strong`, but with the weak types of its values and with dead code."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        jaxpr = _unwrapped(jaxpr)
+        jaxpr = _with_bounds(unwrapped(jaxpr))
         names: dict[Var, Atom] = {}
         eqns = []
         for eqn in jaxpr.eqns:
             if _is_identity(eqn):
-                x, y = eqn.invars[-1], eqn.outvars[0]
+                x, y = eqn.invars[_kept_operand(eqn)], eqn.outvars[0]
                 names[y] = names.get(x, x) if isinstance(x, Var) else _typed(x)
             else:
                 eqns.append(_typed_operands(eqn))
@@ -190,7 +193,7 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
 _WRAPPERS = frozenset(("_where", "_take", "_flip", "_pad"))
 
 
-def _unwrapped(jaxpr: Jaxpr) -> Jaxpr:
+def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
     """Inline the calls of such wrappers."""
     if not any(_is_wrapper(e) or _is_number(e) for e in jaxpr.eqns):
         return jaxpr
@@ -208,7 +211,7 @@ def _unwrapped(jaxpr: Jaxpr) -> Jaxpr:
         if not _is_wrapper(eqn):
             eqns.append(eqn.replace(invars=operands))
             continue
-        inner = _unwrapped(open_jaxpr(eqn.params["jaxpr"]))
+        inner = unwrapped(open_jaxpr(eqn.params["jaxpr"]))
         inside: dict[Atom, Atom] = dict(zip(inner.invars, operands, strict=True))
         for part in inner.eqns:
             outvars = [Var(v.aval) for v in part.outvars]
@@ -355,7 +358,7 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
-        return operands[-1:] if _is_identity(eqn) else bind(eqn, operands)
+        return [operands[_kept_operand(eqn)]] if _is_identity(eqn) else bind(eqn, operands)
 
     count = len(jaxpr.constvars)
     jaxpr = constants_as_arguments(jaxpr)
@@ -370,8 +373,8 @@ def _is_identity(eqn: Eqn) -> bool:
     if eqn.primitive.name == "copy":
         return True
     if (neutral := _NEUTRAL.get(eqn.primitive.name)) is not None:
-        # As JAX traces `arange` of an open length.
-        number, x = eqn.invars
+        # As JAX traces `arange` of an open length, and `tril`.
+        number, x = eqn.invars if isinstance(eqn.invars[0], Literal) else eqn.invars[::-1]
         return (
             isinstance(number, Literal)
             and x.aval.dtype.kind in "iu"
@@ -383,6 +386,60 @@ def _is_identity(eqn: Eqn) -> bool:
 
 
 _NEUTRAL = {"add": 0, "mul": 1}
+
+
+def _kept_operand(eqn: Eqn) -> int:
+    """Which operand of an identity is its result."""
+    return -1 if isinstance(eqn.invars[0], Literal) else 0
+
+
+def _with_narrow_counters(jaxpr: Jaxpr) -> Jaxpr:
+    """Compare places of an array as 32-bit numbers where these hold them: x64 makes them wider."""
+    wide: set[Atom] = set()
+    compared: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        if _counts(eqn) or _shifts(eqn, wide):
+            wide.add(eqn.outvars[0])
+        elif eqn.primitive.name in kinds.COMPARISONS and all(
+            is_var(a) and a in wide for a in eqn.invars
+        ):
+            compared.append(eqn)
+    if not compared:
+        return jaxpr
+    narrow = {v: Var(ShapedArray(v.aval.shape, _INT32)) for v in wide if is_var(v)}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        if eqn in compared:
+            eqn = eqn.replace(invars=[narrow[a] if is_var(a) else a for a in eqn.invars])
+        eqns.append(eqn)
+        if eqn.outvars and eqn.outvars[0] in narrow:
+            invars = [
+                narrow[a] if is_var(a) else Literal(np.asarray(a.val, _INT32), _NUMBER)
+                for a in eqn.invars
+            ]
+            new = eqn.replace(invars=invars, outvars=[narrow[eqn.outvars[0]]])
+            dtype = {"dtype": _INT32} if _counts(eqn) else {}
+            eqns.append(new.replace(params={**new.params, **dtype}))
+    return dce(jaxpr.replace(eqns=eqns))
+
+
+_INT32 = np.dtype(np.int32)
+_NUMBER = ShapedArray((), _INT32)
+
+
+def _counts(eqn: Eqn) -> bool:
+    """Whether an equation makes 64-bit places of an array with few of them."""
+    if eqn.primitive is not lax.iota_p or eqn.params["dtype"] != np.int64:
+        return False
+    return all(isinstance(n, int) and n <= _FEW for n in eqn.params["shape"])
+
+
+def _shifts(eqn: Eqn, wide: Set[Atom]) -> bool:
+    """Whether an equation adds a small number to such places."""
+    if eqn.primitive.name != "add" or not any(a in wide for a in eqn.invars if is_var(a)):
+        return False
+    numbers = [a for a in eqn.invars if isinstance(a, Literal)]
+    return len(numbers) == 1 and abs(int(numbers[0].val)) <= _FEW
 
 
 def is_weak(v: Atom) -> bool:

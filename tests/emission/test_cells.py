@@ -142,19 +142,61 @@ def test_parts_in_another_order_are_no_loop() -> None:
     assert "for i in" not in _emitted(run, [w, u], x).source
 
 
-def test_biases_outside_of_their_layers_are_called_after_them() -> None:
-    """`(x + y @ kernel) + bias` adds in this order."""
-    shapes = [(4, 8), (8,), (8, 4), (4,)] * 2
+def test_loops_over_reversed_arrays_run_from_the_end() -> None:
+    """Both directions share a class, and what reverses the results is left out."""
+    *arrays, x = _arrays((4, 6), (6, 6), (4, 6), (6, 6), (2, 5, 4))
+
+    def rnn(w: Any, u: Any, x: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            h = jnp.tanh(x @ w + h @ u)
+            return h, h
+
+        _, ys = lax.scan(step, jnp.zeros((x.shape[1], 6)), x)
+        return ys
+
+    def run(w: Any, u: Any, w_2: Any, u_2: Any, x: Any) -> Any:
+        back = jnp.swapaxes(rnn(w_2, u_2, jnp.flip(jnp.swapaxes(x, 0, 1), 0)), 0, 1)
+        there = jnp.swapaxes(rnn(w, u, jnp.swapaxes(x, 0, 1)), 0, 1)
+        return jnp.concatenate([there, jnp.flip(back, 1)], axis=-1)
+
+    source = _emitted(run, arrays, x).source
+    assert "reverse=True" in source
+    assert "flip" not in source
+    assert "[::-1" not in source
+
+
+def test_loops_over_some_reversed_arrays_stay() -> None:
+    *arrays, x = _arrays((4, 6), (2, 5, 4))
+
+    def run(w: Any, x: Any) -> Any:
+        def step(h: Any, xs: Any) -> Any:
+            h = jnp.tanh(xs[0] @ w + h) + jnp.sum(xs[1])
+            return h, h
+
+        rows = jnp.swapaxes(x, 0, 1)
+        return lax.scan(step, jnp.zeros((x.shape[0], 6)), (rows, rows[::-1]))[1]
+
+    source = _emitted(run, arrays, x).source
+    assert "reverse=True" not in source
+    assert "[::-1" in source or "flip" in source
+
+
+def test_biases_after_a_residual_belong_to_their_layers() -> None:
+    """`(x + y @ kernel) + bias` adds in this order, so the layer takes `x` as well."""
+    shapes = [(4, 8), (8,), (8, 4), (4,)] * 3
     *arrays, x = _arrays(*shapes, (2, 4))
 
     def run(*values: Any) -> Any:
         *arrays, x = values
-        for w, b, v, c in (arrays[:4], arrays[4:]):
+        for w, b, v, c in (arrays[:4], arrays[4:8], arrays[8:]):
             x = x + jnp.tanh(x @ w + b) @ v + c
         return x
 
     source = _emitted(run, arrays, x).source
-    assert "    linear_2_bias: " in source or "    down_bias: " in source
+    assert "blocks: tuple[Block, ...]" in source
+    assert "return residual + x @ self.kernel + self.bias" in source
+    assert "_bias: " not in source
+    assert "class ResidualLinear" in source
 
 
 def test_initial_values_are_those_of_keras() -> None:

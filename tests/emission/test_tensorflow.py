@@ -172,3 +172,24 @@ def test_selected_boxes_and_rows_that_depend_on_data() -> None:
             *(f(boxes, scores, count) for f in (module, module.model)), strict=True
         ):
             np.testing.assert_array_equal(one, two)
+
+
+def test_resizing_is_a_function_without_fields() -> None:
+    """Its tables of places are constants inside of it."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4, 4, 2], tf.float32)])
+    def fn(x: Any) -> Any:
+        x = tf.image.resize(x, (16, 16), method="bilinear")
+        return tf.image.resize(x, (32, 32), method="nearest")
+
+    module = invert.convert(fn)
+    model: Any = module.model
+    source = module.emit(loader=False).source
+    for name in ("resize_bilinear", "resize_nearest"):
+        assert f"def {name}(x):" in source
+    assert "np.arange(" in source
+    assert not jax.tree_util.tree_leaves(model)
+    for batch in (1, 3):
+        x = np.random.default_rng(batch).normal(size=(batch, 4, 4, 2)).astype(np.float32)
+        np.testing.assert_array_equal(model(x), module(x))
+        np.testing.assert_allclose(model(x), fn(x).numpy(), rtol=1e-5, atol=1e-6)

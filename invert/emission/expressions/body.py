@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from invert.emission.expressions import idioms, literals, products, spelling
+from invert.emission.expressions import helpers, idioms, keys, literals, products, spelling
 from invert.emission.expressions.spelling import FLOWS
 from invert.emission.expressions.statements import (
     FunctionText,
@@ -136,7 +136,7 @@ class Body:
         # A field in another form, such as a transpose, is called after the field.
         self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
         self.program = writer.program
-        self.graph = Graph(jaxpr)
+        self.graph = Graph(jaxpr if writer.plain else keys.unpacked(jaxpr))
         self.wanted = {**({} if writer.plain else roles.roles(self.graph)), **(wanted or {})}
         self.path = path
         self.given: dict[str, ast.expr] = {writer.token(v): e for v, e in (given or {}).items()}
@@ -205,6 +205,9 @@ class Body:
         return list(eqn.invars)
 
     def _placed(self, eqn: Eqn) -> Placed:
+        if isinstance(eqn, keys.Unpacked):
+            expression = spelling.spell(eqn.split, self.writer)
+            return Placed(expression, False, hints=["key", "subkey"])
         placed = self.writer.structured(self, eqn)
         if placed is not None:
             return placed
@@ -235,6 +238,7 @@ class Body:
         return is_var(atom) and atom in self._fields
 
     def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
+        placed.expression = helpers.named(placed.expression, self.writer)
         self._letter(placed.expression)
         outs = [v if self._uses.get(v) else None for v in eqn.outvars]
         first = eqn.outvars[0]

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from invert._errors import EmissionError
 from invert._opaque import custom_call_p
 from invert._private.jax import (
@@ -18,7 +20,7 @@ from invert._private.jax import (
     on_shards,
     open_jaxpr,
 )
-from invert.emission.expressions import fast, library, literals, spelling
+from invert.emission.expressions import fast, library, literals, spelling, tables
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Parameter, Pattern, ValueType
 from invert.emission.expressions.writer import Writer
@@ -64,7 +66,7 @@ def constants_of(closed: ClosedJaxpr | Jaxpr) -> dict[Var, ast.expr]:
     jaxpr = open_jaxpr(closed)
     values = consts_of(closed)
     return {
-        v: call("jnp.asarray", literals.array(c))
+        v: call("jnp.asarray", _constant(np.asarray(c)))
         for v, c in zip(jaxpr.constvars, values, strict=True)
     }
 
@@ -75,6 +77,10 @@ def _read(outer: Body, atom: Atom) -> ast.expr:
         return outer.literal(atom)
     token = outer.token(atom)
     return outer.given.get(token, ast.Name(token, ast.Load()))
+
+
+def _constant(value: np.ndarray) -> ast.expr:
+    return tables.array(value, "np") if tables.is_table(value) else literals.array(value)
 
 
 def local(

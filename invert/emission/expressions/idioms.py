@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import optional_step
-from invert.emission.expressions import indexing, literals
+from invert.emission.expressions import helpers, indexing, literals
 from invert.emission.expressions.products import dot_options, relettered, subscripts
 from invert.emission.expressions.spelling import axis_of
 from invert.emission.expressions.writer import Writer
@@ -24,6 +24,7 @@ from invert.emission.python import syntax
 from invert.emission.python.nouns import NOUNS, PLAIN, PRODUCT
 from invert.emission.python.syntax import call, number
 from invert.emission.sizes.expressions import expression
+from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
 from invert.ir.sizes import is_open
@@ -275,6 +276,22 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, "blank")
 
 
+def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`dropout(x, rate, key)`."""
+    mask = _producer(graph, eqn.invars[0], *kinds.COMPARISONS)
+    kept = _producer(graph, eqn.invars[-1], "mul")
+    if mask is None or kept is None or not isinstance(rate := mask.invars[1], Literal):
+        return
+    drawn = _producer(graph, mask.invars[0], "jit")
+    if drawn is None or not is_var(key := drawn.invars[0]):
+        return
+    for x in filter(is_var, kept.invars):
+        share = float(rate.val)
+        for number_ in dict.fromkeys((float(str(np.float32(share))), share)):
+            value = helpers.calling(helpers.dropout, _x(0), number(number_), _x(1))
+            yield Proposal(value, (x, key), PLAIN, True)
+
+
 def _repeated(graph: Graph, atom: Atom) -> Atom | None:
     """What was broadcast to an atom, if anything."""
     eqn = _producer(graph, atom, "broadcast_in_dim")
@@ -332,7 +349,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
     "gather": (_lookup,),
-    "select_n": (_where,),
+    "select_n": (_dropout, _where),
     **{
         name: (_with_size(sign),)
         for name, sign in (

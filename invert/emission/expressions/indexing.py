@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.emission.expressions import literals
+from invert.emission.expressions import helpers, literals
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
 from invert.emission.sizes.program import Program
@@ -143,6 +143,9 @@ def _is_pointwise(eqn: Eqn) -> bool:
     return all(shape[axis] == 1 for axis in numbers.rhs_spec[2:])
 
 
+_WINDOW = ("window_dimensions", "window_strides")
+
+
 def pooling(name: str, init: str) -> Callable[[Eqn, Sequence[ast.expr], Program], Expressions]:
     """`lax.reduce_window` with the function of a monoid."""
 
@@ -162,7 +165,12 @@ def pooling(name: str, init: str) -> Callable[[Eqn, Sequence[ast.expr], Program]
             for k in ("base_dilation", "window_dilation")
             if any(n != 1 for n in params[k])
         }
-        sizes = [literals.shape(params[k]) for k in ("window_dimensions", "window_strides")]
+        sizes = [literals.shape(params[k]) for k in _WINDOW]
+        channels_last = all(params[k][0] == params[k][-1] == 1 for k in _WINDOW)
+        if name == "max" and channels_last and not keywords and len(aval.shape) > 2:
+            inner = [literals.shape(params[k][1:-1]) for k in _WINDOW]
+            for padding in filter(None, (_same_padding(eqn, program), number("VALID"))):
+                yield helpers.calling(helpers.max_pool, args[0], *inner, padding)
         for padding in (_same_padding(eqn, program), literals.value(tuple(params["padding"]))):
             if padding is not None:
                 function = syntax.name(f"lax.{name}")

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import jax.scipy.linalg
 import jax.scipy.special
 
+from invert._private.jax import open_jaxpr
 from invert.emission.expressions import literals
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
-from invert.ir.types import Eqn
+from invert.ir.types import Eqn, Literal
 
 # The modules that a called function may come from, in order.
 _MODULES: tuple[tuple[str, ModuleType], ...] = (
@@ -59,18 +60,35 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
             if callable(getattr(module, plain, None)) and not plain.startswith("_"):
                 function = f"{where}.{plain}"
                 yield call(function, *args)
+                if plain in _TRIANGLES:
+                    for shift in _shifts(eqn):
+                        yield call(function, *args, number(shift + _TRIANGLES[plain]))
                 if plain in _AXES:
                     for axis in range(len(eqn.invars[0].aval.shape) - 1):
                         yield call(function, *args, axis=number(axis))
                 break
 
 
+# What the number that the rows are shifted by lacks of the number of the diagonal.
+_TRIANGLES = {"tril": 0, "triu": 1}
+
+
+def _shifts(eqn: Eqn) -> list[int]:
+    """The numbers that a called program adds to something; zero is not written."""
+    adds = [e for e in open_jaxpr(eqn.params["jaxpr"]).eqns if e.primitive.name == "add"]
+    numbers = (a for e in adds for a in e.invars if isinstance(a, Literal))
+    return [0, *(int(a.val) for a in numbers if not a.aval.shape)]
+
+
 _RANDOM = frozenset({"_uniform", "_normal", "_gumbel", "_exponential"})
 
 _NOUNS = {"where": "y", "clip": "y"}
+# Functions of several kinds, such as `resize_bilinear`, whose results have one name.
+_KINDS = {"resize": "resized"}
 
 
 def noun(name: str) -> str:
     """A name for the result of a call."""
     plain = snake(name, "y").strip("_")
-    return _NOUNS.get(plain, plain or "y")
+    kind = _KINDS.get(plain.split("_")[0])
+    return kind or _NOUNS.get(plain, plain or "y")

@@ -25,7 +25,10 @@ _STATIC: Mapping[str, Mapping[int | str, str]] = {
         "rhs_dilation": "dilation",
         "feature_group_count": "groups",
     },
+    "scan": {"reverse": "reverse"},
 }
+# Arguments that are left out where they are this.
+_DEFAULTS: Mapping[int | str, bool] = {"reverse": False}
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
 
@@ -117,14 +120,22 @@ class _Site:
     def value(self) -> ast.expr:
         if isinstance(self.key, int):
             return self.call.args[self.key]
-        return next(k.value for k in self.call.keywords if k.arg == self.key)
+        found = (k.value for k in self.call.keywords if k.arg == self.key)
+        return next(found, None) or ast.Constant(_DEFAULTS[self.key])
 
     @value.setter
     def value(self, value: ast.expr) -> None:
         if isinstance(self.key, int):
             self.call.args[self.key] = value
+            return
+        default = isinstance(value, ast.Constant) and value.value is _DEFAULTS.get(self.key, self)
+        given = [k for k in self.call.keywords if k.arg == self.key]
+        if default:
+            self.call.keywords = [k for k in self.call.keywords if k.arg != self.key]
+        elif given:
+            given[0].value = value
         else:
-            next(k for k in self.call.keywords if k.arg == self.key).value = value
+            self.call.keywords.append(ast.keyword(str(self.key), value))
 
 
 def _sites(method: ast.FunctionDef) -> list[_Site]:
@@ -135,7 +146,8 @@ def _sites(method: ast.FunctionDef) -> list[_Site]:
         own = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         for key, field in _STATIC.get(own, {}).items():
             keywords = [k.arg for k in call.keywords]
-            if key in (range(len(call.args)) if isinstance(key, int) else keywords):
+            given = range(len(call.args)) if isinstance(key, int) else keywords
+            if key in given or key in _DEFAULTS:
                 site = _Site(names.new(field), call, key)
                 if _literal(site.value):
                     sites.append(site)

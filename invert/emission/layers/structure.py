@@ -41,7 +41,7 @@ class _Leaf:
     - `group`: the layer around it.
     - `again`: whether the same parameters are used several times, as by each step of a loop.
     - `beside`: the layer to whose result, after something else is added, it is added.
-    - `where`: the name of the layer that it is in, or is itself.
+    - `where`: the path of its parameters.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class _Leaf:
     group: str = ""
     again: bool = False
     beside: _Leaf | None = None
-    where: str = ""
+    where: Path = ()
 
     def add(self, v: Var, name: str) -> None:
         taken, wanted, i = set(self.members.values()), name, 2
@@ -81,13 +81,13 @@ def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
                 counts[name] = counts.get(name, 0) + 1
                 names[v] = (f"{name}{NUMBER}{counts[name]}",)
                 if leaf.beside is not None and leaf.beside.where:
-                    names[v] = (f"{leaf.beside.where}{NUMBER}{name}",)
+                    names[v] = (*leaf.beside.where, name)
             continue
         number = counts[leaf.kind] = counts.get(leaf.kind, 0) + 1
         where = f"{leaf.kind}{NUMBER}{number}"
-        leaf.where = leaf.group or where
+        leaf.where = (leaf.group, where) if leaf.group else (where,)
         for v, name in leaf.members.items():
-            names[v] = (*([leaf.group] if leaf.group else []), where, name)
+            names[v] = (*leaf.where, name)
     return names
 
 

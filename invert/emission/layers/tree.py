@@ -10,7 +10,6 @@ import equinox as eqx
 
 from invert._errors import EmissionError
 from invert.emission.layers.cut import (
-    NUMBER,
     Layer,
     calls,
     common_prefix,
@@ -138,14 +137,22 @@ class Tree:
     programs: dict[Layer, str] = dataclasses.field(default_factory=dict)
 
 
-def tree_of(roots: Mapping[str, Layer], paths: Mapping[Var, Path], name: str) -> Tree:
+def tree_of(
+    roots: Mapping[str, Layer], paths: Mapping[Var, Path], name: str, *, counted: bool = False
+) -> Tree:
     """The modules of some programs.
 
     Layers of different programs are one module where they have the same name at the same path.
 
+    **Arguments:**
+
+    - `counted`: whether names may have numbers that count through a whole process, as in Keras:
+        fields are numbered anew.
+
     **Raises:** `EmissionError` where two programs need a parameter in different modules.
     """
     building = _Building(paths, Tree(Node(name, names=Names({*METHODS, *roots}))))
+    building.counted = counted and len(roots) == 1
     for number, (program, root) in enumerate(roots.items()):
         building.program, building.called = number, program
         building.build(root, building.tree.root, ())
@@ -160,6 +167,7 @@ class _Building:
         self.paths, self.tree = paths, tree
         self.common = _shared_prefix(list(paths.values()))
         self.program, self.called = 0, ""
+        self.counted = False
         self.at: dict[Layer, Path] = {}
         self.nodes: dict[Layer, Node] = {}
         self._placed: dict[Var, Path] = {}
@@ -183,7 +191,7 @@ class _Building:
                 *inside, last = _rest(self.paths[v], layer, self.common)
                 owner, where = self._holder(holders, tuple(inside))
                 # TensorFlow numbers variables without a name through the whole program.
-                last = stem(last) if stem(last).lower() == "variable" else _field(last, layer)
+                last = stem(last) if stem(last).lower() == "variable" else plain_name(last)
                 self._placed[v] = (*path, *where, owner.add(last, v))
             elif self._placed[v][: len(path)] != path:
                 name = ".".join(self._placed[v])
@@ -194,6 +202,7 @@ class _Building:
             inner = [c.layer for c in calls(layer.steps)]
             for one, other in zip(earlier, inner, strict=True):
                 other.same = one
+        fields = self._fields(layer, node)
         for step in calls(layer.steps):
             if step.layer.same is not None:
                 first = self.at[step.layer.same]
@@ -204,10 +213,32 @@ class _Building:
                 if step.layer.listed:
                     where, child = self._item(node, wanted, step.layer)
                 else:
-                    field, child = self._child(node, wanted, step.layer.field or wanted)
+                    field, child = self._child(node, wanted, fields[step.layer])
                     where = (field,)
                 self.tree.names[step.layer] = ".".join(where)
                 self.build(step.layer, child, (*path, *where))
+
+    def _fields(self, layer: Layer, node: Node) -> dict[Layer, str]:
+        """The names wanted for the fields of the layers in a layer."""
+        inner = [c.layer for c in calls(layer.steps) if c.layer.same is None and not c.layer.listed]
+        wanted = {x: x.field or plain_name(called(x, self.paths)) for x in inner}
+        if not self.counted:
+            return wanted
+        alike: dict[str, list[tuple[int, Layer]]] = {}
+        others = set(node.names.taken)
+        for x, name in wanted.items():
+            found = re.fullmatch(r"(.*[A-Za-z]\w*?)_(\d+)", name)
+            if found is None:
+                others.add(name)
+            else:
+                alike.setdefault(found[1], []).append((int(found[2]), x))
+        for name, members in alike.items():
+            first = min(number for number, _ in members)
+            if len(members) == 1 and name not in others:
+                wanted[members[0][1]] = name
+            elif len(members) > 1 and name not in others and first > 1:
+                wanted |= {x: f"{name}_{number - first + 1}" for number, x in members}
+        return wanted
 
     def _item(self, node: Node, name: str, layer: Layer) -> tuple[Path, Node]:
         """The next node of a tuple in a node, which is created where it is missing."""
@@ -240,15 +271,6 @@ class _Building:
             field, child = self._child(parent, name, name)
             holders[path] = child, (*where, field)
         return holders[path]
-
-
-def _field(name: str, layer: Layer) -> str:
-    """The field of a parameter: `down_bias` for a bias of `down` that is added outside of it."""
-    *around, last = name.split(NUMBER)
-    if len(around) < 2:
-        return plain_name(name)
-    inner = (c.layer for c in calls(layer.steps) if c.layer.name == NUMBER.join(around))
-    return f"{next((x.field for x in inner if x.field), around[0])}_{last}"
 
 
 def called(layer: Layer, paths: Mapping[Var, Path]) -> str:

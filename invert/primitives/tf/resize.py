@@ -123,10 +123,20 @@ METHODS: dict[str, Resize] = {
 }
 
 
+_NAMES = {"Bicubic": "bicubic", "Bilinear": "bilinear", "NearestNeighbor": "nearest"}
+
+
 def _resize(op: str, x: Array, size: Ints, align: bool, half: bool) -> Array:
     """Both spatial axes of `x` at new sizes: first along the rows, as TensorFlow does."""
-    method = METHODS[op.removeprefix("Resize").removesuffix("Grad")]
-    return method(method(x, 2, size[1], align, half), 1, size[0], align, half)
+    kind = op.removeprefix("Resize").removesuffix("Grad")
+    method = METHODS[kind]
+
+    def resize(x: Array) -> Array:
+        return method(method(x, 2, size[1], align, half), 1, size[0], align, half)
+
+    # The program calls it by its name.
+    resize.__name__ = f"resize_{_NAMES[kind]}"
+    return jax.jit(resize)(x)
 
 
 @rule("ResizeBilinear", "ResizeBicubic", "ResizeNearestNeighbor")

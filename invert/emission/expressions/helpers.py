@@ -1,0 +1,52 @@
+"""Functions that the text holds where it uses them: what libraries on top of JAX have a name for.
+
+Their expressions are proved like all others; the file gets a copy of each that it calls.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, PRNGKeyArray
+
+from invert.emission.python import syntax
+from invert.emission.python.syntax import call
+
+if TYPE_CHECKING:
+    from invert.emission.expressions.writer import Writer
+
+
+def max_pool(x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: str) -> Array:
+    """The largest number in each window; `x` is (batch, *sizes, channels)."""
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)
+
+
+def dropout(x: Array, rate: float, key: PRNGKeyArray) -> Array:
+    """Zero in the place of a share `rate` of the numbers; the others are scaled up."""
+    kept = jax.random.uniform(key, x.shape, x.dtype) >= rate
+    return jnp.where(kept, x * (1 / (1 - rate)), 0.0)
+
+
+# By the names that stand for them until the file has its own.
+FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {f"helper_{f.__name__}": f for f in (max_pool, dropout)}
+)
+
+
+def calling(function: Callable[..., Any], *args: ast.expr) -> ast.expr:
+    """The call of one of these functions."""
+    return call(f"helper_{function.__name__}", *args)
+
+
+def named(expression: ast.expr, writer: Writer) -> ast.expr:
+    """An expression with the names that such functions have in the file, which gets copies."""
+    used = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name) and n.id in FUNCTIONS}
+    if not used:
+        return expression
+    return syntax.renamed(expression, {n: writer.copied(FUNCTIONS[n]) for n in sorted(used)})

@@ -1,0 +1,92 @@
+"""Loops over reversed arrays, which are loops from the end."""
+
+from __future__ import annotations
+
+from jax import lax
+
+from invert._private.jax import dce, rename
+from invert.ir.graph import Graph, is_var
+from invert.ir.loops import ScanParts
+from invert.ir.traced_form import unwrapped
+from invert.ir.types import Atom, Eqn, Jaxpr, Var
+
+
+def unreversed(jaxpr: Jaxpr) -> Jaxpr:
+    """A body in which each `scan` over the reversed rows of all its arrays runs from the end.
+
+    Each step computes the same of the same rows. The results of the steps are in reversed order;
+    where they are reversed once more, that is left out.
+    """
+    if not any(e.primitive.name == "scan" for e in jaxpr.eqns):
+        return jaxpr
+    plain = unwrapped(jaxpr)  # `jnp.flip` is a call
+    graph = Graph(plain)
+    found = [e for e in graph.by_primitive.get("scan", ()) if _over_reversed(e, graph)]
+    if not found:
+        return jaxpr
+    eqns: list[Eqn] = []
+    for eqn in plain.eqns:
+        eqns += _from_the_end(eqn, graph) if eqn in found else [eqn]
+    return dce(_without_pairs(plain.replace(eqns=eqns)))
+
+
+def _over_reversed(eqn: Eqn, graph: Graph) -> bool:
+    xs = ScanParts.of(eqn).xs
+    return bool(xs) and all(_reversed(graph.producer(a), (0,)) for a in xs)
+
+
+def _reversed(eqn: Eqn | None, dimensions: tuple[int, ...]) -> bool:
+    """Whether an equation reverses these dimensions."""
+    return eqn is not None and eqn.primitive is lax.rev_p and _dimensions(eqn) == dimensions
+
+
+def _dimensions(eqn: Eqn) -> tuple[int, ...]:
+    return tuple(sorted(eqn.params["dimensions"]))
+
+
+def _from_the_end(eqn: Eqn, graph: Graph) -> list[Eqn]:
+    """A loop in the other direction, and its results in the order that they had."""
+    parts = ScanParts.of(eqn)
+    xs = [made.invars[0] for a in parts.xs if (made := graph.producer(a)) is not None]
+    count = len(parts.init)
+    rows = [Var(v.aval) for v in eqn.outvars[count:]]
+    loop = eqn.replace(
+        invars=[*parts.consts, *parts.init, *xs],
+        outvars=[*eqn.outvars[:count], *rows],
+        params={**eqn.params, "reverse": not eqn.params["reverse"]},
+    )
+    params = {"dimensions": (0,)}
+    return [
+        loop,
+        *(
+            eqn.replace(
+                primitive=lax.rev_p, invars=[new], outvars=[old], params=params, effects=set()
+            )
+            for new, old in zip(rows, eqn.outvars[count:], strict=True)
+        ),
+    ]
+
+
+def _without_pairs(jaxpr: Jaxpr) -> Jaxpr:
+    """Without what reverses an array that is another one reversed, maybe with its axes moved."""
+    graph = Graph(jaxpr)
+    names: dict[Var, Atom] = {}
+    instead: dict[Eqn, Eqn] = {}
+    for eqn in graph.by_primitive.get("rev", ()):
+        moved = graph.producer(eqn.invars[0])
+        if moved is None:
+            continue
+        if _reversed(moved, _dimensions(eqn)):
+            x = moved.invars[0]
+            names[eqn.outvars[0]] = names.get(x, x) if is_var(x) else x
+        elif moved.primitive is lax.transpose_p:
+            order = moved.params["permutation"]
+            first = graph.producer(moved.invars[0])
+            before = tuple(sorted(order[d] for d in _dimensions(eqn)))
+            alone = graph.users[moved.outvars[0]] == [eqn] and moved.outvars[0] not in graph.results
+            if alone and first is not None and _reversed(first, before):
+                instead[moved] = moved.replace(invars=[first.invars[0]])
+                names[eqn.outvars[0]] = moved.outvars[0]
+    eqns = [instead.get(e, e) for e in jaxpr.eqns if not names.keys() & set(e.outvars)]
+    outvars = [names.get(a, a) if is_var(a) else a for a in jaxpr.outvars]
+    return rename(jaxpr.replace(eqns=eqns, outvars=outvars), names)

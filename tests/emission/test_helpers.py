@@ -1,0 +1,151 @@
+"""What a text calls by a name: pooling, dropout, masks, the two keys of a split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from invert.emission.expressions import keys
+from tests.emission.models import ramp, recovered, with_params
+from tests.emission.test_blocks import _arrays, _emitted
+from tests.emission.test_state import assert_same_steps, entry_of
+
+
+def test_pooling_is_a_function_of_the_file() -> None:
+    (kernel, x) = _arrays((3, 3, 2, 4), (2, 8, 8, 2))
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def run(kernel: Any, x: Any) -> Any:
+        x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        for padding in ("VALID", "SAME"):
+            window = (1, 3, 3, 1)
+            x = lax.reduce_window(x, -jnp.inf, lax.max, window, (1, 2, 2, 1), padding)
+        return x
+
+    source = _emitted(run, [kernel], x).source
+    assert source.count("def max_pool(") == 1
+    assert '(3, 3), (2, 2), "VALID")' in source
+    assert '(3, 3), (2, 2), "SAME")' in source
+
+
+def test_windows_along_channels_are_no_pooling() -> None:
+    (x,) = _arrays((2, 6, 6, 4))
+
+    def run(x: Any) -> Any:
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 1, 2), (1, 1, 1, 2), "VALID")
+
+    assert "max_pool" not in _emitted(run, [], x).source
+
+
+def test_dropout_is_a_function_of_the_file(tmp_path: Path) -> None:
+    def fn(values: Any, x: Any, key: Any) -> list[Any]:
+        (count,) = values
+        for rate in (0.3, 0.1):
+            key, subkey = jax.random.split(key)
+            kept = jax.random.uniform(subkey, x.shape, np.float32) >= np.float32(rate)
+            x = jnp.where(kept, x * np.float32(1 / (1 - rate)), np.float32(0))
+        return [x, count + np.int32(1)]
+
+    params = {"count": np.asarray(1, np.int32)}
+    module = recovered(entry_of(fn, params, (0,), ramp(5, 3), draws=True))
+    assert_same_steps(module, (ramp(5, 3),), tmp_path, key=jax.random.key(3))
+    source = module.source
+    assert source.count("def dropout(") == 1
+    assert "return dropout(dropout(x, 0.3, subkey), 0.1, subkey_2), state" in source
+    assert "key, subkey = jax.random.split(key)" in source
+    assert "_, subkey_2 = jax.random.split(key)" in source
+
+
+def test_another_scale_is_no_dropout(tmp_path: Path) -> None:
+    def fn(values: Any, x: Any, key: Any) -> list[Any]:
+        kept = jax.random.uniform(key, x.shape, np.float32) >= np.float32(0.3)
+        return [jnp.where(kept, x * np.float32(1.5), np.float32(0)), values[0] + np.int32(1)]
+
+    params = {"count": np.asarray(1, np.int32)}
+    module = recovered(entry_of(fn, params, (0,), ramp(5, 3), draws=True))
+    assert_same_steps(module, (ramp(5, 3),), tmp_path, key=jax.random.key(3))
+    assert "dropout" not in module.source
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_triangles_are_those_of_jax(k: int) -> None:
+    (x,) = _arrays((2, 6, 6))
+    source = _emitted(lambda x: jnp.tril(x) + jnp.triu(x, k), [], x).source
+    triu = "jnp.triu(arg0, 1)" if k else "jnp.triu(arg0)"
+    assert f"return jnp.tril(arg0) + {triu}" in source
+
+
+def test_operations_with_neutral_numbers_are_left_out() -> None:
+    (x,) = _arrays((2, 6))
+    source = _emitted(lambda x: jnp.sin(x * 1.0 + 0.0) / 1.0 - 0.0, [], x).source
+    assert "return jnp.sin(arg0)" in source
+
+
+def test_a_split_whose_keys_are_used_whole_stays() -> None:
+    jaxpr = jax.make_jaxpr(lambda key: jax.random.split(key))(jax.random.key(0)).jaxpr
+    assert [e.primitive.name for e in keys.unpacked(jaxpr).eqns] == ["random_split"]
+
+
+def test_fields_of_keras_layers_have_no_numbers_of_the_process() -> None:
+    params = {
+        "net/dense_7/kernel": ramp(3, 4), "net/dense_8/kernel": ramp(4, 4),
+        "net/lstm_5/recurrent_kernel": ramp(4, 4), "net/head_1/gamma": ramp(4, 4),
+    }  # fmt: skip
+
+    def run(p: Any, x: Any) -> Any:
+        for name, kernel in p.items():
+            with jax.named_scope(name.split("/")[1]):
+                x = jnp.tanh(x @ kernel)
+        return x
+
+    source = recovered(with_params(run, params, ramp(2, 3), name="net")).emit().source
+    for field in ("dense_1: ", "dense_2: ", "lstm: ", "head: "):
+        assert f"\n    {field}" in source
+
+
+def test_arguments_of_layers_are_in_the_order_of_libraries() -> None:
+    """`PyTorch` stores what comes out first; a layer is made with what comes in first."""
+    shapes = [(8, 4), (8,), (4, 8), (4,)] * 2
+    *arrays, x = _arrays(*shapes, (2, 4))
+
+    def run(*values: Any) -> Any:
+        *arrays, x = values
+        for w, b in zip(arrays[::2], arrays[1::2], strict=True):
+            x = jnp.tanh(jnp.dot(x, w.T) + b)
+        return x
+
+    source = _emitted(run, arrays, x).source
+    assert "def __init__(self, n_in: int, n_out: int, *, key: PRNGKeyArray):" in source
+
+
+def test_gates_are_a_multiple_of_the_state() -> None:
+    fields = ("kernel", "recurrent_kernel")
+    names = [f"{layer}/cell/{field}" for layer in ("one", "two") for field in fields]
+    arrays = _arrays((3, 16), (4, 16), (4, 24), (6, 24))
+
+    def run(p: Any, x: Any) -> Any:
+        for layer in ("one", "two"):
+            kernel, recurrent = (p[f"{layer}/cell/{field}"] for field in fields)
+
+            def step(carry: Any, x: Any, kernel: Any = kernel, recurrent: Any = recurrent) -> Any:
+                c, h = carry
+                i, f, g, o = jnp.split(x @ kernel + h @ recurrent, 4, axis=-1)
+                c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+                h = jax.nn.sigmoid(o) * jnp.tanh(c)
+                return (c, h), h
+
+            with jax.named_scope(layer):
+                zeros = jnp.zeros((2, recurrent.shape[0]))
+                x = lax.scan(step, (zeros, zeros), x)[1]
+        return x
+
+    params = dict(zip(names, arrays, strict=True))
+    source = recovered(with_params(run, params, ramp(5, 2, 3), name="net")).emit().source
+    assert 'recurrent_kernel: Float[Array, "hidden gates"]' in source
+    assert "def __init__(self, n_in: int, hidden: int, *, key: PRNGKeyArray):" in source
