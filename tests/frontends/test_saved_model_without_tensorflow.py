@@ -26,6 +26,7 @@ from invert.frontends.run_saved_model import load_function
 from invert.frontends.saved_model import EntryPoints, entry_points
 from invert.frontends.tf_function import entry_point
 from tests.frontends.damaged_files import damaged
+from tests.frontends.roads import differences
 
 v1 = tf.compat.v1
 CONFIG = Config()
@@ -308,6 +309,12 @@ def test_functions_are_those_that_tensorflow_loads(
             and all(np.array_equal(a, b) for a, b in zip(results[0], want, strict=True))
             for want in results[1:]
         )
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if not _composite(n)])
+def test_a_model_does_what_it_does_in_tensorflow(models: Callable[[str], Path], name: str) -> None:
+    """Values and gradients at random arguments, variables and their flags."""
+    assert [d for d in differences(models(name)) if ": refused: " not in d] == []
 
 
 @pytest.mark.parametrize("name", ["nested", "jax custom_vjp"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import invert
 from invert._errors import MalformedModelError, UnsupportedOpError
 from invert._private.jax import lowered_module
 from invert._private.mlir import ir, make_ir_context
@@ -312,3 +313,17 @@ def test_location_forms(text: str, name: str, place: str) -> None:
     loc = entry_function(module).location
     assert A.location_name(loc) == name
     assert A.location_text(loc) == place
+
+
+@pytest.mark.parametrize("name", ["i64", "ui64"])
+def test_operands_of_one_wide_number_are_values(name: str) -> None:
+    """Operands that are a splat are broadcast, by a scalar that JAX takes."""
+    kind = f"tensor<2x{name}>"
+    module = invert.from_stablehlo(
+        f"""func.func public @main() -> {kind} {{
+        %0 = stablehlo.constant dense<[1, 6]> : {kind}
+        %1 = stablehlo.constant dense<3> : {kind}
+        %2 = stablehlo.and %0, %1 : {kind}
+        return %2 : {kind} }}"""
+    )
+    np.testing.assert_array_equal(module(), [1, 2])

@@ -184,7 +184,10 @@ def dense_elements(attr: Any) -> np.ndarray:
 
 def _from_buffer(attr: Any, ir_type: Any) -> np.ndarray:
     try:
-        return np.asarray(memoryview(attr))
+        found = np.asarray(memoryview(attr))
+        # A type of C such as `long long` may be another class than the type of its size in NumPy,
+        # whose scalars JAX refuses.
+        return found.view(np.dtype(found.dtype.str))
     except ValueError as e:  # NumPy's own limits on rank and size
         raise UnsupportedType(str(ir_type), f"NumPy refuses the shape: {e}") from e
 
