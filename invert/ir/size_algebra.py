@@ -155,7 +155,7 @@ def apply(
     - `primitive`: the name of the primitive in `jax.lax`; `select` is that of StableHLO.
     - `dtype`: the dtype of the result.
     """
-    function = _OPERATIONS.get(primitive)
+    function: Callable[..., Any] | None = _OPERATIONS.get(primitive)
     # Small integers wrap around at numbers that sizes reach.
     if function is None or dtype.kind not in "ib" or (dtype.kind == "i" and dtype.itemsize < 4):
         return None
@@ -166,7 +166,7 @@ def apply(
     arrays = np.broadcast_arrays(*(o.numbers for o in operands))
     out = np.empty(arrays[0].shape, object)
     for index in np.ndindex(out.shape):
-        number = function(*(a[index] for a in arrays))
+        number: Any = function(*(a[index] for a in arrays))
         if number is None:
             return None
         if recognize and isinstance(number, Term):
@@ -294,7 +294,7 @@ def _not(a: Number) -> Number:
     return Term("not", (a,)) if isinstance(a, Term) else not a
 
 
-def _on_bits(function: Callable[..., int]) -> Callable[..., Number | None]:
+def _on_bits(function: Callable[..., Any]) -> Callable[..., Number | None]:
     """A function of the bits of numbers, which those of open sizes are not known for."""
 
     def run(*operands: Number) -> Number | None:
