@@ -124,7 +124,7 @@ def test_operands_of_shapes_that_a_custom_call_lacks() -> None:
         "%0 = stablehlo.custom_call @x(%a) {indices_of_shape_operands = dense<[7]> : "
         f"tensor<1xi64>}} : ({T}) -> {T}"
     )
-    with pytest.raises(invert.MalformedModelError, match="operand 7, .* is missing"):
+    with pytest.raises(invert.MalformedModelError, match="operand 7"):
         invert.from_stablehlo(text)
 
 
