@@ -140,3 +140,19 @@ def test_table_of_positions_refuses_longer_ones():
     np.testing.assert_allclose(
         module.model(long[:, :64]), original(tf.constant(long[:, :64])), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_a_range_is_as_long_as_its_limit_in_its_type(dtype: tf.DType):
+    def places(x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.range(tf.cast(tf.cast(tf.shape(x)[0], dtype), tf.float32)), tf.int32)
+
+    original = tf.function(places, input_signature=[tf.TensorSpec([None])], autograph=False)
+    module = invert.convert(original)
+    x = np.ones(257, np.float32)  # 256 in bfloat16
+    try:
+        found = module(x)
+    except invert.InvertError:
+        assert dtype is tf.bfloat16
+    else:
+        assert_same(found, original(tf.constant(x)).numpy(), "the range")

@@ -204,15 +204,15 @@ def distance(low: Value, high: Value) -> DimSize | None:
 
 
 def size_of(value: Value) -> DimSize | None:
-    """The size or number that a traced scalar is, in whatever type; `None` for data."""
-    made = made_by(value)
-    while made is not None and made[0] == "convert_element_type":
-        (value,) = made[1]
+    """The size or number that a traced scalar is, in any type of 32 bits or more; else `None`."""
+    while value.dtype.itemsize >= 4:  # narrower types round sizes, or wrap around
+        if jnp.issubdtype(value.dtype, jnp.integer):
+            return distance(np.int32(0), value)
         made = made_by(value)
-    # Another type may have rounded it, or begun again from zero.
-    if not jnp.issubdtype(value.dtype, jnp.integer) or value.dtype.itemsize < 4:
-        return None
-    return distance(np.int32(0), value)
+        if made is None or made[0] != "convert_element_type":
+            break
+        (value,) = made[1]
+    return None
 
 
 def known(array: Value) -> np.ndarray | None:

@@ -83,21 +83,23 @@ class DynamicSize:
 
     def larger(self, other: Value) -> Value:
         """The larger of it and another size."""
-        if not isinstance(other, DynamicSize):
-            if decided("ge", self.least, other):
-                return self
-            if decided("le", self.most, other):
-                return other
-        return self._with(other, jnp.maximum, int_max)
+        found = self._one_of(other, larger=True)
+        return self._with(other, jnp.maximum, int_max) if found is None else found
 
     def smaller(self, other: Value) -> Value:
         """The smaller of it and another size."""
-        if not isinstance(other, DynamicSize):
-            if decided("le", self.most, other):
-                return self
-            if decided("ge", self.least, other):
-                return other
-        return self._with(other, jnp.minimum, int_min)
+        found = self._one_of(other, larger=False)
+        return self._with(other, jnp.minimum, int_min) if found is None else found
+
+    def _one_of(self, other: Value, *, larger: bool) -> Value:
+        """Which of the two is the larger or smaller one; `None` if that depends on data."""
+        if isinstance(other, DynamicSize):
+            return None
+        if decided("ge", self.least, other):
+            return self if larger else other
+        if decided("le", self.most, other):
+            return other if larger else self
+        return None
 
     # Not `__jax_array__`: an open size would take it for an array, and the sum for data.
 
