@@ -144,7 +144,9 @@ def tensorflow(model: keras.Model, x: Any, train: bool, jit_compile: bool) -> Ru
             loss = tf.reduce_mean(model(x, training=False) ** 2)
         weights = model.trainable_variables
         gradient: Any = tape.gradient(loss, weights)
-        return [w - RATE * g for w, g in zip(weights, gradient, strict=True)]
+        # Those of embeddings come as slices.
+        dense = map(tf.convert_to_tensor, gradient)
+        return [w - RATE * g for w, g in zip(weights, dense, strict=True)]
 
     forward = lambda x: model(x, training=False)  # noqa: E731
     function = tf.function(step if train else forward, jit_compile=jit_compile)

@@ -358,3 +358,16 @@ def angles(x):
     n = tf.shape(x)[1]
     places = tf.range(n, dtype=tf.float32)[:, None] / tf.range(1.0, 5.0)
     return tf.sin(places), tf.signal.hann_window(n), tf.linspace(0.0, tf.cast(n, tf.float32), n + 1)
+
+
+@program([None, 4])
+def folded(x):
+    """Loops whose counters begin at different numbers."""
+    return tf.foldl(lambda a, b: a + b * a, x), tf.foldr(lambda a, b: tf.sin(a) - b, x)
+
+
+@program([None, None, None, 3])
+def crops(x):
+    boxes = [[0.1, -0.1, 0.7, 0.9], [0.9, 0.0, 0.2, 1.3]]
+    glimpses = tf.image.extract_glimpse(x, [2, 3], tf.zeros([tf.shape(x)[0], 2]), noise="zero")
+    return tf.image.crop_and_resize(x, boxes, [0, 0], [3, 2]), glimpses

@@ -50,7 +50,27 @@ def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None
         run += 1
         for what, form in made:
             assert_same(form(*args), wanted, f"{name}: {what} at {row}")
+        derivative = _gradient(original, args)
+        for what, form in made[:2] if derivative is not None else ():
+            assert_same(gradient(form, args), derivative, f"{name}: gradient of {what} at {row}")
     assert run >= len(sizes) // 2
+
+
+def _gradient(original: Any, args: list[np.ndarray]) -> tuple[np.ndarray, ...] | None:
+    """TensorFlow's derivative of what `gradient` differentiates; `None` where it has none."""
+    given = list(map(tf.constant, args))
+    floats = [x for x in given if x.dtype.is_floating]
+    if not floats:
+        return None
+    try:
+        with tf.GradientTape() as tape:
+            tape.watch(floats)
+            results = [y for y in tf.nest.flatten(original(*given)) if y.dtype.is_floating]
+            total = tf.add_n([tf.reduce_sum(tf.cos(y) * y) for y in results])
+        found = tape.gradient(total, floats, unconnected_gradients="zero")
+    except (LookupError, ValueError):  # an op without a derivative, or no results of floats
+        return None
+    return tuple(tf.convert_to_tensor(g).numpy() for g in found)
 
 
 @pytest.mark.parametrize("name", often(PROGRAMS))

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem
+from invert.ir.sizes import is_open
 from invert.primitives.tf.dynamic_size import places_of
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
@@ -75,9 +76,10 @@ def take(
 def narrow(indices: Array, sizes: Sequence[Int]) -> Array:
     """Narrow indices of 64 bits to 32 where these suffice, for lookups that clip.
 
-    JAX 0.10 cannot transpose such a lookup with 64 bits in a session of 32.
+    JAX 0.10 cannot transpose such a lookup with 64 bits in a session of 32. An axis of open length
+    is taken to have fewer than 2^31 elements.
     """
-    small = all(isinstance(n, int) and n <= np.iinfo(np.int32).max for n in sizes)
+    small = all(is_open(n) or n <= np.iinfo(np.int32).max for n in sizes)
     wide = np.dtype(indices.dtype) in (np.int64, np.uint32, np.uint64)
     if not (small and wide):
         return indices

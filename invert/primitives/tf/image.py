@@ -140,7 +140,7 @@ def _crop(
 
     def pixels(row: Array, column: Array) -> Array:
         index = which[:, None, None], row.astype(jnp.int32), column.astype(jnp.int32)
-        return image.at[index].get(mode="clip")
+        return image.at[index].get(mode="clip", wrap_negative_indices=False)
 
     if nearest:
         away = lax.RoundingMethod.AWAY_FROM_ZERO
@@ -210,7 +210,7 @@ def _extract_glimpse(
     rows, columns = rows[:, :, None], columns[:, None, :]
     batch = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None, None]
     inside = (rows >= 0) & (rows < x.shape[1]) & (columns >= 0) & (columns < x.shape[2])
-    glimpse = x.at[batch, rows, columns].get(mode="clip")
+    glimpse = x.at[batch, rows, columns].get(mode="clip", wrap_negative_indices=False)
     return jnp.where(inside[..., None], glimpse, 0)
 
 
@@ -284,7 +284,7 @@ def _read(image: Array, places: Sequence[Array], fill: Array, interpolation: str
     def pixels(row: Array, column: Array) -> Array:
         inside = (row >= 0) & (row < image.shape[1]) & (column >= 0) & (column < image.shape[2])
         index = batch, row.astype(jnp.int32), column.astype(jnp.int32)
-        values = image.at[index].get(mode="clip")
+        values = image.at[index].get(mode="clip", wrap_negative_indices=False)
         wide = values.astype(jnp.promote_types(jnp.float32, image.dtype))
         return jnp.where(inside[..., None], wide, fill)
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import Literal, consts_of, is_tracer, max_dim, open_jaxpr
+from invert._private.jax import Literal, consts_of, is_tracer, max_dim, min_dim, open_jaxpr
 from invert.ir.loops import CondParts, bodies
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Value, Var
@@ -509,17 +509,27 @@ class _Condition:
         return self._steps(self._program, result, True)
 
     def open_count(self) -> DimSize | None:
-        """The trip count of a counter whose start or bound is an open size."""
-        program, atom = self._program.source(self._program.jaxpr.outvars[0])
+        """The trip count of counters of which a start or a bound is an open size."""
+        found = self._open_steps(self._program, self._program.jaxpr.outvars[0])
+        return found if found is not None and is_open(found) else None
+
+    def _open_steps(self, program: _Program, atom: Atom) -> DimSize | None:
+        """The number of steps after which an atom is false for good, where that is known."""
+        program, atom = program.source(atom)
         eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
-        if eqn is None or eqn.primitive.name not in _LESS:
+        if eqn is None:
+            return None
+        if eqn.primitive.name == "and":
+            one, two = (self._open_steps(program, a) for a in eqn.invars)
+            return None if one is None or two is None else min_dim(one, two)
+        if eqn.primitive.name not in _LESS:
             return None
         swapped, strict = _LESS[eqn.primitive.name]
         low, high = (program.fact(a).equals for a in eqn.invars[:: -1 if swapped else 1])
         if low is None or high is None:
             return None
         ahead = low.plus(high, -1).plus(Sum(0 if strict else -1))
-        if set(ahead.terms) != {STEP} or ahead.step <= 0 or not is_open(ahead.constant):
+        if set(ahead.terms) != {STEP} or ahead.step <= 0:
             return None
         return max_dim(-(ahead.constant // ahead.step), 0)
 

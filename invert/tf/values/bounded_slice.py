@@ -78,7 +78,7 @@ def rows_of(x: Value, stretch: Stretch, origin: Problem) -> BoundedArray:
     places, count = stretch.places(size, data.shape[0])
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
         return BoundedArray(data, count, origin)
-    y = data.at[places].get(mode="clip")
+    y = jnp.take(data, places, axis=0, mode="clip")
     # Padding is ones, whose derivatives are finite, though unused.
     return BoundedArray(jnp.where(count > 0, y, lax.full_like(y, 1)), count, origin)
 

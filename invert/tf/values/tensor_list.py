@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.ir.sizes import decided, is_open
 from invert.ir.types import Value
 from invert.tf.values.constants import array, ints, is_size, is_static
 
@@ -306,14 +307,14 @@ def get_item(lst: TensorList, index: Value, element: Element | None = None) -> V
     element = lst.element if lst.element is not None else element
     if lst.same is not None:
         return lst.same
-    if lst.items is not None and isinstance(index, np.ndarray):
-        i = int(index)
+    i = index.item() if isinstance(index, np.ndarray) else None
+    if lst.items is not None and isinstance(i, int):
         if not 0 <= i < len(lst.items):
             raise _problem(f"reads element {i} of {len(lst.items)}")
         if lst.items[i] is not None:
             return lst.items[i]
-    if isinstance(index, np.ndarray) and (rows := _known_buffer(lst)) is not None:
-        return np.asarray(rows[int(index)])
+    if isinstance(i, int) and (rows := _known_buffer(lst)) is not None:
+        return np.asarray(rows[i])
     lst = with_buffer(lst, element=element)
     if lst.buffer is None:
         if lst.element is None:
@@ -328,8 +329,10 @@ def get_item(lst: TensorList, index: Value, element: Element | None = None) -> V
 def slice_at(x: Value, index: Value) -> Value:
     """`x[index]` for an index in range; static where the index is."""
     if isinstance(index, np.ndarray):
-        i = int(index)
-        return lax.squeeze(lax.slice_in_dim(x, i, i + 1), (0,))
+        i = index.item()
+        if isinstance(i, int) or (is_open(i) and decided("ge", x.shape[0], i + 1)):
+            return lax.squeeze(lax.slice_in_dim(x, i, i + 1), (0,))
+        index = array(index)
     starts = (index, *([np.zeros((), index.dtype)] * (x.ndim - 1)))
     sizes = (1, *x.shape[1:])
     return lax.squeeze(_dynamic_slice(x, starts, sizes), (0,))
@@ -343,8 +346,10 @@ def _dynamic_slice(x: Value, starts: Sequence[Value], sizes: Sequence[int]) -> V
 def update_at(x: Value, value: Value, index: Value) -> Value:
     """`x` with `value` at `index` of its leading axis."""
     value = jnp.asarray(array(value))
-    dtype = np.dtype(np.int32) if isinstance(index, np.ndarray) else index.dtype
-    start = np.asarray(index, dtype) if isinstance(index, np.ndarray) else index
+    start = array(index)
+    if isinstance(start, np.ndarray):
+        start = start.astype(np.int32)
+    dtype = start.dtype
     zeros = [np.zeros((), dtype)] * (x.ndim - 1)
     return lax.dynamic_update_slice_p.bind(x, lax.expand_dims(value, (0,)), start, *zeros)
 
@@ -352,8 +357,8 @@ def update_at(x: Value, value: Value, index: Value) -> Value:
 def set_item(lst: TensorList, index: Value, value: Value, *, resize: bool = False) -> TensorList:
     """The list with another element at `index`; longer, if need be, where `resize`."""
     value = element_value(value)
-    if lst.items is not None and isinstance(index, np.ndarray):
-        i = int(index)
+    i = index.item() if isinstance(index, np.ndarray) else None
+    if lst.items is not None and isinstance(i, int):
         items = lst.items + (None,) * (i + 1 - len(lst.items) if resize else 0)
         if not 0 <= i < len(items):
             raise _problem(f"writes element {i} of {len(items)}")
