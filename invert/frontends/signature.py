@@ -516,7 +516,8 @@ def describe(concrete: Any) -> str:
     """One line that shows the arguments of a concrete function."""
     args, kwargs = concrete.structured_input_signature
     parts = [_describe(plain(a)) for a in args]
-    parts += [f"{k}={_describe(plain(v))}" for k, v in kwargs.items()]
+    # A SavedModel does not keep their order.
+    parts += [f"{k}={_describe(plain(v))}" for k, v in sorted(kwargs.items())]
     return f"({', '.join(parts)})"
 
 
