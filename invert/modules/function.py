@@ -403,7 +403,10 @@ class Function:
         try:
             bound = self.signature.bind(*args, **self._renamed(kwargs))
         except TypeError as error:
-            raise SignatureError(f"{name}{self.signature}: {error}") from error
+            given = any(isinstance(x, eqx.nn.State) for x in (*args, *kwargs.values()))
+            reason = "it keeps no state and takes no equinox.nn.State"
+            what = reason if given and self._state is None else error
+            raise SignatureError(f"{name}{self.signature}: {what}") from error
         state = key = None
         if self._key is not None:
             key = _typed_key(bound.arguments.pop(self._key), name)
