@@ -169,7 +169,9 @@ class Buckets:
         try:
             keys, values = keys.reshape(count, *wanted), values.reshape(count, *self.shape)
         except ValueError as error:
-            raise MalformedModelError(f"a dense table is stored in other shapes: {error}") from error
+            raise MalformedModelError(
+                f"a dense table is stored in other shapes: {error}"
+            ) from error
         used = np.ones(count, bool)
         for key in self.unused:
             used &= (keys != key).reshape(count, -1).any(1)

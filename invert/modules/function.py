@@ -32,6 +32,7 @@ from invert._private.jax import (
 from invert._report import Report
 from invert.emission import Emission
 from invert.ir import meshes
+from invert.ir.avals import type_of_key
 from invert.ir.sizes import (
     Constraint,
     DimSize,
@@ -383,7 +384,7 @@ class Function:
         if not self._key:
             return None
         # jax.random.key makes keys of the default generator.
-        return (jax.random.key(0) if key is None else key).dtype
+        return (type_of_key() if key is None else key).dtype
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
