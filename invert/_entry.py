@@ -134,6 +134,7 @@ class EntryPoint:
     - `results`: types of the flat results, where the container states them.
     - `platform`: the platform it was lowered for, where the container states it.
     - `shardings`: how arguments and results lie on several devices, where the container states it.
+    - `defaults`: values of arguments that a call may leave out, by the names of the arguments.
     - `trace`: which calls of the function of the container are its own, where that has several
         traces.
     """
@@ -156,6 +157,7 @@ class EntryPoint:
     checks: tuple[str, ...] = ()
     outside: str = ""
     shardings: Shardings | None = None
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from invert._errors import MalformedModelError
-from invert.protos.tensors import decode_dtype, decode_shape, type_name
+from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
 
 # The types of `TypeSpecProto` (tensorflow/core/protobuf/struct.proto, TensorFlow 2.21).
 _SPARSE, _SLICES, _RAGGED, _VARIABLE = 1, 2, 3, 9
@@ -50,6 +50,13 @@ class OtherSpec:
     """The type of something that is not made of tensors."""
 
     name: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GivenArray(OtherSpec):
+    """An array, such as the default of an argument."""
+
+    array: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +110,8 @@ def decode(value: Any, depth: int = 0) -> Any:
         return _spec(decode_shape(content.shape), content.dtype, content.name)
     if kind == "type_spec_value":
         return _type_spec(content, inner)
+    if kind in ("tensor_value", "numpy_value"):
+        return GivenArray("constant tensor", decode_tensor(content, "a signature of the model"))
     return OtherSpec(kind.removesuffix("_value"))
 
 

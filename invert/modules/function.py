@@ -401,13 +401,17 @@ class Function:
                 f"{name}{self.signature} draws random numbers; pass {self._key}=jax.random.key(0) "
                 "or another key"
             )
+        if self._state is None and any(
+            isinstance(x, eqx.nn.State) for x in (*args, *kwargs.values())
+        ):
+            raise SignatureError(
+                f"{name}{self.signature} keeps no state; leave out the equinox.nn.State"
+            )
         try:
             bound = self.signature.bind(*args, **self._renamed(kwargs))
         except TypeError as error:
-            given = any(isinstance(x, eqx.nn.State) for x in (*args, *kwargs.values()))
-            reason = "it keeps no state and takes no equinox.nn.State"
-            what = reason if given and self._state is None else error
-            raise SignatureError(f"{name}{self.signature}: {what}") from error
+            raise SignatureError(f"{name}{self.signature}: {error}") from error
+        bound.apply_defaults()
         state = key = None
         if self._key is not None:
             key = _typed_key(bound.arguments.pop(self._key), name)
@@ -432,6 +436,7 @@ class Function:
             bound = signature.bind(*args, **self._renamed(kwargs))
         except TypeError as error:
             raise SignatureError(f"{self.entry.name}{self.signature}: {error}") from error
+        bound.apply_defaults()
         return self._flat(bound)
 
     def _renamed(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
