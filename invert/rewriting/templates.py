@@ -32,7 +32,7 @@ def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
     # Raised for types that a call does not take: by the checks of `jax.lax` and `jax.numpy`, by
     # `mlir.lower_jaxpr_to_module` for a primitive without a lowering for the platform, by lowerings
     # that only assert (`iota_2x32_shape` without axes) or overflow (`select_and_gather_add` of
-    # integers), and by what has to know a size that is open. Missing names are defects.
+    # integers), and by ops that need a known size. A missing name is a defect.
     except (
         TypeError, ValueError, RuntimeError, ArithmeticError, IndexError, AssertionError,
         *SIZE_ERRORS,
