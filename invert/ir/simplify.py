@@ -80,7 +80,7 @@ def _product(eqn: Eqn, graph: Graph) -> tuple[Eqn, Eqn] | None:
 
 
 def _forms(atom: Atom, graph: Graph) -> list[Atom]:
-    """An operand, and the value that was reshaped into it."""
+    """The value that was reshaped into an operand, if any, and the operand."""
     eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
     if eqn is None or eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is not None:
         return [atom]

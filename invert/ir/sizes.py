@@ -220,7 +220,7 @@ class Constraint:
         return f"{left} {sign[self.relation]} {self.right}"
 
     def text(self) -> str:
-        """The constraint in the syntax of `jax.export.SymbolicScope`; `""` for `!=`, which it lacks."""
+        """In the syntax of `jax.export.SymbolicScope`; `""` for `!=`, which it lacks."""
         relation, shift = {"lt": ("<=", -1), "gt": (">=", 1)}.get(
             self.relation, (_SIGNS.get(self.relation, ""), 0)
         )
