@@ -72,7 +72,7 @@ def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
 
 
 def normal(closed: J, depth: int = 0) -> J:
-    """The normal form of a jaxpr: no dead code, equal equations merged, operands in order of use."""
+    """The normal form of a jaxpr: no dead code, no duplicates, operands in order of use."""
     if depth >= _DEPTH:
         return cast(J, _innermost_normal(closed))
     return cast(J, (_inner_normal if depth else _normal)(closed))
