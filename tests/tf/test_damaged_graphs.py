@@ -113,7 +113,7 @@ def _set(node, key, **value):
         (_set("sum", "T", type=2), "tf.Sum: takes float64 as input 0, and 'concat' is float32"),
         (_set("parts", "num_split", i=0), "'num_split' that is 0, which is less than 1"),
         (_set("parts", "num_split", i=1), "'parts:1', which is not among the outputs of 'parts'"),
-        (lambda n: n["sum"].input.pop(), "has 1 inputs where the op takes 2"),
+        (lambda n: n["sum"].input.pop(), "has 1 inputs, but the op takes 2"),
         (lambda n: n["out"].input.__setitem__(0, "parts:x"), "'parts:x'"),
         (lambda n: setattr(n["sum"], "name", "other"), "'sum', which the graph does not have"),
         (lambda n: setattr(n["sum"], "name", "concat"), "tf.Sum: has the name of another node"),

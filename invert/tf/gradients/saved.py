@@ -105,7 +105,7 @@ class SavedGradients:
         )
 
     def _made(self, around: Graph, function: str, nested: bool) -> Analysis:
-        """A gradient function in the form that is evaluated; `nested`: read the gradients inside."""
+        """A gradient function in evaluated form; `nested`: read the gradients inside."""
         reads = self.read if nested else None
         return Analysis(around.derived(around.shared, reads, function=function))
 

@@ -77,7 +77,7 @@ def make_body(
     - `name`: name of the function; empty for the outermost graph.
     - `args`: names of the arguments; nodes of these names are the arguments.
     - `outputs`: names of the results, as `node:0` or `node:output:0`.
-    - `control_outputs`: names of the nodes that have to run besides.
+    - `control_outputs`: names of further nodes that have to run.
     - `offset`: index of the first tensor of a named output.
     - `is_effect`: whether a node has side effects.
 

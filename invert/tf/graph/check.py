@@ -55,8 +55,8 @@ def checked(
 
     **Arguments:**
 
-    - `args`: the arguments with their types; nodes of these names are arguments, whatever they are.
-    - `outputs`: names of the results with their types. A type of 0 is not known.
+    - `args`: the arguments with their types; nodes of these names are arguments, whatever their op.
+    - `outputs`: names of the results with their types. A type of 0 is unknown.
     - `function`: name of the function; empty for the outermost graph.
     - `op_def`: returns the `OpDef` proto of an op type, or `None` if it is unknown.
     - `signatures`: the signatures of the library functions.

@@ -76,7 +76,7 @@ def _parse(text: str) -> Tensor:
         return text[1:], -1
     name, output, port = parse_tensor(text)
     if output:
-        raise MalformedModelError(f"a graph refers to {text!r}, but outputs in a graph have no names")
+        raise MalformedModelError(f"a graph refers to {text!r}, but its outputs have no names")
     return name, port
 
 

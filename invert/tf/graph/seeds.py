@@ -1,8 +1,8 @@
 """Replaces the generator state of a graph by the key of the call.
 
 TensorFlow's generators and Keras's `SeedGenerator` keep a seed in a variable, which each draw reads
-and advances. With `Config(random="jax")` such draws take a key instead of that seed. The variable is
-then unused, and its updates are dropped. A seed that is an argument or a constant is unchanged.
+and advances. With `Config(random="jax")` such draws take a key instead of that seed. The variable
+is then unused, and its updates are dropped. A seed that is an argument or a constant is unchanged.
 """
 
 from __future__ import annotations

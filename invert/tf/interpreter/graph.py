@@ -281,7 +281,7 @@ class Graph:
         return self._made_body(function)
 
     def _made_body(self, function: str) -> Body:
-        """The body of a function made from TensorFlow 1 control flow, which may contain more of it."""
+        """The body of a function made from TensorFlow 1 control flow, which may nest."""
         made = self._made[function]
         roots = [*made.outputs, *made.controls]
         nodes, more = functionalize(made.nodes, f"{function}/", roots, made.args)

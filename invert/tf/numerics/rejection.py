@@ -29,7 +29,7 @@ State = tuple[Array, ...]
 
 
 def _retry(step: Callable[[Array, State], tuple[Array, State]], done: Array, state: State) -> State:
-    """Run steps, counted as `uint64`, until all are done; finished elements of `state` stay unchanged."""
+    """Run steps, counted as `uint64`, until all elements are done; finished ones stay unchanged."""
 
     def body(carry: tuple[Array, Array, State]) -> tuple[Array, Array, State]:
         count, done, state = carry
