@@ -141,7 +141,7 @@ def _network(
 def _layer(
     cell: Cell, w: Weights, x: Array, start: State, lengths: Array, reverse: bool
 ) -> tuple[State, Array]:
-    """The final state and all outputs; past its length a sequence keeps its state and outputs zeros."""
+    """The final state and all outputs; past its length a sequence keeps its state, output zeros."""
 
     def step(carry: State, item: tuple[Array, Array]) -> tuple[State, Array]:
         at, inputs = item

@@ -33,7 +33,7 @@ def _problem(node: Node, ids: bool) -> Problem:
     if not ids:
         remedy = (
             'Config(dynamic_sizes="pad") pads it to its maximum length with -1 or 0, which later '
-                "ops must ignore; or use masks, or tf.where with three arguments."
+            "ops must ignore; or use masks, or tf.where with three arguments."
         )
     return Problem(f"tf.{node.op}", reason, node.location, remedy)
 
@@ -57,7 +57,7 @@ def padded(
         raise UnsupportedOpError([_problem(node, ids)])
     ctx.graph.note(
         f"tf.{node.op} ({node.location}) returns a varying number of {what}; here there are "
-                f"always {size}, padded with {fill}"
+        f"always {size}, padded with {fill}"
     )
 
 
@@ -129,7 +129,9 @@ def _set_size(x: Array, axis: Int, size: Value, *, node: Node) -> Value:
     if isinstance(size, np.ndarray):
         return lax.slice_in_dim(x, 0, *ints(size), axis=axis)
     if axis:
-        raise refuse(node, "has a data-dependent size in an axis other than the first", "Use masks.")
+        raise refuse(
+            node, "has a data-dependent size in an axis other than the first", "Use masks."
+        )
     return BoundedArray(x, size, _problem(node, False))
 
 

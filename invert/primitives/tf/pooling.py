@@ -205,7 +205,7 @@ def _shifted(
     rates: Sequence[int],
     pads: Sequence[tuple[Int, Int]],
 ) -> Iterator[tuple[tuple[int, ...], Array, Array]]:
-    """For each position in a window: a mask of where it is inside the image, and the image there."""
+    """For each window position: a mask of where it is inside the image, and the image there."""
     config = [(0, 0, 0), *((lo, hi, 0) for lo, hi in pads), (0, 0, 0)]
     padded = lax.pad(x, np.zeros((), x.dtype), config)
     inside = lax.pad(jnp.ones((1, *x.shape[1:3], 1), bool), np.asarray(False), config)

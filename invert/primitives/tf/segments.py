@@ -49,7 +49,7 @@ def _scatter(kind: str, data: Array, ids: Array, count: Int, *, is_sorted: bool 
 
 
 def _segment_prod(data: Array, ids: Array, count: Int, is_sorted: bool) -> Array:
-    """Products by segment. JAX lacks the derivative of a scattered product; this is TensorFlow's."""
+    """Products by segment, with TensorFlow's derivative; JAX's scattered product has none."""
 
     def total(kind: str, x: Array, ids: Array) -> Array:
         return _scatter(kind, x, ids, count, is_sorted=is_sorted)

@@ -253,7 +253,7 @@ def _range(start: Value, limit: Value, delta: Value, *, Tidx: np.dtype, node: No
         # Rounded up, at least zero; sizes may be symbolic.
         count = int_max(-((first - last) // step), 0)
     elif any(map(is_open, (first, last, step))):
-        raise refuse(node, "has an open limit and a step that is not an integer", "Use tf.linspace.")
+        raise refuse(node, "has an open limit and a non-integer step", "Use tf.linspace.")
     else:
         count = max(0, math.ceil((last - first) / step))
     symbolic = any(v.dtype == object for v in (start, limit, delta))

@@ -207,7 +207,7 @@ def _window(ctx: Context, node: Node, start: Value, stop: Value, step: int) -> _
     count = int_max(length, 0) if is_open(length) else len(range(0, length, step))
     ctx.graph.note(
         f"tf.{node.op} ({node.location}) has {count} elements at a place that depends on data; "
-                "if it extends beyond the array, TensorFlow returns fewer elements, and this one shifts it"
+        "past the end of the array TensorFlow returns fewer, while this program shifts the slice"
     )
     span = count if step == 1 else max(count - 1, 0) * abs(step) + min(count, 1)
     dtype = np.result_type(*(p for p in (start, stop) if _is_data(p)))

@@ -188,7 +188,7 @@ def _split(
 
 
 def _union(indices: Sequence[Array], shape: Ints) -> tuple[Array, Array, Array]:
-    """The distinct positions of two tensors, the position of each index, and whether it is in range."""
+    """The distinct positions of two tensors, that of each index, and whether it is in range."""
     numbers = [_numbered(v, shape) for v in indices]
     known = all(isinstance(n, np.ndarray) for n in numbers)
     joined = (np if known else jnp).concatenate(numbers)

@@ -45,7 +45,7 @@ def _computation(ctx: Context, node: Node, name: str, types: Sequence[Aval]) -> 
 
 
 def _called(program: ClosedJaxpr) -> Callable[..., Any]:
-    """A program on scalars in the form that `lax.reduce` takes: a value or a tuple for each side."""
+    """A program on scalars in the form `lax.reduce` takes: a value or a tuple for each side."""
 
     def call(x: Value, y: Value) -> Value:
         given = [*x, *y] if isinstance(x, (list, tuple)) else [x, y]
