@@ -1,4 +1,4 @@
-"""Functions that JAX lowers, raised again: what a program is compared with."""
+"""Lowers functions with JAX and raises them again, for comparison with programs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def raised_again(
 
     **Arguments:**
 
-    - `avals`: the types of its arguments. Their sizes may be open.
-    - `outs`: the types that its results get, where these are not those it is traced to.
+    - `avals`: the types of its arguments, possibly with open sizes.
+    - `outs`: the types of its results, if they differ from the traced ones.
     - `x64`: whether it is lowered with 64-bit types enabled.
 
-    **Raises:** what JAX raises for functions that it cannot lower; `InvertError`.
+    **Raises:** JAX's exceptions for functions that it cannot lower; `InvertError`.
     """
-    # JAX computes the open sizes from those of the arguments, so each of them is one's.
+    # JAX computes the open sizes from those of the arguments, so each must be the size of one.
     sizes = variables(n for a in (*avals, *(outs or ())) for n in a.shape)
     carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
     run: Callable[..., Any] = lambda *values: function(*values[len(carriers) :])  # noqa: E731
@@ -47,7 +47,7 @@ def raised_again(
 
     def raised(*values: Value) -> list[Value]:
         held = [lax.full(c.shape, False) for c in carriers]
-        # Lowering replaces keys by their words.
+        # Lowering replaces keys by words.
         results = program(*held, *map(words_of, values))
         return [from_words(r, out.dtype) for r, out in zip(results, types, strict=True)]
 
