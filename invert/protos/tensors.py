@@ -87,7 +87,7 @@ def decode_dtype(enum: int) -> np.dtype:
     """The NumPy (or ml_dtypes) dtype of a `DataType`; `object` for strings and handles.
 
     Quantized types are the integers that store them.
-        """
+    """
     if not is_type(enum):
         raise MalformedModelError(f"the graph names a type by {enum}, which is not a type")
     return _TYPES[enum].dtype

@@ -66,7 +66,8 @@ def serve(
 
     A request has eight letters for its kind, sixteen for the attribute that marks large constants,
     if any, and the module. The number of those constants and their bytes follow the answer.
-    Messages are those of `_child.py`."""
+    Messages are those of `_child.py`.
+    """
 
     def reply(message: bytes | memoryview) -> None:
         sys.stdout.buffer.write(_LENGTH.pack(len(message)))

@@ -143,7 +143,9 @@ class Program:
     def takes_platform_index(self) -> bool:
         """Whether the first argument is the platform index.
 
-        Other arguments marked as constants, such as sizes, stay arguments: their meaning is unknown."""
+        Other arguments marked as constants, such as sizes, stay arguments: their meaning is
+        unknown.
+        """
         function = self.functions[self.entry]
         if "arg_attrs" not in function.attributes:
             return len(self.platforms) > 1
@@ -158,7 +160,9 @@ class Program:
         """Shapes and dtypes of the arguments."""
         function = self.functions.get(self.entry)
         if function is None or not len(function.regions[0].blocks):
-            raise MalformedModelError(f"@{self.entry}, the entry function of the module, has no body.")
+            raise MalformedModelError(
+                f"@{self.entry}, the entry function of the module, has no body."
+            )
         block = function.regions[0].blocks[0]
         return _array_types([a.type for a in block.arguments][int(self.takes_platform_index) :])
 

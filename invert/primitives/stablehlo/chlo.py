@@ -181,8 +181,8 @@ def _open_top_k(x: Array, k: Size) -> Sequence[Value]:
 def _top_k(x: Array, *, k: int, largest: bool = True) -> Sequence[Value]:
     if not largest:
         raise InvertError(
-            "it selects the smallest values, which `lax.top_k` does not support; export the program "
-                        "with a sort instead"
+            "it selects the smallest values, which `lax.top_k` does not do; export the program "
+            "with a sort instead"
         )
     return lax.top_k(x, k)
 

@@ -46,7 +46,7 @@ def _gather(
         indices_are_sorted=is_sorted,
         # Out-of-bounds starts are clamped, by the specification. The mode that promises bounds
         # lowers to
-            # the same op; a serialized gradient shows the difference (`invert.gradients.settle`).
+        # the same op; a serialized gradient shows the difference (`invert.gradients.settle`).
         mode=lax.GatherScatterMode.CLIP,
     )
 

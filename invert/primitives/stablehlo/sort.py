@@ -45,7 +45,8 @@ def _sort_by_key(
 ) -> list[Value] | None:
     """A stable sort by one key.
 
-    `None` unless the comparator compares one expression of both rows."""
+    `None` unless the comparator compares one expression of both rows.
+    """
     block = region.blocks[0]
     terminator = block.operations[len(block.operations) - 1].operation
     owner = getattr(terminator.operands[0].owner, "operation", None)

@@ -31,7 +31,8 @@ def _approx_top_k(
     """The exact result, as in TensorFlow except on a TPU.
 
     Among equal numbers it takes the first; `lax.approx_max_k` does not specify this, and on the CPU
-    takes any in half precision."""
+    takes any in half precision.
+    """
     axis = axis_of(reduction_dimension, x.ndim)
     if not aggregate_to_topk:  # as many candidates as the approximate algorithm would keep
 

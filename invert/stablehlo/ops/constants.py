@@ -186,7 +186,7 @@ def _from_buffer(attr: Any, ir_type: Any) -> np.ndarray:
     try:
         found = np.asarray(memoryview(attr))
         # The NumPy type of a C type such as `long long` may differ from the sized type, and JAX
-            # refuses its scalars.
+        # refuses its scalars.
         return found.view(np.dtype(found.dtype.str))
     except ValueError as e:  # NumPy's own limits on rank and size
         raise UnsupportedType(str(ir_type), f"NumPy refuses the shape: {e}") from e
@@ -243,7 +243,7 @@ def _from_tokens(tokens: list[bytes], name: str, dtype: np.dtype) -> np.ndarray:
     if name in _INT_BITS:
         return np.array([int(t) for t in tokens], np.int8).astype(dtype)
     # A decimal represents a value of at most 8 significant bits with a relative error below 1e-6,
-        # so rounding it twice (to double, then to dtype) gives the same value.
+    # so rounding it twice (to double, then to dtype) gives the same value.
     values = np.array([0.0 if t.startswith(b"0x") else float(t) for t in tokens]).astype(dtype)
     bits = values.view(np.uint16 if dtype.itemsize == 2 else np.uint8)
     for i, token in enumerate(tokens):
@@ -277,7 +277,7 @@ def _from_raw(
 
 def _from_resource(attr: Any) -> np.ndarray:
     # The bindings give no access to the blob, but a module with the attribute prints it, after
-        # four bytes with its alignment.
+    # four bytes with its alignment.
     ir_type: Any = ir.ShapedType(attr.type)
     holder = ir.Module.create(ir.Location.unknown(attr.context))
     holder.operation.attributes["invert.value"] = attr

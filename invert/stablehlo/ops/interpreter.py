@@ -291,7 +291,7 @@ def _takes_shape(operation: ir.Operation) -> bool:
     if operation.name != "stablehlo.custom_call":
         # JAX assembles shapes from numbers one by one, so a shape without open sizes is made only
         # of
-            # constants.
+        # constants.
         entry = REGISTRY.get(operation.name)
         return entry is not None and entry.takes_shape()
     attributes = operation.attributes

@@ -31,7 +31,8 @@ def signature(region: Any) -> Signature | None:
 def expression(block: Any, values: Sequence[Any], arguments: Sequence[Any]) -> Signature | None:
     """The computation of some values of a block from some of its arguments.
 
-    `None` if they need other arguments, or captured values that are not constants."""
+    `None` if they need other arguments, or captured values that are not constants.
+    """
     definitions = {r: v.operation for v in block.operations for r in v.operation.results}
     numbers: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
     lines: list[Any] = [str(a.type) for a in arguments]

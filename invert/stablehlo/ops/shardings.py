@@ -152,7 +152,7 @@ _KINDS = {0: "replicated", 1: "maximal", 4: "manual", 5: "unknown"}
 
 
 def text_of(data: bytes) -> str:
-    """The text of an annotation, decoded if it is a protocol buffer, as older modules wrote them."""
+    """The text of an annotation, decoded if it is a protocol buffer, as in older modules."""
     if data[:1] == b"{":
         return data.decode(errors="replace")
     proto = parse("OpSharding", data, "mhlo.sharding")
