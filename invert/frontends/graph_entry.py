@@ -102,7 +102,7 @@ def graph_entry(
     - `params`: the captured variables. Those that the graph creates are found here.
     - `problems`: reasons why it cannot be raised.
     - `variables`: those that the graph creates, by the names in its nodes; by default they are
-    held by this process.
+        held by this process.
     """
     out_order, out_tree, out_dtypes = results
     count = len(signature.order)

@@ -79,9 +79,9 @@ def entry_points(
 
     - `signature`: the only function to read, which may be any public one.
     - `params`: values of arguments that are weights, by name. Functions with an argument of that
-    name share them.
+        name share them.
     - `names`: new names of the arguments: of all in order, or by `arg0`, `arg1`, ... or the
-    module's own names. For several functions a mapping by function.
+        module's own names. For several functions a mapping by function.
 
     **Raises:** `MalformedModelError`; `SignatureError` if names or values do not fit.
     """

@@ -55,7 +55,7 @@ class Variables:
 
     - `names`: their names.
     - `trainable`: whether they are trained, if it differs from TensorFlow's flag; `None`: the
-    container does not say.
+        container does not say.
     - `keep`: keeps the variables alive, so that no `id` is reused.
     """
 

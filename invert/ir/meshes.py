@@ -90,7 +90,7 @@ class Moved:
 
     - `on_mesh`: the replacement of each mesh.
     - `check`: whether `shard_map`s check along which axes shards differ; `None` keeps the setting
-    of each.
+        of each.
     """
 
     on_mesh: OnMesh

@@ -99,7 +99,7 @@ class Binder:
     - `conversions`: converts operands, by the annotation of the parameter.
     - `surroundings`: the values of context parameters; each takes `(ctx, op)`.
     - `attribute`: reads an attribute; takes `(op, name, annotation)`, returns `ABSENT` if the op
-    has none of that name.
+        has none of that name.
     - `place`: the name and the location of an op.
     """
 

@@ -45,12 +45,12 @@ def parse_module(
     **Arguments:**
 
     - `blob`: MLIR text, MLIR bytecode, a StableHLO portable artifact, or HLO as text or proto; or
-    a function that returns the bytes, which are freed once another process has read them.
+        a function that returns the bytes, which are freed once another process has read them.
     - `what`: how messages name the module.
     - `trusted`: `True` for bytes made by this process. They are read directly; others are first
-    read in a child process, because damaged bytes can crash the reader.
+        read in a child process, because damaged bytes can crash the reader.
     - `large`: receives the bytes of large constants, which the module then only numbers.
-    Constants of trusted bytes stay in the module.
+        Constants of trusted bytes stay in the module.
     - `known`: bytes of such constants by digest, to share equal ones.
 
     **Returns:** the module. It holds StableHLO, CHLO, `func` and `sdy` ops, and at least one public

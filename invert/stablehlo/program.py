@@ -73,9 +73,9 @@ class Program:
         **Arguments:**
 
         - `trusted`: whether the bytes were made by this process. Others are first read by a child
-        process, because jaxlib's reader can crash on damaged bytes.
+            process, because jaxlib's reader can crash on damaged bytes.
         - `known`: large constants of other programs, by digest, to share equal ones; this program's
-        are added.
+            are added.
 
         **Raises:** `MalformedModelError`.
         """

@@ -63,7 +63,7 @@ class AnnotatedFunction:
     - `structured_inputs`, `structured_outputs`: trees of `tf.TensorSpec`.
     - `signature`: the signature of the original.
     - `module`: the `invert.Module` it calls; `None` if each call has its own, since shapes depend
-    on the values of its arguments.
+        on the values of its arguments.
     """
 
     def __init__(

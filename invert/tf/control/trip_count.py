@@ -334,7 +334,7 @@ class FinalValue:
     **Arguments:**
 
     - `above`: the position of a variable that is a lower bound; the final value is then the larger
-    of the two initial values, plus `offset`.
+        of the two initial values, plus `offset`.
     """
 
     offset: int
@@ -469,7 +469,7 @@ def count(
     - `body`: the closed jaxpr of a step.
     - `starts`: initial values of the variables, if they are known numbers.
     - `outside`: returns the facts of a number from outside the loop, given the number and whether
-    the values it is computed from may be assumed finite.
+        the values it is computed from may be assumed finite.
     """
     found = _Condition(_Program(condition, known, outside)).count()
     if found.exact or body is None:

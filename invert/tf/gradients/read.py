@@ -43,7 +43,7 @@ class TfGradient:
     - `convention`: see `invert.ir.gradient_marker.Gradient`.
     - `nested`: whether it may contain gradient functions.
     - `feeds`: for each input of the graph, the cotangent or capture it receives, or a constant; by
-    default all of them in order.
+        default all of them in order.
     """
 
     location: str

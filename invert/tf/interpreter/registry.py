@@ -48,13 +48,13 @@ class Entry:
     - `route`: how it is raised: by a rule, on the host, or not at all.
     - `check`: finds problems before anything is traced.
     - `draws`: whether it draws from the key of the call, or a function of a node that says so.
-    Stateful ops with the attributes `seed` and `seed2` always do.
+        Stateful ops with the attributes `seed` and `seed2` always do.
     - `effect`: see `Effect`.
     - `rows`: how it treats operands with a data-dependent number of rows; `None`: not supported.
     - `takes_sizes`: whether `rows` also takes shapes that hold such a number.
     - `folds_sizes`: whether it is arithmetic on sizes, which its rule folds.
     - `folds_operands`: whether operands that follow from constants are folded for it, since the
-    size of a result depends on them.
+        size of a result depends on them.
     - `size_operands`: operands that determine the size of the result.
     - `repeats_to`: the operand that holds the shape to which the other is repeated, if any.
     - `idempotent`: whether repeated elements do not change the result.

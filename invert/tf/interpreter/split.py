@@ -81,7 +81,7 @@ def split(
     - `known`: for each input, whether it is a constant.
     - `weights`: for each input, whether it is a variable.
     - `text`: whether to cut off all string ops that depend on arguments; otherwise only those that
-    read serialized examples.
+        read serialized examples.
 
     **Returns:** `None` if there is no such op; the graph is then unchanged.
 

@@ -21,7 +21,7 @@ class Resource:
     **Arguments:**
 
     - `kind`: `"variable"`, `"key"`, `"tensor_array"`, `"stack"`, or another kind
-    defined by a rule.
+        defined by a rule.
     - `name`: identifies it together with `kind`.
     - `dtype`, `shape`: type of the value, if known; sizes may be `None`.
     """

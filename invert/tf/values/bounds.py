@@ -93,7 +93,7 @@ class Fact:
     **Arguments:**
 
     - `low`, `high`: its bounds; sums of a number and multiples of `STEP` only. NaN is within any
-    bounds.
+        bounds.
     - `equals`: its value as a sum, if known. Sums of integers wrap around like the integers.
     """
 

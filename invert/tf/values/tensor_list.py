@@ -37,9 +37,9 @@ class TensorList:
     - `element`: type of an element, if known.
     - `dtype`: type of the elements as declared in the graph; `None` for lists of lists.
     - `same`: the static value of every element, such as a shape that each loop step pushes for
-    its gradient; there is then no buffer.
+        its gradient; there is then no buffer.
     - `growth`: for a list of unknown capacity (neither items nor buffer), a placeholder while a
-    loop body is first traced: the number of elements added.
+        loop body is first traced: the number of elements added.
     """
 
     items: tuple[Value, ...] | None
