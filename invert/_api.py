@@ -238,14 +238,14 @@ def load(
     - `path`: a SavedModel directory, a `.keras` file, StableHLO (text, bytecode or portable
         artifact), a serialized `jax.export.Exported`, or a directory that `save` has written.
     - `signature`: the name of the function or signature to load. By default all functions attached
-        to the object of a SavedModel, or its signatures if there are none; for StableHLO, the public
-        functions that no other function calls.
+        to the object of a SavedModel, or its signatures if there are none; for StableHLO, the
+        public functions that no other function calls.
     - `tags`: the tags of the graph to load, for a SavedModel with several. By default `["serve"]`,
         or the graph without tags, which TensorFlow Hub modules have for inference.
     - `mesh`: devices to put the parameters on. Each reads only its part of the files.
     - `shardings`: how the parameters are split over `mesh`: specs by patterns of their names, as in
-        `{"*/kernel": P(None, "model")}`; the first match counts. Other parameters are replicated. The
-        program constrains those named. By default the shardings with which a module was saved.
+        `{"*/kernel": P(None, "model")}`; the first match counts. Other parameters are replicated.
+        The program constrains those named. By default the shardings with which a module was saved.
 
     Loading a directory written by `save` imports its `model.py`, and so runs it; no code of the
     other containers is ever run.

@@ -96,9 +96,9 @@ class Recovered(eqx.Module):
 
         **Arguments:**
 
-        - `layers`: one or several of these. `"scan"` stacks the arrays of consecutive equal layers in
-            one module, run by `lax.scan`; `"equinox"` uses layers of `equinox.nn` where these do the
-            same arithmetic. By default each layer is a separate field.
+        - `layers`: one or several of these. `"scan"` stacks the arrays of consecutive equal layers
+            in one module, run by `lax.scan`; `"equinox"` uses layers of `equinox.nn` where these
+            do the same arithmetic. By default each layer is a separate field.
         - `typecheck`: makes every call check the annotated shapes and dtypes, by
             `jaxtyping.jaxtyped` with beartype, which the file then needs.
         - `loader`: whether the text ends with the functions `load`, which reads weights, and
