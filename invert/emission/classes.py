@@ -503,7 +503,7 @@ class Classes:
             # Sizes of matrices and kernels get names first; a bias takes over these.
             for node, column, source in sorted(pairs, key=_order):
                 ranks = [len(shape) for _, shape in column]
-                # Leading axes, of which some layers have more, are written as `*axes`.
+                # Leading axes, of which some layers have more, are written as `*batch`.
                 kept = min(ranks) - (min(ranks) < max(ranks))
                 shapes = list(
                     zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True)
