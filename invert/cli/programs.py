@@ -50,9 +50,9 @@ def programs_of(module: Any, other: Any) -> Mapping[str, ComparedProgram]:
 
     **Arguments:**
 
-    - `other`: the module to compare with, which gives the arguments of an emitted module.
+    - `other`: the module to compare with, which determines the arguments of an emitted module.
 
-    **Raises:** `SignatureError` if its arguments are not known.
+    **Raises:** `SignatureError` if its arguments are unknown.
     """
     if isinstance(module, Methods):
         return {name: _of_function(f, module.constants[name]) for name, f in module._functions}
@@ -62,7 +62,7 @@ def programs_of(module: Any, other: Any) -> Mapping[str, ComparedProgram]:
 
 
 def _avals(function: Function) -> list[jax.ShapeDtypeStruct]:
-    """The types of the arguments: open sizes where the program is one for all of them."""
+    """The types of the arguments, with open sizes if the program is for all sizes."""
     names = named_shapes(function.specs)
     whole = function.whole()
     shapes = at_numbers(names, _SIZES) if whole is None else _anonymous(whole.shapes)
@@ -73,7 +73,7 @@ def _avals(function: Function) -> list[jax.ShapeDtypeStruct]:
 
 
 def _anonymous(shapes: Sequence[Shape]) -> list[Shape]:
-    """The shapes with numbered dimensions, as containers may call the same by other names."""
+    """The shapes with numbered dimensions, since containers may use different names."""
     sizes = variables(n for shape in shapes for n in shape)
     order = dimension_order(shapes)
     names = renaming(sizes, {name: f"n{i}" for i, name in enumerate(order)})
@@ -165,7 +165,7 @@ def _program(
 
 
 def _in_order(jaxpr: Jaxpr) -> Jaxpr:
-    """The equations in the order in which the results need them."""
+    """The equations in the order in which results need them."""
     makers = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
     effects = [i for i, e in enumerate(jaxpr.eqns) if e.effects]
     roots = [makers[v] for v in jaxpr.outvars if is_var(v) and v in makers]

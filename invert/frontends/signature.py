@@ -55,7 +55,7 @@ def _is_tensor(x: object) -> bool:
 def _mark(structure: Any) -> Any:
     """`structure` in plain containers, with `_Leaf` for tensors, numbered in `tf.nest` order.
 
-    Other leaves stay.
+    Other leaves are unchanged.
     """
     count = itertools.count()
 
@@ -120,7 +120,7 @@ def expanded(tree: Any) -> Any:
 def arrays_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], entry: EntryPoint
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example arguments as the module of `entry` takes them: without static ones."""
+    """Example arguments for the module of `entry`, without static ones."""
     args = tuple(expanded(x) for x in args)
     if len(args) + sum(n in entry.arg_names for n in kwargs) > len(entry.args):
         args = tuple(x for x in args if any(map(_is_tensor, jax.tree_util.tree_leaves(x))))
@@ -154,7 +154,7 @@ def plain(x: Any) -> Any:
     if isinstance(x, Mapping):
         return {k: plain(v) for k, v in x.items()}
     if isinstance(x, tuple):
-        kind = x.__class__  # the proxies of TensorFlow answer with the class they wrap
+        kind = x.__class__  # TensorFlow's proxies report the class they wrap
         items = [plain(v) for v in x]
         return kind(*items) if hasattr(kind, "_fields") else tuple(items)
     if isinstance(x, list):
@@ -184,8 +184,8 @@ def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[in
 def _optional(parameter: inspect.Parameter, owner: Any) -> bool:
     """Whether an argument without tensors, such as `None`, may be left out of a call.
 
-    Concrete functions forget defaults; the function that owns them does not. Without it, only
-    arguments of `*args`, as all of jax2tf are, are known to have none.
+    Concrete functions do not store defaults; the function that owns them does. Without it, only
+    arguments from `*args`, as in jax2tf, are known to have none.
     """
     if owner is None:
         return parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
@@ -332,9 +332,9 @@ def check_numeric(signature: Signature) -> None:
     for spec in jax.tree_util.tree_leaves((signature.args, signature.kwargs)):
         if spec.dtype.kind == "O":
             raise SignatureError(
-                f"argument {spec.name!r} holds text, which JAX arrays do not; with "
-                'Config(text="split") the first numeric tensors are the arguments, and what makes '
-                "them of text is left out"
+                f"argument {spec.name!r} holds text, which JAX arrays cannot hold; with "
+                'Config(text="split") the first numeric tensors become the arguments, and '
+                "the ops that compute them from text are left out"
             )
 
 
@@ -371,7 +371,7 @@ _GONE: Any = object()
 
 
 def _pruned(tree: Any) -> Any:
-    """A tree of numbers without those that are -1; `_GONE` if none is left."""
+    """A tree of numbers without entries of -1; `_GONE` if none is left."""
     if isinstance(tree, int):
         return _GONE if tree == -1 else tree
     if isinstance(tree, Mapping):
@@ -474,7 +474,7 @@ def matches(
 def picked(
     concrete: Any, owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any], exact: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What a call of a function passes to the entry point of one of its traces.
+    """The arguments of a call, as passed to the entry point of one trace.
 
     **Arguments:**
 
@@ -482,7 +482,7 @@ def picked(
     - `owner`: the function, which knows its default arguments.
     - `exact`: whether shapes and dtypes have to be those of the trace.
 
-    **Returns:** positional and keyword arguments; `None` where the call is not that trace's.
+    **Returns:** positional and keyword arguments; `None` if the call does not fit the trace.
     """
     want_args, want_kwargs, parameters = _structured(concrete)
     names = _argument_names(len(want_args), parameters)
@@ -514,7 +514,7 @@ def picked_split(
     kwargs: Mapping[str, Any],
     exact: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """As `picked`, where `signature` is that of the trace without text; Python values by name."""
+    """As `picked`, for a `signature` without string arguments; Python values by name."""
     want_args, want_kwargs, parameters = _structured(concrete)
     names = _argument_names(len(want_args), parameters)
     want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
@@ -593,7 +593,7 @@ def _describe(x: Any) -> str:
 
 
 def distinct(concretes: Sequence[Any]) -> list[Any]:
-    """One function for each signature; saving traces a function again for each of its own."""
+    """One function per signature; saving traces functions again."""
     functions: list[Any] = []
     for concrete in concretes:
         if not any(same_signature(concrete, other) for other in functions):
@@ -602,7 +602,7 @@ def distinct(concretes: Sequence[Any]) -> list[Any]:
 
 
 def same_signature(one: Any, other: Any) -> bool:
-    """Whether two concrete functions take the same arguments, names of tensors aside."""
+    """Whether two concrete functions take the same arguments, ignoring tensor names."""
     trees = [jax.tree_util.tree_flatten(_structured(c)[:2]) for c in (one, other)]
     return trees[0][1] == trees[1][1] and all(
         (a.spec.shape, a.spec.dtype) == (b.spec.shape, b.spec.dtype)

@@ -17,7 +17,7 @@ _IMPORTS = frozenset(
     "InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2".split()
 )
 _FROM_FILES = frozenset(("InitializeTableFromTextFile", "InitializeTableFromTextFileV2"))
-# Which part of a line is a key or a value, besides the number of a column.
+# Special column numbers: the whole line, or its number.
 _WHOLE_LINE, _LINE_NUMBER = -2, -1
 
 
@@ -32,7 +32,7 @@ class Filled:
     def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values.
 
-        **Raises:** `MalformedModelError` where they are not of these types.
+        **Raises:** `MalformedModelError` if they are not of these types.
         """
         if self.pair is not None:
             keys, values = self.pair
@@ -95,7 +95,7 @@ class Filled:
 
 
 def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Filled | None:
-    """How a `FunctionDef` fills the table that some of its arguments are; `None`: not so.
+    """How a `FunctionDef` fills the table passed as an argument; `None` if it does not.
 
     **Arguments:**
 
@@ -115,7 +115,7 @@ def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Fil
 
     def value(text: str) -> Any:
         name = source(text)
-        if name in given:  # a constant that stands for the path of an asset too
+        if name in given:  # a constant, also for the path of an asset
             return given[name]
         if name in nodes and nodes[name].op == "Const":
             return decode_tensor(nodes[name].attr["value"].tensor, f"node {name!r}")

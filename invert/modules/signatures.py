@@ -65,7 +65,7 @@ def tree_type(tree: Any) -> Any:
 def parameter_names(entry: EntryPoint) -> dict[str, str]:
     """A unique parameter name for each argument: `x_y` for `x-y`, `class_` for `class`.
 
-    Valid names stay.
+    Valid names are unchanged.
     """
     names = list(dict.fromkeys((*entry.arg_names, *entry.kwargs)))
     plain = {n for n in names if n.isidentifier() and not keyword.iskeyword(n)} - {"self"}
@@ -126,9 +126,9 @@ def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature
 
 
 def state_and_key(entry: EntryPoint, stateful: bool) -> tuple[str | None, str | None]:
-    """Names of the parameters for the state and the key; `None` where there is none.
+    """Names of the parameters for the state and the key; `None` if there is none.
 
-    They are `state` and `key`, with underscores where arguments have these names.
+    They are `state` and `key`, with underscores if arguments have these names.
     """
     taken = set(parameter_names(entry).values())
 

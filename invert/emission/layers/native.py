@@ -23,7 +23,7 @@ class Native:
     - `keyed`: whether its constructor takes a key.
     - `maps`: how many times `jax.vmap` is applied.
     - `before`, `after`: permutations of the axes of the input and the output; empty for none.
-    - `into`, `out`: shapes that the input and the output are reshaped to; `None` for none.
+    - `into`, `out`: shapes to which the input and the output are reshaped, if any.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Native:
         return eqx.filter_eval_shape(new, type_of_key())
 
     def apply(self, layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-        """Applies the layer as the emitted text does."""
+        """Apply the layer as the emitted text does."""
         if self.into is not None:
             x = x.reshape(self.into)
         x = x.transpose(self.before) if self.before else x
