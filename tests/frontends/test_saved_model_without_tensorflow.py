@@ -317,6 +317,24 @@ def test_a_model_does_what_it_does_in_tensorflow(models: Callable[[str], Path], 
     assert [d for d in differences(models(name)) if ": refused: " not in d] == []
 
 
+@pytest.mark.parametrize("name", ["jax parameters", "keras export", "tables"])
+def test_converting_compiles_nothing(
+    models: Callable[[str], Path], name: str, tmp_path: Path
+) -> None:
+    """XLA's compiler takes much memory; only gradients of the container are compared by numbers."""
+    code = f"""
+import jax, invert
+events = []
+jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
+invert.save(invert.load({os.fspath(models(name))!r}), {os.fspath(tmp_path / "saved")!r})
+print([e for e in events if "backend_compile" in e])
+jax.numpy.sin(1.0)
+print(any("backend_compile" in e for e in events))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["[]", "True"], done.stderr
+
+
 def test_dense_tables_are_read_without_their_unused_buckets(tmp_path: Path) -> None:
     model = tf.Module()
     table = tf.lookup.experimental.DenseHashTable
