@@ -317,7 +317,7 @@ def test_a_model_does_what_it_does_in_tensorflow(models: Callable[[str], Path], 
     assert [d for d in differences(models(name)) if ": refused: " not in d] == []
 
 
-@pytest.mark.parametrize("name", ["jax parameters", "keras export", "tables"])
+@pytest.mark.parametrize("name", ["jax parameters", "keras export"])
 def test_converting_compiles_nothing(
     models: Callable[[str], Path], name: str, tmp_path: Path
 ) -> None:
