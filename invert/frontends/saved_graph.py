@@ -19,7 +19,7 @@ import numpy as np
 from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError, nested_too_deep
-from invert.checkpoint.bundle import Slice
+from invert.checkpoint.bundle import Checkpoint, Slice
 from invert.frontends.folder import Files, assets_of
 from invert.frontends.graph_entry import check_count, function_entry
 from invert.frontends.graphdef import full
@@ -109,9 +109,7 @@ def _tables(meta: MetaGraphDef, library: Library, files: Files) -> dict[str, Sto
         if file is not None:
             assets[asset.tensor_info.name.partition(":")[0]] = file
     # Only ops run on loading: lookups use the same handles.
-    run = types.SimpleNamespace(
-        node_def=[n for n in library.graph.node if n.name in seen or n.op == "Const"]
-    )
+    run = [n for n in library.graph.node if n.name in seen or n.op == "Const"]
     found: dict[str, StoredTable] = {}
     for name, node in nodes.items():
         if node.op in _TABLES and (filled := filled_by(run, {name}, assets)) is not None:
@@ -209,7 +207,7 @@ class _Variables:
         self._directory = directory
 
     @functools.cached_property
-    def _checkpoint(self) -> Any:
+    def _checkpoint(self) -> Checkpoint:
         return checkpoint_of(self._files, self._directory)
 
     @functools.cached_property

@@ -294,7 +294,7 @@ class SavedObjects:
                 given[arg.name] = self.constant(i)
             elif kind == "asset":
                 given[arg.name] = self.asset(i)
-        return filled_by(proto, handles, given)
+        return filled_by(proto.node_def, handles, given)
 
     def asset(self, index: int) -> Path:
         """The file of an asset.
