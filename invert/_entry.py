@@ -135,6 +135,7 @@ class EntryPoint:
     - `results`: types of the flat results, if the container states them.
     - `platform`: the platform it was lowered for, if the container states it.
     - `shardings`: shardings of arguments and results, if the container states them.
+    - `defaults`: values of arguments that a call may leave out, by the names of the arguments.
     - `trace`: the calls that belong to this entry, if the container's function has several traces.
     """
 
@@ -156,6 +157,7 @@ class EntryPoint:
     checks: tuple[str, ...] = ()
     outside: str = ""
     shardings: Shardings | None = None
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
 
     @property

@@ -15,6 +15,7 @@ from invert._errors import SignatureError
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission import inlined, strong
 from invert.ir import jaxprs
+from invert.ir.avals import type_of_key
 from invert.ir.graph import is_var
 from invert.ir.sizes import Shape, evaluate, renaming, variables
 from invert.ir.types import AnyJaxpr, Jaxpr
@@ -108,7 +109,7 @@ def _of_emitted(model: eqx.Module, other: Any) -> ComparedProgram:
         in_tree = jax.tree_util.tree_structure((tuple(names), {}))
         key = None
     types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
-    drawn = [jax.eval_shape(lambda: jax.random.key(0))] if key else []
+    drawn = [type_of_key()] if key else []
 
     def run(*given: Any) -> Any:
         held, rest = given[: len(values)], given[len(values) :]

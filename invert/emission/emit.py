@@ -47,6 +47,7 @@ from invert.emission.python.naming import camel, wrapped_comment
 from invert.emission.sizes.program import Program, together
 from invert.ir import meshes, traced_form
 from invert.ir.arrays import device_array
+from invert.ir.avals import type_of_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.jaxprs import map_jaxprs
@@ -725,9 +726,9 @@ def _unchanged(eqn: Eqn, neutral: int) -> Var | None:
 def _structure(cls: type[eqx.Module]) -> jax.tree_util.PyTreeDef:
     """The tree of an instance of a class."""
     keyed = "key" in inspect.signature(cls).parameters
-    # Outside the trace; 64-bit types are not narrowed, with a warning.
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        like = eqx.filter_eval_shape(cls, **({"key": jax.random.key(0)} if keyed else {}))
+    # Without a warning that 64-bit types are narrowed.
+    with jax.enable_x64(True):
+        like = eqx.filter_eval_shape(cls, **({"key": type_of_key()} if keyed else {}))
     return jax.tree_util.tree_structure(like, is_leaf=_is_index)
 
 

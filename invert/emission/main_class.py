@@ -254,6 +254,9 @@ class Main:
         if entry.draws:
             trees.append(ArgSpec(key, (), method.arguments[-1].aval.dtype))
             hints.append(key)
+        if entry.defaults:
+            left = ", ".join(entry.defaults)
+            self.messages.append(f"arguments of the text have no defaults, and are given: {left}")
         arguments = _Arguments(hints)
         flat = iter(_leaves_in_order(entry, method.arguments))
         for tree, hint in zip(trees, hints, strict=True):

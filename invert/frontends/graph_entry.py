@@ -127,6 +127,7 @@ def graph_entry(
         args=signature.args,
         kwargs=signature.kwargs,
         arg_names=signature.arg_names,
+        defaults=signature.defaults,
         out_tree=out_tree,
         params=tuple(params),
         source=source,

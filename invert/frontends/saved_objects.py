@@ -25,7 +25,7 @@ from invert.frontends.structured import (
     parameters_of,
     plain_parameters,
 )
-from invert.frontends.tables import Filled, filled_by
+from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by
 from invert.protos.messages import parse
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
 from invert.tf.fallback.host import StoredTable
@@ -269,8 +269,19 @@ class SavedObjects:
             if f"{key}-keys" in self.checkpoint and f"{key}-values" in self.checkpoint:
                 keys = self.checkpoint.value(f"{key}-keys")
                 values = self.checkpoint.value(f"{key}-values")
+                if (buckets := self._buckets(index)) is not None:
+                    keys, values = buckets.entries(keys, values)
                 return StoredTable(_typed(keys, values), lambda keys=keys: len(keys))
         return None
+
+    def _buckets(self, index: int) -> Buckets | None:
+        """The buckets of a dense table, by the function that makes it."""
+        maker = self.children[index].get("_create_resource")
+        if maker is None or self.kind(maker) != "function":
+            return None
+        names = self.graph.nodes[maker].function.concrete_functions
+        functions = [self.library.functions[n] for n in names if n in self.library.functions]
+        return next((b for f in functions if (b := buckets_of(f)) is not None), None)
 
     @property
     def _has_checkpoint(self) -> bool:

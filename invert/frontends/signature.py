@@ -15,7 +15,7 @@ from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
-from invert.frontends.structured import CompositeSpec, OtherSpec, TensorSpec
+from invert.frontends.structured import CompositeSpec, GivenArray, OtherSpec, TensorSpec
 from invert.protos.tensors import decode_dtype
 from invert.tf.ops.node import import_tensorflow
 
@@ -29,13 +29,15 @@ _POSITIONAL = (
 class Signature:
     """Arguments as pytrees of `ArgSpec`.
 
-    `order[i]` is the number of the graph input for leaf `i` of `(args, kwargs)`.
+    `order[i]` is the number of the graph input for leaf `i` of `(args, kwargs)`. `defaults` are the
+    values of arguments that a call may leave out, by their names.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     arg_names: tuple[str, ...]
     order: tuple[int, ...]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class _Leaf:
@@ -230,12 +232,56 @@ def read_signature(
         _specs(tree, names[i], tf_names[i]) for i, tree in zip(kept, trees, strict=True)
     )
     spec_kwargs = {k: _specs(v, k, k) for k, v in keywords.items()}
+    stated = _stated_defaults(owner)
+    wanted = [(names[i], tf_names[i], x) for i, x in zip(kept, spec_args, strict=True)]
+    wanted += [(k, k, x) for k, x in spec_kwargs.items()]
+    known = {n: _default(stated[own], x) for n, own, x in wanted if own in stated}
     return Signature(
         spec_args,
         spec_kwargs,
         tuple(names[i] for i in kept),
         tuple(leaf.position for leaf in leaves),
+        {n: x for n, x in known.items() if x is not None},
     )
+
+
+def _stated_defaults(owner: Any) -> dict[str, Any]:
+    """The defaults of a function by the names of its parameters."""
+    if owner is None:
+        return {}
+    function = getattr(owner, "python_function", None)
+    if function is None:  # of a file
+        parameters = owner.function_type.parameters.values()
+        return {p.name: p.default for p in parameters if p.optional}
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not written in Python
+        return {}
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _default(value: Any, specs: Any) -> Any:
+    """A default in the types of its argument; `None` where it does not have them."""
+    leaves, tree = jax.tree_util.tree_flatten(specs)
+    try:
+        values = [value] if isinstance(specs, ArgSpec) else tree.flatten_up_to(plain(value))
+        return tree.unflatten(map(_default_array, values, leaves)) if leaves else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _default_array(value: Any, spec: ArgSpec) -> np.ndarray:
+    """**Raises:** `TypeError`, `ValueError` where the value is not of that type."""
+    if isinstance(value, GivenArray):
+        array = value.array
+    else:
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    array = array.astype(spec.dtype, casting="same_kind")
+    if len(array.shape) != len(spec.shape) or any(
+        isinstance(n, int) and n != m for n, m in zip(spec.shape, array.shape, strict=True)
+    ):
+        raise ValueError("the default has another shape")
+    return array
 
 
 def _is_static(x: object) -> bool:
@@ -398,17 +444,29 @@ def tensor_spec(x: Any, *, scalars: bool) -> Any:
 
 
 def matches(
-    concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, exact: bool = False
+    concrete: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    exact: bool = False,
+    owner: Any = None,
 ) -> bool:
-    """Whether `concrete` takes the arguments; `exact`: with exactly their shapes and dtypes."""
+    """Whether `concrete` takes the arguments.
+
+    **Arguments:**
+
+    - `exact`: whether their shapes and dtypes have to be those of `concrete`.
+    - `owner`: the function, which knows its default arguments.
+    """
     want_args, want_kwargs, parameters = _structured(concrete)
     names = _argument_names(len(want_args), parameters)
     want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
     if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
         return False
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    optional = _stated_defaults(owner)
     return all(
-        _fits(tree, given[key], exact) if key in given else not _has_tensor(tree)
+        _fits(tree, given[key], exact) if key in given else key in optional or not _has_tensor(tree)
         for key, tree in want.items()
     )
 
@@ -516,7 +574,8 @@ def describe(concrete: Any) -> str:
     """One line that shows the arguments of a concrete function."""
     args, kwargs = concrete.structured_input_signature
     parts = [_describe(plain(a)) for a in args]
-    parts += [f"{k}={_describe(plain(v))}" for k, v in kwargs.items()]
+    # A SavedModel does not keep their order.
+    parts += [f"{k}={_describe(plain(v))}" for k, v in sorted(kwargs.items())]
     return f"({', '.join(parts)})"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from invert._errors import MalformedModelError
-from invert.protos.tensors import decode_dtype, decode_shape, type_name
+from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
 
 if TYPE_CHECKING:
     from invert.protos.types import FunctionSpec, StructuredValue, TypeSpecProto
@@ -53,6 +53,13 @@ class OtherSpec:
     """The type of a value that does not consist of tensors."""
 
     name: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GivenArray(OtherSpec):
+    """An array, such as the default of an argument."""
+
+    array: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +112,8 @@ def decode(value: StructuredValue, depth: int = 0) -> Any:
         return _spec(decode_shape(content.shape), content.dtype, content.name)
     if kind == "type_spec_value":
         return _type_spec(content, inner)
+    if kind in ("tensor_value", "numpy_value"):
+        return GivenArray("constant tensor", decode_tensor(content, "a signature of the model"))
     return OtherSpec(kind.removesuffix("_value"))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from invert._errors import MalformedModelError
-from invert.protos.tensors import STRING, decode_dtype, decode_tensor, type_name
+from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.tf.graph.check import parse_tensor
 
 if TYPE_CHECKING:
@@ -146,4 +146,61 @@ def filled_by(
         return Filled(pair=(arrays[0].reshape(-1), arrays[1]))
     if node.op in _FROM_FILES and len(values) == 1 and isinstance(values[0], Path):
         return Filled(file=values[0], attrs=node.attr)
+    return None
+
+
+_DENSE = frozenset(
+    "AnonymousMutableDenseHashTable MutableDenseHashTable MutableDenseHashTableV2".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    """How a dense hash table is stored: with all of its buckets.
+
+    **Attributes:**
+
+    - `unused`: the keys that buckets without an entry have.
+    - `shape`: of a value.
+    """
+
+    unused: tuple[np.ndarray, ...]
+    shape: tuple[int, ...]
+
+    def entries(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of the buckets in use.
+
+        **Raises:** `MalformedModelError` where they are not those of such a table.
+        """
+        count, wanted = len(keys) if keys.ndim else 0, self.unused[0].shape
+        try:
+            keys, values = keys.reshape(count, *wanted), values.reshape(count, *self.shape)
+        except ValueError as error:
+            raise MalformedModelError(
+                f"a dense table is stored in other shapes: {error}"
+            ) from error
+        used = np.ones(count, bool)
+        for key in self.unused:
+            used &= (keys != key).reshape(count, -1).any(1)
+        return keys[used], values[used]
+
+
+def buckets_of(function: Any) -> Buckets | None:
+    """What the `FunctionDef` that makes a table says of its buckets; `None`: it is not dense."""
+    nodes = {n.name: n for n in function.node_def}
+    for node in nodes.values():
+        if node.op not in _DENSE:
+            continue
+        sources = [nodes.get(parse_tensor(text)[0]) for text in node.input[:2]]
+        unused = tuple(
+            decode_tensor(n.attr["value"].tensor, f"node {n.name!r}")
+            for n in sources
+            if n is not None and n.op == "Const"
+        )
+        if len(unused) != 2 or unused[0].shape != unused[1].shape:
+            raise MalformedModelError(f"node {node.name!r} has no empty and no deleted key")
+        shape = decode_shape(node.attr["value_shape"].shape) if "value_shape" in node.attr else ()
+        if shape is None or None in shape:
+            raise MalformedModelError(f"node {node.name!r} has values of unknown shape")
+        return Buckets(unused, tuple(n for n in shape if n is not None))
     return None

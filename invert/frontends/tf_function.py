@@ -175,17 +175,19 @@ def _select(tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The concrete function of `tf_fn` selected by the arguments."""
     existing = distinct(tf_concrete_functions(tf_fn))
     if args or kwargs:
+        # Without an input signature a default is a static value, for which it is traced.
+        owner = None if getattr(tf_fn, "input_signature", None) is None else tf_fn
         for concrete in existing:
-            if matches(concrete, args, kwargs, exact=True):
+            if matches(concrete, args, kwargs, exact=True, owner=owner):
                 return concrete
-        fitting = [c for c in existing if matches(c, args, kwargs)]
+        fitting = [c for c in existing if matches(c, args, kwargs, owner=owner)]
         if fitting:
             return fitting[0]
         if hasattr(tf_fn, "concrete_functions"):  # restored: there is nothing to trace
             raise SignatureError(_no_match(existing, args, kwargs))
         if tf_fn.input_signature is not None:
             concrete = tf_fn.get_concrete_function()
-            if matches(concrete, args, kwargs):
+            if matches(concrete, args, kwargs, owner=tf_fn):
                 return concrete
             raise SignatureError(_no_match([concrete], args, kwargs))
         # To a JAX function a Python number is an array, to any other it is a static value.

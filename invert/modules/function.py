@@ -32,6 +32,7 @@ from invert._private.jax import (
 from invert._report import Report
 from invert.emission import Emission
 from invert.ir import meshes
+from invert.ir.avals import type_of_key
 from invert.ir.sizes import (
     Constraint,
     DimSize,
@@ -382,7 +383,7 @@ class Function:
         if not self._key:
             return None
         # jax.random.key makes keys of the default generator.
-        return (jax.random.key(0) if key is None else key).dtype
+        return (type_of_key() if key is None else key).dtype
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
@@ -399,10 +400,17 @@ class Function:
                 f"{name}{self.signature} draws random numbers; pass {self._key}=jax.random.key(0) "
                 "or another key"
             )
+        if self._state is None and any(
+            isinstance(x, eqx.nn.State) for x in (*args, *kwargs.values())
+        ):
+            raise SignatureError(
+                f"{name}{self.signature} keeps no state; leave out the equinox.nn.State"
+            )
         try:
             bound = self.signature.bind(*args, **self._renamed(kwargs))
         except TypeError as error:
             raise SignatureError(f"{name}{self.signature}: {error}") from error
+        bound.apply_defaults()
         state = key = None
         if self._key is not None:
             key = _typed_key(bound.arguments.pop(self._key), name)
@@ -427,6 +435,7 @@ class Function:
             bound = signature.bind(*args, **self._renamed(kwargs))
         except TypeError as error:
             raise SignatureError(f"{self.entry.name}{self.signature}: {error}") from error
+        bound.apply_defaults()
         return self._flat(bound)
 
     def _renamed(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:

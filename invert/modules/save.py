@@ -28,6 +28,7 @@ from invert._errors import (
     MissingDependencyError,
     SaveError,
 )
+from invert.ir.avals import type_of_key
 from invert.ir.types import Value
 from invert.modules import placement
 from invert.modules.methods import Methods
@@ -149,7 +150,7 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
     else:
         with_key = "key" in inspect.signature(type(model)).parameters
         with jax.enable_x64(True):
-            keys = {"key": jax.random.key(0)} if with_key else {}
+            keys = {"key": type_of_key()} if with_key else {}
             kinds = arrays_of(eqx.filter_eval_shape(type(model), **keys))
     for name in [*kinds, *(n for n in arrays if n not in kinds)]:
         if name not in arrays:

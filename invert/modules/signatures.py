@@ -98,12 +98,23 @@ def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature
         for name, tree in zip(names, entry.args, strict=True)
     ]
     state, key = state_and_key(entry, stateful)
+    # The last arguments only: those before one without a default have to be given.
+    last = len(names) if state is None else 0
+    while last and entry.arg_names[last - 1] in entry.defaults:
+        last -= 1
+        default = entry.defaults[entry.arg_names[last]]
+        parameters[last] = parameters[last].replace(default=default)
     if state is not None:
         parameters.append(inspect.Parameter(state, kind, annotation=eqx.nn.State))
     by_place = entry.one_argument and state is None
     named = kind if by_place else inspect.Parameter.KEYWORD_ONLY
     parameters += [
-        inspect.Parameter(safe[name], named, annotation=tree_type(tree))
+        inspect.Parameter(
+            safe[name],
+            named,
+            default=entry.defaults.get(name, inspect.Parameter.empty),
+            annotation=tree_type(tree),
+        )
         for name, tree in entry.kwargs.items()
     ]
     if key is not None:

@@ -9,6 +9,8 @@ from typing import Any
 import equinox as eqx
 import jax
 
+from invert.ir.avals import type_of_key
+
 
 @dataclasses.dataclass(frozen=True)
 class Native:
@@ -42,7 +44,7 @@ class Native:
         def new(key: jax.Array) -> eqx.Module:
             return cls(*self.args, **keywords, **({"key": key} if self.keyed else {}))
 
-        return eqx.filter_eval_shape(new, jax.random.key(0))
+        return eqx.filter_eval_shape(new, type_of_key())
 
     def apply(self, layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
         """Apply the layer as the emitted text does."""

@@ -69,7 +69,7 @@ def marks_rows(config: Config, node: Node) -> bool:
 @rule("Where", folds_operands=True, pads_rows=marks_rows)
 def _where(condition: Value, *, ctx: Context, node: Node) -> Value:
     if isinstance(condition, np.ndarray) and condition.dtype != object:
-        return run_eagerly(ctx, node, [condition])
+        return np.argwhere(condition).astype(_INT64)
     x = array(condition)
     mask = x != np.zeros((), x.dtype)
     indices = lax.convert_element_type(places_of(mask), _INT64)
@@ -140,6 +140,9 @@ def _unique(
     x: Value, axis: Value | None = None, *, ctx: Context, node: Node, out_idx: np.dtype
 ) -> list[Value]:
     operands = [x] if axis is None else [x, axis]
+    if isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "biuf":
+        # The axis can only be the one there is.
+        return _known_unique(x, out_idx)[: 3 if node.op.startswith("UniqueWithCounts") else 2]
     if all(isinstance(v, np.ndarray) and v.dtype != object for v in operands):
         return run_eagerly(ctx, node, operands)
     x = array(x)
@@ -161,6 +164,16 @@ def _unique(
     return [elements, numbers, counted(ctx, node, counts, length, "numbers", "0")]
 
 
+def _known_unique(x: np.ndarray, out_idx: np.dtype) -> list[Value]:
+    """The elements by first occurrence, each one's number, and how often each is there."""
+    _, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+    )
+    order = np.argsort(first)
+    numbers = np.argsort(order)[inverse.reshape(-1)]
+    return [x[first[order]], numbers.astype(out_idx), counts[order].astype(out_idx)]
+
+
 def _first_occurrences(x: Array) -> tuple[Array, Array]:
     """For each element, the index of its first duplicate, and whether it is the first."""
     order = jnp.argsort(x, stable=True)
@@ -173,9 +186,10 @@ def _first_occurrences(x: Array) -> tuple[Array, Array]:
 
 
 @rule("ListDiff", folds_operands=True)
-def _list_diff(x: Value, y: Value, *, ctx: Context, node: Node, out_idx: np.dtype) -> list[Array]:
-    if is_static(x) and is_static(y):
-        return run_eagerly(ctx, node, [x, y])
+def _list_diff(x: Value, y: Value, *, ctx: Context, node: Node, out_idx: np.dtype) -> list[Value]:
+    if is_static(x) and is_static(y) and x.dtype != object and y.dtype != object:
+        kept = np.flatnonzero(~np.isin(x, y))
+        return [x[kept], kept.astype(out_idx)]
     x, y = array(x), array(y)
     padded(ctx, node, x.size, "elements", "0", ids=False)
     places = places_of(~jnp.isin(x, y))[:, 0]

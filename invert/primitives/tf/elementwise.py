@@ -6,6 +6,8 @@ zeros, functions are
 written so that autodiff gives TensorFlow's. Remaining differences:
 
 - `Sqrt` and `Rsqrt` at 0 and `Reciprocal` at 0: a cotangent of 0 gives 0 in TensorFlow, NaN in JAX.
+- `MulNoNan` at infinity or NaN and 0: its derivative in the second operand is the first in
+  TensorFlow, 0 here.
 - `Pow` at base 0 and exponent 0: TensorFlow has NaN for the derivative in the base, JAX 0.
 - Gradients of complex `MulNoNan`, `SquaredDifference` and `Xlogy`, `Xlog1py`, `Xdivy`: TensorFlow
   omits the conjugation.
@@ -56,9 +58,13 @@ def is_inexact(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
+# Those that NumPy computes of symbolic sizes too.
+_OF_SIZES = (lax.neg, lax.square)
+
+
 def _unary(fn: Unary, fold: Unary | None) -> Callable[..., Value]:
     def unary(x: Value) -> Value:
-        if fold is not None and is_static(x) and (x.dtype != object or fn is lax.neg):
+        if fold is not None and is_static(x) and (x.dtype != object or fn in _OF_SIZES):
             return fold_unary(fold, x)
         return fn(array(x))
 
@@ -323,9 +329,7 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
 }
 
 # Arithmetic of sizes, which is folded.
-_SIZES = frozenset(
-    ("Add", "AddV2", "FloorDiv", "FloorMod", "Maximum", "Minimum", "Mul", "Neg", "Sub")
-)
+_SIZES = frozenset("Add AddV2 FloorDiv FloorMod Maximum Minimum Mul Neg Square Sub".split())
 
 for _op, (_fn, _fold) in UNARY.items():
     _rows = None if _op == "ToBool" else rows.elementwise
@@ -335,8 +339,12 @@ for _op, (_fn, _fold) in BINARY.items():
     rule(_op, rows=_rows, folds_sizes=_op in _SIZES)(_binary(_fn, _fold))
 
 
-@rule("Pow", rows=rows.elementwise)
-def _power(x: Value, y: Value, *, T: np.dtype) -> Array:
+@rule("Pow", rows=rows.elementwise, folds_sizes=True)
+def _power(x: Value, y: Value, *, T: np.dtype) -> Value:
+    if T.kind in "iu" and is_static(x) and is_static(y) and _are_powers(y):
+        folded = fold_binary(_integer_power, x, y, T)
+        if folded is not None:
+            return folded
     if isinstance(y, np.ndarray) and y.size == 1 and T.kind == "f":
         # As TensorFlow's own graph optimizer does (`ConvertPowStage`).
         n = float(y.reshape(()))
@@ -348,6 +356,18 @@ def _power(x: Value, y: Value, *, T: np.dtype) -> Array:
         flat = lax.bitwise_and(lax.lt(x, lax.full_like(x, 0)), lax.eq(y, lax.floor(y)))
         return lax.pow(x, lax.select(flat, lax.stop_gradient(y), y))
     return _pow(*broadcast([x, y]))
+
+
+def _are_powers(y: np.ndarray) -> bool:
+    """Whether all are exponents that a size may have: small numbers, which are not negative."""
+    return all(isinstance(n, int | np.integer) and 0 <= n <= 8 for n in y.ravel().tolist())
+
+
+def _integer_power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if x.dtype != object:
+        return np.power(x, y)
+    product = np.frompyfunc(lambda size, n: functools.reduce(operator.mul, [size] * n, 1), 2, 1)
+    return np.asarray(product(x, y))
 
 
 def _is_positive(x: Array) -> bool:

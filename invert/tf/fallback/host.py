@@ -304,6 +304,10 @@ def _lookup(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
         return [np.asarray(table.size())]
     types = node.attrs["Tin"].type, node.attrs["Tout"].type
     keys, content = table.content(*types)
+    if keys.ndim != 1:
+        reason = "looks into a table that has vectors for keys, or all of its buckets"
+        remedy = "Use tf.lookup.StaticHashTable; of a DenseHashTable, load the SavedModel."
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
     wanted, default = rest
     find = functools.partial(_find, keys, content)
     if _is_known(wanted) and _is_known(default):
