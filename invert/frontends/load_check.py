@@ -218,7 +218,7 @@ class _Check:
     def problems(self) -> Iterator[Problem]:
         calls: list[_Call] = []
         if self.objects:
-            found, calls = self._called()
+            found, calls = self._called_on_objects()
             yield from found
         else:
             nodes = {n.name: n for n in self.meta.graph_def.node}
@@ -247,7 +247,7 @@ class _Check:
                 pending += self._calls(node, inner, files)
         yield from self._too_much({name for name, _ in seen})
 
-    def _called(self) -> tuple[list[Problem], list[_Call]]:
+    def _called_on_objects(self) -> tuple[list[Problem], list[_Call]]:
         """Malformed objects, and the functions that loading calls on objects."""
         graph = self.meta.object_graph_def
         nodes = {n.name: n for n in self.meta.graph_def.node}

@@ -197,7 +197,7 @@ def parameters_of(spec: FunctionSpec) -> list[Parameter]:
     if spec.is_method or args[:1] == ["self"]:
         args = args[1:]
     kinds = inspect.Parameter
-    constraints = list(decode(spec.input_signature) or ()) if _given(spec) else []
+    constraints = list(decode(spec.input_signature) or ()) if _has_input_signature(spec) else []
     kind = kinds.POSITIONAL_OR_KEYWORD
     if constraints and full.varargs:
         kind = kinds.POSITIONAL_ONLY
@@ -217,7 +217,7 @@ def parameters_of(spec: FunctionSpec) -> list[Parameter]:
     return found
 
 
-def _given(spec: FunctionSpec) -> bool:
+def _has_input_signature(spec: FunctionSpec) -> bool:
     return spec.HasField("input_signature") and bool(spec.input_signature.WhichOneof("kind"))
 
 
