@@ -104,7 +104,7 @@ invert.save(on_mesh, where + "/again")
 read = lambda name: open(f"{where}/{name}/weights.safetensors", "rb").read()
 assert read("plain") == read("again")
 for specs, words in (
-    ({name: P(("data", "model"), "model")}, "along 'model' twice"),
+    ({name: P(("data", "model"), "model")}, "uses the axis 'model' twice"),
     ({name: P("nowhere")}, "has no axis 'nowhere'"),
     ({name: P(None, ("data", "model"))}, "12 elements, which 8 devices"),
     ({"other": P("data")}, "no parameter fits the pattern 'other'"),
