@@ -364,7 +364,7 @@ class _Variant:
             give_sizes(root, program.shape)
         if self.styles & STYLES:
             self._restyle(roots, program)
-        found = lists.Lists()
+        found = lists.Lists(lambda layer: layer_tree.called(layer, self.paths))
         if self.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))

@@ -431,7 +431,9 @@ def _counts(eqn: Eqn) -> bool:
     """Whether an equation makes 64-bit places of an array with few of them."""
     if eqn.primitive is not lax.iota_p or eqn.params["dtype"] != np.int64:
         return False
-    return all(isinstance(n, int) and n <= _FEW for n in eqn.params["shape"])
+    shape = eqn.params["shape"]
+    # An array that is n long along two axes has n * n elements, so an open n is small.
+    return all(n <= _FEW if isinstance(n, int) else shape.count(n) > 1 for n in shape)
 
 
 def _shifts(eqn: Eqn, wide: Set[Atom]) -> bool:
