@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from invert.tf.ops.node import import_tensorflow
 
@@ -35,12 +35,15 @@ def held_names(function: Any) -> dict[int, str]:
 def _referred(function: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """What a function refers to, with the paths that begin the names."""
     tf = import_tensorflow()
-    owner = getattr(function, "__self__", None)
-    if owner is not None:
+    plain = inspect.unwrap(function) if callable(function) else None
+    owner = getattr(plain, "__self__", None)
+    # TensorFlow binds methods to an object that only refers to theirs.
+    owner = owner if isinstance(owner, tf.Module) else getattr(owner, "target", None)
+    if isinstance(owner, tf.Module):
         yield (), owner
-    plain = inspect.unwrap(getattr(function, "__func__", function))
+    plain = getattr(plain, "__func__", plain)
     with contextlib.suppress(TypeError, ValueError):  # not of Python, or refers to nothing yet
-        found = inspect.getclosurevars(plain)
+        found = inspect.getclosurevars(cast(Any, plain))
         for name, value in {**found.nonlocals, **found.globals}.items():
             yield () if isinstance(value, tf.Module) else (name,), value
 
