@@ -50,6 +50,7 @@ from invert.ir.arrays import device_array
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.jaxprs import map_jaxprs
+from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.reversed_loops import unreversed
 from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint
@@ -219,11 +220,12 @@ def emit_methods(
 
 def _as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program as source says it: with `+` for sums of cotangents too, and none that adds nothing,
-    and with loops from the end in the place of loops over reversed arrays."""
+    with numbers instead of arrays of one number, and loops from the end in the place of loops over
+    reversed arrays."""
     eqns = [
         e.replace(primitive=lax.add_p) if e.primitive.name == "add_any" else e for e in jaxpr.eqns
     ]
-    return unreversed(_without_neutral(jaxpr.replace(eqns=eqns)))
+    return unreversed(_without_neutral(with_narrow_operands(jaxpr.replace(eqns=eqns))))
 
 
 def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:
@@ -349,7 +351,9 @@ class _Variant:
     ) -> tuple[dict[str, Program], File, dict[str, cut.Layer], lists.Lists]:
         """The programs, the file for them, their layers, and the lists among these."""
         programs = {
-            name: self._parameters(name, Program.of(_tidy(r.program)))
+            name: self._parameters(
+                name, Program.of(_tidy(r.program, len(r.constants) + len(r.entry.params)))
+            )
             for name, r in self.recovered.items()
         }
         program = together(list(programs.values()))
@@ -682,12 +686,18 @@ def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
     return [[by_id[i] for i in (last, *g.covered)] for last, g in groups.items()]
 
 
-def _tidy(program: Jaxpr) -> Jaxpr:
-    """The program as it is written: each layer computes a value once."""
+def _tidy(program: Jaxpr, held: int) -> Jaxpr:
+    """The program, over `held` constants and parameters, as it is written: each layer computes a
+    value once."""
+    parameters = set(program.invars[:held])
+    using = (e for e in program.eqns if any(is_var(a) and a in parameters for a in e.invars))
+    scopes = {s[:n] for s in map(names_of, using) for n in range(len(s) + 1)}
 
     def within(eqn: Eqn) -> Hashable:
-        # A number in an array is cheap, and reads better where it is used.
-        return names_of(eqn) if any(map(is_var, eqn.invars)) else id(eqn)
+        if not any(map(is_var, eqn.invars)):
+            return id(eqn)  # a number in an array is cheap, and reads better where it is used
+        path = names_of(eqn)
+        return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
     merged = traced_form.merged(traced_form.strong(program), within=within)
     return map_jaxprs(merged, with_size_values)
