@@ -39,6 +39,7 @@ from invert.emission.initial import Starts, is_keras
 from invert.emission.layers import blocks, cells, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.given_sizes import give_sizes
+from invert.emission.layers.positions import give_positions
 from invert.emission.layers.state import thread
 from invert.emission.layers.tree import Node
 from invert.emission.page import page_of
@@ -365,6 +366,7 @@ class _Variant:
             for root in roots.values():
                 blocks.group(root, self.paths)
         for root in roots.values():
+            give_positions(root)
             give_sizes(root, program.shape)
         if self.styles & STYLES:
             self._restyle(roots, program)
