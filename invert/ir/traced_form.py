@@ -106,8 +106,9 @@ def strong(closed: J) -> J:
     None of them survives lowering. What wrappers of `jax.numpy` compute stands in their place, and
     a reshape that only adds or removes axes of size one is a broadcast or a squeeze.
     """
-    simple = map_jaxprs(closed, lambda jaxpr: _narrow(_with_bounds(unwrapped(jaxpr))))
-    return map_jaxprs(map_jaxprs(canonicalize(simple), _strengthened), _with_narrow_counters)
+    simple = map_jaxprs(closed, lambda jaxpr: _composed(_with_bounds(unwrapped(jaxpr))))
+    typed = map_jaxprs(canonicalize(simple), _strengthened)
+    return map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
 
 
 _NUMBERED = frozenset(("_uniform", "_var", "_std"))
