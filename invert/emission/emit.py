@@ -223,10 +223,22 @@ def _as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program as source says it: with `+` for sums of cotangents too, and none that adds nothing,
     with numbers instead of arrays of one number, and loops from the end in the place of loops over
     reversed arrays."""
-    eqns = [
-        e.replace(primitive=lax.add_p) if e.primitive.name == "add_any" else e for e in jaxpr.eqns
-    ]
+    eqns = [_known(e) for e in jaxpr.eqns]
     return unreversed(_without_neutral(with_narrow_operands(jaxpr.replace(eqns=eqns))))
+
+
+def _known(eqn: Eqn) -> Eqn:
+    """An equation by the primitive that `jax.numpy` has for it."""
+    if eqn.primitive.name == "add_any":
+        return eqn.replace(primitive=lax.add_p)
+    if eqn.primitive.name != "tile":
+        return eqn
+    (x,), (out,) = eqn.invars, eqn.outvars
+    old, new = x.aval.shape, out.aval.shape
+    if any(m not in (1, n) for m, n in zip(old, new, strict=True)):
+        return eqn
+    params = {"shape": new, "broadcast_dimensions": tuple(range(len(new))), "sharding": None}
+    return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
 
 
 def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:

@@ -375,6 +375,21 @@ def _of_rank(graph: Graph, atom: Atom, rank: int) -> Var | None:
     return None
 
 
+def _repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.repeat(x, 2, axis=1)`: the elements along an axis several times each."""
+    wide = _producer(graph, eqn.invars[0], "broadcast_in_dim")
+    if wide is None or not is_var(wide.invars[0]):
+        return
+    x, shape = wide.invars[0], wide.params["shape"]
+    added = [i for i in range(len(shape)) if i not in wide.params["broadcast_dimensions"]]
+    if len(added) == 1 and added[0] > 0 and isinstance(shape[added[0]], int):
+        times, axis = number(int(shape[added[0]])), axis_of(added, len(shape))
+        if len(x.aval.shape) > 1:
+            axis = axis_of([added[0] - 1], len(x.aval.shape))
+        keywords = {} if axis is None or len(x.aval.shape) == 1 else {"axis": axis}
+        yield Proposal(call("jnp.repeat", _x(), times, **keywords), (x,), "repeated")
+
+
 _MODES = {
     lax.GatherScatterMode.CLIP: "clip",
     lax.GatherScatterMode.FILL_OR_DROP: "fill",
@@ -432,7 +447,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         )
     },
     "squeeze": (_attention, _item),
-    "reshape": (_attention,),
+    "reshape": (_attention, _repeat),
     "transpose": (_attention, _einsum),
 }
 
