@@ -32,7 +32,7 @@ class Files:
     **Attributes:**
 
     - `found`: the real paths of the files, by their paths in the folder.
-    - `problems`: files that the model must not have.
+    - `problems`: files that a model may not contain.
     """
 
     found: dict[PurePosixPath, Path]
@@ -40,9 +40,9 @@ class Files:
 
 
 def assets_of(meta: Any) -> Sequence[Any]:
-    """The `AssetFileDef` messages of a `MetaGraphDef`; those of old models lie in a collection.
+    """The `AssetFileDef` messages of a `MetaGraphDef`, in old models from a collection.
 
-    **Raises:** `MalformedModelError` where one of them is damaged.
+    **Raises:** `MalformedModelError` if one of them is damaged.
     """
     if meta.asset_file_def or _ASSETS not in meta.collection_def:
         return meta.asset_file_def

@@ -84,9 +84,9 @@ def entry_point(
 
 
 def ends(graph_def: Any) -> tuple[list[str], list[str]]:
-    """The placeholders of a graph, and the nodes that no other uses: its ends, as it seems.
+    """The placeholders of a graph, and the nodes without users, presumably its outputs.
 
-    **Raises:** `MalformedModelError` where the bytes are not a graph.
+    **Raises:** `MalformedModelError` if the bytes are not a graph.
     """
     nodes = read(graph_def).node
     used = {i.lstrip("^").partition(":")[0] for n in nodes for i in n.input}
@@ -101,9 +101,9 @@ def full(tensor: str) -> str:
 
 
 def read(graph_def: Any) -> Any:
-    """The `GraphDef` of its bytes, or of a message of TensorFlow.
+    """The `GraphDef` from bytes, or from a message of TensorFlow.
 
-    **Raises:** `MalformedModelError` where the bytes are not a graph.
+    **Raises:** `MalformedModelError` if the bytes are not a graph.
     """
     return own(graph_def, "GraphDef", "the graph")
 

@@ -1,7 +1,7 @@
-"""Reads SavedModels of version 1: one graph, signatures that name its tensors, and variables.
+"""Reads SavedModels of version 1: a graph, signatures that name its tensors, and variables.
 
-Which value of the checkpoint a variable has follows from the ops that would restore it; they are
-inspected and not run. Where a model has none, TensorFlow uses the names of the variables.
+The ops that would restore a variable determine its value in the checkpoint; they are inspected, not
+run. If a model has none, TensorFlow uses the names of the variables.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from invert.tf.interpreter.graph import Graph
 
 _VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
 _ASSIGNS = frozenset(("Assign", "AssignVariableOp"))
-# Signatures that TensorFlow itself adds: what it runs on loading and in training.
+# Signatures that TensorFlow itself adds, for loading and training.
 _INTERNAL = "__saved_model_"
 _INIT = "__saved_model_init_op"
 _TABLES = frozenset(("HashTable", "HashTableV2"))
@@ -48,7 +48,7 @@ _TABLES = frozenset(("HashTable", "HashTableV2"))
 def readers(
     meta: Any, library: Library, files: Files, directory: Path, config: Config
 ) -> dict[str, Callable[[str, bool], EntryPoint]]:
-    """What reads each signature of a graph, by name.
+    """A reader for each signature of a graph, by name.
 
     **Arguments:**
 
@@ -105,7 +105,7 @@ def _tables(meta: Any, library: Library, files: Files) -> dict[str, StoredTable]
         file = files.found.get(PurePosixPath("assets", asset.filename))
         if file is not None:
             assets[asset.tensor_info.name.partition(":")[0]] = file
-    # Only what loading runs; the same handles go to lookups too.
+    # Only ops run on loading: lookups use the same handles.
     run = types.SimpleNamespace(
         node_def=[n for n in library.graph.node if n.name in seen or n.op == "Const"]
     )
@@ -157,7 +157,7 @@ class _Signature:
                     raise MalformedModelError(f"{where} has two inputs {name!r}")
                 kwargs[name] = inner
                 inputs.append(tensor)
-        # Arguments are ordered by their names.
+        # Arguments are sorted by name.
         order = sorted(range(len(inputs)), key=lambda i: list(kwargs)[i])
         outputs: list[tuple[str, int]] = []
         results: dict[str, Any] = {}
@@ -175,7 +175,7 @@ class _Signature:
 
 
 def _tensors(info: Any, where: str) -> tuple[Any, list[tuple[str, int]]]:
-    """The type of what a `TensorInfo` describes, and its tensors with their `DataType`."""
+    """The type of a `TensorInfo`, and its tensors with their `DataType`."""
     kind = info.WhichOneof("encoding")
     if kind == "name" and info.name:
         spec = TensorSpec(
@@ -197,7 +197,7 @@ _INT64 = 9
 
 
 class _Variables:
-    """The variables of a graph: names, values, and which are trained."""
+    """The variables of a graph: names, values, and whether they are trained."""
 
     def __init__(self, meta: Any, library: Library, files: Files, directory: Path):
         self._meta = meta
@@ -211,11 +211,11 @@ class _Variables:
 
     @functools.cached_property
     def _values(self) -> dict[str, np.ndarray]:
-        """Values that were read, by node."""
+        """The values read so far, by node."""
         return {}
 
     def params(self, nodes: set[str]) -> dict[str, Param]:
-        """The variables that some nodes stand for, by the names that these have for them."""
+        """The variables that nodes represent, by the names in these nodes."""
         found: dict[str, Param] = {}
         for name in sorted(nodes):
             if name not in self._sources:
@@ -268,7 +268,7 @@ class _Variables:
 
     @functools.cached_property
     def _sources(self) -> dict[str, tuple[str, Slice | None]]:
-        """The key in the checkpoint, and the part of its value, of each variable by node."""
+        """For each variable node, its key in the checkpoint and the slice of that value."""
         restore = self._meta.saver_def.restore_op_name.partition(":")[0]
         if restore:
             return dict(self._restored(restore))
@@ -287,7 +287,7 @@ class _Variables:
         return found
 
     def _restored(self, restore: str) -> Iterator[tuple[str, tuple[str, Slice | None]]]:
-        """What the ops that a restore op waits for assign to variables."""
+        """The tensors that ops before a restore op assign to variables."""
         pending, seen = [restore], {restore}
         for name in pending:  # grows
             node = self._nodes.get(name)
@@ -311,7 +311,7 @@ class _Variables:
             pending += fresh
 
     def _behind(self, text: str) -> tuple[str, int]:
-        """The node and output that a tensor is, past identities."""
+        """The node and output of a tensor, past identities."""
         name, _, number = parse_tensor(text)
         for _ in self._nodes:
             node = self._nodes.get(name)
@@ -324,7 +324,7 @@ class _Variables:
         """The key and the part of one output of `RestoreV2`."""
         prefix = self._meta.saver_def.filename_tensor_name.partition(":")[0]
         if not node.input or self._behind(node.input[0])[0] != prefix:
-            reason = "restores variables from another file than those of the model"
+            reason = "restores variables from a file that does not belong to the model"
             place = f"node {node.name!r} of {self._directory}"
             remedy = "Export the model with the values of its variables."
             raise UnsupportedOpError([Problem("tf.RestoreV2", reason, place, remedy)])
@@ -344,7 +344,7 @@ class _Variables:
 
 
 def _part(text: str, where: str) -> Slice:
-    """A part as it is written: the shape of the whole, then `start,length` for each axis."""
+    """Parse a slice: the shape of the whole, then `start,length` for each axis."""
     extents = text.rpartition(" ")[2].split(":")
     found: list[tuple[int, int] | None] = []
     for extent in extents:
@@ -354,5 +354,5 @@ def _part(text: str, where: str) -> Slice:
             start, _, length = extent.partition(",")
             found.append((int(start), int(length)))
         else:
-            raise MalformedModelError(f"{where} restores the part {text!r}, which is none")
+            raise MalformedModelError(f"{where} restores the slice {text!r}, which is invalid")
     return found

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from invert._errors import MalformedModelError
-from invert.protos.tensors import STRING, decode_dtype, decode_tensor, type_name
+from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.tf.graph.check import parse_tensor
 
 _IMPORTS = frozenset(
     "InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2".split()
 )
 _FROM_FILES = frozenset(("InitializeTableFromTextFile", "InitializeTableFromTextFileV2"))
-# Which part of a line is a key or a value, besides the number of a column.
+# Special column numbers: the whole line, or its number.
 _WHOLE_LINE, _LINE_NUMBER = -2, -1
 
 
@@ -32,7 +32,7 @@ class Filled:
     def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values.
 
-        **Raises:** `MalformedModelError` where they are not of these types.
+        **Raises:** `MalformedModelError` if they are not of these types.
         """
         if self.pair is not None:
             keys, values = self.pair
@@ -95,7 +95,7 @@ class Filled:
 
 
 def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Filled | None:
-    """How a `FunctionDef` fills the table that some of its arguments are; `None`: not so.
+    """How a `FunctionDef` fills the table passed as an argument; `None` if it does not.
 
     **Arguments:**
 
@@ -115,7 +115,7 @@ def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Fil
 
     def value(text: str) -> Any:
         name = source(text)
-        if name in given:  # a constant that stands for the path of an asset too
+        if name in given:  # a constant, also for the path of an asset
             return given[name]
         if name in nodes and nodes[name].op == "Const":
             return decode_tensor(nodes[name].attr["value"].tensor, f"node {name!r}")
@@ -139,4 +139,61 @@ def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Fil
         return Filled(pair=(arrays[0].reshape(-1), arrays[1]))
     if node.op in _FROM_FILES and len(values) == 1 and isinstance(values[0], Path):
         return Filled(file=values[0], attrs=node.attr)
+    return None
+
+
+_DENSE = frozenset(
+    "AnonymousMutableDenseHashTable MutableDenseHashTable MutableDenseHashTableV2".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    """How a dense hash table is stored: with all of its buckets.
+
+    **Attributes:**
+
+    - `unused`: the keys that buckets without an entry have.
+    - `shape`: of a value.
+    """
+
+    unused: tuple[np.ndarray, ...]
+    shape: tuple[int, ...]
+
+    def entries(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of the buckets in use.
+
+        **Raises:** `MalformedModelError` where they are not those of such a table.
+        """
+        count, wanted = len(keys) if keys.ndim else 0, self.unused[0].shape
+        try:
+            keys, values = keys.reshape(count, *wanted), values.reshape(count, *self.shape)
+        except ValueError as error:
+            raise MalformedModelError(
+                f"a dense table is stored in other shapes: {error}"
+            ) from error
+        used = np.ones(count, bool)
+        for key in self.unused:
+            used &= (keys != key).reshape(count, -1).any(1)
+        return keys[used], values[used]
+
+
+def buckets_of(function: Any) -> Buckets | None:
+    """What the `FunctionDef` that makes a table says of its buckets; `None`: it is not dense."""
+    nodes = {n.name: n for n in function.node_def}
+    for node in nodes.values():
+        if node.op not in _DENSE:
+            continue
+        sources = [nodes.get(parse_tensor(text)[0]) for text in node.input[:2]]
+        unused = tuple(
+            decode_tensor(n.attr["value"].tensor, f"node {n.name!r}")
+            for n in sources
+            if n is not None and n.op == "Const"
+        )
+        if len(unused) != 2 or unused[0].shape != unused[1].shape:
+            raise MalformedModelError(f"node {node.name!r} has no empty and no deleted key")
+        shape = decode_shape(node.attr["value_shape"].shape) if "value_shape" in node.attr else ()
+        if shape is None or None in shape:
+            raise MalformedModelError(f"node {node.name!r} has values of unknown shape")
+        return Buckets(unused, tuple(n for n in shape if n is not None))
     return None

@@ -209,7 +209,7 @@ class GradientResolver:
         """
         large = {v: c for v, c in region.constants.items() if np.size(c) >= _LARGE}
         constants = list(map(np.asarray, large.values()))
-        # The exporter says of a gradient function too where its arguments and results lie.
+        # Exporters write shardings of arguments and results on gradient functions too.
         inner = without_constraints(inlined(raw))
         wanted = jaxprs.over_constants(inner, constants) if constants else inner
         for x64 in (self.x64, not self.x64):

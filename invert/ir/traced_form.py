@@ -73,8 +73,7 @@ def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
 
 
 def normal(closed: J, depth: int = 0) -> J:
-    """The normal form of a jaxpr: without dead code, common subexpressions merged, operands in
-    order of use."""
+    """The normal form of a jaxpr: no dead code, no duplicates, operands in order of use."""
     if depth >= _DEPTH:
         return cast(J, _innermost_normal(closed))
     return cast(J, (_inner_normal if depth else _normal)(closed))
@@ -94,7 +93,7 @@ def _normalized(closed: J, depth: int = 0) -> J:
     return map_jaxprs(merged(strong(closed)), one)
 
 
-# An expression that is tried at several places is traced once, and a rule is shared by its calls.
+# An expression tried in several places is traced once; calls share their derivative rule.
 _normal = by_jaxpr(_normalized, traces=True)
 _inner_normal = by_jaxpr(functools.partial(_normalized, depth=1), traces=True)
 _innermost_normal = by_jaxpr(functools.partial(_normalized, depth=_DEPTH), traces=True)
@@ -103,8 +102,8 @@ _innermost_normal = by_jaxpr(functools.partial(_normalized, depth=_DEPTH), trace
 def strong(closed: J) -> J:
     """Remove dead code, weak types, copies and conversions to the same type.
 
-    None of them survives lowering. What wrappers of `jax.numpy` compute stands in their place, and
-    a reshape that only adds or removes axes of size one is a broadcast or a squeeze.
+    None of them survives lowering. Wrappers of `jax.numpy` are inlined, and a reshape that only
+    adds or removes axes of size one becomes a broadcast or a squeeze.
     """
     simple = map_jaxprs(closed, lambda jaxpr: _composed(_with_bounds(unwrapped(jaxpr))))
     typed = map_jaxprs(canonicalize(simple), _strengthened)
@@ -115,7 +114,7 @@ _NUMBERED = frozenset(("_uniform", "_var", "_std"))
 
 
 def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
-    """Give calls that convert numbers these in their own type: with x64, JAX passes wider ones.
+    """Convert the scalars of some calls to the dtype of their results.
 
     Such are the bounds of random draws and the degrees of freedom of a variance.
     """
@@ -152,7 +151,7 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def plain(closed: J) -> J:
-    """As `strong`, but with the weak types of its values and with dead code."""
+    """As `strong`, but keeping weak types and dead code."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         jaxpr = _with_bounds(unwrapped(jaxpr))
@@ -176,7 +175,7 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
 
     **Arguments:**
 
-    - `within`: equations for which this differs are not merged.
+    - `within`: equations with different values of it are not merged.
     """
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
@@ -196,13 +195,13 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
     return map_jaxprs(closed, one)
 
 
-# Functions of `jax.numpy` that JAX wraps in `jit`. They are one equation or a few, which source
-# may contain directly.
+# Functions of `jax.numpy` that JAX wraps in `jit`. Source may contain their few equations
+# directly.
 _WRAPPERS = frozenset(("_where", "_take", "_flip", "_pad"))
 
 
 def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
-    """Inline the calls of such wrappers."""
+    """Inline calls of such wrappers."""
     if not any(_is_wrapper(e) or _is_number(e) for e in jaxpr.eqns):
         return jaxpr
     eqns: list[Eqn] = []
@@ -411,7 +410,7 @@ def _kept_operand(eqn: Eqn) -> int:
 
 
 def _with_narrow_counters(jaxpr: Jaxpr) -> Jaxpr:
-    """Compare places of an array as 32-bit numbers where these hold them: x64 makes them wider."""
+    """Narrow indices to 32 bits where these suffice: x64 makes them wider."""
     wide: set[Atom] = set()
     compared: list[Eqn] = []
     for eqn in jaxpr.eqns:
@@ -445,7 +444,7 @@ _NUMBER = ShapedArray((), _INT32)
 
 
 def _counts(eqn: Eqn) -> bool:
-    """Whether an equation makes 64-bit places of an array with few of them."""
+    """Whether an equation produces 64-bit indices into a small array."""
     if eqn.primitive is not lax.iota_p or eqn.params["dtype"] != np.int64:
         return False
     shape = eqn.params["shape"]
@@ -454,7 +453,7 @@ def _counts(eqn: Eqn) -> bool:
 
 
 def _shifts(eqn: Eqn, wide: Set[Atom]) -> bool:
-    """Whether an equation adds a small number to such places."""
+    """Whether an equation adds a small number to such indices."""
     if eqn.primitive.name != "add" or not any(a in wide for a in eqn.invars if is_var(a)):
         return False
     numbers = [a for a in eqn.invars if isinstance(a, Literal)]
@@ -490,7 +489,7 @@ def _typed_operands(eqn: Eqn) -> Eqn:
 
 
 def _plain(eqn: Eqn) -> Eqn:
-    """Remove parameters without meaning: an empty sharding, the caller's mesh."""
+    """Remove parameters without effect: an empty sharding, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
@@ -563,7 +562,7 @@ def _reorder(
     for i in order:
         atom = operands[i]
         if isinstance(atom, Literal):
-            numbers[i] = _typed(atom)  # emitted text has it where it is used
+            numbers[i] = _typed(atom)  # emitted text writes it at each use
             continue
         same[i] = first.setdefault(atom, i)
         if same[i] == i:
@@ -577,7 +576,7 @@ def _reorder(
         jaxpr = rename(jaxpr, names) if names else jaxpr
         invars = [jaxpr.invars[i] for i in kept] + list(jaxpr.invars[count:])
         made = close_like(closed, jaxpr.replace(invars=invars))
-        # Equations that read one operand under two names are equal now.
+        # Equations that read one operand under two names have become equal.
         changed.append(merged(made) if len(first) < len(same) else made)
     return changed, [operands[i] for i in kept] + list(operands[count:])
 

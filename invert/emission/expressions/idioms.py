@@ -1,4 +1,4 @@
-"""Expressions that stand for several equations: `jnp.mean(x, axis=-1)`, `jax.nn.softmax(x)`.
+"""Expressions for several equations: `jnp.mean(x, axis=-1)`, `jax.nn.softmax(x)`.
 
 Each row belongs to the primitive of the last equation and proposes calls. A proposed call is traced
 and matched with the body like the template of a pattern; no interior value may be used elsewhere.
@@ -39,7 +39,7 @@ class Group:
     **Arguments:**
 
     - `expression`: over the tokens of `leaves`.
-    - `covered`: ids of the equations before the last, in whose place it is written.
+    - `covered`: ids of the other equations that it replaces, before the last.
     """
 
     expression: ast.expr
@@ -72,7 +72,7 @@ def _x(i: int = 0) -> ast.expr:
 
 
 def _producer(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
-    """The equation that produces an atom, if it is of one of these primitives."""
+    """The equation that produces an atom, if it has one of these primitives."""
     eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
     return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
@@ -186,7 +186,7 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             return
         parts[axis] = part.lower if part.lower is not None else number(0)
         if is_open(inner.invars[0].aval.shape[axis]) and part.upper is None:
-            parts[axis] = number(-1)  # the last one, where there is one
+            parts[axis] = number(-1)  # the last one, if any
     parts = indexing.shortened(parts)
     index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
     yield Proposal(syntax.item(_x(), index), (inner.invars[0],), PLAIN)
@@ -199,7 +199,7 @@ def _broadcast_of(graph: Graph, atom: Atom) -> Atom | None:
 
 
 def _broadcasting(sign: str) -> Row:
-    """`x + b` where one side is broadcast first."""
+    """`x + b`, where one side is broadcast first."""
 
     def row(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         inner = [_broadcast_of(graph, a) for a in eqn.invars]
@@ -215,13 +215,13 @@ def _broadcasting(sign: str) -> Row:
 
 
 def _size_of(graph: Graph, atom: Atom) -> ast.expr | None:
-    """The expression of a value that is a size, if it is one and does not wrap around."""
+    """The expression of a value, if it is a size that does not wrap around."""
     eqn = None if _is_narrow(atom.aval.dtype) else _made_of_size(graph, atom)
     return None if eqn is None else expression(eqn.params["dim"])
 
 
 def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
-    """The `dim_as_value` that an atom is, in whatever type."""
+    """The `dim_as_value` that an atom converts, if any."""
     eqn = _producer(graph, atom, "dim_as_value", "convert_element_type")
     if eqn is not None and eqn.primitive.name == "convert_element_type":
         eqn = _producer(graph, eqn.invars[0], "dim_as_value")
@@ -229,7 +229,7 @@ def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
 
 
 def _is_narrow(dtype: np.dtype) -> bool:
-    """Whether sizes wrap around in a type, in which Python's numbers do not."""
+    """Whether sizes may wrap around in a type, unlike Python's numbers."""
     return jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize < 4
 
 
@@ -246,7 +246,7 @@ def _with_size(sign: str) -> Row:
 
 
 def _size_value(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`jnp.asarray(batch, jnp.int32)`; what is converted to a narrow type is an array before."""
+    """`jnp.asarray(batch, jnp.int32)`; a narrow type is converted from an array."""
     if (size := _size_of(graph, eqn.outvars[0])) is not None:
         yield Proposal(call("jnp.asarray", size, literals.dtype(eqn.outvars[0].aval.dtype)), ())
     elif (maker := _made_of_size(graph, eqn.outvars[0])) is not None:
@@ -313,7 +313,7 @@ def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _repeated(graph: Graph, atom: Atom) -> Atom | None:
-    """What was broadcast to an atom, if anything."""
+    """The value that was broadcast to an atom, if any."""
     eqn = _producer(graph, atom, "broadcast_in_dim")
     return None if eqn is None else eqn.invars[0]
 
@@ -397,7 +397,7 @@ _MODES = {
 
 
 def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`table[i]` or `jnp.take(table, i)`, with indices from the end or without."""
+    """`table[i]` or `jnp.take(table, i)`, with or without negative indices."""
     table, column = eqn.invars
     axes = eqn.params["dimension_numbers"].collapsed_slice_dims
     if isinstance(table, Literal) or len(axes) != 1:
@@ -460,7 +460,7 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
     groups: dict[int, Group] = {}
     taken: set[int] = set()
     leaves: set[Var] = set()
-    # Plain text has one expression for each equation, but sizes are none by themselves.
+    # Plain text has one expression per equation, but sizes have no expression of their own.
     rows = _SIZES if writer.plain else ROWS
     for eqn in reversed(graph.eqns):
         if id(eqn) in taken:
@@ -538,9 +538,9 @@ def _try(
 
 
 def _shared(match: Match, graph: Graph, root: Eqn, leaves: Set[Var]) -> list[Eqn]:
-    """The equations whose interior results are used elsewhere, and those that these need.
+    """The equations whose interior results are used elsewhere, and those that they need.
 
-    `leaves`: what other groups use, which may be further up than what their equations use.
+    `leaves`: the values used by other groups, which may precede the operands of their equations.
     """
     inside = {id(e) for e in match.eqns.values()}
     found: dict[int, Eqn] = {}

@@ -110,7 +110,7 @@ def convolution(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Express
     kinds = [{}] if wanted is None else [{}, {"preferred_element_type": literals.dtype(wanted)}]
     explicit = literals.value(tuple(params["padding"]))
     if set(params["window_strides"]) == {1} and "lhs_dilation" in keywords:
-        # A transposed convolution has its strides inside of the image.
+        # A transposed convolution dilates the image by its strides.
         rest = {k: v for k, v in keywords.items() if k != "lhs_dilation"}
         for kind in kinds:
             for padding in (number("SAME"), number("VALID")):
@@ -127,10 +127,10 @@ def _inverse(spec: Sequence[int]) -> list[int]:
 
 
 def _same_padding(eqn: Eqn, program: Program) -> ast.expr | None:
-    """`"SAME"` or `"VALID"` where the padding may be that; tracing decides."""
+    """`"SAME"` or `"VALID"` if the padding may be that; tracing decides."""
     padding = eqn.params["padding"]
     if all(tuple(p) == (0, 0) for p in padding):
-        # A kernel of one pixel is the same to both, and the other one is written more often.
+        # For a kernel of one pixel both are equal, and the other one is more common.
         return number("SAME" if _is_pointwise(eqn) else "VALID")
     near = all(0 <= low <= high <= low + 1 for low, high in padding)
     return number("SAME") if near else None

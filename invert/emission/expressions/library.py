@@ -19,7 +19,7 @@ from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
 from invert.ir.types import Eqn, Literal
 
-# The modules that a called function may come from, in order.
+# The modules to search for a called function, in order.
 _MODULES: tuple[tuple[str, ModuleType], ...] = (
     ("jax.nn", jax.nn),
     ("jnp", jnp),
@@ -92,7 +92,7 @@ def _axes_of(axes: Sequence[int], rank: int) -> ast.expr:
     return syntax.tuple_of(map(number, axes))
 
 
-# What the number that the rows are shifted by lacks of the number of the diagonal.
+# The difference between the diagonal's number and the shift of the rows.
 _TRIANGLES = {"tril": 0, "triu": 1}
 
 

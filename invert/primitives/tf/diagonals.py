@@ -54,7 +54,7 @@ def _length(d: int, rows: int, columns: int) -> int:
 
 
 def _offset(d: int, align: str, longest: int, length: int) -> int:
-    """Where diagonal `d` starts in its row of a band."""
+    """The start of diagonal `d` in its row of a band."""
     above, below = (side == "LEFT" for side in align.split("_"))
     left = (d >= 0 and above) or (d <= 0 and below)
     return 0 if left else longest - length
@@ -115,10 +115,10 @@ def _set_diag(x: Array, diagonal: Array, k: Ints = (0,), *, align: str = "LEFT_L
 
 
 def _set_band(diagonal: Array, x: Array, low: int, high: int, align: str, *, band: bool) -> Array:
-    """`x` with the diagonals from `low` to `high` set; `band`: they are rows of `diagonal`."""
+    """`x` with the diagonals from `low` to `high` set; if `band`, they are rows of `diagonal`."""
     rows, columns = x.shape[-2:]
     if low == high == 0 and not band:
-        # Each row holds its entry everywhere, and the mask takes one of them.
+        # Each row is filled with its entry, and the mask selects one position.
         if rows != diagonal.shape[-1]:
             ends = [(0, 0, 0)] * (diagonal.ndim - 1) + [(0, rows - diagonal.shape[-1], 0)]
             diagonal = lax.pad(diagonal, lax.full((), 0, diagonal.dtype), ends)

@@ -1,8 +1,8 @@
 """`While`: loops over functions of the graph.
 
-A loop whose number of steps is known becomes a `while` that counts from zero to it, whatever
-counters the graph keeps; the patterns make a `scan` of that. Variables that no step changes are
-closed over, and those that are static stay static.
+A loop with a known trip count becomes a `while` that counts from zero to it, whatever counters the
+graph has; the patterns turn it into a `scan`. Variables that no step changes are closed over, and
+static ones stay static.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def while_loop(
 ) -> list[Value]:
     """Run the function `body` on `values` while the function `condition` holds.
 
-    **Raises:** `UnsupportedOpError` where a variable changes its shape, or a list grows without a
-        bound.
+    **Raises:** `UnsupportedOpError` if a variable changes its shape, or a list grows without bound.
     """
     results = _folded(ctx, condition, body, values)
     if results is not None:
@@ -75,7 +74,7 @@ def while_loop(
             raise UnsupportedOpError([problem]) from error
         return results
     except UnsupportedOpError:
-        # What an op asks to know may differ from step to step, such as the shapes that the
+        # Values that an op needs to know may differ between steps, such as the shapes that the
         # gradient of a loop over several shapes keeps on a list.
         results = _unrolled(ctx, condition, body, values)
         if results is None:
@@ -85,7 +84,7 @@ def while_loop(
 
 
 def _folded(ctx: Context, condition: str, body: str, values: Sequence[Value]) -> list[Value] | None:
-    """The results of a loop over known integers; `None` where one is unknown."""
+    """The results of a loop over known integers; `None` if one is unknown."""
     if not all(is_known(v) for v in values):
         return None
     child = ctx.on(dict(ctx.state))
@@ -102,7 +101,7 @@ def _folded(ctx: Context, condition: str, body: str, values: Sequence[Value]) ->
 def _unrolled(
     ctx: Context, condition: str, body: str, values: Sequence[Value]
 ) -> list[Value] | None:
-    """The loop unrolled; `None` where its trip count is unknown or too large."""
+    """The loop unrolled; `None` if its trip count is unknown or too large."""
     child = ctx.on(dict(ctx.state))
     current = list(values)
     for _ in range(_MAX_UNROLLED):
@@ -129,10 +128,10 @@ def _sources(body: Body) -> list[tuple[str, int | None]]:
 
 
 class _Loop:
-    """One `While` node on its values.
+    """A `While` node and its operands.
 
-    `forms` holds the forms of the variables by their number and of the written state by its handle.
-    What is not in it is closed over.
+    `forms` holds the forms of variables by number and of written state by handle. Everything else
+    is closed over.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class _Loop:
             if isinstance(place, Resource) and place not in ctx.state:
                 continue
             if entry != self._entry(place):
-                continue  # such as a list of which the loop around this one knows more now
+                continue  # e.g. a list about which the enclosing loop knows more by now
             if isinstance(place, Resource):
                 self.forms[place] = form
             elif isinstance(known, Static) and isinstance(form, ArrayForm):
@@ -184,8 +183,8 @@ class _Loop:
     def _trace(self) -> None:
         entry = [bring(self._value(place), form) for place, form in self.forms.items()]
         self.leaves, self.rebuild = flatten(entry)
-        # Initial values of the leaves, where they are known numbers; the last leaf of each
-        # variable, which of a list is its size.
+        # Initial values of the leaves, if they are known numbers; the last leaf of each variable
+        # (of a list, its size).
         self._starts: list[Any] = []
         self._last: dict[int | Resource, int] = {}
         for (place, form), value in zip(self.forms.items(), entry, strict=True):
@@ -208,7 +207,7 @@ class _Loop:
         return self.ctx.state[place] if isinstance(place, Resource) else self.values[place]
 
     def _inside(self, leaves: Sequence[Value]) -> tuple[Context, list[Any]]:
-        """The context and the variables in a step."""
+        """The context and the variables inside a step."""
         new = dict(zip(self.forms, self.rebuild(leaves), strict=True))
         state = dict(self.ctx.state)
         state.update((k, v) for k, v in new.items() if isinstance(k, Resource))
@@ -393,19 +392,19 @@ class _Loop:
 
     def _no_bound(self) -> UnsupportedOpError:
         return self._problem(
-            "a list grows in a loop whose number of steps has no known bound",
+            "a list grows in a loop whose trip count has no known bound",
             "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
         )
 
     def _open_count(self, test: TracedBranch) -> tuple[DimSize | None, Sequence[Sum | None]]:
-        """The trip count where it is an open size, with the induction variables of the leaves."""
+        """The trip count if it is an open size, with the inductions of the leaves."""
         lines = trip_count.lines(self.staged.closed, self._starts)
         return trip_count.open_count(test.closed, lines, lambda v, finite: fact_of(v)), lines
 
     def _counted(self, count: DimSize, lines: Sequence[Sum | None]) -> list[Value]:
-        """A loop of `count` steps. Variables that follow a line are computed, not carried.
+        """A loop of `count` steps. Induction variables are computed instead of carried.
 
-        Arrays that steps write into come last, as where JAX lowers a scan.
+        Arrays that steps write into come last, as in JAX's lowering of a scan.
         """
         carried = sorted(
             (i for i, line in enumerate(lines) if line is None),
@@ -441,7 +440,7 @@ class _Loop:
     def _ended(
         self, final: Sequence[Value], lines: Sequence[Sum | None], count: int
     ) -> list[Value]:
-        """Whole numbers as sums of what they were before, which the loop around this one knows."""
+        """Final integers as sums of their initial values, for the enclosing loop."""
         ends: Sequence[trip_count.FinalValue | None] = [None] * len(final)
         if any(line is None and s is None for line, s in zip(lines, self._starts, strict=True)):
             ends = trip_count.ends(self.staged.closed, count)
@@ -510,7 +509,7 @@ def _on_line(line: Sum, k: Value, dtype: np.dtype) -> Value:
 
 
 def _counted_out(value: Value) -> Value:
-    """A list whose size is known after the loop has a static one."""
+    """Make the size of a list static if it is known after the loop."""
     if isinstance(value, TensorList) and isinstance(value.size, np.ndarray):
         return dataclasses.replace(value, size=value.size.item())
     return value

@@ -1,8 +1,9 @@
 """Gradient functions of a SavedModel, by the names of their ops.
 
 TensorFlow traces the Python function of `tf.custom_gradient` when it saves a model. The traced
-function takes the gradients of all outputs of the op, then what it captures, and returns the
-gradients of the inputs (tensorflow/python/saved_model/save.py, TensorFlow 2.21).
+function takes the gradients of all outputs of the op, then its captures, and returns the gradients
+of
+the inputs (tensorflow/python/saved_model/save.py, TensorFlow 2.21).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class SavedGradients:
     **Arguments:**
 
     - `library`: the graph with its functions.
-    - `objects`: the `SavedObjectGraph`, which tells what functions capture.
+    - `objects`: the `SavedObjectGraph`, which lists the captures of functions.
     """
 
     def __init__(self, library: Library, objects: Any):
@@ -45,7 +46,7 @@ class SavedGradients:
         self._constants = {n.name: n for n in library.graph.node if n.op == "Const"}
 
     def read(self, around: Graph, function: str, node: Node) -> TfGradient:
-        """The gradient of a node, with a `problem` where none can be read."""
+        """The gradient of a node, with a `problem` if it cannot be read."""
         count = self._outputs_of(node)
         failed = functools.partial(TfGradient, node.location, count)
         gradient = self._by_op.get(node.attr("_gradient_op_type"), "")
@@ -104,7 +105,7 @@ class SavedGradients:
         )
 
     def _made(self, around: Graph, function: str, nested: bool) -> Analysis:
-        """A gradient function as it is evaluated; `nested`: gradients are read in it."""
+        """A gradient function in evaluated form; `nested`: read the gradients inside."""
         reads = self.read if nested else None
         return Analysis(around.derived(around.shared, reads, function=function))
 
@@ -115,7 +116,7 @@ class SavedGradients:
         return sum(n for n, _ in types_of(definition.output_arg, node.attrs)) if definition else 0
 
     def _capture(self, index: int, function: str) -> Capture | None:
-        """The source of a captured value, seen from a function; `None` without one."""
+        """The source of a captured value, seen from a function; `None` if there is none."""
         nodes, saved = self._objects.nodes, self._objects.concrete_functions
         if not 0 <= index < len(nodes):
             raise MalformedModelError(f"a function captures object {index}, which is not there")
@@ -135,7 +136,7 @@ class SavedGradients:
                 if arg.name == name:
                     return i
             return name, number
-        # A variable or a table: the argument that stands for it.
+        # A variable or a table: the argument that passes it.
         bound = list(saved[function].bound_inputs) if function in saved else []
         if index not in bound:
             return None
@@ -156,7 +157,7 @@ class SavedGradients:
 
 
 def _leaves(value: Value) -> Iterator[Any]:
-    """The leaves of a `StructuredValue`, in the order of TensorFlow."""
+    """The leaves of a `StructuredValue`, in TensorFlow's order."""
     kind = value.WhichOneof("kind")
     if kind in ("list_value", "tuple_value"):
         for item in getattr(value, kind).values:

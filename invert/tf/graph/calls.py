@@ -11,7 +11,7 @@ from invert.tf.ops.node import Node
 
 
 def as_graph(function: Any, protos: Sequence[Any], offset: Callable[[Node, str], int]) -> Made:
-    """A `FunctionDef` with these nodes as a part of a graph: results have numbers, not names."""
+    """Nodes as a `FunctionDef`, with outputs by number instead of by name, as in a graph."""
     nodes = {}
     for proto in protos:
         nodes[proto.name] = Node(proto.op, proto.name, proto.attr, function.signature.name)
@@ -56,7 +56,7 @@ def with_calls(graph_def: Any) -> Any:
 
 
 def _rewrite(nodes: Iterable[Any], signatures: Mapping[str, Any]) -> dict[str, Any]:
-    """Rewrite the calls among `nodes`; return the signatures of what they call, by node."""
+    """Rewrite the calls among `nodes`; return the signatures of their callees, by node."""
     found = {}
     for node in nodes:
         signature = signatures.get(node.op)
@@ -72,7 +72,7 @@ def _rewrite(nodes: Iterable[Any], signatures: Mapping[str, Any]) -> dict[str, A
 
 
 def _renamed(name: str, outputs: Mapping[str, Any]) -> str:
-    """A reference to a result of a call, as to one of `PartitionedCall`: by its number."""
+    """A reference to a result of a call by number, as for `PartitionedCall`."""
     if name.startswith("^"):
         return name
     node, output, index = parse_tensor(name)

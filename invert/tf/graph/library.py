@@ -1,4 +1,4 @@
-"""The functions of a graph, which the graphs of one model share."""
+"""Function libraries, shared by the graphs of one model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Library:
 
     - `graph`: the `GraphDef`.
     - `functions`, `signatures`: the `FunctionDef` and its `OpDef` by name.
-    - `selected`: for a function of which another is run in its place, the name of that one.
-    - `parts`: what was left in the file of the graph.
-    - `known_bytes`: large constants of its programs, as far as something holds them.
+    - `selected`: replacements of functions by device-specific implementations, by name.
+    - `parts`: large parts that stay in the graph's file.
+    - `known_bytes`: large constants of its programs, held weakly.
     """
 
     graph: Any
@@ -36,7 +36,7 @@ class Library:
 
     @classmethod
     def of(cls, graph_def: Any, parts: FileParts = NO_PARTS) -> Library:
-        """The library of a `GraphDef` of any classes of messages."""
+        """The library of a `GraphDef`, whichever message classes it uses."""
         if isinstance(graph_def, Library):
             return graph_def
         graph = with_calls(own(graph_def, "GraphDef", "the graph"))
@@ -51,5 +51,5 @@ class Library:
 
     @classmethod
     def empty(cls) -> Library:
-        """No graph and no functions."""
+        """An empty library."""
         return cls.of(message("GraphDef")())

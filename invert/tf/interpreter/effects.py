@@ -21,7 +21,7 @@ REPORTS = frozenset(
 
 
 def is_draw(definition: Any) -> bool:
-    """Whether an op, given by its `OpDef`, draws random numbers of a generator without a handle."""
+    """Whether an op, given by its `OpDef`, draws from a generator without a handle."""
     names = {a.name for a in definition.attr}
     return definition.is_stateful and {"seed", "seed2"} <= names
 
