@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.table import read_table, varint
 from invert.protos.messages import parse
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, is_type, type_name
+
+if TYPE_CHECKING:
+    from invert.protos.types import BundleEntryProto
 
 _HEADER = b""  # the key of the header
 _VERSION = 1
@@ -92,7 +95,7 @@ class Checkpoint:
             raise MalformedModelError(f"{self._where}: {key!r} has no part {list(part)}")
         return value[tuple(slice(None) if p is None else slice(p[0], p[0] + p[1]) for p in part)]
 
-    def _entry(self, key: bytes, name: str) -> Any:
+    def _entry(self, key: bytes, name: str) -> BundleEntryProto:
         if key not in self._entries:
             raise MalformedModelError(
                 f"{self._where} has no value {name}. The variables belong to another model or are "
@@ -103,14 +106,14 @@ class Checkpoint:
             raise self._damaged(name, f"is of type {entry.dtype}, which stands for none")
         return entry
 
-    def _shape(self, entry: Any, name: str) -> tuple[int, ...]:
+    def _shape(self, entry: BundleEntryProto, name: str) -> tuple[int, ...]:
         shape = decode_shape(entry.shape) or ()
         sizes = tuple(n for n in shape if n is not None)
         if entry.shape.unknown_rank or len(sizes) != len(shape):
             raise self._damaged(name, "has no fixed shape")
         return sizes
 
-    def _stored(self, entry: Any, name: str) -> np.ndarray:
+    def _stored(self, entry: BundleEntryProto, name: str) -> np.ndarray:
         """A value stored in one piece."""
         shape = self._shape(entry, name)
         content = self._bytes(entry, name)
@@ -127,7 +130,7 @@ class Checkpoint:
             raise self._damaged(name, "has another checksum than its bytes")
         return content.view(dtype).reshape(shape)
 
-    def _bytes(self, entry: Any, name: str) -> np.ndarray:
+    def _bytes(self, entry: BundleEntryProto, name: str) -> np.ndarray:
         shard = self._mapped(entry.shard_id, name)
         low, high = entry.offset, entry.offset + entry.size
         if not 0 <= low <= high <= len(shard):
@@ -154,7 +157,7 @@ class Checkpoint:
         return self._shards[number]
 
     def _texts(
-        self, content: np.ndarray, entry: Any, shape: tuple[int, ...], name: str
+        self, content: np.ndarray, entry: BundleEntryProto, shape: tuple[int, ...], name: str
     ) -> np.ndarray:
         """Strings: their lengths, the checksum of these, then the contents back to back."""
         data, count = content.tobytes(), math.prod(shape)
@@ -182,7 +185,7 @@ class Checkpoint:
             place += length
         return values.reshape(shape)
 
-    def _assembled(self, key: str, entry: Any) -> np.ndarray:
+    def _assembled(self, key: str, entry: BundleEntryProto) -> np.ndarray:
         """A partitioned variable, assembled from its parts."""
         shape = self._shape(entry, repr(key))
         dtype = decode_dtype(entry.dtype)

@@ -11,12 +11,15 @@ import dataclasses
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING
 
 from invert._errors import Problem
 from invert.protos.messages import parse
+
+if TYPE_CHECKING:
+    from invert.protos.types import AssetFileDef, MetaGraphDef
 
 _ASSETS = "saved_model_assets"
 _REMEDY = (
@@ -39,7 +42,7 @@ class Files:
     problems: list[Problem]
 
 
-def assets_of(meta: Any) -> Sequence[Any]:
+def assets_of(meta: MetaGraphDef) -> Iterable[AssetFileDef]:
     """The `AssetFileDef` messages of a `MetaGraphDef`, in old models from a collection.
 
     **Raises:** `MalformedModelError` if one of them is damaged.

@@ -21,7 +21,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from invert._errors import Problem
 from invert._private.tensorflow import tf_restored_class
@@ -31,6 +31,17 @@ from invert.protos.ops import op_def
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import import_tensorflow
+
+if TYPE_CHECKING:
+    from invert.protos.types import (
+        FunctionDef,
+        GraphDef,
+        Messages,
+        MetaGraphDef,
+        NodeDef,
+        SavedModel,
+        SavedUserObject,
+    )
 
 # Children of restored objects that the loader calls.
 _CALLED = frozenset(("_create_resource", "_initialize", "_destroy_resource"))
@@ -91,7 +102,7 @@ _MOST_DIGITS = 7
 _REMEDY = "Export the model without it."
 
 
-def load_problems(proto: Any) -> list[Problem]:
+def load_problems(proto: SavedModel) -> list[Problem]:
     """Problems: code that TensorFlow's loader would run and that is not known to be harmless."""
     found: dict[Problem, None] = {}
     # With several graphs, the loader ignores their objects.
@@ -123,7 +134,7 @@ def checkpoint_problems(prefix: str) -> list[Problem]:
     ]
 
 
-def sever(proto: Any) -> bool:
+def sever(proto: SavedModel) -> bool:
     """Keep TensorFlow from running unknown ops during shape inference.
 
     A placeholder with default is inserted before each such op with constant inputs: shape
@@ -153,7 +164,7 @@ def sever(proto: Any) -> bool:
     return changed
 
 
-def _import_problems(graph: Any) -> Iterator[Problem]:
+def _import_problems(graph: GraphDef) -> Iterator[Problem]:
     """Problems: ops that importing a `GraphDef` would run and `sever` cannot prevent."""
     for _, _, where, found in _computed(graph):
         for node in found:
@@ -161,7 +172,7 @@ def _import_problems(graph: Any) -> Iterator[Problem]:
                 yield _problem(node, where, _reason(node.op))
 
 
-def _computed(graph: Any) -> Iterator[tuple[Any, str, str, list[Any]]]:
+def _computed(graph: GraphDef) -> Iterator[tuple[Messages[NodeDef], str, str, list[NodeDef]]]:
     """The bodies of a graph, with the unknown ops in them that shape inference would run.
 
     **Returns:** the nodes, the suffix of an output after its node's name, the name of the body,
@@ -194,7 +205,7 @@ class _Check:
     - `objects`: whether the loader uses its objects, or the collections of version 1.
     """
 
-    def __init__(self, meta: Any, *, objects: bool):
+    def __init__(self, meta: MetaGraphDef, *, objects: bool):
         self.meta = meta
         self.objects = objects
         self.functions = {f.signature.name: f for f in meta.graph_def.library.function}
@@ -207,7 +218,7 @@ class _Check:
     def problems(self) -> Iterator[Problem]:
         calls: list[_Call] = []
         if self.objects:
-            found, calls = self._called()
+            found, calls = self._called_on_objects()
             yield from found
         else:
             nodes = {n.name: n for n in self.meta.graph_def.node}
@@ -236,7 +247,7 @@ class _Check:
                 pending += self._calls(node, inner, files)
         yield from self._too_much({name for name, _ in seen})
 
-    def _called(self) -> tuple[list[Problem], list[_Call]]:
+    def _called_on_objects(self) -> tuple[list[Problem], list[_Call]]:
         """Malformed objects, and the functions that loading calls on objects."""
         graph = self.meta.object_graph_def
         nodes = {n.name: n for n in self.meta.graph_def.node}
@@ -310,7 +321,9 @@ class _Check:
                 names.append(variable.initializer_name)
         return names
 
-    def _calls(self, node: Any, nodes: Mapping[str, Any], files: frozenset[str]) -> list[_Call]:
+    def _calls(
+        self, node: NodeDef, nodes: Mapping[str, NodeDef], files: frozenset[str]
+    ) -> list[_Call]:
         """The functions that a node refers to, with the arguments of a plain call."""
         given: frozenset[int] = frozenset()
         if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
@@ -318,7 +331,7 @@ class _Check:
             given = frozenset(i for i, text in enumerate(data) if _is_given(text, nodes, files))
         return [(name, given) for name in self._names(node)]
 
-    def _names(self, node: Any) -> list[str]:
+    def _names(self, node: NodeDef) -> list[str]:
         # The op of a node may be a function.
         names = [*_functions_of(node), node.op]
         for name in tuple(names):
@@ -327,7 +340,7 @@ class _Check:
         return names
 
     def _problems(
-        self, node: Any, nodes: Mapping[str, Any], files: frozenset[str], where: str
+        self, node: NodeDef, nodes: Mapping[str, NodeDef], files: frozenset[str], where: str
     ) -> Iterator[Problem]:
         if node.op in _READS:
             data = [text for text in node.input if not text.startswith("^")]
@@ -375,7 +388,7 @@ class _Check:
 _Call = tuple[str, frozenset[int]]
 
 
-def _is_container(user_object: Any) -> bool:
+def _is_container(user_object: SavedUserObject) -> bool:
     """Whether the children of an object are separate from its attributes."""
     version = user_object.version
     # For another version, TensorFlow creates a plain object.
@@ -383,7 +396,7 @@ def _is_container(user_object: Any) -> bool:
     return usual and user_object.identifier in _CONTAINERS
 
 
-def _problem(node: Any, where: str, reason: str) -> Problem:
+def _problem(node: NodeDef, where: str, reason: str) -> Problem:
     return Problem(
         f"tf.{node.op}",
         f"would run while TensorFlow loads the model, and {reason}",
@@ -431,7 +444,7 @@ def _settles(op: str) -> bool:
     return definition is None or definition.is_stateful or is_dataset
 
 
-def _is_constant(node: Any, nodes: Mapping[str, Any]) -> bool:
+def _is_constant(node: NodeDef, nodes: Mapping[str, NodeDef]) -> bool:
     """Whether a node depends only on constants that TensorFlow folds."""
     pending, seen = [node], {node.name}
     while pending:
@@ -461,8 +474,8 @@ def _tensor(text: str) -> str:
 
 
 def _ancestors(
-    nodes: Mapping[str, Any], roots: Sequence[str], fed: frozenset[str]
-) -> Iterator[Any]:
+    nodes: Mapping[str, NodeDef], roots: Sequence[str], fed: frozenset[str]
+) -> Iterator[NodeDef]:
     """`roots` and all nodes that they depend on by data or control edges."""
     pending = list(roots)
     seen: set[str] = set()
@@ -476,18 +489,18 @@ def _ancestors(
         pending += nodes[name].input
 
 
-def _functions_of(node: Any) -> list[str]:
+def _functions_of(node: NodeDef) -> list[str]:
     names = []
     for value in node.attr.values():
         names += [value.func.name, *(f.name for f in value.list.func)]
     return [name for name in names if name]
 
 
-def _implements(function: Any) -> bytes:
+def _implements(function: FunctionDef) -> bytes:
     return function.attr["api_implements"].s if "api_implements" in function.attr else b""
 
 
-def _is_given(text: str, nodes: Mapping[str, Any], files: frozenset[str]) -> bool:
+def _is_given(text: str, nodes: Mapping[str, NodeDef], files: frozenset[str]) -> bool:
     """Whether a value is the name of an asset, passed through identities only."""
     seen: set[str] = set()
     while _tensor(text) not in files:

@@ -12,14 +12,14 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError, nested_too_deep
-from invert.checkpoint.bundle import Slice
+from invert.checkpoint.bundle import Checkpoint, Slice
 from invert.frontends.folder import Files, assets_of
 from invert.frontends.graph_entry import check_count, function_entry
 from invert.frontends.graphdef import full
@@ -37,6 +37,9 @@ from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 
+if TYPE_CHECKING:
+    from invert.protos.types import MetaGraphDef, NodeDef, SignatureDef, TensorInfo, VariableDef
+
 _VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
 _ASSIGNS = frozenset(("Assign", "AssignVariableOp"))
 # Signatures that TensorFlow itself adds, for loading and training.
@@ -46,7 +49,7 @@ _TABLES = frozenset(("HashTable", "HashTableV2"))
 
 
 def readers(
-    meta: Any, library: Library, files: Files, directory: Path, config: Config
+    meta: MetaGraphDef, library: Library, files: Files, directory: Path, config: Config
 ) -> dict[str, Callable[[str, bool], EntryPoint]]:
     """A reader for each signature of a graph, by name.
 
@@ -89,7 +92,7 @@ def readers(
     return {n: read for n in sorted(meta.signature_def) if not n.startswith(_INTERNAL)}
 
 
-def _tables(meta: Any, library: Library, files: Files) -> dict[str, StoredTable]:
+def _tables(meta: MetaGraphDef, library: Library, files: Files) -> dict[str, StoredTable]:
     """The hash tables that loading fills from constants or assets, by node."""
     nodes = {n.name: n for n in library.graph.node}
     pending = [text for text in _started(meta) if text in nodes]
@@ -106,9 +109,7 @@ def _tables(meta: Any, library: Library, files: Files) -> dict[str, StoredTable]
         if file is not None:
             assets[asset.tensor_info.name.partition(":")[0]] = file
     # Only ops run on loading: lookups use the same handles.
-    run = types.SimpleNamespace(
-        node_def=[n for n in library.graph.node if n.name in seen or n.op == "Const"]
-    )
+    run = [n for n in library.graph.node if n.name in seen or n.op == "Const"]
     found: dict[str, StoredTable] = {}
     for name, node in nodes.items():
         if node.op in _TABLES and (filled := filled_by(run, {name}, assets)) is not None:
@@ -116,7 +117,7 @@ def _tables(meta: Any, library: Library, files: Files) -> dict[str, StoredTable]
     return found
 
 
-def _started(meta: Any) -> Iterator[str]:
+def _started(meta: MetaGraphDef) -> Iterator[str]:
     """The nodes that TensorFlow runs on loading."""
     if _INIT in meta.signature_def:
         yield from (t.name.partition(":")[0] for t in meta.signature_def[_INIT].outputs.values())
@@ -145,7 +146,7 @@ class _Signature:
     function_type: types.SimpleNamespace
 
     @classmethod
-    def of(cls, proto: Any, where: str) -> _Signature:
+    def of(cls, proto: SignatureDef, where: str) -> _Signature:
         kwargs: dict[str, TensorSpec] = {}
         inputs: list[str] = []
         for key in sorted(proto.inputs):
@@ -174,7 +175,7 @@ class _Signature:
         )
 
 
-def _tensors(info: Any, where: str) -> tuple[Any, list[tuple[str, int]]]:
+def _tensors(info: TensorInfo, where: str) -> tuple[Any, list[tuple[str, int]]]:
     """The type of a `TensorInfo`, and its tensors with their `DataType`."""
     kind = info.WhichOneof("encoding")
     if kind == "name" and info.name:
@@ -199,14 +200,14 @@ _INT64 = 9
 class _Variables:
     """The variables of a graph: names, values, and whether they are trained."""
 
-    def __init__(self, meta: Any, library: Library, files: Files, directory: Path):
+    def __init__(self, meta: MetaGraphDef, library: Library, files: Files, directory: Path):
         self._meta = meta
         self._nodes = {n.name: n for n in library.graph.node}
         self._files = files
         self._directory = directory
 
     @functools.cached_property
-    def _checkpoint(self) -> Any:
+    def _checkpoint(self) -> Checkpoint:
         return checkpoint_of(self._files, self._directory)
 
     @functools.cached_property
@@ -245,9 +246,9 @@ class _Variables:
         return value
 
     @functools.cached_property
-    def _defined(self) -> dict[str, Any]:
+    def _defined(self) -> dict[str, VariableDef]:
         """The `VariableDef` messages of the graph by node."""
-        found: dict[str, Any] = {}
+        found: dict[str, VariableDef] = {}
         for key in ("variables", "local_variables", "trainable_variables"):
             if key in self._meta.collection_def:
                 for data in self._meta.collection_def[key].bytes_list.value:
@@ -320,7 +321,7 @@ class _Variables:
             name, _, number = parse_tensor(node.input[0])
         return name, number
 
-    def _entry(self, node: Any, output: int) -> tuple[str, Slice | None]:
+    def _entry(self, node: NodeDef, output: int) -> tuple[str, Slice | None]:
         """The key and the part of one output of `RestoreV2`."""
         prefix = self._meta.saver_def.filename_tensor_name.partition(":")[0]
         if not node.input or self._behind(node.input[0])[0] != prefix:

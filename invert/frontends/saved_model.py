@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param, Trace
@@ -40,6 +40,9 @@ from invert.tf.gradients.saved import SavedGradients
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.state import Resource
+
+if TYPE_CHECKING:
+    from invert.protos.types import MetaGraphDef, SavedFunction, SavedModel
 
 # The name TensorFlow gives to unnamed variables.
 _GENERIC = re.compile(r"Variable(_\d+)?")
@@ -144,8 +147,8 @@ def entry_points(
 
 
 def _choose_graph(
-    proto: Any, directory: Path, tags: Sequence[str] | None
-) -> tuple[Any, bool, Files]:
+    proto: SavedModel, directory: Path, tags: Sequence[str] | None
+) -> tuple[MetaGraphDef, bool, Files]:
     """The `MetaGraphDef` with these tags, whether its objects are used, and the files of the model.
 
     **Raises:** as `entry_points`.
@@ -209,12 +212,14 @@ def _listing(points: Mapping[str, EntryPoint]) -> str:
 # -- the files
 
 
-def read_proto(directory: Path) -> Any:
+def read_proto(directory: Path) -> SavedModel:
     """The `SavedModel` message of a directory, whole."""
     return _read(directory, lambda name, file: (parse(name, file.read_bytes(), str(file)), None))[0]
 
 
-def _read(directory: Path, read: Callable[[str, Path], tuple[Any, T]]) -> tuple[Any, T]:
+def _read(
+    directory: Path, read: Callable[[str, Path], tuple[SavedModel, T]]
+) -> tuple[SavedModel, T]:
     """The result of `read` for the `SavedModel` file, which must hold a graph."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
@@ -236,7 +241,9 @@ def _read(directory: Path, read: Callable[[str, Path], tuple[Any, T]]) -> tuple[
     return proto, parts
 
 
-def choose_tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> list[str] | None:
+def choose_tags(
+    proto: SavedModel, directory: Path, wanted: Sequence[str] | None
+) -> list[str] | None:
     """Tag of the graph to load; `None` if there is only one."""
     choices = [sorted(m.meta_info_def.tags) for m in proto.meta_graphs]
     if wanted is not None:
@@ -254,7 +261,7 @@ def choose_tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> li
     )
 
 
-def asset_names(proto: Any) -> list[str]:
+def asset_names(proto: SavedModel) -> list[str]:
     """The files of a model in its folder `assets`, by the paths that it gives them."""
     return [a.filename for meta in proto.meta_graphs for a in assets_of(meta)]
 

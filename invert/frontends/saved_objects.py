@@ -11,7 +11,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from invert.protos.messages import parse
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
 from invert.tf.fallback.host import StoredTable
 from invert.tf.graph.library import Library
+
+if TYPE_CHECKING:
+    from invert.protos.types import MetaGraphDef
 
 # The key of the object graph in a checkpoint.
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -74,7 +77,7 @@ class SavedObjects:
     - `directory`: its path, for messages.
     """
 
-    def __init__(self, meta: Any, library: Library, files: Files, directory: Path):
+    def __init__(self, meta: MetaGraphDef, library: Library, files: Files, directory: Path):
         self.meta = meta
         self.library = library
         self.graph = meta.object_graph_def
@@ -302,7 +305,7 @@ class SavedObjects:
                 given[arg.name] = self.constant(i)
             elif kind == "asset":
                 given[arg.name] = self.asset(i)
-        return filled_by(proto, handles, given)
+        return filled_by(proto.node_def, handles, given)
 
     def asset(self, index: int) -> Path:
         """The file of an asset.

@@ -7,12 +7,15 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
+
+if TYPE_CHECKING:
+    from invert.protos.types import FunctionSpec, StructuredValue, TypeSpecProto
 
 # The types of `TypeSpecProto` (tensorflow/core/protobuf/struct.proto, TensorFlow 2.21).
 _SPARSE, _SLICES, _RAGGED, _VARIABLE = 1, 2, 3, 9
@@ -76,7 +79,7 @@ class Parameter:
     default: Any = None
 
 
-def decode(value: Any, depth: int = 0) -> Any:
+def decode(value: StructuredValue, depth: int = 0) -> Any:
     """A `StructuredValue` in plain containers, with the types of this file for those of tensors.
 
     **Raises:** `MalformedModelError`.
@@ -128,7 +131,7 @@ def _spec(shape: tuple[int | None, ...] | None, number: int, name: str = "") -> 
     return TensorSpec(shape, decode_dtype(number), type_name(number), name)
 
 
-def _type_spec(proto: Any, inner: Any) -> Any:
+def _type_spec(proto: TypeSpecProto, inner: Any) -> Any:
     """The type of a composite tensor, from the constructor arguments of its TensorFlow class."""
     kind, name = proto.type_spec_class, proto.type_spec_class_name or "type"
     state = inner(proto.type_state)
@@ -178,7 +181,7 @@ def sparse_spec(shape: tuple[int | None, ...] | None, number: int) -> CompositeS
     })  # fmt: skip
 
 
-def parameters_of(spec: Any) -> list[Parameter]:
+def parameters_of(spec: FunctionSpec) -> list[Parameter]:
     """The parameters of a Python function from its `FunctionSpec`, without `self`.
 
     **Raises:** `MalformedModelError`.
@@ -194,7 +197,7 @@ def parameters_of(spec: Any) -> list[Parameter]:
     if spec.is_method or args[:1] == ["self"]:
         args = args[1:]
     kinds = inspect.Parameter
-    constraints = list(decode(spec.input_signature) or ()) if _given(spec) else []
+    constraints = list(decode(spec.input_signature) or ()) if _has_input_signature(spec) else []
     kind = kinds.POSITIONAL_OR_KEYWORD
     if constraints and full.varargs:
         kind = kinds.POSITIONAL_ONLY
@@ -214,7 +217,7 @@ def parameters_of(spec: Any) -> list[Parameter]:
     return found
 
 
-def _given(spec: Any) -> bool:
+def _has_input_signature(spec: FunctionSpec) -> bool:
     return spec.HasField("input_signature") and bool(spec.input_signature.WhichOneof("kind"))
 
 
@@ -225,7 +228,7 @@ def _argument_name(name: str) -> str:
 
 
 def bound_parameters(
-    parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+    parameters: Sequence[Parameter], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Parameter]:
     """The parameters of a concrete function, one per argument.
 
@@ -259,7 +262,7 @@ def bound_parameters(
     return found
 
 
-def plain_parameters(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Parameter]:
+def plain_parameters(args: Sequence[object], kwargs: Mapping[str, object]) -> list[Parameter]:
     """The parameters of a concrete function without a Python function."""
     kinds = inspect.Parameter
     return [

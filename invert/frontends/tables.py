@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.tf.graph.check import parse_tensor
+
+if TYPE_CHECKING:
+    from invert.protos.types import Attributes, NodeDef
 
 _IMPORTS = frozenset(
     "InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2".split()
@@ -27,7 +30,7 @@ class Filled:
 
     pair: tuple[np.ndarray, np.ndarray] | None = None
     file: Path | None = None
-    attrs: Any = None
+    attrs: Attributes | None = None
 
     def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values.
@@ -43,7 +46,7 @@ class Filled:
             rows = self._rows()
             keys = self._column(rows, "key_index", key_type)
             values = self._column(rows, "value_index", value_type)
-        known: dict[Any, Any] = {}
+        known: dict[object, object] = {}
         for key, value in zip(keys.tolist(), values.tolist(), strict=True):
             if known.setdefault(key, value) != value:
                 raise MalformedModelError(f"a table has two values for the key {key!r}")
@@ -63,12 +66,14 @@ class Filled:
         rows = data.replace(b"\r", b"").split(b"\n")
         if rows[-1] == b"":
             rows.pop()
+        assert self.attrs is not None
         count = self.attrs["vocab_size"].i if "vocab_size" in self.attrs else -1
         if count > len(rows):
             raise MalformedModelError(f"{self.file} has {len(rows)} lines, fewer than {count}")
         return rows[:count] if count >= 0 else rows
 
     def _column(self, rows: list[bytes], which: str, kind: int) -> np.ndarray:
+        assert self.attrs is not None
         index = self.attrs[which].i
         if index == _LINE_NUMBER:
             offset = self.attrs["offset"].i if "offset" in self.attrs else 0
@@ -94,14 +99,16 @@ class Filled:
             ) from error
 
 
-def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Filled | None:
-    """How a `FunctionDef` fills the table passed as an argument; `None` if it does not.
+def filled_by(
+    run: Collection[NodeDef], handles: set[str], given: Mapping[str, Any]
+) -> Filled | None:
+    """How nodes fill the table passed as an argument; `None` if they do not.
 
     **Arguments:**
 
     - `given`: values of the other arguments: an array, or the file of an asset.
     """
-    nodes = {n.name: n for n in function.node_def}
+    nodes = {n.name: n for n in run}
 
     def source(text: str) -> str:
         """The name of a tensor's node, past identities."""
@@ -123,7 +130,7 @@ def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Fil
 
     users = [
         node
-        for node in function.node_def
+        for node in run
         if node.op != "Identity"
         and any(source(text) in handles for text in node.input if not text.startswith("^"))
     ]

@@ -263,7 +263,7 @@ def _from_callable(
     """Trace a Python callable at the types of the arguments, whatever pytrees they are in."""
     tf = import_tensorflow()
     layer, of_jax = is_layer(fn), _jax_signature(fn)
-    name = name or _called(fn)
+    name = name or _name_of_callable(fn)
     leaves, in_tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
     # To a JAX function a Python number is an array, to any other it is a static value.
     specs = [tensor_spec(x, scalars=of_jax is not None) for x in leaves]
@@ -306,7 +306,7 @@ def _from_callable(
     )
 
 
-def _called(fn: Any) -> str:
+def _name_of_callable(fn: Any) -> str:
     """The name of a callable."""
     if is_layer(fn):
         return str(fn.name)

@@ -124,14 +124,14 @@ def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
     kept = WhileParts(
         close_like(parts.cond, test),
         close_like(parts.body, body),
-        _kept(parts.cond_consts, tested[:n_cond]),
-        _kept(parts.body_consts, needed[:n_body]),
-        _kept(parts.init, live),
+        _selected(parts.cond_consts, tested[:n_cond]),
+        _selected(parts.body_consts, needed[:n_body]),
+        _selected(parts.init, live),
     )
-    return kept.put_into(eqn).replace(outvars=_kept(eqn.outvars, live))
+    return kept.put_into(eqn).replace(outvars=_selected(eqn.outvars, live))
 
 
-def _kept(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
+def _selected(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
     return [v for v, k in zip(values, keep, strict=True) if k]
 
 

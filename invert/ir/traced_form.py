@@ -336,20 +336,20 @@ def _with_axes_as_such(eqn: Eqn) -> Eqn:
     new = tuple(eqn.params["shape" if adds else "new_sizes"])
     if eqn.params.get("dimensions") is not None or eqn.params["sharding"] is not None:
         return eqn
-    if len(new) > len(old) > 0 and (kept := _kept(new, old)) is not None:
+    if len(new) > len(old) > 0 and (kept := _remaining_axes(new, old)) is not None:
         params = {"shape": new, "broadcast_dimensions": kept, "sharding": None}
         if adds and sorted(eqn.params["broadcast_dimensions"]) != list(
             eqn.params["broadcast_dimensions"]
         ):
             return eqn
         return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
-    if not adds and len(old) > len(new) and (kept := _kept(old, new)) is not None:
+    if not adds and len(old) > len(new) and (kept := _remaining_axes(old, new)) is not None:
         gone = tuple(i for i in range(len(old)) if i not in kept)
         return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": gone})
     return eqn
 
 
-def _kept(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...] | None:
+def _remaining_axes(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...] | None:
     """The axes of `more` that remain when axes of size one are removed to get `less`."""
     kept: list[int] = []
     rest = list(less)

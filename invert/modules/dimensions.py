@@ -48,7 +48,7 @@ def named_shapes(
             own = ("" if shared == "axes" else spec.name, axis)
             key = "batch" if axis == 0 and shared != "none" else own
             if key not in known:
-                wanted = _called(spec, axis)
+                wanted = _default_name(spec, axis)
                 if wanted in known.values():
                     wanted = f"{spec.name}_{wanted}"
                 known[key] = taken.new(identifier(wanted, "size"))
@@ -57,7 +57,7 @@ def named_shapes(
     return shapes
 
 
-def _called(spec: ArgSpec, axis: int) -> str:
+def _default_name(spec: ArgSpec, axis: int) -> str:
     """The default name of an open size: length of sequences, height and width of images."""
     if axis == 0:
         return "batch"

@@ -203,7 +203,7 @@ class Function:
         # Whether a program for several devices runs on those of the process if no mesh is set.
         self.first_devices = False
         self.home: Stage | None = None
-        self._called: Stage | None = None
+        self._last_called: Stage | None = None
         self._example: Sequence[Any] | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
         # With several functions on the same parameters, the first holds the text of all.
@@ -234,12 +234,12 @@ class Function:
     @property
     def called(self) -> Stage | None:
         """The program for all sizes, or at those of an example or of the first call."""
-        return self.home or self.whole() or self._called
+        return self.home or self.whole() or self._last_called
 
     @property
     def sized(self) -> Stage | None:
         """The program at the sizes of an example or of the first call; `None` without either."""
-        return self._called if self._example is None else self.stage(self._example)
+        return self._last_called if self._example is None else self.stage(self._example)
 
     @property
     def shown(self) -> Stage | None:
@@ -496,7 +496,7 @@ class Function:
         """
         flat, state, key = self.split(args, kwargs)
         stage = self.stage(flat, key)
-        self._called = self._called or stage
+        self._last_called = self._last_called or stage
         # The module holds the constants of the program it was built with; others hold their own.
         own = self.home is not None and stage.constants is self.home.constants
         held = constants if own else stage.constants

@@ -127,7 +127,7 @@ class _Level:
         self._sources = dict(given)
         for unit in _units(self.layered.found.looped(self.layer.steps)):
             if isinstance(unit, LayerCall):
-                number = self.add(self._called(unit))
+                number = self.add(self._layer_box(unit))
                 self.connect(set().union(*map(self.sources, unit.invars)), number)
                 self._sources |= {v: {number} for v in unit.outvars}
             else:
@@ -143,7 +143,7 @@ class _Level:
             sources = {number}
         self._sources |= dict.fromkeys(own, sources)
 
-    def _called(self, step: LayerCall) -> Box:
+    def _layer_box(self, step: LayerCall) -> Box:
         layer = step.layer
         layers = _listed(self.layer.steps, layer) if isinstance(step, Loop) else [layer]
         inner = _Level(layer, self.layered)

@@ -45,11 +45,11 @@ def chosen(
     **Raises:** `MeshError` if the mesh that is set, or that of the arguments, does not fit, or if
     there are too few devices.
     """
-    given = _given(values)
+    given = _callers_mesh(values)
     return {mesh: _one(mesh, manual, given, values, first) for mesh, manual in meshes.items()}
 
 
-def _given(values: Sequence[Value]) -> AnyMesh | None:
+def _callers_mesh(values: Sequence[Value]) -> AnyMesh | None:
     """The mesh set by the caller, or that of the arguments."""
     current = jax.sharding.get_abstract_mesh()
     if not current.empty:

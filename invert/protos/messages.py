@@ -19,10 +19,10 @@ _PACKAGE = "invert"
 _SCALARS = (
     "double float int64 uint64 int32 fixed64 fixed32 bool string bytes uint32 sint32 sint64"
 ).split()
-_Field = descriptor_pb2.FieldDescriptorProto
+_Proto = descriptor_pb2.FieldDescriptorProto
 
 
-class _Row(NamedTuple):
+class Field(NamedTuple):
     """One field of a message: `key` is the type of the keys of a map."""
 
     number: int
@@ -33,9 +33,9 @@ class _Row(NamedTuple):
     group: str
 
 
-def _rows() -> dict[str, list[_Row]]:
-    tables: dict[str, list[_Row]] = {}
-    rows: list[_Row] = []
+def fields() -> dict[str, list[Field]]:
+    tables: dict[str, list[Field]] = {}
+    rows: list[Field] = []
     for line in SCHEMA.splitlines():
         if line and not line.startswith(" "):
             rows = tables[line] = []
@@ -44,7 +44,7 @@ def _rows() -> dict[str, list[_Row]]:
             key, _, plain = kind.rpartition(":")
             repeated = plain.endswith("*")
             in_group = group[0].removeprefix("@") if group else ""
-            rows.append(_Row(int(number), name, plain.rstrip("*"), key, repeated, in_group))
+            rows.append(Field(int(number), name, plain.rstrip("*"), key, repeated, in_group))
     return tables
 
 
@@ -53,7 +53,7 @@ def _classes() -> Mapping[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(
         name="invert/tensorflow.proto", package=_PACKAGE, syntax="proto3"
     )
-    for name, rows in _rows().items():
+    for name, rows in fields().items():
         message = file.message_type.add(name=_flat(name))
         groups = list(dict.fromkeys(row.group for row in rows if row.group))
         for group in groups:
@@ -61,7 +61,7 @@ def _classes() -> Mapping[str, Any]:
         for row in rows:
             field = message.field.add(name=row.name, number=row.number)
             field.label = (
-                _Field.LABEL_REPEATED if row.repeated or row.key else _Field.LABEL_OPTIONAL
+                _Proto.LABEL_REPEATED if row.repeated or row.key else _Proto.LABEL_OPTIONAL
             )
             if row.group:
                 field.oneof_index = groups.index(row.group)
@@ -74,7 +74,7 @@ def _classes() -> Mapping[str, Any]:
             entry.options.map_entry = True
             for number, part, kind in ((1, "key", row.key), (2, "value", row.type)):
                 _set_type(entry.field.add(name=part, number=number, label=1), kind)
-            field.type = _Field.TYPE_MESSAGE
+            field.type = _Proto.TYPE_MESSAGE
             field.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -82,7 +82,7 @@ def _classes() -> Mapping[str, Any]:
         name: message_factory.GetMessageClass(
             pool.FindMessageTypeByName(f"{_PACKAGE}.{_flat(name)}")
         )
-        for name in _rows()
+        for name in fields()
     }
 
 
@@ -92,9 +92,9 @@ def _flat(name: str) -> str:
 
 def _set_type(field: Any, kind: str) -> None:
     if kind in _SCALARS:
-        field.type = getattr(_Field, f"TYPE_{kind.upper()}")
+        field.type = getattr(_Proto, f"TYPE_{kind.upper()}")
     else:
-        field.type = _Field.TYPE_MESSAGE
+        field.type = _Proto.TYPE_MESSAGE
         field.type_name = f".{_PACKAGE}.{_flat(kind)}"
 
 
@@ -156,7 +156,7 @@ def cut(name: str, data: Any, large: int, secret: bytes, cuts: list[Cut]) -> byt
 
     **Returns:** `None` if nothing is left out, or if the bytes are damaged.
     """
-    tables = {n: {r.number: r for r in rows} for n, rows in _rows().items()}
+    tables = {n: {r.number: r for r in rows} for n, rows in fields().items()}
 
     def walk(kind: str, start: int, end: int, program: bool) -> list[bytes] | None:
         parts: list[bytes] = []
@@ -220,7 +220,7 @@ class _FaultError(Exception):
 
 def _fault(name: str, data: bytes) -> str:
     """The first position at which bytes are not a valid message, in words."""
-    tables = {n: {r.number: r for r in rows} for n, rows in _rows().items()}
+    tables = {n: {r.number: r for r in rows} for n, rows in fields().items()}
 
     def walk(kind: str, start: int, end: int, path: str, depth: int) -> None:
         if depth > _DEEPEST:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from invert._errors import MalformedModelError
 from invert.ir.arrays import aligned
+
+if TYPE_CHECKING:
+    from invert.protos.types import TensorProto, TensorShapeProto
 
 
 class _Type(NamedTuple):
@@ -103,14 +106,14 @@ def type_name(enum: int) -> str:
     return _TYPES[enum].name if enum in _TYPES else f"type {enum}"
 
 
-def decode_shape(proto: Any) -> tuple[int | None, ...] | None:
+def decode_shape(proto: TensorShapeProto) -> tuple[int | None, ...] | None:
     """A `TensorShapeProto` as a tuple with `None` for open sizes; `None` for unknown rank."""
     if proto.unknown_rank:
         return None
     return tuple(None if d.size < 0 else int(d.size) for d in proto.dim)
 
 
-def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
+def decode_tensor(proto: TensorProto, location: str = "") -> np.ndarray:
     """A `TensorProto` as an array, with at most one lasting copy.
 
     A splat is a view of one value, however large.
@@ -146,7 +149,7 @@ def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
     return np.concatenate([values[:size], padding]).reshape(sizes)
 
 
-def _values(proto: Any, entry: _Type) -> np.ndarray:
+def _values(proto: TensorProto, entry: _Type) -> np.ndarray:
     field: Sequence[Any] | bytes = getattr(proto, entry.field)
     if entry.field == "string_val":
         values = np.empty(len(field), object)

@@ -444,7 +444,7 @@ def _candidates(eqn: Eqn, writer: Writer, has_literals: bool) -> Expressions:
                 yield from row(eqn, args, writer.program)
         if name not in ROWS:
             for module in ("jnp", "jax.scipy.special"):
-                if _lookup(module, name) and not _written(eqn):
+                if _lookup(module, name) and not _nondefault(eqn):
                     for args in both:
                         yield call(f"{module}.{name}", *args)
     for args in reversed(both):
@@ -471,7 +471,7 @@ def _lookup(module: str, name: str) -> Callable[..., Any] | None:
 _UNSET = {"accuracy", "out_dtype", "sharding", "out_sharding"}
 
 
-def _written(eqn: Eqn) -> dict[str, Any]:
+def _nondefault(eqn: Eqn) -> dict[str, Any]:
     """The parameters that differ from their defaults."""
     return {k: v for k, v in eqn.params.items() if not (k in _UNSET and v is None)}
 

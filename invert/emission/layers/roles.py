@@ -270,7 +270,7 @@ def _part(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
     product = _maker(graph, total, "dot_general") or _product_in(total, graph)
     factor = product.invars[0] if product is not None else None
     carried = factor is not None and factor not in graph.producers
-    side = "h" if factor is not None and carried and _kept(factor, graph) else "x"
+    side = "h" if factor is not None and carried and _is_updated(factor, graph) else "x"
     yield atom, f"{side}_{name}"
     yield total, f"{side}_gates"
 
@@ -282,7 +282,7 @@ def _product_in(total: Atom, graph: Graph) -> Eqn | None:
     return next(filter(None, made), None)
 
 
-def _kept(v: Atom, graph: Graph) -> bool:
+def _is_updated(v: Atom, graph: Graph) -> bool:
     """Whether a new value depends on a part of `v` itself, as a state does."""
     return any(e.primitive.name in ("mul", "select_n") for e in graph.users.get(v, ()))
 

@@ -71,7 +71,7 @@ def _at(x: Array, where: Array, fill: int = 0) -> Array:
     return jnp.asarray(x).at[where].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
 
 
-def _kept(keep: Array, indices: Array, values: Array) -> tuple[Array, Array]:
+def _masked(keep: Array, indices: Array, values: Array) -> tuple[Array, Array]:
     """The indices and values that a mask keeps, padded with -1 and 0."""
     where = places_of(keep)[:, 0]
     where = jnp.where(where < 0, np.int32(keep.shape[0]), where)
@@ -149,7 +149,7 @@ def _window(
     """The indices inside a box, relative to its corner, their values, and its shape."""
     moved = indices - np.asarray(start, _INT64)
     keep = jnp.all((moved >= 0) & (moved < np.asarray(sizes, _INT64)), -1)
-    return [*_kept(keep, moved, values), np.asarray(sizes, _INT64)]
+    return [*_masked(keep, moved, values), np.asarray(sizes, _INT64)]
 
 
 @_folding_rule("SparseSlice")
@@ -226,7 +226,7 @@ def _add(
         # XLA simplifies `abs(x) >= 0` to true, also for NaN.
         large = (lax.abs(total) >= array(threshold)) & (total == total)
         keep = (numbers < math.prod(shape)) & ((count < 2) | large)
-        places, total = _kept(keep, places, total)
+        places, total = _masked(keep, places, total)
     return [places, total, pack_dims(shape, _INT64)]
 
 

@@ -44,7 +44,7 @@ def _computation(ctx: Context, node: Node, name: str, types: Sequence[Aval]) -> 
     return program
 
 
-def _called(program: ClosedJaxpr) -> Callable[..., Any]:
+def _as_function(program: ClosedJaxpr) -> Callable[..., Any]:
     """A program on scalars in the form `lax.reduce` takes: a value or a tuple for each side."""
 
     def call(x: Value, y: Value) -> Value:
@@ -98,7 +98,7 @@ def _monoid(program: ClosedJaxpr) -> str | None:
 
 def _reducer(program: ClosedJaxpr) -> Callable[..., Any]:
     """The computation for `lax.reduce`: the function of a monoid if it is one."""
-    return _MONOIDS.get(_monoid(program) or "") or _called(program)
+    return _MONOIDS.get(_monoid(program) or "") or _as_function(program)
 
 
 def _reduce(
@@ -113,7 +113,7 @@ def _reduce(
     program = _computation(ctx, node, function, [*inputs, *inputs])
     if n == 1:
         return [lax.reduce(inputs[0], initial[0], _reducer(program), axes)]
-    return list(lax.reduce(tuple(inputs), tuple(initial), _called(program), axes))
+    return list(lax.reduce(tuple(inputs), tuple(initial), _as_function(program), axes))
 
 
 def _positions(value: Value) -> Array:
@@ -180,13 +180,13 @@ def _select_and_scatter(
     in_order = direction is not None and direction[1]
     return bind_select_and_scatter(
         operand,
-        _called(selects),
+        _as_function(selects),
         window_dimensions,
         window_strides,
         tuple(zip(padding[::2], padding[1::2], strict=True)),
         source,
         init_value,
-        _called(scatters),
+        _as_function(scatters),
         direction[0].upper() if direction is not None and adds and in_order else None,
     )
 

@@ -85,7 +85,7 @@ class _Program:
         self._inner: dict[tuple[int, int], _Program] = {}
         self._consts = dict(zip(self.jaxpr.constvars, consts_of(closed), strict=True))
         self._facts: dict[Any, Facts] = {}
-        self._outer: dict[Any, tuple[_Program, Any]] = {}
+        self._enclosing: dict[Any, tuple[_Program, Any]] = {}
         self._sums: dict[Any, _Sums] = {}
         for var, value in zip(self.jaxpr.invars, known, strict=outer is None):
             fact = Fact.of(value) if isinstance(value, Sum) else None
@@ -94,7 +94,7 @@ class _Program:
                 self._sums[var] = value
         if outer is not None:
             program, operands = outer
-            self._outer = {
+            self._enclosing = {
                 v: (program, a) for v, a in zip(self.jaxpr.invars, operands, strict=True)
             }
             self.finite = program.finite
@@ -120,8 +120,8 @@ class _Program:
         """The atom that defines another, with its program, across calls and known branches."""
         if isinstance(atom, Literal):
             return self, atom
-        if atom in self._outer:
-            program, operand = self._outer[atom]
+        if atom in self._enclosing:
+            program, operand = self._enclosing[atom]
             return program.source(operand)
         eqn = self.producers.get(atom)
         if eqn is None:

@@ -198,7 +198,7 @@ class _Loop:
         self._lines: list[Sum | None] | None = None
         self._changed = False
         self._growth: dict[int | Resource, int] = {}
-        self.staged = TracedBranch(self._step, [type_of(x) for x in self.leaves])
+        self.traced = TracedBranch(self._step, [type_of(x) for x in self.leaves])
 
     def _entry(self, place: int | Resource) -> Hashable:
         return key_of(form_of(self._value(place)))
@@ -290,7 +290,7 @@ class _Loop:
         if (line is not None and line.step <= 0) or (
             line is None
             and growth == 0
-            and trip_count.largest(self.staged.closed, lines, leaf, 0) is None
+            and trip_count.largest(self.traced.closed, lines, leaf, 0) is None
         ):
             return old.capacity or 0
         count, _ = (None, ()) if steps.bound is not None else self._open_count(self._test())
@@ -301,7 +301,7 @@ class _Loop:
                 return old.size + growth * count
         if steps.bound is None or not isinstance(old.size, int):
             raise self._no_bound()
-        bound = trip_count.largest(self.staged.closed, lines, leaf, steps.bound)
+        bound = trip_count.largest(self.traced.closed, lines, leaf, steps.bound)
         return bound if bound is not None else old.size + growth * steps.bound
 
     def _problem(self, reason: str, remedy: str) -> UnsupportedOpError:
@@ -315,7 +315,7 @@ class _Loop:
         """The inductions of the leaves of the last trace."""
         if self._lines is None:
             starts = [None if is_open(s) else s for s in self._starts]
-            self._lines = trip_count.lines(self.staged.closed, starts)
+            self._lines = trip_count.lines(self.traced.closed, starts)
         return self._lines
 
     def _test(self) -> TracedBranch:
@@ -335,7 +335,7 @@ class _Loop:
         return trip_count.count(
             test.closed,
             self.lines(),
-            self.staged.closed,
+            self.traced.closed,
             self._starts,
             lambda value, finite: fact_of(value, known, finite=finite),
         )
@@ -373,7 +373,7 @@ class _Loop:
                 final = self._bounded(steps.bound, test)
             else:
                 final = lax.while_loop(
-                    lambda c: test.flat(c)[0], self.staged.flat, list(self.leaves)
+                    lambda c: test.flat(c)[0], self.traced.flat, list(self.leaves)
                 )
         new = dict(zip(self.forms, map(_counted_out, self.rebuild(final)), strict=True))
         for place, value in new.items():
@@ -398,7 +398,7 @@ class _Loop:
 
     def _open_count(self, test: TracedBranch) -> tuple[DimSize | None, Sequence[Sum | None]]:
         """The trip count if it is an open size, with the inductions of the leaves."""
-        lines = trip_count.lines(self.staged.closed, self._starts)
+        lines = trip_count.lines(self.traced.closed, self._starts)
         return trip_count.open_count(test.closed, lines, lambda v, finite: fact_of(v)), lines
 
     def _counted(self, count: DimSize, lines: Sequence[Sum | None]) -> list[Value]:
@@ -408,7 +408,7 @@ class _Loop:
         """
         carried = sorted(
             (i for i, line in enumerate(lines) if line is None),
-            key=trip_count.written(self.staged.closed).__contains__,
+            key=trip_count.written(self.traced.closed).__contains__,
         )
         types = [type_of(x).dtype for x in self.leaves]
 
@@ -419,7 +419,7 @@ class _Loop:
                 of[i] if line is None else _on_line(line, k, types[i])
                 for i, line in enumerate(lines)
             ]
-            out = self.staged.flat(leaves)
+            out = self.traced.flat(leaves)
             return [lax.add(k, np.int32(1)), *(out[i] for i in carried)]
 
         init = [np.int32(0), *(self.leaves[i] for i in carried)]
@@ -443,7 +443,7 @@ class _Loop:
         """Final integers as sums of their initial values, for the enclosing loop."""
         ends: Sequence[trip_count.FinalValue | None] = [None] * len(final)
         if any(line is None and s is None for line, s in zip(lines, self._starts, strict=True)):
-            ends = trip_count.ends(self.staged.closed, count)
+            ends = trip_count.ends(self.traced.closed, count)
         out = []
         for i, (value, line, end) in enumerate(zip(final, lines, ends, strict=True)):
             if line is not None or end is None:
@@ -463,7 +463,7 @@ class _Loop:
         def step(carry: Sequence[Value]) -> list[Value]:
             k, *leaves = carry
             more = test.flat(leaves)[0]
-            out = lax.cond(more, lambda: self.staged.flat(leaves), lambda: leaves)
+            out = lax.cond(more, lambda: self.traced.flat(leaves), lambda: leaves)
             return [lax.add(k, np.int32(1)), *out]
 
         init = [np.int32(0), *self.leaves]

@@ -27,7 +27,7 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
         # Attributes with an underscore are hints: devices, shapes and classes of other nodes.
         if not name.startswith("_"):
             proto.attr[name].CopyFrom(node.attrs[name])
-    library = _called(ctx.graph.library, proto)
+    library = _callees(ctx.graph.library, proto)
     # Serialized maps have no fixed order, and the bytes are a cache key.
     return (
         proto.SerializeToString(deterministic=True),
@@ -41,7 +41,7 @@ def _references(node: Any) -> list[Any]:
     return [f for v in values for f in (v.func, *v.list.func) if f.name]
 
 
-def _called(library: Any, node: Any) -> Any | None:
+def _callees(library: Any, node: Any) -> Any | None:
     """The functions that a node calls, renamed by content; `None` if it calls none.
 
     TensorFlow's function names are global to the process, and two models may share a name. The

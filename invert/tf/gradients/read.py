@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from invert.ir.gradient_marker import Gradient
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import Node, import_tensorflow
+
+if TYPE_CHECKING:
+    from invert.protos.types import NodeDef
 
 # Source of a captured value: argument number, (node name, output number), or a constant.
 Capture = int | tuple[str, int] | np.ndarray
@@ -228,12 +231,12 @@ def _placeholder(handle: Any, graph: Any) -> Any | None:
     return None
 
 
-def holds_module(nodes: Sequence[Any]) -> bool:
+def holds_module(nodes: Sequence[NodeDef]) -> bool:
     """Whether the gradient is that of a JAX function."""
     return any(node.op == "XlaCallModule" for node in nodes)
 
 
-def holds_gradients(nodes: Sequence[Any]) -> bool:
+def holds_gradients(nodes: Sequence[NodeDef]) -> bool:
     """Whether ops of the gradient have custom gradients in turn."""
     return any("_gradient_op_type" in node.attr for node in nodes)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -27,6 +27,9 @@ from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import types_of
 from invert.tf.ops.node import Node
 
+if TYPE_CHECKING:
+    from invert.protos.types import NodeDef, SavedObjectGraph, StructuredValue
+
 
 class SavedGradients:
     """The gradient functions of a model.
@@ -37,7 +40,7 @@ class SavedGradients:
     - `objects`: the `SavedObjectGraph`, which lists the captures of functions.
     """
 
-    def __init__(self, library: Library, objects: Any):
+    def __init__(self, library: Library, objects: SavedObjectGraph):
         self._library = library
         self._objects = objects
         self._by_op = {
@@ -142,7 +145,7 @@ class SavedGradients:
             return None
         return len(signature.input_arg) - len(bound) + bound.index(index)
 
-    def _nodes(self, function: str) -> Iterator[Any]:
+    def _nodes(self, function: str) -> Iterator[NodeDef]:
         """The nodes of a function and of those it calls."""
         seen, pending = {function}, [function]
         while pending:
@@ -172,7 +175,7 @@ def _leaves(value: Value) -> Iterator[Any]:
         yield value
 
 
-def _specs(signature: Any) -> Iterator[Sequence[int | None] | None]:
+def _specs(signature: StructuredValue) -> Iterator[Sequence[int | None] | None]:
     """The shapes of the tensors among the arguments of a function."""
     for leaf in _leaves(signature):
         if leaf.WhichOneof("kind") == "tensor_spec_value":

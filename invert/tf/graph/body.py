@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert.tf.graph.check import parse_tensor
 from invert.tf.ops.node import CALLS, FRAMES_REMEDY, Body, Node
+
+if TYPE_CHECKING:
+    from invert.protos.types import FunctionDef, FunctionDefLibrary, NodeDef, OpDef
 
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]
@@ -20,7 +23,9 @@ Offset = Callable[[Node, str], int]
 _PREFERS = "api_preferred_device"
 
 
-def function_body(function: Any, nodes: Iterable[Any], offset: Offset, is_effect: IsEffect) -> Body:
+def function_body(
+    function: FunctionDef, nodes: Iterable[NodeDef], offset: Offset, is_effect: IsEffect
+) -> Body:
     """The body of a `FunctionDef` proto with these nodes; see `make_body`."""
     return make_body(
         function.signature.name,
@@ -34,7 +39,7 @@ def function_body(function: Any, nodes: Iterable[Any], offset: Offset, is_effect
 
 
 def output_offset(
-    node: Node, output: str, definition: Any | None, functions: Mapping[str, Any]
+    node: Node, output: str, definition: OpDef | None, functions: Mapping[str, FunctionDef]
 ) -> int:
     """Index of the first tensor of a named output; a `FunctionDef` names outputs by it.
 
@@ -63,7 +68,7 @@ def output_offset(
 
 def make_body(
     name: str,
-    protos: Iterable[Any],
+    protos: Iterable[NodeDef],
     args: Sequence[str],
     outputs: Sequence[str],
     control_outputs: Sequence[str],
@@ -164,7 +169,7 @@ def _loop(node: Node, name: str) -> Problem:
     )
 
 
-def implementations(library: Any) -> dict[str, str]:
+def implementations(library: FunctionDefLibrary) -> dict[str, str]:
     """The CPU implementations of library functions that have one.
 
     Functions with equal `api_implements` are interchangeable; TensorFlow calls the one whose
@@ -173,10 +178,10 @@ def implementations(library: Any) -> dict[str, str]:
     draw different numbers on each kind of device.
     """
 
-    def text(function: Any, name: str) -> bytes:
+    def text(function: FunctionDef, name: str) -> bytes:
         return function.attr[name].s if name in function.attr else b""
 
-    def types(function: Any) -> tuple[Any, ...]:
+    def types(function: FunctionDef) -> tuple[Any, ...]:
         # The key includes the types, since the forward and backward parts share their attributes.
         signature = function.signature
         inputs = tuple(a.type for a in signature.input_arg)

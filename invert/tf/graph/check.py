@@ -9,11 +9,14 @@ Nodes of unknown ops are skipped, since those are reported elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from invert._errors import MalformedModelError, Problem
 from invert.protos.tensors import REFERENCE, type_name
 from invert.tf.ops.definition import Run, add_defaults, attribute_problems, fits, type_at, types_of
+
+if TYPE_CHECKING:
+    from invert.protos.types import NodeDef, OpDef
 
 # Further problems are only counted.
 _SHOWN = 20
@@ -43,14 +46,14 @@ def parse_tensor(text: str) -> tuple[str, str, int]:
 
 
 def checked(
-    nodes: Iterable[Any],
+    nodes: Iterable[NodeDef],
     args: Mapping[str, int],
     outputs: Sequence[tuple[str, int]],
     *,
-    op_def: Callable[[str], Any],
-    signatures: Mapping[str, Any],
+    op_def: Callable[[str], OpDef | None],
+    signatures: Mapping[str, OpDef],
     function: str = "",
-) -> list[Any]:
+) -> list[NodeDef]:
     """The `NodeDef` protos of a graph or function, with omitted attributes filled in.
 
     **Arguments:**
@@ -84,8 +87,8 @@ class _Checked:
         self,
         args: Mapping[str, int],
         function: str,
-        op_def: Callable[[str], Any],
-        signatures: Mapping[str, Any],
+        op_def: Callable[[str], OpDef | None],
+        signatures: Mapping[str, OpDef],
     ):
         self.problems: list[Problem] = []
         self._where = f" of function {function!r}" if function else ""
@@ -98,10 +101,10 @@ class _Checked:
         }
         self._seen: set[str] = set()
 
-    def _report(self, node: Any, reason: str) -> None:
+    def _report(self, node: NodeDef, reason: str) -> None:
         self.problems.append(Problem(f"tf.{node.op}", reason, f"node {node.name!r}{self._where}"))
 
-    def add(self, node: Any) -> Any:
+    def add(self, node: NodeDef) -> NodeDef:
         """The node with all its attributes; reports problems with them."""
         if node.name in self._seen:
             self._report(node, "has the name of another node")
@@ -124,7 +127,7 @@ class _Checked:
         self._outputs[node.name] = {"": [run for runs in named.values() for run in runs], **named}
         return node
 
-    def _call_problems(self, node: Any) -> list[str]:
+    def _call_problems(self, node: NodeDef) -> list[str]:
         """Type mismatches between a node and the functions that it calls."""
         found = []
         op = node.op.removeprefix("Stateless").removeprefix("Stateful")
@@ -143,7 +146,7 @@ class _Checked:
                     found.append(f"calls {function.name!r} for results it does not give")
         return found
 
-    def check_inputs(self, node: Any) -> None:
+    def check_inputs(self, node: NodeDef) -> None:
         """Report missing inputs and inputs of the wrong type."""
         if node.name in self._args:
             return
@@ -177,7 +180,7 @@ class _Checked:
                 reason = f"{text!r} is {_name(kind)}, but the signature says {_name(wanted)}"
                 self.problems.append(Problem("result", reason, self._where.strip()))
 
-    def _type(self, node: Any, text: str) -> int | None:
+    def _type(self, node: NodeDef | None, text: str) -> int | None:
         """The type of a referenced tensor; `None` if unknown."""
         reason = "which the graph does not have"
         try:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from invert._errors import MalformedModelError
 from invert.protos.messages import message
 from invert.tf.graph.check import parse_tensor
+
+if TYPE_CHECKING:
+    from invert.protos.types import AttrValue, NodeDef
 
 Tensor = tuple[str, int]  # node and number of the output; -1 for a control edge
 
@@ -34,19 +37,19 @@ class Made:
     """
 
     args: tuple[str, ...]
-    nodes: tuple[Any, ...]
+    nodes: tuple[NodeDef, ...]
     outputs: tuple[str, ...]
     controls: tuple[str, ...]
 
 
-def holds_frames(nodes: Iterable[Any]) -> bool:
+def holds_frames(nodes: Iterable[NodeDef]) -> bool:
     """Whether any `NodeDef` proto is TensorFlow 1 control flow."""
     return any(n.op in (*_ENTERS, *_SWITCHES) for n in nodes)
 
 
 def functionalize(
-    nodes: Iterable[Any], prefix: str, roots: Iterable[str], fed: Iterable[str]
-) -> tuple[list[Any], dict[str, Made]]:
+    nodes: Iterable[NodeDef], prefix: str, roots: Iterable[str], fed: Iterable[str]
+) -> tuple[list[NodeDef], dict[str, Made]]:
     """Turn TensorFlow 1 control flow into functions; return nodes and functions.
 
     **Arguments:**
@@ -85,7 +88,7 @@ def _text(tensor: Tensor) -> str:
     return f"^{name}" if port < 0 else f"{name}:{port}"
 
 
-def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[Any]:
+def _needed(nodes: Sequence[NodeDef], roots: Iterable[str], fed: set[str]) -> list[NodeDef]:
     """The nodes that the roots depend on. Fed nodes have no inputs."""
     by_name = {n.name: n for n in nodes}
     found: dict[str, None] = {}
@@ -101,13 +104,13 @@ def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[A
     for name in found:
         node = by_name[name]
         if name in fed and node.input:
-            node = type(node)(name=name, op="Placeholder")
+            node = message("NodeDef")(name=name, op="Placeholder")
         kept.append(node)
     return kept
 
 
 class _Rewriter:
-    def __init__(self, nodes: Sequence[Any], prefix: str, args: Iterable[str]):
+    def __init__(self, nodes: Sequence[NodeDef], prefix: str, args: Iterable[str]):
         make = message("NodeDef")
         self.nodes = {a: make(name=a, op="Placeholder") for a in args}
         self.nodes.update((n.name, n) for n in nodes)
@@ -419,7 +422,7 @@ class _Rewriter:
 
         `waits`: control edges to further nodes that have to run.
         """
-        members: dict[str, Any] = {}
+        members: dict[str, NodeDef] = {}
         waits = [t for t in waits if self.nodes[t[0]].op not in _CONTROL]
         pending = [*waits, *(r for r in results if r not in renamed)]
         while pending:
@@ -459,7 +462,7 @@ class _Rewriter:
         op: str,
         inputs: Sequence[Tensor],
         *,
-        attr: Any = None,
+        attr: Mapping[str, AttrValue] | None = None,
         functions: Mapping[str, str] | None = None,
     ) -> None:
         node = message("NodeDef")(name=name, op=op)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from invert.ir.arrays import KnownBytes
@@ -12,6 +12,9 @@ from invert.protos.file_parts import NO_PARTS, FileParts
 from invert.protos.messages import message, own
 from invert.tf.graph.body import implementations
 from invert.tf.graph.calls import with_calls
+
+if TYPE_CHECKING:
+    from invert.protos.types import FunctionDef, FunctionDefLibrary, GraphDef, OpDef
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,15 +30,15 @@ class Library:
     - `known_bytes`: large constants of its programs, held weakly.
     """
 
-    graph: Any
-    functions: Mapping[str, Any]
-    signatures: Mapping[str, Any]
+    graph: GraphDef
+    functions: Mapping[str, FunctionDef]
+    signatures: Mapping[str, OpDef]
     selected: Mapping[str, str]
     parts: FileParts = NO_PARTS
     known_bytes: KnownBytes = dataclasses.field(default_factory=WeakValueDictionary)
 
     @classmethod
-    def of(cls, graph_def: Any, parts: FileParts = NO_PARTS) -> Library:
+    def of(cls, graph_def: object, parts: FileParts = NO_PARTS) -> Library:
         """The library of a `GraphDef`, whichever message classes it uses."""
         if isinstance(graph_def, Library):
             return graph_def
@@ -45,7 +48,7 @@ class Library:
         return cls(graph, functions, signatures, implementations(graph.library), parts)
 
     @property
-    def proto(self) -> Any:
+    def proto(self) -> FunctionDefLibrary:
         """The `FunctionDefLibrary`."""
         return self.graph.library
 

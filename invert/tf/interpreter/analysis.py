@@ -154,9 +154,9 @@ class Analysis:
                 continue
             inputs = tuple(is_known(source) for source in node.inputs)
             sources = [origins[i] for i, _ in node.inputs]
-            called = self._called(node, inputs)
+            called = self._facts_of_callees(node, inputs)
             size += sum(facts.size for facts in called)
-            writes |= self._written(node, sources, called)
+            writes |= self._handles_written(node, sources, called)
             known[index] = self._results(node, inputs, called)
             if node.op in _MAKES_VARIABLES:
                 origins[index] = frozenset([variable_name(node)])
@@ -168,7 +168,7 @@ class Analysis:
         self._facts[key] = _Facts(size, frozenset(writes), results)
         return self._facts[key]
 
-    def _called(self, node: Node, inputs: tuple[bool, ...]) -> list[_Facts]:
+    def _facts_of_callees(self, node: Node, inputs: tuple[bool, ...]) -> list[_Facts]:
         """The facts of the functions that a node calls."""
         # XlaCallModule reports its functions itself; the rest are calls and control flow.
         functions = attr_functions(node) if node.op != "XlaCallModule" else ()
@@ -178,7 +178,7 @@ class Analysis:
         # The operands of branches and loops are traced.
         return [self._visit(body, (False,) * len(body.args)) for body in bodies]
 
-    def _written(
+    def _handles_written(
         self, node: Node, sources: Sequence[frozenset[Origin]], called: Sequence[_Facts]
     ) -> set[Origin]:
         if node.op in PASSED:

@@ -25,6 +25,7 @@ from invert.tf.ops.definition import options
 from invert.tf.ops.node import Body, Node, attr_functions
 
 if TYPE_CHECKING:
+    from invert.protos.types import AttrValue, FunctionDef, NodeDef, OpDef
     from invert.stablehlo.program import Program
 
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
@@ -51,13 +52,13 @@ class Graph:
 
     def __init__(
         self,
-        graph: Any,
+        graph: object,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
         *,
         function: str = "",
         config: Config,
-        op_def: Callable[[str], Any],
+        op_def: Callable[[str], OpDef | None],
         control_outputs: Sequence[str] = (),
         source_line: Callable[[str], str] = lambda name: "",
         read_gradient: ReadGradient | None = None,
@@ -80,7 +81,7 @@ class Graph:
         self._known_bytes: KnownBytes = self.shared.known_bytes
         self.mesh: AbstractMesh | None = None
         self._effects: dict[str, bool] = {}
-        self._options: dict[str, Mapping[str, Any]] = {}
+        self._options: dict[str, Mapping[str, AttrValue | None]] = {}
         self.notes: dict[str, None] = {}  # lines for the report
         self._made: dict[str, Made] = {}
         if function:
@@ -113,7 +114,7 @@ class Graph:
 
     def derived(
         self,
-        graph: Any,
+        graph: object,
         read_gradient: ReadGradient | None,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
@@ -143,7 +144,7 @@ class Graph:
             self._constants[node] = decode_tensor(node.attr("value"), node.location)
         return self._constants[node]
 
-    def options(self, op: str) -> Mapping[str, Any]:
+    def options(self, op: str) -> Mapping[str, AttrValue | None]:
         """The attributes that affect what an op computes, with their defaults as protos."""
         if op not in self._options:
             definition = self.op_def(op)
@@ -259,7 +260,7 @@ class Graph:
             and proto.attr["_XlaMustCompile"].b
         )
 
-    def _checked(self, proto: Any) -> list[Any]:
+    def _checked(self, proto: FunctionDef) -> list[NodeDef]:
         """The nodes of a library function."""
         signature = proto.signature
         return checked(
@@ -271,7 +272,7 @@ class Graph:
             function=signature.name,
         )
 
-    def _with_control_flow(self, proto: Any, nodes: Sequence[Any]) -> Body | None:
+    def _with_control_flow(self, proto: FunctionDef, nodes: Sequence[NodeDef]) -> Body | None:
         """The body of a library function with TensorFlow 1 control flow; otherwise `None`."""
         if not holds_frames(nodes):
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import type_at, types_of
 from invert.tf.ops.node import CALLS, Body, Node, attr_functions
+
+if TYPE_CHECKING:
+    from invert.protos.types import OpDef
 
 _STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
 _RESOURCE, _VARIANT = 20, 21  # DT_RESOURCE, DT_VARIANT
@@ -248,7 +251,7 @@ class _Front:
         node = self._body.nodes[index]
         if index in self._arguments:
             return _STRING if self._arguments[index][1].kind == "O" else 0
-        definition = self._graph.op_def(node.op)
+        definition = self._definition(node)
         if definition is None:
             return 0
         return type_at(types_of(definition.output_arg, node.attrs), number) or 0
@@ -295,11 +298,16 @@ class _Front:
                     pending.append(j)
         return found
 
+    def _definition(self, node: Node) -> OpDef:
+        definition = self._graph.op_def(node.op)
+        assert definition is not None, f"{node.op} is an op of TensorFlow"
+        return definition
+
     def _keys(self, node: Node) -> list[str]:
         """The names of the results of an op that parses examples."""
         kinds = {"sparse": 0, "ragged": 0, "dense": 0}
         names: dict[str, list[str]] = {k: [] for k in kinds}
-        definition = self._graph.op_def(node.op)
+        definition = self._definition(node)
         at = 0
         for arg in definition.input_arg:
             if arg.type_list_attr:
@@ -351,7 +359,7 @@ class _Front:
         batch = () if node.op == "ParseSingleExample" else self._shape(*node.inputs[0])
         batch = (None,) if batch is None else batch
         at = number
-        for arg in self._graph.op_def(node.op).output_arg:
+        for arg in self._definition(node).output_arg:
             count = sum(n for n, _ in types_of([arg], node.attrs))
             if at < count:
                 if arg.name == "dense_values":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,6 +12,9 @@ from invert.ir.sizes import DimSize
 from invert.ir.types import Value
 from invert.protos.tensors import REFERENCE, decode_dtype, decode_shape, is_type, type_name
 from invert.tf.ops.node import PASSED, Node
+
+if TYPE_CHECKING:
+    from invert.protos.types import Attributes, AttrValue, NodeDef, OpDef
 
 # A run of tensors of one type: their number and `DataType`.
 Run = tuple[int, int]
@@ -31,7 +34,7 @@ _FIELDS = {
 _LATER = "placeholder"
 
 
-def types_of(args: Iterable[Any], attrs: Mapping[str, Any]) -> Iterator[Run]:
+def types_of(args: Iterable[OpDef.ArgDef], attrs: Attributes) -> Iterator[Run]:
     """The types of the inputs or outputs of a node, given as `OpDef.ArgDef` protos."""
     for arg in args:
         if arg.type_list_attr:
@@ -59,7 +62,7 @@ def fits(given: int, wanted: int) -> bool:
     return not given or not wanted or given == wanted or given - REFERENCE == wanted
 
 
-def add_defaults(node: Any, definition: Any) -> None:
+def add_defaults(node: NodeDef, definition: OpDef) -> None:
     """Add omitted attributes, with their defaults, to a `NodeDef` proto.
 
     It changes the node in place: a copy would hold the constants of its program twice.
@@ -69,7 +72,7 @@ def add_defaults(node: Any, definition: Any) -> None:
             node.attr[attr.name].CopyFrom(attr.default_value)
 
 
-def attribute_problems(attrs: Mapping[str, Any], definition: Any) -> Iterator[str]:
+def attribute_problems(attrs: Attributes, definition: OpDef) -> Iterator[str]:
     """Problems with the attributes of a node."""
     for spec in definition.attr:
         if spec.name not in attrs:
@@ -78,7 +81,7 @@ def attribute_problems(attrs: Mapping[str, Any], definition: Any) -> Iterator[st
             yield f"has an attribute {spec.name!r} that {reason}"
 
 
-def _problem(value: Any, spec: Any) -> str | None:
+def _problem(value: AttrValue, spec: OpDef.AttrDef) -> str | None:
     kind = value.WhichOneof("value")
     if kind == _LATER:
         return "is not known before the function is called"
@@ -101,7 +104,7 @@ def _problem(value: Any, spec: Any) -> str | None:
     return next((r for i in items if (r := _wrong_item(plain, i, spec)) is not None), None)
 
 
-def _wrong_item(kind: str, item: Any, spec: Any) -> str | None:
+def _wrong_item(kind: str, item: Any, spec: OpDef.AttrDef) -> str | None:
     if kind == "type" and not is_type(item):
         return f"is {item}, which is not a type of values"
     if kind == "shape" and any(d.size < -1 for d in item.dim):
@@ -113,7 +116,7 @@ def _wrong_item(kind: str, item: Any, spec: Any) -> str | None:
     return None
 
 
-def options(definition: Any) -> dict[str, Any]:
+def options(definition: OpDef) -> dict[str, AttrValue | None]:
     """The attributes that affect what an op computes, with their defaults as protos.
 
     Those that only give types or numbers of its inputs and results are left out.
@@ -126,9 +129,7 @@ def options(definition: Any) -> dict[str, Any]:
     }
 
 
-def result_problem(
-    attrs: Mapping[str, Any], definition: Any, results: Sequence[Value]
-) -> str | None:
+def result_problem(attrs: Attributes, definition: OpDef, results: Sequence[Value]) -> str | None:
     """How results differ from the definition of the op; `None` if they do not.
 
     Handles and lists have no type here; rewritten nodes may omit attributes with types.

@@ -7,13 +7,16 @@ import dataclasses
 import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from invert._errors import InvertError, MissingDependencyError, Problem, UnsupportedOpError
 from invert.protos.tensors import decode_dtype, decode_shape
+
+if TYPE_CHECKING:
+    from invert.protos.types import Attributes, AttrValue
 
 
 def import_tensorflow() -> ModuleType:
@@ -61,7 +64,7 @@ class Node:
 
     __slots__ = ("attrs", "control", "inputs", "message", "name", "op", "read", "where")
 
-    def __init__(self, op: str, name: str, attrs: Any, where: str = ""):
+    def __init__(self, op: str, name: str, attrs: Attributes, where: str = ""):
         self.op = op
         self.name = name
         self.attrs = attrs
@@ -104,7 +107,7 @@ class Body:
     order: tuple[int, ...]
 
 
-def decode_attr(value: Any) -> Any:
+def decode_attr(value: AttrValue) -> Any:
     """An `AttrValue` proto as a Python value: a dtype as `np.dtype`, a function as its name."""
     kind = value.WhichOneof("value")
     if kind is None:

@@ -166,7 +166,7 @@ class _Reader:
     """
 
     def __init__(self, given: Sequence[Given] = (), finite: bool = False):
-        self._given, self._finite = given, finite
+        self._assumed, self._finite = given, finite
         # Values are kept alive, so that their ids stay unique.
         self._seen: dict[int, tuple[Any, Facts]] = {}
 
@@ -179,7 +179,7 @@ class _Reader:
 
     def _read(self, value: Value, depth: int) -> Facts:
         found: Facts | None = None
-        for given in self._given:
+        for given in self._assumed:
             if value in given:
                 fact = given.of(value)
                 return named(value, [fact] if fact is not None else None, id(value), self._finite)
