@@ -563,6 +563,8 @@ _CALLED = (
     ("tensordot", "Linear", "EinsumDense"),
     ("einsum", "Linear", "EinsumDense"),
     ("rsqrt", "Norm", "Norm"),
+    (".at[x].get(", "Embedding", "Embedding"),
+    ("jnp.take(self.", "Embedding", "Embedding"),
 )
 
 

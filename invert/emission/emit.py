@@ -39,6 +39,7 @@ from invert.emission.initial import Starts, is_keras
 from invert.emission.layers import blocks, cells, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.given_sizes import give_sizes
+from invert.emission.layers.positions import give_positions
 from invert.emission.layers.state import thread
 from invert.emission.layers.tree import Node
 from invert.emission.page import page_of
@@ -51,6 +52,7 @@ from invert.ir.avals import type_of_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.jaxprs import map_jaxprs
+from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.reversed_loops import unreversed
 from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint
@@ -220,12 +222,24 @@ def emit_methods(
 def _as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program in the form of source text.
 
-    Sums of cotangents use `+`, operations with neutral numbers are dropped, and loops over reversed
-    arrays run in reverse."""
-    eqns = [
-        e.replace(primitive=lax.add_p) if e.primitive.name == "add_any" else e for e in jaxpr.eqns
-    ]
-    return unreversed(_without_neutral(jaxpr.replace(eqns=eqns)))
+    Sums of cotangents use `+`, arrays of one number are numbers, operations with neutral numbers
+    are dropped, and loops over reversed arrays run in reverse."""
+    eqns = [_known(e) for e in jaxpr.eqns]
+    return unreversed(_without_neutral(with_narrow_operands(jaxpr.replace(eqns=eqns))))
+
+
+def _known(eqn: Eqn) -> Eqn:
+    """An equation by the primitive that `jax.numpy` has for it."""
+    if eqn.primitive.name == "add_any":
+        return eqn.replace(primitive=lax.add_p)
+    if eqn.primitive.name != "tile":
+        return eqn
+    (x,), (out,) = eqn.invars, eqn.outvars
+    old, new = x.aval.shape, out.aval.shape
+    if any(m not in (1, n) for m, n in zip(old, new, strict=True)):
+        return eqn
+    params = {"shape": new, "broadcast_dimensions": tuple(range(len(new))), "sharding": None}
+    return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
 
 
 def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:
@@ -351,7 +365,9 @@ class _Variant:
     ) -> tuple[dict[str, Program], File, dict[str, cut.Layer], lists.Lists]:
         """The programs, the file for them, their layers, and the lists among these."""
         programs = {
-            name: self._parameters(name, Program.of(_tidy(r.program)))
+            name: self._parameters(
+                name, Program.of(_tidy(r.program, len(r.constants) + len(r.entry.params)))
+            )
             for name, r in self.recovered.items()
         }
         program = together(list(programs.values()))
@@ -363,10 +379,11 @@ class _Variant:
             for root in roots.values():
                 blocks.group(root, self.paths)
         for root in roots.values():
+            give_positions(root)
             give_sizes(root, program.shape)
         if self.styles & STYLES:
             self._restyle(roots, program)
-        found = lists.Lists()
+        found = lists.Lists(lambda layer: layer_tree.called(layer, self.paths))
         if self.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))
@@ -683,12 +700,20 @@ def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
     return [[by_id[i] for i in (last, *g.covered)] for last, g in groups.items()]
 
 
-def _tidy(program: Jaxpr) -> Jaxpr:
-    """The program as written: each layer computes a value once."""
+def _tidy(program: Jaxpr, held: int) -> Jaxpr:
+    """The program as written: each layer computes a value once.
+
+    Its first `held` arguments are constants and parameters.
+    """
+    parameters = set(program.invars[:held])
+    using = (e for e in program.eqns if any(is_var(a) and a in parameters for a in e.invars))
+    scopes = {s[:n] for s in map(names_of, using) for n in range(len(s) + 1)}
 
     def within(eqn: Eqn) -> Hashable:
-        # A number in an array is cheap, and more readable at its use.
-        return names_of(eqn) if any(map(is_var, eqn.invars)) else id(eqn)
+        if not any(map(is_var, eqn.invars)):
+            return id(eqn)  # a number in an array is cheap, and more readable at its use
+        path = names_of(eqn)
+        return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
     merged = traced_form.merged(traced_form.strong(program), within=within)
     return map_jaxprs(merged, with_size_values)

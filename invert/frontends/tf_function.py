@@ -26,6 +26,7 @@ from invert._private.tensorflow import (
     tf_concrete_functions,
     tf_variable_dtype,
 )
+from invert.frontends import closures
 from invert.frontends.graph_entry import check_count, function_entry, unique
 from invert.frontends.keras_model import input_specs, is_layer, tracing
 from invert.frontends.signature import (
@@ -56,6 +57,7 @@ class Variables:
     - `names`: their names.
     - `trainable`: whether they are trained, if it differs from TensorFlow's flag; `None`: the
         container does not say.
+    - `held`: names of unnamed variables, from where the function holds them.
     - `keep`: keeps the variables alive, so that no `id` is reused.
     """
 
@@ -63,6 +65,7 @@ class Variables:
     trainable: Mapping[int, bool | None] = dataclasses.field(default_factory=dict)
     values: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
     keep: list[Any] = dataclasses.field(default_factory=list)
+    held: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def param(self, variable: Any, taken: set[str]) -> Param:
         """The `Param` of `variable` with a name that is not in `taken`."""
@@ -71,6 +74,8 @@ class Variables:
             self.values[key] = values_of(variable)
             self.keep.append(variable)
         name = self.names.get(key) or variable.name.partition(":")[0]
+        if name == closures.UNNAMED:
+            name = self.held.get(key, name)
         made = bool(variable.trainable)
         flag = self.trainable.get(key, made)
         said = made if flag is None else flag
@@ -147,12 +152,13 @@ def entry_point(
             f"expected a tf.function, a ConcreteFunction or the result of jax2tf.convert, got "
             f"{type(tf_fn).__name__}"
         )
-    original = _jax_signature(getattr(tf_fn, "python_function", None))
+    function = getattr(tf_fn, "python_function", None)
+    original = _jax_signature(function)
     signature = read_signature(concrete, original, owner)
     order, out_tree = read_outputs(concrete)
     return _build(
-        concrete, signature, order, out_tree, config, name or _name_of(tf_fn), variables, source,
-        strict=strict,
+        concrete, signature, order, out_tree, config, name or _name_of(tf_fn),
+        variables or Variables(held=closures.held_names(function)), source, strict=strict,
     )  # fmt: skip
 
 

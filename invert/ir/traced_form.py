@@ -43,6 +43,7 @@ from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
+from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.normal_form import equal_key
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
@@ -105,17 +106,21 @@ def strong(closed: J) -> J:
     adds or removes axes of size one becomes a broadcast or a squeeze.
     """
     simple = map_jaxprs(closed, lambda jaxpr: _composed(_with_bounds(unwrapped(jaxpr))))
-    return map_jaxprs(map_jaxprs(canonicalize(simple), _strengthened), _with_narrow_counters)
+    typed = map_jaxprs(canonicalize(simple), _strengthened)
+    return map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
+
+
+_NUMBERED = frozenset(("_uniform", "_var", "_std"))
 
 
 def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
-    """Convert the bounds of random draws to the dtype of the draw.
+    """Convert the scalars of some calls to the dtype of their results.
 
-    With x64, JAX passes the default bounds as doubles, which the draw converts.
+    Such are the bounds of random draws and the degrees of freedom of a variance.
     """
 
     def typed(eqn: Eqn) -> Eqn:
-        drawn = eqn.primitive.name == "jit" and eqn.params["name"] == "_uniform"
+        drawn = eqn.primitive.name == "jit" and eqn.params["name"] in _NUMBERED
         bounds = eqn.invars[1:]
         out = eqn.outvars[0].aval if drawn else None
         if out is None or all(a.aval.dtype == out.dtype for a in bounds):
@@ -128,7 +133,10 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
         eqns = list(inner.eqns)
         for old, new in zip(inner.invars[1:], variables, strict=True):
             users = [e for e in eqns if any(a is old for a in e.invars)]
-            if any(e.primitive.name != "convert_element_type" for e in users):
+            if any(
+                e.primitive.name != "convert_element_type" or e.outvars[0].aval.dtype != out.dtype
+                for e in users
+            ):
                 return eqn
             names |= {e.outvars[0]: new for e in users}
             eqns = [e for e in eqns if e not in users]
@@ -155,9 +163,9 @@ def plain(closed: J) -> J:
                 names[y] = names.get(x, x) if isinstance(x, Var) else _typed(x)
             else:
                 eqns.append(_typed_operands(eqn))
-        jaxpr = _composed(rename(jaxpr.replace(eqns=eqns), names))
+        jaxpr = _narrow(rename(jaxpr.replace(eqns=eqns), names))
         sliced = with_slices(jaxpr)
-        return with_size_values(jaxpr if sliced is jaxpr else dce(sliced))
+        return _with_narrow_counters(with_size_values(jaxpr if sliced is jaxpr else dce(sliced)))
 
     return map_jaxprs(closed, one)
 
@@ -227,7 +235,11 @@ def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
 def _is_wrapper(eqn: Eqn) -> bool:
     if eqn.primitive.name != "jit" or eqn.params["name"] not in _WRAPPERS:
         return False
-    return not consts_of(eqn.params["jaxpr"]) and not open_jaxpr(eqn.params["jaxpr"]).constvars
+    body = open_jaxpr(eqn.params["jaxpr"])
+    if not body.constvars:
+        return not consts_of(eqn.params["jaxpr"])
+    used = {a for e in body.eqns for a in e.invars if is_var(a)} | set(filter(is_var, body.outvars))
+    return used.isdisjoint(body.constvars)
 
 
 def _is_number(eqn: Eqn) -> bool:
@@ -277,6 +289,11 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
     )
     used = {a for e in eqns for a in e.invars if is_var(a)} | set(filter(is_var, jaxpr.outvars))
     return jaxpr.replace(eqns=[e for e in eqns if id(e) not in passed or e.outvars[0] in used])
+
+
+def _narrow(jaxpr: Jaxpr) -> Jaxpr:
+    """As `_composed`, with operands as narrow as they may be."""
+    return _composed(with_narrow_operands(_composed(jaxpr)))
 
 
 def _moves_axes(eqn: Eqn) -> bool:
@@ -430,7 +447,9 @@ def _counts(eqn: Eqn) -> bool:
     """Whether an equation produces 64-bit indices into a small array."""
     if eqn.primitive is not lax.iota_p or eqn.params["dtype"] != np.int64:
         return False
-    return all(isinstance(n, int) and n <= _FEW for n in eqn.params["shape"])
+    shape = eqn.params["shape"]
+    # An array that is n long along two axes has n * n elements, so an open n is small.
+    return all(n <= _FEW if isinstance(n, int) else shape.count(n) > 1 for n in shape)
 
 
 def _shifts(eqn: Eqn, wide: Set[Atom]) -> bool:

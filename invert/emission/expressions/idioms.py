@@ -267,6 +267,16 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     mask, other, x = eqn.invars
     choices = [[a for a in (_repeated(graph, v), v) if a is not None] for v in (mask, x, other)]
+    added = _added_axes(graph, mask)
+    if added and is_var(choices[0][0]):  # `mask[..., None]`, of which there is no smaller form
+        index = syntax.tuple_of([ast.Constant(...), *[number(None)] * added])
+        for atoms in itertools.product(choices[0][:1], *choices[1:]):
+            variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
+            args = [_operand(a, variables, writer) for a in atoms[1:]]
+            if None not in args:
+                wide = syntax.item(_x(0), index)
+                chosen = call("jnp.where", wide, *filter(None, args))
+                yield Proposal(chosen, variables, PLAIN, "blank")
     for atoms in itertools.product(*choices):
         if isinstance(atoms[0], Literal) or all(isinstance(a, Literal) for a in atoms[1:]):
             continue
@@ -274,6 +284,16 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         args = [_operand(a, variables, writer) for a in atoms]
         if None not in args:
             yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, "blank")
+
+
+def _added_axes(graph: Graph, atom: Atom) -> int:
+    """How many axes a broadcast adds behind all others, if it adds no others."""
+    eqn = _producer(graph, atom, "broadcast_in_dim")
+    if eqn is None or not (rank := len(eqn.invars[0].aval.shape)):
+        return 0
+    dims, shape = eqn.params["broadcast_dimensions"], eqn.params["shape"]
+    same = tuple(dims) == tuple(range(rank)) and shape[:rank] == eqn.invars[0].aval.shape
+    return len(shape) - rank if same else 0
 
 
 def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -303,6 +323,71 @@ def _operand(atom: Atom, variables: Sequence[Var], writer: Writer) -> ast.expr |
     if isinstance(atom, Var):
         return _x(variables.index(atom))
     return literals.of_literal(atom, plain=True)
+
+
+def _attention(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jax.nn.dot_product_attention`, whose last equation is one on axes."""
+    product = _through(graph, eqn.invars[0], kinds.LAYOUT, "dot_general")
+    if product is None:
+        return
+    for weights, values in (product.invars, product.invars[::-1]):
+        scores = _through(graph, weights, _OF_WEIGHTS, "dot_general")
+        if scores is None:
+            continue
+        value = _of_rank(graph, values, 4)
+        sides = [_of_rank(graph, a, 4) for a in scores.invars]
+        for query, key in (sides, sides[::-1]):
+            operands = [a for a in (query, key, value) if a is not None]
+            if len(operands) == 3 and len(set(operands)) == 3:
+                for keywords in ({}, {"is_causal": number(True)}):
+                    attention = call(
+                        "jax.nn.dot_product_attention", _x(0), _x(1), _x(2), **keywords
+                    )
+                    yield Proposal(attention, operands, "attention")
+
+
+# What is between the scores and the weights of attention.
+_OF_WEIGHTS = kinds.LAYOUT | {"div", "exp", "sub", "select_n", "mul", "convert_element_type", "jit"}
+
+
+def _through(graph: Graph, atom: Atom, names: Set[str], wanted: str) -> Eqn | None:
+    """The equation of a primitive from which a value comes through others."""
+    pending, steps = [atom], 0
+    while pending and steps < 32:
+        steps += 1
+        eqn = _producer(graph, pending.pop())
+        if eqn is not None and eqn.primitive.name == wanted:
+            return eqn
+        if eqn is not None and eqn.primitive.name in names:
+            pending += eqn.invars
+    return None
+
+
+def _of_rank(graph: Graph, atom: Atom, rank: int) -> Var | None:
+    """What a value is another form of, with this many axes."""
+    for _ in range(4):
+        if is_var(atom) and len(atom.aval.shape) == rank:
+            return atom
+        eqn = _producer(graph, atom, *kinds.LAYOUT)
+        if eqn is None:
+            return None
+        atom = eqn.invars[0]
+    return None
+
+
+def _repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.repeat(x, 2, axis=1)`: the elements along an axis several times each."""
+    wide = _producer(graph, eqn.invars[0], "broadcast_in_dim")
+    if wide is None or not is_var(wide.invars[0]):
+        return
+    x, shape = wide.invars[0], wide.params["shape"]
+    added = [i for i in range(len(shape)) if i not in wide.params["broadcast_dimensions"]]
+    if len(added) == 1 and added[0] > 0 and isinstance(shape[added[0]], int):
+        times, axis = number(int(shape[added[0]])), axis_of(added, len(shape))
+        if len(x.aval.shape) > 1:
+            axis = axis_of([added[0] - 1], len(x.aval.shape))
+        keywords = {} if axis is None or len(x.aval.shape) == 1 else {"axis": axis}
+        yield Proposal(call("jnp.repeat", _x(), times, **keywords), (x,), "repeated")
 
 
 _MODES = {
@@ -361,8 +446,9 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             ("ne", "!="),
         )
     },
-    "squeeze": (_item,),
-    "transpose": (_einsum,),
+    "squeeze": (_attention, _item),
+    "reshape": (_attention, _repeat),
+    "transpose": (_attention, _einsum),
 }
 
 

@@ -52,7 +52,9 @@ def broadcast(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressio
             last = len(leading) - 1
             while last and isinstance(leading[last - 1], ast.Constant):
                 last -= 1
-            if all(isinstance(p, ast.Slice) for p in leading[:last]) and last > 1:
+            # Places along a single axis are `i[:, None]`, as tables of them are read.
+            least = 0 if jnp.issubdtype(operand.aval.dtype, jnp.inexact) else 1
+            if all(isinstance(p, ast.Slice) for p in leading[:last]) and last > least:
                 yield item(args[0], _index([ast.Constant(...), *leading[last:]]))
         yield item(args[0], _index(leading))
     yield call("jnp.broadcast_to", args[0], literals.shape(shape))

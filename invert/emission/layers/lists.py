@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.stack import Stacker
@@ -58,12 +59,17 @@ class Unrolled(LayerCall):
 class Lists:
     """The lists in a tree of layers.
 
+    **Arguments:**
+
+    - `called`: what a layer is called; by default its scope.
+
     **Attributes:**
 
     - `loops`: the call of a whole list, by the call of its first layer.
     - `covered`: the calls that loops replace, and the equations that make their parts.
     """
 
+    called: Callable[[Layer], str] = operator.attrgetter("name")
     loops: dict[LayerCall, LayerCall] = dataclasses.field(default_factory=dict)
     covered: set[Eqn] = dataclasses.field(default_factory=set)
 
@@ -133,7 +139,7 @@ class Lists:
 
     def find(self, layer: Layer, stacker: Stacker) -> None:
         """Finds the lists in a layer and in the layers inside it."""
-        names = [s.layer.name for s in layer.steps if isinstance(s, LayerCall)]
+        names = {s: self.called(s.layer) for s in layer.steps if isinstance(s, LayerCall)}
         for run in stacker.runs(layer):
             first, last = run.calls[0], run.calls[-1]
             if len(run.carried) != 1 or len(first.layer.outputs) != 1:
@@ -156,7 +162,7 @@ class Lists:
             if isinstance(step, LayerCall):
                 self.find(step.layer, stacker)
 
-    def _mixed(self, layer: Layer, names: Sequence[str]) -> None:
+    def _mixed(self, layer: Layer, names: Mapping[LayerCall, str]) -> None:
         """Lists of different blocks, each of which takes the result of the previous one."""
         blocks: dict[str, list[LayerCall]] = collections.defaultdict(list)
         for call in layer.steps:
@@ -221,21 +227,21 @@ def _form(eqn: Eqn) -> tuple[str, str]:
     return eqn.primitive.name, str(eqn.params)
 
 
-def _consecutive(calls: Sequence[LayerCall], names: Sequence[str]) -> bool:
+def _consecutive(calls: Sequence[LayerCall], names: Mapping[LayerCall, str]) -> bool:
     """Whether layers are named `block_0`, `block_1`, ..., and no other layer of their level is.
 
-    Keras appends a second number to the names of scopes.
+    Keras appends a second number to the names of scopes, and begins with `block`, `block_1`.
     """
     for k in (1, 2):
-        parts = [p for c in calls if (p := _numbers(c.layer.name, k)) is not None]
+        parts = [_numbers(names[c], k) for c in calls]
         stems, numbers = {p[0] for p in parts}, [p[1] for p in parts]
-        others = [p for n in names if (p := _numbers(n, k)) is not None and p[0] in stems]
-        if len(stems) == 1 and len(others) == len(calls):
+        others = [n for n in names.values() if _numbers(n, k)[0] in stems]
+        if len(stems) == 1 and len(others) == len(calls) and numbers[-1]:
             return numbers == list(range(numbers[0], numbers[0] + len(calls)))
     return False
 
 
-def _numbers(name: str, k: int) -> tuple[str, int] | None:
-    """The parts of a name around its last number, or the last but one."""
+def _numbers(name: str, k: int) -> tuple[str, int]:
+    """The parts of a name around its last number, or the last but one; `block` is `block_0`."""
     found = re.fullmatch(r"(.*[A-Za-z])_?(\d+)" + r"(?:_\d+)" * (k - 1), name)
-    return None if found is None else (found[1], int(found[2]))
+    return (name, 0) if found is None else (found[1], int(found[2]))

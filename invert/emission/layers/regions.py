@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from invert._private.jax import names_of, with_names
 from invert.emission.layers.cut import Path, common_prefix
+from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
@@ -109,7 +110,7 @@ class _Regions:
                 continue
             if any(not _under(self.places[i], path) for i in region if self.places[i]):
                 continue
-            region = self._before(region, path)
+            region = self._scaled(self._before(region, path), path)
             if _numbered(path):
                 region = self._after(region, path)
             regions[path] = region
@@ -177,6 +178,29 @@ class _Regions:
             if parted or sum(bool(self._inside(v, rest)) for v in made) <= ended:
                 whole = rest
         return whole
+
+    def _scaled(self, region: set[int], path: Path) -> set[int]:
+        """Adds what a normalization without a mean begins and ends with: `x * f(mean(x * x))`."""
+        outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
+        if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
+            return region
+        (last,) = self.users[outs[0]]
+        start = [a for a in self._inputs(last) if a is not outs[0]]
+        product = self.eqns[last].primitive.name == "mul"
+        if not product or len(start) != 1 or not self._free(last, region, path):
+            return region
+        whole = region | {last}
+        while True:
+            inputs = {a for i in whole for a in self._inputs(i)} - {start[0]}
+            before = {self.producers.get(a, -1) for a in inputs} - whole
+            if not before:
+                break
+            i = max(before)
+            if i < 0 or not self._free(i, whole, path) or self._leaves(i, whole):
+                return region
+            whole.add(i)
+        reduced = any(self.eqns[i].primitive.name in kinds.REDUCTIONS for i in whole)
+        return whole if reduced else region
 
     def _inside(self, atom: Atom, region: Collection[int]) -> set[int]:
         return {j for j in self.users.get(atom, ()) if j in region}

@@ -62,6 +62,10 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         if variance is not None and (mean := _mean_of_squares(graph, variance)):
             yield variance, mean
             yield from _squares(graph, variance)
+        elif variance is not None and (difference := _difference(graph, variance)) is not None:
+            yield inside.outvars[0], "var"
+            yield difference.outvars[0], "var"
+            yield difference.invars[1], "square_of_mean"
     (out,) = eqn.outvars
     products = [u for u in _users(graph, out, "mul") if _of_one_axis(u, graph)]
     scale = products[0].outvars[0] if len(products) == 1 else None
@@ -90,6 +94,19 @@ def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     if not square or any(a is not square.invars[0] for a in square.invars):
         return ""
     return "var" if _maker(graph, square.invars[0], "sub") is not None else "mean_square"
+
+
+def _difference(graph: Graph, atom: Atom) -> Eqn | None:
+    """The mean of squares less the square of the mean, of which a variance is the positive part."""
+    eqn = _maker(graph, _source(graph, atom), "max", "sub")
+    if eqn is not None and eqn.primitive.name == "max":
+        arrays = [a for a in eqn.invars if is_var(a)]
+        eqn = _maker(graph, arrays[0], "sub") if len(arrays) == 1 else None
+    if eqn is None or _mean_of_squares(graph, eqn.invars[0]) != "mean_square":
+        return None
+    square = _maker(graph, eqn.invars[1], "square", "integer_pow", "mul")
+    mean = square and _maker(graph, _source(graph, square.invars[0]), "div")
+    return eqn if mean else None
 
 
 def _squares(graph: Graph, variance: Atom) -> Iterator[tuple[Atom, str]]:

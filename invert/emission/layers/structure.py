@@ -188,7 +188,7 @@ class _Leaves:
 
     def _before(self, eqn: Eqn, known: Sequence[Atom]) -> _Leaf | None:
         """The leaf whose result is the operand of an equation, directly."""
-        adds = eqn.primitive.name in ("add", "add_any", "sub")
+        adds = eqn.primitive.name in ("add", "add_any")  # a mean is subtracted
         for atom in eqn.invars:
             if not is_var(atom) or atom in known:
                 continue

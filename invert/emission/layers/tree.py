@@ -202,7 +202,7 @@ class _Building:
             inner = [c.layer for c in calls(layer.steps)]
             for one, other in zip(earlier, inner, strict=True):
                 other.same = one
-        fields = self._fields(layer, node)
+        fields = self._fields(layer, node, inside=bool(path))
         for step in calls(layer.steps):
             if step.layer.same is not None:
                 first = self.at[step.layer.same]
@@ -218,8 +218,8 @@ class _Building:
                 self.tree.names[step.layer] = ".".join(where)
                 self.build(step.layer, child, (*path, *where))
 
-    def _fields(self, layer: Layer, node: Node) -> dict[Layer, str]:
-        """The preferred names of the fields of the layers in a layer."""
+    def _fields(self, layer: Layer, node: Node, *, inside: bool) -> dict[Layer, str]:
+        """The preferred names of the fields of the layers in a layer, outermost or `inside`."""
         inner = [c.layer for c in calls(layer.steps) if c.layer.same is None and not c.layer.listed]
         wanted = {x: x.field or plain_name(called(x, self.paths)) for x in inner}
         if not self.counted:
@@ -233,10 +233,14 @@ class _Building:
             else:
                 alike.setdefault(found[1], []).append((int(found[2]), x))
         for name, members in alike.items():
+            bare = [x for x, called in wanted.items() if called == name]
+            if inside and bare:  # the first layer of all is `dense`, and the next `dense_1`
+                members += [(0, x) for x in bare]
+                others -= {name}
             first = min(number for number, _ in members)
             if len(members) == 1 and name not in others:
                 wanted[members[0][1]] = name
-            elif len(members) > 1 and name not in others and first > 1:
+            elif len(members) > 1 and name not in others and first != 1:
                 wanted |= {x: f"{name}_{number - first + 1}" for number, x in members}
         return wanted
 

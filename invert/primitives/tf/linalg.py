@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.tf.diagonals import tril
 from invert.primitives.tf.matmul import adjoint, transpose
 from invert.primitives.tf.window import is_half
 from invert.tf.interpreter.registry import Array, rule
@@ -45,7 +46,7 @@ def cholesky(x: Array) -> Array:
 @cholesky.defjvp
 def _cholesky_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
-    whole = jnp.tril(x) + adjoint(jnp.tril(x, -1))
+    whole = tril(x) + adjoint(tril(x, -1))
     half = np.asarray(0.5, x.dtype)
     return jax.jvp(
         lambda a: lax.linalg.cholesky(a, symmetrize_input=False),
@@ -59,7 +60,7 @@ rule("Cholesky", "BatchCholesky")(_in_single(lambda x: cholesky(x)))
 
 @rule("CholeskyGrad", "BatchCholeskyGrad")
 def _cholesky_grad(l: Array, grad: Array) -> Array:  # noqa: E741
-    middle = jnp.tril(jnp.matmul(transpose(l), jnp.tril(grad)))
+    middle = tril(jnp.matmul(transpose(l), tril(grad)))
     diagonal = lax.eq(*(lax.broadcasted_iota(np.int32, l.shape, l.ndim - d) for d in (2, 1)))
     middle = lax.select(diagonal, middle * np.asarray(0.5, l.dtype), middle)
     left = lax.linalg.triangular_solve(l, middle, left_side=True, lower=True, transpose_a=True)
@@ -88,7 +89,7 @@ def _svd(x: Array, *, compute_uv: bool, full_matrices: bool) -> list[Array]:
 @_in_single
 def _eigh(x: Array, *, compute_v: bool) -> list[Array]:
     # TensorFlow reads only the lower triangle, so its gradient is in the lower triangle too.
-    x = lax.add(jnp.tril(x), adjoint(jnp.tril(x, -1)))
+    x = lax.add(tril(x), adjoint(tril(x, -1)))
     v, w = lax.linalg.eigh(x, lower=True, symmetrize_input=False)
     return [
         lax.convert_element_type(w, x.dtype),
